@@ -1,0 +1,1 @@
+"""One file per question; peers side by side; results kept as data."""

@@ -1,0 +1,1 @@
+"""bigmodel: run, serve and train models that do not fit their GPU."""

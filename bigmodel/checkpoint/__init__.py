@@ -1,0 +1,1 @@
+"""Checkpoint: safetensors on disk to tensors and back, in place."""

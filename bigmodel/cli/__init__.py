@@ -1,0 +1,1 @@
+"""The `bigmodel` command, one file per subcommand."""

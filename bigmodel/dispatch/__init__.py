@@ -1,0 +1,1 @@
+"""Dispatch: makes a planned model run."""

@@ -1,0 +1,1 @@
+"""Launch: configuration files and process launch."""

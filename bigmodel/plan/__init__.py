@@ -1,0 +1,1 @@
+"""Plan: numbers in, plan out. No tensor is touched in this room."""

@@ -1,0 +1,1 @@
+"""Profile: what a model needs and what a machine gives, before any weight is read."""

@@ -1,0 +1,1 @@
+"""Train: the Accelerator and everything it prepares."""
