@@ -1,1 +1,50 @@
 """Devices: what a device is, what it holds, and how bytes reach it."""
+
+from __future__ import annotations
+
+from . import virtual
+from .budgets import get_max_memory
+from .memory import (
+    free_memory_bytes,
+    max_memory_allocated,
+    memory_allocated,
+    release_cached_memory,
+    reset_peak_memory,
+)
+from .names import (
+    DISK,
+    HOST,
+    DeviceLike,
+    accelerator_type,
+    accelerators,
+    device_key,
+    is_accelerator,
+    normalize_device,
+    torch_device,
+)
+from .sizes import format_size, parse_size
+from .streams import CopyStream, Event, copy_stream
+
+__all__ = [
+    "DISK",
+    "HOST",
+    "CopyStream",
+    "DeviceLike",
+    "Event",
+    "accelerator_type",
+    "accelerators",
+    "copy_stream",
+    "device_key",
+    "format_size",
+    "free_memory_bytes",
+    "get_max_memory",
+    "is_accelerator",
+    "max_memory_allocated",
+    "memory_allocated",
+    "normalize_device",
+    "parse_size",
+    "release_cached_memory",
+    "reset_peak_memory",
+    "torch_device",
+    "virtual",
+]

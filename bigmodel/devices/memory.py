@@ -1,0 +1,106 @@
+"""What a device's memory holds: now, at its highest mark, and what is free."""
+
+from __future__ import annotations
+
+import gc
+import re
+from pathlib import Path
+
+import psutil
+import torch
+
+from ..errors import DeviceError
+from .names import DeviceLike, is_accelerator, torch_device
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def memory_allocated(device: DeviceLike) -> int:
+    """Return the bytes that tensors hold on an accelerator; for ``"cpu"``, the process's resident set."""
+    target = _target(device)
+    if target.type == "cpu":
+        return psutil.Process().memory_info().rss
+    if target.type == "mps":
+        return int(torch.mps.current_allocated_memory())
+    return int(torch.get_device_module(target.type).memory_allocated(target.index))
+
+
+def max_memory_allocated(device: DeviceLike) -> int:
+    """Return the highest mark of `memory_allocated` since `reset_peak_memory`.
+
+    For ``"cpu"`` this is the kernel's own high-water mark of the resident set (``VmHWM``).
+
+    Raises:
+        DeviceError: The device keeps no such mark (mps; a host without ``/proc``).
+    """
+    target = _target(device)
+    if target.type == "cpu":
+        return _status_bytes("VmHWM")
+    if target.type == "mps":
+        raise DeviceError("mps keeps no high-water mark of its memory; read memory_allocated instead")
+    return int(torch.get_device_module(target.type).max_memory_allocated(target.index))
+
+
+def reset_peak_memory(device: DeviceLike) -> None:
+    """Start the highest mark of `device` again from what it holds now."""
+    target = _target(device)
+    if target.type == "cpu":
+        if not _CLEAR_REFS.exists():
+            raise DeviceError("this host has no /proc/self/clear_refs, so its memory mark cannot be reset")
+        _CLEAR_REFS.write_text("5")
+    elif target.type != "mps":
+        torch.get_device_module(target.type).reset_peak_memory_stats(target.index)
+
+
+def free_memory_bytes(device: DeviceLike) -> int:
+    """Return the bytes that new tensors on `device` could take.
+
+    On an accelerator this includes what its allocator keeps cached; on the host it respects the control group's limit.
+    """
+    target = _target(device)
+    if target.type == "cpu":
+        return min(psutil.virtual_memory().available, _cgroup_free_bytes())
+    if target.type == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+    module = torch.get_device_module(target.type)
+    free = int(module.mem_get_info(target.index)[0])
+    if target.type == "cuda":
+        free += torch.cuda.memory_reserved(target.index) - torch.cuda.memory_allocated(target.index)
+    return free
+
+
+def release_cached_memory() -> None:
+    """Collect garbage and hand the accelerators' cached memory back to their drivers."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    elif hasattr(torch, "xpu") and torch.xpu.is_available():
+        torch.xpu.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+
+
+def _target(device: DeviceLike) -> torch.device:
+    target = torch_device(device)
+    if target.type != "cpu" and not is_accelerator(target):
+        raise DeviceError(f"{device!r} has no memory of its own")
+    return target
+
+
+def _status_bytes(field: str) -> int:
+    if not _STATUS.exists():
+        raise DeviceError(f"this host has no {_STATUS}, so {field} cannot be read")
+    match = re.search(rf"^{field}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    if match is None:
+        raise DeviceError(f"{_STATUS} does not list {field}")
+    return int(match.group(1)) * 1024
+
+
+def _cgroup_free_bytes() -> int:
+    limit, current = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if not limit.exists() or not current.exists():
+        return 2**63
+    text = limit.read_text().strip()
+    return 2**63 if text == "max" else max(0, int(text) - int(current.read_text()))

@@ -1,0 +1,100 @@
+"""Which devices there are, and what they are called.
+
+Inside the project a device has one canonical name: ``"cuda:0"``, ``"virtual:1"``, ``"mps"``, ``"cpu"`` or ``"disk"``.
+People may also write an int (the n-th accelerator), ``"cuda"`` or a ``torch.device``.
+"""
+
+from __future__ import annotations
+
+from typing import Union
+
+import torch
+
+from ..errors import DeviceError
+from . import virtual
+
+DeviceLike = Union[int, str, torch.device]
+
+HOST = "cpu"
+DISK = "disk"
+
+
+def accelerator_type() -> str | None:
+    """Return the device type that an int means: ``"virtual"`` where enabled, else what the machine has, else None."""
+    if virtual.count():
+        return virtual.TYPE
+    if torch.cuda.is_available():
+        return "cuda"
+    if hasattr(torch, "xpu") and torch.xpu.is_available():
+        return "xpu"
+    return None
+
+
+def accelerators() -> list[str]:
+    """Return the canonical names of the accelerators present, in order."""
+    kind = accelerator_type()
+    if kind is not None:
+        return [f"{kind}:{index}" for index in range(torch.get_device_module(kind).device_count())]
+    return ["mps"] if torch.backends.mps.is_available() else []
+
+
+def normalize_device(device: DeviceLike) -> str:
+    """Return the canonical name of `device`.
+
+    Args:
+        device: An int (the n-th accelerator), text such as ``"cuda"``, ``"cuda:1"``, ``"cpu"``, ``"disk"``, or a
+            ``torch.device``. Whether an accelerator of that number is present is not checked.
+
+    Raises:
+        DeviceError: The text names no device, or an int is given and the machine has no accelerator.
+    """
+    if isinstance(device, bool):
+        raise DeviceError(f"{device!r} is not a device; give an accelerator's number, 'cpu' or 'disk'")
+    if isinstance(device, int):
+        return _nth_accelerator(device)
+    if isinstance(device, str):
+        text = device.strip()
+        if text.isdecimal():
+            return _nth_accelerator(int(text))
+        if text == DISK:
+            return DISK
+        try:
+            device = torch.device(text)
+        except RuntimeError:
+            raise DeviceError(
+                f"{text!r} is not a device; write 0, 'cuda:0', 'mps', 'cpu' or 'disk'"
+            ) from None
+    if device.type in (HOST, "mps", "meta"):
+        return device.type
+    return f"{device.type}:{device.index if device.index is not None else 0}"
+
+
+def device_key(device: DeviceLike) -> int | str:
+    """Return `device` as device maps spell it: an int for an accelerator of the machine's type, else its name."""
+    name = normalize_device(device)
+    kind, _, index = name.partition(":")
+    return int(index) if index and kind == accelerator_type() else name
+
+
+def torch_device(device: DeviceLike) -> torch.device:
+    """Return the ``torch.device`` on which tensors of `device` lie; for ``"disk"``, the host."""
+    name = normalize_device(device)
+    return torch.device(HOST if name == DISK else name)
+
+
+def is_accelerator(device: DeviceLike) -> bool:
+    """Whether `device` computes and has memory of its own: anything but the host, the disk and meta."""
+    return normalize_device(device) not in (HOST, DISK, "meta")
+
+
+def _nth_accelerator(index: int) -> str:
+    kind = accelerator_type()
+    if index < 0:
+        raise DeviceError(f"device {index} is negative; accelerators count from 0")
+    if kind is None:
+        if index == 0 and torch.backends.mps.is_available():
+            return "mps"
+        raise DeviceError(
+            f"device {index} means accelerator number {index}, but this machine has none; use 'cpu' or 'disk'"
+        )
+    return f"{kind}:{index}"

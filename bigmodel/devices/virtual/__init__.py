@@ -1,0 +1,78 @@
+"""The virtual accelerator: a device type with N devices, a capacity each, and links of a set speed.
+
+It lets placement, budgets, out-of-memory behaviour and transfer overlap be tested exactly on a machine that has no
+accelerator. Elements live in host memory and operations run on the CPU, so the results are real.
+
+    from bigmodel.devices import virtual
+
+    virtual.enable(count=2, capacity="1GiB", bandwidth=2e9)
+    x = torch.ones(4, device="virtual:1")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..sizes import parse_size
+from .arena import Arena
+from .backend import register
+from .link import VirtualLink
+from .tensor import TYPE, VirtualTensor, board
+
+__all__ = ["TYPE", "VirtualLink", "VirtualTensor", "configure", "count", "disable", "enable", "link"]
+
+Capacity = int | str | None
+
+
+def enable(
+    count: int = 2,
+    capacity: Capacity | Sequence[Capacity] = None,
+    bandwidth: float | None = None,
+    latency: float = 0.0,
+) -> None:
+    """Make `count` virtual accelerators available as ``"virtual:0"``, ``"virtual:1"``, ...
+
+    Called again, it changes capacities and links; tensors that exist stay booked.
+
+    Args:
+        count: How many devices.
+        capacity: Bytes of each device (an int, text such as ``"1GiB"``, or None for no limit), or one for each.
+        bandwidth: Bytes per second of each device's link in each direction; None for no limit.
+        latency: Seconds that each copy over a link takes beyond its bytes.
+    """
+    register()
+    capacities = list(capacity) if isinstance(capacity, (list, tuple)) else [capacity] * count
+    if len(capacities) != count:
+        raise ValueError(f"{len(capacities)} capacities were given for {count} virtual accelerators")
+    for index in range(count):
+        if index == len(board.arenas):
+            board.arenas.append(Arena(index))
+            board.links.append(VirtualLink())
+        configure(index, capacities[index], bandwidth, latency)  # type: ignore[arg-type]
+    del board.arenas[count:], board.links[count:]
+
+
+def configure(
+    index: int, capacity: Capacity = None, bandwidth: float | None = None, latency: float = 0.0
+) -> None:
+    """Set the capacity (bytes or text) and link (bytes per second, seconds) of one device, and reset its peak."""
+    arena, link_ = board.arena(index), board.links[index]
+    arena.capacity = None if capacity is None else parse_size(capacity)
+    arena.reset_peak()
+    link_.bandwidth, link_.latency = bandwidth, latency
+
+
+def disable() -> None:
+    """Take all virtual accelerators away. Tensors that exist can no longer be used in new operations."""
+    board.arenas.clear()
+    board.links.clear()
+
+
+def count() -> int:
+    """Return how many virtual accelerators are enabled."""
+    return len(board.arenas)
+
+
+def link(index: int) -> VirtualLink:
+    """Return the link of device `index`, with its counters of bytes moved."""
+    return board.links[index]

@@ -1,0 +1,82 @@
+"""The memory of one virtual accelerator: a capacity, what is allocated of it, and the highest mark."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import torch
+
+from ..sizes import format_size
+
+
+class Allocation:
+    """Keeps one storage on the books of its arena for as long as any tensor holds this object."""
+
+    __slots__ = ("__weakref__", "nbytes")
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
+class Arena:
+    """Counted memory with a capacity, shared by all tensors of one virtual accelerator.
+
+    Args:
+        index: Which virtual accelerator this is.
+        capacity: Bytes that may be allocated at once; None for no limit.
+    """
+
+    def __init__(self, index: int, capacity: int | None = None) -> None:
+        self.index = index
+        self.capacity = capacity
+        self.allocated = 0
+        self.peak = 0
+        self._lock = threading.RLock()
+        self._by_address: dict[int, weakref.ref[Allocation]] = {}
+
+    def claim(self, inner: torch.Tensor) -> Allocation | None:
+        """Book the storage under `inner`, or find the booking it already has.
+
+        Returns:
+            The allocation to hold on to; None for a storage of no bytes.
+
+        Raises:
+            torch.OutOfMemoryError: The storage would pass the capacity.
+        """
+        storage = inner.untyped_storage()
+        nbytes = storage.nbytes()
+        if nbytes == 0:
+            return None
+        address = storage.data_ptr()
+        with self._lock:
+            known = self._by_address.get(address)
+            allocation = known() if known is not None else None
+            if allocation is not None:
+                return allocation
+            self._reserve(nbytes)
+            allocation = Allocation(nbytes)
+            reference = weakref.ref(allocation)
+            self._by_address[address] = reference
+            weakref.finalize(allocation, self._release, address, reference, nbytes).atexit = False
+            return allocation
+
+    def reset_peak(self) -> None:
+        """Let the highest mark start again from what is allocated now."""
+        with self._lock:
+            self.peak = self.allocated
+
+    def _reserve(self, nbytes: int) -> None:
+        if self.capacity is not None and self.allocated + nbytes > self.capacity:
+            raise torch.OutOfMemoryError(
+                f"virtual:{self.index} out of memory: tried to allocate {format_size(nbytes)}; "
+                f"{format_size(self.allocated)} of {format_size(self.capacity)} is in use"
+            )
+        self.allocated += nbytes
+        self.peak = max(self.peak, self.allocated)
+
+    def _release(self, address: int, reference: weakref.ref[Allocation], nbytes: int) -> None:
+        with self._lock:
+            self.allocated -= nbytes
+            if self._by_address.get(address) is reference:
+                del self._by_address[address]

@@ -1,0 +1,123 @@
+"""Registers the device type ``virtual`` with PyTorch, once per process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from .tensor import TYPE, VirtualTensor, board
+
+_FACTORIES = (
+    "arange",
+    "arange.start",
+    "arange.start_step",
+    "eye",
+    "eye.m",
+    "linspace",
+    "randperm",
+    "tril_indices",
+    "triu_indices",
+)
+
+_lock = threading.Lock()
+_library: torch.library.Library | None = None
+
+
+class BackendModule:
+    """What ``torch.virtual`` offers: the names that ``torch.cuda`` has for the same things."""
+
+    def is_initialized(self) -> bool:
+        """Whether the device type is ready; it always is."""
+        return True
+
+    def is_available(self) -> bool:
+        """Whether any virtual accelerator is enabled."""
+        return bool(board.arenas)
+
+    def device_count(self) -> int:
+        """How many virtual accelerators are enabled."""
+        return len(board.arenas)
+
+    def current_device(self) -> int:
+        """The index that ``"virtual"`` without a number means."""
+        return 0
+
+    def set_device(self, device: object) -> None:
+        """Accepted for the sake of generic code; every operation names its device by its tensors."""
+
+    def synchronize(self, device: object = None) -> None:
+        """Return at once: operations on a virtual accelerator finish before they return."""
+
+    def empty_cache(self) -> None:
+        """Return at once: freed memory is not kept."""
+
+    def memory_allocated(self, device: Any = 0) -> int:
+        """Bytes held by tensors on `device`."""
+        return board.arena(index_of(device)).allocated
+
+    def max_memory_allocated(self, device: Any = 0) -> int:
+        """The most bytes held by tensors on `device` since the last reset."""
+        return board.arena(index_of(device)).peak
+
+    def reset_peak_memory_stats(self, device: Any = 0) -> None:
+        """Start the highest mark of `device` again from what is allocated now."""
+        board.arena(index_of(device)).reset_peak()
+
+    def mem_get_info(self, device: Any = 0) -> tuple[int, int]:
+        """Free and total bytes of `device`; without a capacity, both as if it were 1 TiB."""
+        arena = board.arena(index_of(device))
+        total = arena.capacity if arena.capacity is not None else 2**40
+        return total - arena.allocated, total
+
+    def manual_seed_all(self, seed: int) -> None:
+        """Return at once: random numbers come from the CPU's generator."""
+
+    def _is_in_bad_fork(self) -> bool:
+        return False
+
+
+def index_of(device: Any) -> int:
+    """Return the index that `device` (an int, text, a torch.device or None) means."""
+    if device is None:
+        return 0
+    if isinstance(device, int):
+        return device
+    return torch.device(device).index or 0
+
+
+def register() -> None:
+    """Make ``torch.device("virtual:N")`` usable. Does nothing the second time."""
+    global _library
+    with _lock:
+        if _library is not None:
+            return
+        _setup_privateuseone_for_python_backend(TYPE, backend_module=BackendModule())
+        library = torch.library.Library("aten", "IMPL")
+        for name in ("empty.memory_format", "empty_strided", *_FACTORIES):
+            library.impl(name, _factory(_overload(name)), "PrivateUse1")
+        library.impl("_copy_from", _copy_from, "PrivateUse1")
+        _library = library
+
+
+def _overload(name: str) -> Callable[..., torch.Tensor]:
+    packet, _, overload = name.partition(".")
+    result: Callable[..., torch.Tensor] = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return result
+
+
+def _factory(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def make(*args: Any, device: Any = None, pin_memory: Any = None, **kwargs: Any) -> torch.Tensor:
+        return VirtualTensor(operation(*args, device=torch.device("cpu"), **kwargs), index_of(device))
+
+    return make
+
+
+def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    # Reached only when autograd or a composite kernel has stripped the Python key: hand it back to the tensor class.
+    return VirtualTensor.__torch_dispatch__(  # type: ignore[no-any-return]
+        torch.ops.aten.copy_.default, (), (destination, source, non_blocking)
+    )

@@ -1,0 +1,193 @@
+"""The tensor of a virtual accelerator: a wrapper around a CPU tensor, with the rules of a real device.
+
+Every operation runs on the wrapped CPU tensors. What is added is what a real accelerator would add: outputs are
+booked against the device's memory, tensors of different devices do not mix, and copies to and from the host pass
+over the device's link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from .arena import Allocation, Arena
+from .link import VirtualLink
+
+TYPE = "virtual"
+
+aten = torch.ops.aten
+
+# Real accelerators accept host tensors of any rank in these positions.
+_MAY_MIX = {
+    aten.copy_.default,
+    aten._copy_from.default,
+    aten._copy_from_and_resize.default,
+    aten._to_copy.default,
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten.set_.source_Tensor,
+}
+
+
+class Board:
+    """The arenas and links of all virtual accelerators of this process."""
+
+    def __init__(self) -> None:
+        self.arenas: list[Arena] = []
+        self.links: list[VirtualLink] = []
+
+    def arena(self, index: int) -> Arena:
+        """Return the memory of device `index`; RuntimeError for a device that is not there."""
+        if not 0 <= index < len(self.arenas):
+            raise RuntimeError(
+                f"{TYPE}:{index} does not exist; {len(self.arenas)} virtual accelerators are enabled"
+            )
+        return self.arenas[index]
+
+
+board = Board()
+
+
+class VirtualTensor(torch.Tensor):
+    """A tensor that reports the device ``virtual:N`` and keeps its elements in a CPU tensor, `inner`."""
+
+    inner: torch.Tensor
+    _allocation: Allocation | None
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, index: int) -> VirtualTensor:
+        allocation = board.arena(index).claim(inner)
+        wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=torch.device(TYPE, index),
+        )
+        wrapper.inner = inner
+        wrapper._allocation = allocation
+        return wrapper
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return repr(self.inner.detach())[:-1] + f", device='{self.device}')"
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return VirtualTensor, (self.inner, self.device.index)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: OpOverload,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        call = _Call(func)
+        inner_args = call.unwrap(args)
+        inner_kwargs = {name: call.unwrap(value) for name, value in kwargs.items() if name != "device"}
+        target = call.target(kwargs.get("device"))
+        if "device" in kwargs:
+            given = kwargs["device"]
+            on_host = given is None or torch.device(given).type == TYPE
+            inner_kwargs["device"] = torch.device("cpu") if on_host else given
+        run: Callable[[], Any] = lambda: func(*inner_args, **inner_kwargs)  # noqa: E731
+        output = _over_link(call, func, args, target, run)
+        return output if target is None else call.wrap(output, target)
+
+
+class _Call:
+    """One operation being run: which wrappers stand for which inner tensors, and on which device."""
+
+    def __init__(self, func: OpOverload) -> None:
+        self.func = func
+        self.wrappers: dict[int, VirtualTensor] = {}
+        self.index: int | None = None
+        self.host: torch.Tensor | None = None
+
+    def unwrap(self, value: Any) -> Any:
+        if isinstance(value, VirtualTensor):
+            index = value.device.index
+            if self.index is None:
+                self.index = index
+            elif index != self.index and self.func not in _MAY_MIX:
+                self._refuse(f"{TYPE}:{self.index}", f"{TYPE}:{index}")
+            if self.host is not None and self.func not in _MAY_MIX:
+                self._refuse(f"{TYPE}:{index}", str(self.host.device))
+            self.wrappers[id(value.inner)] = value
+            return value.inner
+        if isinstance(value, torch.Tensor):
+            if value.dim() > 0:
+                self.host = value
+                if self.index is not None and self.func not in _MAY_MIX:
+                    self._refuse(f"{TYPE}:{self.index}", str(value.device))
+            return value
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.unwrap(item) for item in value)
+        return value
+
+    def target(self, device: torch.device | str | None) -> int | None:
+        """Return the index of the virtual accelerator that outputs go to; None when they go elsewhere."""
+        if device is None:
+            return self.index
+        device = torch.device(device)
+        if device.type != TYPE:
+            return None
+        return device.index if device.index is not None else 0
+
+    def wrap(self, output: Any, index: int) -> Any:
+        if isinstance(output, VirtualTensor):
+            return output
+        if isinstance(output, torch.Tensor):
+            known = self.wrappers.get(id(output))
+            if known is None:
+                return VirtualTensor(output, index)
+            if known.shape != output.shape:
+                raise RuntimeError(
+                    f"{self.func} changes the shape of a {TYPE} tensor in place, which is not supported"
+                )
+            return known
+        if isinstance(output, (list, tuple)):
+            return type(output)(self.wrap(item, index) for item in output)
+        return output
+
+    def _refuse(self, one: str, other: str) -> None:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {one} and {other}! "
+            f"(when running {self.func})"
+        )
+
+
+def _over_link(
+    call: _Call, func: OpOverload, args: tuple[Any, ...], target: int | None, run: Callable[[], Any]
+) -> Any:
+    """Run an operation, over the link when it moves elements between the host and a virtual accelerator."""
+    if func is aten.copy_.default:
+        source, destination = _index_of(args[1]), _index_of(args[0])
+    elif func in (aten._copy_from.default, aten._copy_from_and_resize.default):
+        source, destination = _index_of(args[0]), _index_of(args[1])
+    elif func is aten._to_copy.default:
+        source, destination = _index_of(args[0]), target
+    elif func is aten._local_scalar_dense.default:
+        source, destination = _index_of(args[0]), None
+    else:
+        return run()
+    if source == destination:
+        return run()
+    nbytes = args[1 if func is aten.copy_.default else 0].nbytes
+    output: list[Any] = []
+    to_device = destination is not None
+    link = board.links[destination if destination is not None else source or 0]
+    link.transfer(lambda: output.append(run()), nbytes, to_device=to_device)
+    return output[0]
+
+
+def _index_of(value: Any) -> int | None:
+    return value.device.index if isinstance(value, VirtualTensor) else None
