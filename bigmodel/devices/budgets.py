@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Union
+from typing import TypeAlias
 
 from ..errors import DeviceError, SizeError
 from .memory import free_memory_bytes
@@ -13,7 +13,7 @@ from .sizes import parse_size
 
 logger = logging.getLogger(__name__)
 
-Budget = Union[int, str]
+Budget: TypeAlias = "int | str"
 
 
 def get_max_memory(max_memory: Mapping[DeviceLike, Budget] | None = None) -> dict[int | str, int]:

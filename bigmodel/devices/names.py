@@ -6,14 +6,14 @@ People may also write an int (the n-th accelerator), ``"cuda"`` or a ``torch.dev
 
 from __future__ import annotations
 
-from typing import Union
+from typing import TypeAlias
 
 import torch
 
 from ..errors import DeviceError
 from . import virtual
 
-DeviceLike = Union[int, str, torch.device]
+DeviceLike: TypeAlias = "int | str | torch.device"
 
 HOST = "cpu"
 DISK = "disk"
@@ -61,9 +61,7 @@ def normalize_device(device: DeviceLike) -> str:
         try:
             device = torch.device(text)
         except RuntimeError:
-            raise DeviceError(
-                f"{text!r} is not a device; write 0, 'cuda:0', 'mps', 'cpu' or 'disk'"
-            ) from None
+            raise DeviceError(f"{text!r} is not a device; write 0, 'cuda:0', 'mps', 'cpu' or 'disk'") from None
     if device.type in (HOST, "mps", "meta"):
         return device.type
     return f"{device.type}:{device.index if device.index is not None else 0}"

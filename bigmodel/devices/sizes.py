@@ -36,9 +36,7 @@ def parse_size(size: int | str) -> int:
         SizeError: The text is not a size, or the size is negative.
     """
     if isinstance(size, bool) or not isinstance(size, (int, str)):
-        raise SizeError(
-            f"size {size!r} is a {type(size).__name__}; give an int of bytes or text such as '10GiB'"
-        )
+        raise SizeError(f"size {size!r} is a {type(size).__name__}; give an int of bytes or text such as '10GiB'")
     if isinstance(size, int):
         if size < 0:
             raise SizeError(f"size {size} is negative; give 0 or more bytes")
@@ -46,9 +44,7 @@ def parse_size(size: int | str) -> int:
     match = _SIZE.fullmatch(size)
     unit = match.group(2).upper() if match else None
     if match is None or unit not in _UNITS:
-        raise SizeError(
-            f"size {size!r} cannot be read; write for example '10GiB', '10GB', '512MiB' or an int of bytes"
-        )
+        raise SizeError(f"size {size!r} cannot be read; write for example '10GiB', '10GB', '512MiB' or an int of bytes")
     number = match.group(1)
     if "." not in number:
         return int(number) * _UNITS[unit]

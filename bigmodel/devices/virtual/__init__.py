@@ -52,9 +52,7 @@ def enable(
     del board.arenas[count:], board.links[count:]
 
 
-def configure(
-    index: int, capacity: Capacity = None, bandwidth: float | None = None, latency: float = 0.0
-) -> None:
+def configure(index: int, capacity: Capacity = None, bandwidth: float | None = None, latency: float = 0.0) -> None:
     """Set the capacity (bytes or text) and link (bytes per second, seconds) of one device, and reset its peak."""
     arena, link_ = board.arena(index), board.links[index]
     arena.capacity = None if capacity is None else parse_size(capacity)

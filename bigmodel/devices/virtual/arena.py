@@ -35,8 +35,8 @@ class Arena:
         self._lock = threading.RLock()
         self._by_address: dict[int, weakref.ref[Allocation]] = {}
 
-    def claim(self, inner: torch.Tensor) -> Allocation | None:
-        """Book the storage under `inner`, or find the booking it already has.
+    def claim(self, held: torch.Tensor) -> Allocation | None:
+        """Book the storage under `held`, or find the booking it already has.
 
         Returns:
             The allocation to hold on to; None for a storage of no bytes.
@@ -44,7 +44,7 @@ class Arena:
         Raises:
             torch.OutOfMemoryError: The storage would pass the capacity.
         """
-        storage = inner.untyped_storage()
+        storage = held.untyped_storage()
         nbytes = storage.nbytes()
         if nbytes == 0:
             return None

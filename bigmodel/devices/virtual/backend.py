@@ -118,6 +118,4 @@ def _factory(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     # Reached only when autograd or a composite kernel has stripped the Python key: hand it back to the tensor class.
-    return VirtualTensor.__torch_dispatch__(  # type: ignore[no-any-return]
-        torch.ops.aten.copy_.default, (), (destination, source, non_blocking)
-    )
+    return VirtualTensor.__torch_dispatch__(torch.ops.aten.copy_.default, (), (destination, source, non_blocking))

@@ -44,9 +44,7 @@ class Board:
     def arena(self, index: int) -> Arena:
         """Return the memory of device `index`; RuntimeError for a device that is not there."""
         if not 0 <= index < len(self.arenas):
-            raise RuntimeError(
-                f"{TYPE}:{index} does not exist; {len(self.arenas)} virtual accelerators are enabled"
-            )
+            raise RuntimeError(f"{TYPE}:{index} does not exist; {len(self.arenas)} virtual accelerators are enabled")
         return self.arenas[index]
 
 
@@ -54,35 +52,35 @@ board = Board()
 
 
 class VirtualTensor(torch.Tensor):
-    """A tensor that reports the device ``virtual:N`` and keeps its elements in a CPU tensor, `inner`."""
+    """A tensor that reports the device ``virtual:N`` and keeps its elements in a CPU tensor, `held`."""
 
-    inner: torch.Tensor
+    held: torch.Tensor
     _allocation: Allocation | None
 
     @staticmethod
-    def __new__(cls, inner: torch.Tensor, index: int) -> VirtualTensor:
-        allocation = board.arena(index).claim(inner)
-        wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+    def __new__(cls, held: torch.Tensor, index: int) -> VirtualTensor:
+        allocation = board.arena(index).claim(held)
+        wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(
             cls,
-            inner.size(),
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            layout=inner.layout,
+            held.size(),
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            layout=held.layout,
             device=torch.device(TYPE, index),
         )
-        wrapper.inner = inner
+        wrapper.held = held
         wrapper._allocation = allocation
         return wrapper
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
-        return repr(self.inner.detach())[:-1] + f", device='{self.device}')"
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return repr(self.held.detach())[:-1] + f", device='{self.device}')"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return VirtualTensor, (self.inner, self.device.index)
+        return VirtualTensor, (self.held, self.device.index)
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: OpOverload,
         types: Any,
@@ -91,20 +89,20 @@ class VirtualTensor(torch.Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         call = _Call(func)
-        inner_args = call.unwrap(args)
-        inner_kwargs = {name: call.unwrap(value) for name, value in kwargs.items() if name != "device"}
+        held_args = call.unwrap(args)
+        held_kwargs = {name: call.unwrap(value) for name, value in kwargs.items() if name != "device"}
         target = call.target(kwargs.get("device"))
         if "device" in kwargs:
             given = kwargs["device"]
             on_host = given is None or torch.device(given).type == TYPE
-            inner_kwargs["device"] = torch.device("cpu") if on_host else given
-        run: Callable[[], Any] = lambda: func(*inner_args, **inner_kwargs)  # noqa: E731
+            held_kwargs["device"] = torch.device("cpu") if on_host else given
+        run: Callable[[], Any] = lambda: func(*held_args, **held_kwargs)  # noqa: E731
         output = _over_link(call, func, args, target, run)
         return output if target is None else call.wrap(output, target)
 
 
 class _Call:
-    """One operation being run: which wrappers stand for which inner tensors, and on which device."""
+    """One operation being run: which wrappers stand for which held tensors, and on which device."""
 
     def __init__(self, func: OpOverload) -> None:
         self.func = func
@@ -121,8 +119,8 @@ class _Call:
                 self._refuse(f"{TYPE}:{self.index}", f"{TYPE}:{index}")
             if self.host is not None and self.func not in _MAY_MIX:
                 self._refuse(f"{TYPE}:{index}", str(self.host.device))
-            self.wrappers[id(value.inner)] = value
-            return value.inner
+            self.wrappers[id(value.held)] = value
+            return value.held
         if isinstance(value, torch.Tensor):
             if value.dim() > 0:
                 self.host = value
@@ -150,9 +148,7 @@ class _Call:
             if known is None:
                 return VirtualTensor(output, index)
             if known.shape != output.shape:
-                raise RuntimeError(
-                    f"{self.func} changes the shape of a {TYPE} tensor in place, which is not supported"
-                )
+                raise RuntimeError(f"{self.func} changes the shape of a {TYPE} tensor in place, which is not supported")
             return known
         if isinstance(output, (list, tuple)):
             return type(output)(self.wrap(item, index) for item in output)
@@ -165,9 +161,7 @@ class _Call:
         )
 
 
-def _over_link(
-    call: _Call, func: OpOverload, args: tuple[Any, ...], target: int | None, run: Callable[[], Any]
-) -> Any:
+def _over_link(call: _Call, func: OpOverload, args: tuple[Any, ...], target: int | None, run: Callable[[], Any]) -> Any:
     """Run an operation, over the link when it moves elements between the host and a virtual accelerator."""
     if func is aten.copy_.default:
         source, destination = _index_of(args[1]), _index_of(args[0])

@@ -1,0 +1,103 @@
+"""Build modules without memory for their weights, or straight on a device.
+
+    with init_empty_weights():
+        model = Model(config)       # parameters on meta, buffers real
+
+Both contexts concern the calling thread only: a module that another thread builds meanwhile is not touched.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from .names import DeviceLike, torch_device
+
+_Register = Callable[[nn.Module, str, nn.Parameter | None], None]
+
+
+class _Redirect(threading.local):
+    """The device on which the calling thread registers parameters; None for where they were made."""
+
+    device: torch.device | None = None
+
+
+_redirect = _Redirect()
+_lock = threading.Lock()
+_users = 0
+_original: _Register = nn.Module.register_parameter
+
+
+@contextmanager
+def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
+    """Within this context the calling thread builds modules whose parameters have no memory (device ``meta``).
+
+    Args:
+        include_buffers: Put buffers on ``meta`` too. By default they are real, since code often computes them once
+            in ``__init__`` and no checkpoint holds them.
+    """
+    with init_on_device("meta", include_buffers=include_buffers):
+        yield
+
+
+@contextmanager
+def init_on_device(device: DeviceLike, include_buffers: bool | None = None) -> Iterator[None]:
+    """Within this context the calling thread builds modules whose parameters lie on `device`.
+
+    Args:
+        device: Where parameters go as they are registered.
+        include_buffers: Make every new tensor there, buffers included.
+    """
+    target = torch_device(device)
+    if include_buffers:
+        with target:
+            yield
+        return
+    previous = _redirect.device
+    _redirect.device = target
+    _install()
+    try:
+        yield
+    finally:
+        _redirect.device = previous
+        _uninstall()
+
+
+def _install() -> None:
+    global _users
+    with _lock:
+        _users += 1
+        if _users == 1:
+            nn.Module.register_parameter = _register_parameter  # type: ignore[method-assign]
+
+
+def _uninstall() -> None:
+    global _users
+    with _lock:
+        _users -= 1
+        if _users == 0:
+            nn.Module.register_parameter = _original  # type: ignore[method-assign]
+
+
+def _register_parameter(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+    _original(module, name, param)
+    target = _redirect.device
+    if param is not None and target is not None and param.device != target:
+        module._parameters[name] = _moved(param, target)
+
+
+def _moved(param: nn.Parameter, target: torch.device) -> nn.Parameter:
+    """Return `param` on `target`, of the same class and with the same attributes."""
+    attributes: dict[str, Any] = dict(param.__dict__)
+    data = param.detach().to(target)
+    if type(param) is nn.Parameter:
+        moved = nn.Parameter(data, requires_grad=param.requires_grad)
+    else:
+        moved = type(param)(data, **{**attributes, "requires_grad": param.requires_grad})
+    moved.__dict__.update(attributes)
+    return moved
