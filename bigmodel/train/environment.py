@@ -1,0 +1,56 @@
+"""The environment variables through which a launcher configures the processes it starts.
+
+torchrun's own (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) say who a process is. The
+others keep accelerate's names, so that either launcher can start either library's scripts.
+"""
+
+from __future__ import annotations
+
+import os
+
+from bigmodel.errors import TrainError
+
+USE_CPU = "ACCELERATE_USE_CPU"
+MIXED_PRECISION = "ACCELERATE_MIXED_PRECISION"
+GRADIENT_ACCUMULATION_STEPS = "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+USE_FSDP = "ACCELERATE_USE_FSDP"
+USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+USE_MEGATRON_LM = "ACCELERATE_USE_MEGATRON_LM"
+USE_SAGEMAKER = "ACCELERATE_USE_SAGEMAKER"
+USE_PARALLELISM_CONFIG = "ACCELERATE_USE_PARALLELISM_CONFIG"
+DEBUG_MODE = "ACCELERATE_DEBUG_MODE"
+DYNAMO_PREFIX = "ACCELERATE_DYNAMO_"
+BYPASS_DEVICE_MAP = "ACCELERATE_BYPASS_DEVICE_MAP"
+TORCH_DEVICE = "ACCELERATE_TORCH_DEVICE"
+
+_TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
+_FALSE = frozenset({"0", "false", "f", "no", "n", "off", ""})
+
+
+def flag(name: str, default: bool = False) -> bool:
+    """Read a yes-or-no variable. Raises TrainError when its value is neither."""
+    value = os.environ.get(name)
+    if value is None:
+        return default
+    lowered = value.strip().lower()
+    if lowered in _TRUE:
+        return True
+    if lowered in _FALSE:
+        return False
+    raise TrainError(f"{name}={value!r} is neither yes nor no; set it to 1 or 0, or unset it")
+
+
+def integer(name: str, default: int) -> int:
+    """Read a whole number. Raises TrainError when the value is not one."""
+    value = os.environ.get(name)
+    if value is None or value == "":
+        return default
+    try:
+        return int(value)
+    except ValueError:
+        raise TrainError(f"{name}={value!r} is not a whole number") from None
+
+
+def text(name: str, default: str) -> str:
+    """Read a string; an empty variable counts as unset."""
+    return os.environ.get(name) or default

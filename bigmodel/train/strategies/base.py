@@ -1,0 +1,190 @@
+"""The one face of every way to train on one or several processes.
+
+The Accelerator never asks which strategy it has; it calls these methods. `SingleProcess` is the trivial
+implementation, `DistributedDataParallel` wraps PyTorch's, and FSDP2, DeepSpeed and tensor parallelism are others.
+
+The walk of one `Accelerator.prepare(*objects)`:
+
+1. `prepare_together(objects)` may prepare several of the objects as one (FSDP2 and DeepSpeed must see the optimizer
+   beside its model); it answers the positions it has prepared.
+2. The models not yet prepared go through `prepare_model`.
+3. Every optimizer is wrapped in an `AcceleratedOptimizer`, which calls `optimizer_step` and `zero_grad` below;
+   schedulers are wrapped in an `AcceleratedScheduler`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bigmodel.train.types import DistributedType
+
+
+@dataclass(frozen=True)
+class StrategySettings:
+    """What a strategy may know of the run it works in.
+
+    Attributes:
+        device: the device of this process.
+        num_processes: ranks in the job; `process_index` and `local_process_index` are this process's numbers.
+        mixed_precision: "no", "fp16", "bf16" or "fp8".
+        gradient_accumulation_steps: backward passes to one optimizer step when the strategy was made.
+        plugin: the plugin of the strategy (`FullyShardedDataParallelPlugin`, `DeepSpeedPlugin`, ...), or None.
+        parallelism_config: the `ParallelismConfig` given to the Accelerator, or None.
+        device_mesh: the mesh built from it, or None.
+        handlers: the `kwargs_handlers` given to the Accelerator, by class.
+    """
+
+    device: torch.device
+    num_processes: int = 1
+    process_index: int = 0
+    local_process_index: int = 0
+    mixed_precision: str = "no"
+    gradient_accumulation_steps: int = 1
+    plugin: Any = None
+    parallelism_config: Any = None
+    device_mesh: Any = None
+    handlers: dict[type, Any] = field(default_factory=dict)
+
+
+class Strategy(ABC):
+    """How models are wrapped, gradients made and applied, and training state written.
+
+    Subclasses override what differs; the defaults are those of one process that owns the whole model.
+    """
+
+    distributed_type: ClassVar[DistributedType] = DistributedType.NO
+
+    autocast_forward: ClassVar[bool] = True
+    """Whether the Accelerator runs a prepared model's forward under autocast (False: the strategy casts)."""
+
+    uses_grad_scaler: ClassVar[bool] = True
+    """Whether fp16 needs the Accelerator's gradient scaler (False: the strategy scales losses by itself)."""
+
+    divides_loss: ClassVar[bool] = False
+    """Whether the strategy divides the loss by the accumulation steps by itself."""
+
+    def __init__(self, settings: StrategySettings) -> None:
+        self.settings = settings
+
+    # -- preparing ---------------------------------------------------------------------------------------------
+
+    def prepare_together(self, objects: Sequence[Any], device_placement: Sequence[bool]) -> dict[int, Any]:
+        """Prepare those of `objects` that must be prepared as one; return them by position.
+
+        Optimizers and schedulers are answered bare (the Accelerator wraps them); models are answered final, wrapped
+        and on their device. Data loaders are passed so that batch sizes can be read, and are left alone.
+        """
+        return {}
+
+    @abstractmethod
+    def prepare_model(self, model: nn.Module, *, device_placement: bool, evaluation_mode: bool) -> nn.Module:
+        """Move `model` where it trains and wrap it."""
+
+    def make_grad_scaler(self, **kwargs: Any) -> Any:
+        """Return the gradient scaler for fp16 on this strategy's device."""
+        return torch.amp.GradScaler(self.settings.device.type, **kwargs)
+
+    # -- one step ----------------------------------------------------------------------------------------------
+
+    def backward(self, loss: Tensor, scaler: Any = None, **kwargs: Any) -> None:
+        """Back-propagate `loss`, already divided by the accumulation steps unless `divides_loss`."""
+        if scaler is not None:
+            loss = scaler.scale(loss)
+        loss.backward(**kwargs)
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context within which backward passes leave gradients local."""
+        return nullcontext()
+
+    def trigger_sync_in_backward(self, model: nn.Module) -> None:
+        """Make the next backward synchronise gradients although the forward ran under `no_sync`."""
+
+    def set_sync_gradients(self, value: bool) -> None:
+        """Learn whether the coming backward closes an accumulation window."""
+
+    def clip_grad_norm_(
+        self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0
+    ) -> Tensor | None:
+        """Scale the gradients so that their total norm is at most `max_norm`; return the norm before."""
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+
+    def clip_grad_value_(self, parameters: Iterable[Tensor], clip_value: float) -> None:
+        """Clamp every gradient element to [-clip_value, clip_value]."""
+        nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def optimizer_step(
+        self, optimizer: Optimizer, scaler: Any = None, closure: Callable[[], Any] | None = None
+    ) -> bool:
+        """Apply the gradients; return False when the step was skipped because they overflowed."""
+        if scaler is None:
+            optimizer.step(closure) if closure is not None else optimizer.step()
+            return True
+        before = scaler.get_scale()
+        scaler.step(optimizer, closure) if closure is not None else scaler.step(optimizer)
+        scaler.update()
+        return bool(scaler.get_scale() >= before)
+
+    def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
+        """Clear the gradients of the optimizer's parameters."""
+        optimizer.zero_grad(set_to_none=set_to_none)
+
+    def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Return a context in which ranks may run out of batches at different steps."""
+        return nullcontext()
+
+    # -- ranks -------------------------------------------------------------------------------------------------
+
+    def data_parallel(self) -> tuple[int, int]:
+        """Return (number of ranks that read different data, this rank's number among them)."""
+        return self.settings.num_processes, self.settings.process_index
+
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this rank writes what `state_dict` answers."""
+        return self.settings.process_index == 0
+
+    # -- reading the model back --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Return the user's model, without this strategy's wrapper."""
+
+    def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
+        """Return the full state dict. Every rank calls it; ranks where `should_save_model` is False may get {}."""
+        return dict((self.unwrap(model) if unwrap else model).state_dict())
+
+    # -- training checkpoints ----------------------------------------------------------------------------------
+    # Every rank calls these, with the same folder, visible to all ranks. `index` numbers the prepared models
+    # (optimizers). The Accelerator makes the folder appear under its final name only after every rank has returned.
+
+    @abstractmethod
+    def save_model(
+        self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True
+    ) -> None:
+        """Write the model's weights under `directory`."""
+
+    @abstractmethod
+    def load_model(self, model: nn.Module, directory: Path, index: int, *, strict: bool = True) -> None:
+        """Read back what `save_model` wrote, into the prepared model, in place."""
+
+    @abstractmethod
+    def save_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
+        """Write the optimizer's state under `directory`. `model` is the prepared model it belongs to, if known."""
+
+    @abstractmethod
+    def load_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
+        """Read back what `save_optimizer` wrote, into the bare optimizer, in place."""
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def free(self) -> None:
+        """Drop every reference to prepared objects."""

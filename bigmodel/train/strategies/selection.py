@@ -1,0 +1,24 @@
+"""Which strategy a run uses, by its distributed type. Modules are imported only when chosen."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from bigmodel.train.strategies.base import Strategy, StrategySettings
+from bigmodel.train.types import DistributedType
+
+STRATEGIES: dict[DistributedType, str] = {
+    DistributedType.NO: "bigmodel.train.strategies.single:SingleProcess",
+    DistributedType.MULTI_CPU: "bigmodel.train.strategies.ddp:DistributedDataParallel",
+    DistributedType.MULTI_GPU: "bigmodel.train.strategies.ddp:DistributedDataParallel",
+    DistributedType.FSDP: "bigmodel.train.strategies.fsdp:FullyShardedDataParallel",
+    DistributedType.DEEPSPEED: "bigmodel.train.strategies.deepspeed:DeepSpeed",
+    DistributedType.TP: "bigmodel.train.strategies.tensor_parallel:TensorParallel",
+}
+
+
+def make_strategy(distributed_type: DistributedType, settings: StrategySettings) -> Strategy:
+    """Return the strategy for `distributed_type`, made with `settings`."""
+    module_name, class_name = STRATEGIES[distributed_type].split(":")
+    strategy: Strategy = getattr(import_module(module_name), class_name)(settings)
+    return strategy

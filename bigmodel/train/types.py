@@ -1,0 +1,71 @@
+"""The enumerations of the training side."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal
+
+
+class _StringEnum(str, Enum):
+    """An enumeration whose members compare, hash and print as their string values."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @classmethod
+    def list(cls) -> list[str]:
+        """Return the values in the order of definition."""
+        return [str(member.value) for member in cls]
+
+
+class DistributedType(_StringEnum):
+    """How the processes of a run share one training job."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    TP = "TP"
+
+
+class PrecisionType(_StringEnum):
+    """The mixed-precision modes."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+class RNGType(_StringEnum):
+    """The random number generators that can be kept in step across processes."""
+
+    TORCH = "torch"
+    CUDA = "cuda"
+    MPS = "mps"
+    GENERATOR = "generator"
+
+
+class LoggerType(_StringEnum):
+    """The names of the built-in trackers."""
+
+    ALL = "all"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+    COMETML = "comet_ml"
+    MLFLOW = "mlflow"
+
+
+class DDPCommunicationHookType(_StringEnum):
+    """The gradient compression hooks of `DistributedDataParallel`."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
+
+
+Precision = Literal["no", "fp16", "bf16", "fp8"]
