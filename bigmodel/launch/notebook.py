@@ -1,0 +1,157 @@
+"""Starting a function, not a script, on several processes: from a notebook or a test."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import LaunchError
+from .environment import launch_environment
+from .job import changed_environment, launcher_log
+from .processes import check_port
+from .settings import MIXED_PRECISIONS, LaunchConfig
+
+
+def notebook_launcher(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = "no",
+    use_port: str | int = "29500",
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int = 1,
+    rdzv_backend: str = "static",
+    rdzv_endpoint: str = "",
+    rdzv_conf: dict[str, Any] | None = None,
+    rdzv_id: str = "none",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    cpu: bool | None = None,
+) -> None:
+    """Run `function(*args)` in `num_processes` processes forked from this one, each with its rank.
+
+    Args:
+        num_processes: processes on this machine. Default: one for each GPU, or one without a GPU.
+        cpu: train on the CPU over gloo. Default: only when the machine has no GPU.
+        use_port, master_addr, node_rank, num_nodes, rdzv_*: as in `bigmodel launch`, for several machines.
+            Port 0 on a single machine takes a free one.
+        max_restarts: times all processes are started anew after one failed.
+        monitor_interval: seconds between looks at the processes.
+
+    Raises:
+        LaunchError: CUDA was already used in this process (a fork cannot use it), the port is busy, there are
+            more processes than GPUs, or a process failed (the message holds its traceback).
+    """
+    count, on_cpu = _processes_here(num_processes, cpu)
+    variables = _variables(count, num_nodes, on_cpu, str(mixed_precision).lower())
+    if count * num_nodes == 1:
+        with changed_environment(variables):
+            function(*args)
+        return
+    _check_can_fork(on_cpu)
+    from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
+
+    config = ElasticConfig(
+        min_nodes=num_nodes,
+        max_nodes=num_nodes,
+        nproc_per_node=count,
+        run_id=uuid.uuid4().hex if rdzv_id == "none" and rdzv_backend != "static" else rdzv_id,
+        role="default",
+        rdzv_endpoint=rdzv_endpoint or _endpoint(master_addr, int(use_port), node_rank, num_nodes),
+        rdzv_backend=rdzv_backend,
+        rdzv_configs={"rank": node_rank, **(rdzv_conf or {})},
+        max_restarts=max_restarts,
+        monitor_interval=monitor_interval,
+        start_method="fork",
+    )
+    with changed_environment(variables):
+        _run(config, function, args)
+
+
+def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
+    """Run `function(*args)` in `num_processes` CPU processes over gloo: a way to test multi-process code anywhere.
+
+    Raises:
+        LaunchError: a process failed; the message holds its traceback.
+    """
+    notebook_launcher(function, args, num_processes=num_processes, use_port=0, cpu=True)
+
+
+def _processes_here(num_processes: int | None, cpu: bool | None) -> tuple[int, bool]:
+    import torch
+
+    gpus = torch.cuda.device_count()
+    on_cpu = gpus == 0 if cpu is None else cpu
+    count = num_processes or (1 if on_cpu else gpus)
+    if not on_cpu and count > gpus:
+        raise LaunchError(f"num_processes {count} needs {count} GPUs, but this machine has {gpus}; or pass cpu=True.")
+    return count, on_cpu
+
+
+def _variables(count: int, num_nodes: int, on_cpu: bool, mixed_precision: str) -> dict[str, str]:
+    if mixed_precision not in MIXED_PRECISIONS:
+        raise LaunchError(f"mixed_precision is {mixed_precision!r}; one of: {', '.join(MIXED_PRECISIONS)}.")
+    settings = LaunchConfig(mixed_precision=mixed_precision, num_processes=count * num_nodes)
+    return {**launch_environment(settings, count, on_cpu), "FORK_LAUNCHED": "1"}
+
+
+def _endpoint(address: str, port: int, node_rank: int, num_nodes: int) -> str:
+    if num_nodes == 1 and port == 0:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+    elif node_rank == 0:
+        check_port(address, port)
+    return f"{address}:{port}"
+
+
+def _run(config: Any, function: Callable[..., Any], args: Sequence[Any]) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import elastic_launch
+
+    with launcher_log(show=False):
+        try:
+            elastic_launch(config, _Started(function))(*args)
+        except ChildFailedError as failed:
+            rank, failure = failed.get_first_failure()
+            raise LaunchError(f"Process {rank} failed:\n{_traceback(failure)}") from None
+
+
+class _Started:
+    """`function` as the forked process runs it."""
+
+    __name__ = __qualname__ = "function"
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        import torch
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        # A forked process inherits an OpenMP pool whose threads do not exist; one thread waits for none.
+        torch.set_num_threads(1)
+        return record(self.function)(*args)
+
+
+def _traceback(failure: Any) -> str:
+    data = failure.error_file_data
+    message = data.get("message", {}) if isinstance(data, dict) else {}
+    info = message.get("extraInfo", {}) if isinstance(message, dict) else {}
+    return str(info.get("py_callstack") or failure.message)
+
+
+def _check_can_fork(cpu: bool) -> None:
+    import torch
+
+    if not hasattr(os, "fork"):
+        raise LaunchError("This system cannot fork processes; put the function in a script and use `bigmodel launch`.")
+    if not cpu and torch.cuda.is_initialized():
+        raise LaunchError(
+            "CUDA was already used in this process, and forked processes could not use it. Restart the notebook "
+            "and create Accelerator() and every CUDA tensor inside the launched function."
+        )

@@ -1,0 +1,66 @@
+"""What `bigmodel env` prints: versions, the machine and the configuration in force, for a bug report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import yaml
+
+from ..errors import LaunchError
+from .config_file import find_default_config, load_config
+
+_PACKAGES = ("torch", "transformers", "safetensors", "accelerate", "deepspeed", "peft", "numpy")
+
+
+def environment_report(config_file: str | Path | None = None) -> str:
+    """Versions, machine and configuration as lines of Markdown.
+
+    Args:
+        config_file: the configuration to show; default: the default one, if there is any.
+    """
+    lines = [f"- `bigmodel` version: {_version('bigmodel')}"]
+    lines += [f"- Platform: {platform.platform()}", f"- Python version: {platform.python_version()}"]
+    lines += [f"- Python executable: {sys.executable}"]
+    lines += [f"- {name} version: {_version(name)}" for name in _PACKAGES]
+    lines += _machine()
+    lines += _configuration(config_file)
+    return "\n".join(lines)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _machine() -> list[str]:
+    import psutil
+    import torch
+
+    from ..devices import format_size
+
+    lines = [f"- CPU cores: {os.cpu_count()}", f"- System RAM: {format_size(psutil.virtual_memory().total)}"]
+    count = torch.cuda.device_count()
+    for index in range(count):
+        properties = torch.cuda.get_device_properties(index)
+        lines.append(f"- GPU {index}: {properties.name}, {format_size(properties.total_memory)}")
+    if not count:
+        lines.append("- GPU: none" + (", MPS available" if torch.backends.mps.is_available() else ""))
+    lines.append(f"- CUDA of torch: {torch.version.cuda or 'none'}")
+    return lines
+
+
+def _configuration(config_file: str | Path | None) -> list[str]:
+    path = Path(config_file) if config_file else find_default_config()
+    if path is None:
+        return ["- Default configuration: none"]
+    try:
+        content = yaml.safe_dump(load_config(path).to_dict(), sort_keys=True, allow_unicode=True)
+    except LaunchError as error:
+        return [f"- Configuration {path}: {error}"]
+    return [f"- Configuration {path}:", *(f"\t- {line}" for line in content.splitlines())]
