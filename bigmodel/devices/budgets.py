@@ -20,9 +20,9 @@ def get_max_memory(max_memory: Mapping[DeviceLike, Budget] | None = None) -> dic
     """Return the bytes that may be used of each device.
 
     Args:
-        max_memory: Budgets by device: an int, ``"cuda:0"``, ``torch.device``, ``"mps"``, ``"cpu"`` or ``"disk"``; sizes as
-            `parse_size` reads them. None asks the machine: free bytes of each accelerator (cached ones included) and
-            available RAM.
+        max_memory: Budgets by device: an int, ``"cuda:0"``, ``torch.device``, ``"mps"``, ``"cpu"`` or ``"disk"``, with
+            sizes as `parse_size` reads them. None asks the machine: free bytes of each accelerator (cached ones
+            included) and available RAM.
 
     Returns:
         Budgets by device key, in the order accelerators ascending, ``"mps"``, ``"cpu"``, ``"disk"``.

@@ -73,7 +73,7 @@ def _install() -> None:
     with _lock:
         _users += 1
         if _users == 1:
-            nn.Module.register_parameter = _register_parameter  # type: ignore[method-assign]
+            nn.Module.register_parameter = _register_parameter  # type: ignore[method-assign,assignment]
 
 
 def _uninstall() -> None:
@@ -81,7 +81,7 @@ def _uninstall() -> None:
     with _lock:
         _users -= 1
         if _users == 0:
-            nn.Module.register_parameter = _original  # type: ignore[method-assign]
+            nn.Module.register_parameter = _original  # type: ignore[method-assign,assignment]
 
 
 def _register_parameter(module: nn.Module, name: str, param: nn.Parameter | None) -> None:

@@ -21,24 +21,28 @@ class Event(Protocol):
         """Whether the work up to this point has finished."""
         ...
 
+    def wait(self) -> None:
+        """Make what the calling thread computes from now on come after this point.
+
+        Raises:
+            Exception: Whatever the awaited work raised.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Hold the calling thread until the work up to this point has finished."""
+        ...
+
 
 class CopyStream(Protocol):
     """Copies to one device, in order, beside its compute."""
 
     def submit(self, work: Callable[[], None], after: Sequence[Event] = ()) -> Event:
-        """Queue `work` behind everything queued before and behind the events `after`; return its completion."""
+        """Queue `work` behind everything queued before and behind `after`; return the event of its completion."""
         ...
 
     def compute_mark(self) -> Event:
-        """Return an event that is done when what the calling thread has given the device to compute so far is done."""
-        ...
-
-    def wait(self, event: Event) -> None:
-        """Make what the calling thread computes from now on come after `event`.
-
-        Raises:
-            Exception: Whatever the awaited work raised.
-        """
+        """Return the event of all that the calling thread has given the device to compute so far."""
         ...
 
 
@@ -47,6 +51,40 @@ def copy_stream(device: torch.device) -> CopyStream:
     if device.type in ("cuda", "xpu"):
         return DeviceCopyStream(device)
     return ThreadCopyStream(f"copy to {device}")
+
+
+class DeviceEvent:
+    """An event on a device with streams of its own: waiting for it costs the host nothing."""
+
+    def __init__(self, event: Any, module: Any, device: torch.device) -> None:
+        self.event = event
+        self._module = module
+        self._device = device
+
+    def done(self) -> bool:
+        return bool(self.event.query())
+
+    def wait(self) -> None:
+        self._module.current_stream(self._device).wait_event(self.event)
+
+    def synchronize(self) -> None:
+        self.event.synchronize()
+
+
+class HostEvent:
+    """An event of work that a host thread does; None for work that was done before it was asked for."""
+
+    def __init__(self, work: Future[None] | None = None) -> None:
+        self._work = work
+
+    def done(self) -> bool:
+        return self._work is None or self._work.done()
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.result()
+
+    synchronize = wait
 
 
 class DeviceCopyStream:
@@ -59,29 +97,21 @@ class DeviceCopyStream:
 
     def submit(self, work: Callable[[], None], after: Sequence[Event] = ()) -> Event:
         for event in after:
-            self._stream.wait_event(event)
+            if isinstance(event, DeviceEvent):
+                self._stream.wait_event(event.event)
+            else:
+                event.synchronize()
         with self._module.stream(self._stream):
             work()
-            event = self._module.Event()
-            event.record(self._stream)
-        return _DeviceEvent.of(event)
+        return self._record(self._stream)
 
     def compute_mark(self) -> Event:
+        return self._record(self._module.current_stream(self._device))
+
+    def _record(self, stream: Any) -> Event:
         event = self._module.Event()
-        event.record(self._module.current_stream(self._device))
-        return _DeviceEvent.of(event)
-
-    def wait(self, event: Event) -> None:
-        self._module.current_stream(self._device).wait_event(event)
-
-
-class _DeviceEvent:
-    """Gives the device's own event the name `done` for its `query`."""
-
-    @staticmethod
-    def of(event: Any) -> Any:
-        event.done = event.query
-        return event
+        event.record(stream)
+        return DeviceEvent(event, self._module, self._device)
 
 
 class ThreadCopyStream:
@@ -97,13 +127,7 @@ class ThreadCopyStream:
             # Threads do not survive a fork: the child gets a worker of its own.
             self._process = os.getpid()
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
-        return self._worker.submit(work)
+        return HostEvent(self._worker.submit(work))
 
     def compute_mark(self) -> Event:
-        finished: Future[None] = Future()
-        finished.set_result(None)
-        return finished
-
-    def wait(self, event: Event) -> None:
-        if isinstance(event, Future):
-            event.result()
+        return HostEvent()

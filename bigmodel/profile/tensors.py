@@ -61,7 +61,7 @@ def storage_key(tensor: torch.Tensor) -> tuple[int, ...]:
     get different keys; an empty tensor shares memory with nobody.
     """
     if isinstance(tensor, VirtualTensor):
-        return storage_key(cast(torch.Tensor, tensor.inner))
+        return storage_key(cast(torch.Tensor, tensor.held))
     if tensor.numel() == 0:
         return (id(tensor),)
     try:

@@ -73,7 +73,7 @@ class VirtualTensor(torch.Tensor):
         wrapper._allocation = allocation
         return wrapper
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.held.detach())[:-1] + f", device='{self.device}')"
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

@@ -1,0 +1,114 @@
+"""The attachment: what stands in for a module's forward while its model is dispatched."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import DispatchError
+from .block import Block
+from .move import first_tensor, send_to_device
+from .streamer import Streamer
+
+
+def refuse_copy(*_: object) -> Any:
+    """Raise what copying or pickling a dispatched model raises."""
+    raise DispatchError(
+        "a dispatched model cannot be copied or pickled: its weights are spread over devices and streams belong to "
+        "this process. Call undispatch(model) first, or save it with save_model(model, directory)"
+    )
+
+
+class AttachedForward:
+    """Replaces ``module.forward``: brings inputs to the module's device and streams its weights while it runs.
+
+    The module is held weakly, so that attaching makes no reference cycle.
+
+    Args:
+        module: The module whose forward is replaced.
+        device: Where it runs; inputs are moved there. None leaves inputs where they are.
+        skip_keys: Keyword arguments that are never moved.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | None, skip_keys: Collection[str] | None) -> None:
+        self._module = weakref.ref(module)
+        self._own: Callable[..., Any] | None = module.__dict__.get("forward")
+        self._function: Callable[..., Any] = type(module).forward
+        functools.update_wrapper(self, self._own or self._function)
+        self.__dict__.pop("__wrapped__")
+        self.__signature__ = inspect.signature(module.forward)
+        self.device = device
+        self.skip_keys = set(skip_keys or ())
+        self.blocks: list[tuple[Streamer, Block]] = []
+        self.returns_to_input = False
+        self.output_device: torch.device | None = None
+
+    def attach(self) -> None:
+        """Take the place of the module's forward."""
+        module = self._module()
+        assert module is not None
+        module.forward = self
+
+    def detach(self) -> None:
+        """Give the module its own forward back."""
+        module = self._module()
+        if module is None:
+            return
+        if self._own is not None:
+            module.forward = self._own
+        else:
+            module.__dict__.pop("forward", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        source = first_tensor((args, kwargs)) if self.returns_to_input else None
+        if self.device is not None:
+            args = send_to_device(args, self.device)
+            kwargs = send_to_device(kwargs, self.device, skip_keys=self.skip_keys)
+        output = self._run(args, kwargs)
+        target = source.device if source is not None else self.output_device
+        return output if target is None else send_to_device(output, target, skip_keys=self.skip_keys)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.blocks:
+            return self._plain(args, kwargs)
+        slots = []
+        try:
+            for streamer, block in self.blocks:
+                slots.append((streamer, streamer.acquire(block)))
+            return self._plain(args, kwargs)
+        finally:
+            for streamer, slot in reversed(slots):
+                streamer.release(slot)
+
+    def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._own is not None:
+            return self._own(*args, **kwargs)
+        return self._function(self._module(), *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return refuse_copy()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return refuse_copy()
+
+
+class RefuseConversion:
+    """Replaces ``module._apply``, through which ``.to()``, ``.cuda()``, ``.half()`` and their like all go."""
+
+    def __call__(self, *args: object, **kwargs: object) -> nn.Module:
+        raise DispatchError(
+            "a dispatched model cannot be moved or cast: parts of it live on several devices or are streamed. "
+            "Call undispatch(model) first, or dispatch it again with another device_map or dtype"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return refuse_copy()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return refuse_copy()

@@ -1,0 +1,88 @@
+"""A streamed block: weights that lie on the host and visit the device for the time of one forward.
+
+Between forwards every parameter of the block is the host tensor it was placed as. During a forward the module's
+slots in ``_parameters`` (or ``_buffers``) hold views of a device slab instead. Nothing is ever on meta.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .parameter import like
+from .slab import Layout
+
+Registry = dict[str, Any]
+"""A module's own ``_parameters`` or ``_buffers``. Held instead of the module, so that no cycle keeps it alive."""
+
+
+@dataclass
+class HostTensor:
+    """One tensor of a block: the host tensor, and every place in the model that refers to it."""
+
+    value: torch.Tensor
+    device_dtype: torch.dtype
+    owners: list[tuple[Registry, str]] = field(default_factory=list)
+
+    def show(self, tensor: torch.Tensor) -> None:
+        """Make every owner refer to `tensor`."""
+        for registry, name in self.owners:
+            registry[name] = tensor
+
+
+class Block:
+    """The tensors of one streamed module and how they lie in a slab.
+
+    Args:
+        name: The module's name in the model.
+        tensors: Its tensors, each once, in the order in which they lie in the slab.
+    """
+
+    def __init__(self, name: str, tensors: list[HostTensor]) -> None:
+        self.name = name
+        self.tensors = tensors
+        self.layout = Layout.of((t.device_dtype, t.value.shape) for t in tensors)
+        self.casts = any(t.device_dtype != t.value.dtype for t in tensors)
+        self.packed: torch.Tensor | None = None
+        self.encloses = False
+        """Other blocks run within this one's forward, so it must not occupy a slot that they wait for."""
+
+    def __repr__(self) -> str:
+        return f"Block({self.name!r}, {len(self.tensors)} tensors, {self.layout.nbytes} bytes)"
+
+    def pack(self, pin: bool) -> None:
+        """Move the host tensors into one contiguous (pinned) slab of their own, so that one copy fetches them.
+
+        The tensors keep their identity: a Parameter stays the same Parameter. Blocks whose tensors are cast on the
+        way, are tied to other places or lie in a memory map stay as they are.
+        """
+        slab = torch.empty(self.layout.nbytes, dtype=torch.uint8, pin_memory=pin)
+        for tensor, view in zip(self.tensors, self.layout.views(slab)):
+            view.copy_(tensor.value.detach())
+            tensor.value.data = view
+        self.packed = slab
+
+    def device_views(self, slab: torch.Tensor) -> list[torch.Tensor]:
+        """Return what the module sees while its weights are in `slab`: parameters or buffers viewing it."""
+        return [like(t.value, view, requires_grad=False) for t, view in zip(self.tensors, self.layout.views(slab))]
+
+    def fetch(self, slab: torch.Tensor) -> None:
+        """Copy the block's tensors into `slab`, in as few copies as they allow."""
+        with torch.no_grad():
+            if self.packed is not None:
+                slab[: self.layout.nbytes].copy_(self.packed, non_blocking=True)
+                return
+            for tensor, view in zip(self.tensors, self.layout.views(slab)):
+                view.copy_(tensor.value.detach(), non_blocking=True)
+
+    def show(self, tensors: list[torch.Tensor]) -> None:
+        """Make the model refer to these tensors, one for each of the block's own."""
+        for tensor, shown in zip(self.tensors, tensors):
+            tensor.show(shown)
+
+    def show_host(self) -> None:
+        """Make the model refer to the host tensors again."""
+        for tensor in self.tensors:
+            tensor.show(tensor.value)

@@ -1,0 +1,238 @@
+"""Turn a placed model into a dispatched one: what becomes resident, what is streamed, what needs an attachment."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..checkpoint import mapped_region
+from ..devices import HOST, is_accelerator, torch_device
+from ..errors import DispatchError
+from ..profile import find_units, storage_key
+from .block import Block, HostTensor
+from .dispatched import Dispatched, Journal
+from .parameter import moved_like
+from .placement import Placed, Placement
+from .streamer import Streamer
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is dispatched, beside where.
+
+    Attributes:
+        offload_buffers: Keep buffers of offloaded modules on the host too and stream them.
+        skip_keys: Keyword arguments that are never moved between devices.
+        no_split_module_classes: Classes that are streamed as a whole; None finds them.
+        force_hooks: Attach to the root even where nothing needs it.
+        dtype: What floating-point weights are cast to on their way to the device; None keeps theirs.
+        slots: How many streamed blocks may be on the device at once.
+    """
+
+    offload_buffers: bool = False
+    skip_keys: Collection[str] | str | None = None
+    no_split_module_classes: Collection[str] | None = None
+    force_hooks: bool = False
+    dtype: torch.dtype | None = None
+    slots: int = 2
+
+
+class Builder:
+    """Dispatches one model. `build` either finishes or leaves the model as it was."""
+
+    def __init__(self, model: nn.Module, placement: Placement, options: Options) -> None:
+        self.model = model
+        self.placement = placement
+        self.options = options
+        self.main = torch_device(placement.main_device)
+        self.journal = Journal()
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.placed: dict[str, Placed] = {p.name: p for p in placement.tensors(model)}
+        self.execution = placement.execution_devices()
+        self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
+
+    def build(self, device_map: dict[str, int | str]) -> Dispatched:
+        """Move what is resident, prepare what is streamed, and return the attachments, not yet in place."""
+        result = Dispatched(self.main, device_map)
+        result.ties = self._ties()
+        try:
+            self._refuse_meta()
+            self._move_residents()
+            blocks = self._blocks(result)
+            self._stream(blocks, result)
+            self._align(result)
+        except BaseException:
+            self.journal.undo()
+            raise
+        return result
+
+    def _refuse_meta(self) -> None:
+        meta = [p.name for p in self.placed.values() if p.tensor.is_meta]
+        if meta:
+            shown = ", ".join(meta[:3]) + (f" and {len(meta) - 3} more" if len(meta) > 3 else "")
+            raise DispatchError(
+                f"{shown}: no value yet (device meta). Load the checkpoint first with load_checkpoint_in_model, "
+                "or use load_checkpoint_and_dispatch"
+            )
+
+    def _ties(self) -> dict[str, str]:
+        first: dict[object, str] = {}
+        names = [(first.setdefault(storage_key(p.tensor), p.name), p.name) for p in self.placed.values()]
+        return {name: earliest for earliest, name in names if name != earliest}
+
+    def _move_residents(self) -> None:
+        """Put every tensor where the map wants it; offloaded ones come to the host."""
+        for placed in self.placed.values():
+            self._move(placed, self._home(placed))
+
+    def _home(self, placed: Placed) -> torch.device:
+        """Return where a tensor lies between forwards."""
+        if not placed.offloaded:
+            return torch_device(placed.device)
+        if placed.is_buffer and not self.options.offload_buffers:
+            return self.main
+        return torch_device(HOST)
+
+    def _move(self, placed: Placed, device: torch.device) -> None:
+        tensor = placed.registry[placed.key]
+        dtype = self._device_dtype(placed, tensor) if not placed.offloaded else tensor.dtype
+        if tensor.device == device and tensor.dtype == dtype:
+            self._moved.setdefault((storage_key(tensor), device), tensor)
+            return
+        known = self._moved.get((storage_key(tensor), device))
+        if known is None:
+            known = self._moved[storage_key(tensor), device] = moved_like(tensor, device, dtype)
+        self.journal.replace(placed.registry, placed.key, known)
+
+    def _device_dtype(self, placed: Placed, tensor: torch.Tensor) -> torch.dtype:
+        wanted = self.options.dtype
+        if wanted is None or placed.is_buffer or not tensor.is_floating_point():
+            return tensor.dtype
+        return wanted
+
+    def _needs_streaming(self, placed: Placed) -> bool:
+        tensor = placed.registry[placed.key]
+        if not placed.offloaded or tensor.device == self.main:
+            return placed.offloaded and self._device_dtype(placed, tensor) != tensor.dtype
+        resident = self._moved.get((storage_key(tensor), self.main))
+        if resident is not None:
+            # A tied partner lives on the device already: one copy serves both.
+            self.journal.replace(placed.registry, placed.key, resident)
+            return False
+        return True
+
+    def _blocks(self, result: Dispatched) -> list[tuple[str, Block, bool]]:
+        """Return the streamed blocks: module name, block, and whether it encloses other blocks."""
+        blocks = []
+        for name, names, encloses in self._pieces():
+            streamed = [self.placed[n] for n in names if self._needs_streaming(self.placed[n])]
+            if not streamed:
+                continue
+            module = self.modules[name]
+            if type(module) is nn.Embedding and not encloses and module.max_norm is None:
+                # Looking rows up where the table lies moves rows over the link, not the table.
+                forward = result.forward_of(name, module)
+                forward.device, forward.output_device = torch_device(HOST), self.main
+                continue
+            blocks.append((name, self._block(name, streamed), encloses))
+        return blocks
+
+    def _pieces(self) -> Iterator[tuple[str, list[str], bool]]:
+        """Yield what is streamed as one: a module's name, its tensors' names, whether modules inside stream too."""
+        direct: dict[str, list[str]] = defaultdict(list)
+        for unit in find_units(self.model, self.options.no_split_module_classes):
+            if unit.is_tensor:
+                direct[unit.name.rpartition(".")[0]].append(unit.name)
+            else:
+                yield from self._split_if_mixed(unit.name)
+        for owner, names in direct.items():
+            yield owner, names, True
+
+    def _split_if_mixed(self, name: str) -> Iterator[tuple[str, list[str], bool]]:
+        """Yield a unit whole when the map puts it on one device, else its own tensors and then its children."""
+        dot = f"{name}." if name else ""
+        names = [n for n in self.placed if n.startswith(dot)]
+        if len({self.placed[n].device for n in names}) <= 1:
+            yield name, names, False
+            return
+        children = [child for child, module in self.modules[name]._modules.items() if module is not None]
+        own = [n for n in names if "." not in n[len(dot) :]]
+        if own:
+            yield name, own, bool(children)
+        for child in children:
+            yield from self._split_if_mixed(dot + child)
+
+    def _block(self, name: str, streamed: list[Placed]) -> Block:
+        tensors: dict[object, HostTensor] = {}
+        for placed in streamed:
+            tensor = placed.registry[placed.key]
+            host = tensors.setdefault(storage_key(tensor), HostTensor(tensor, self._device_dtype(placed, tensor)))
+            host.owners.append((placed.registry, placed.key))
+        return Block(name, list(tensors.values()))
+
+    def _stream(self, blocks: list[tuple[str, Block, bool]], result: Dispatched) -> None:
+        if not blocks:
+            return
+        sequential = [block for _, block, encloses in blocks if not encloses]
+        streamer = Streamer(self.main, sequential, slots=self.options.slots)
+        shared = self._shared_storages([block for _, block, _ in blocks])
+        for name, block, encloses in blocks:
+            block.encloses = encloses
+            if self._packs(block, shared):
+                block.pack(pin=self.main.type == "cuda")
+            forward = result.forward_of(name, self.modules[name])
+            forward.device = self.main
+            forward.blocks.append((streamer, block))
+        result.streamers.append(streamer)
+
+    def _shared_storages(self, blocks: list[Block]) -> set[object]:
+        """Return the storages that more than one block refers to."""
+        seen: set[object] = set()
+        shared: set[object] = set()
+        for block in blocks:
+            for key in {storage_key(tensor.value) for tensor in block.tensors}:
+                (shared if key in seen else seen).add(key)
+        return shared
+
+    def _packs(self, block: Block, shared: set[object]) -> bool:
+        """Whether a block's host tensors may be moved into one slab of their own."""
+        return (
+            is_accelerator(self.main)
+            and not block.casts
+            and all(
+                mapped_region(t.value) is None and t.value.is_contiguous() and storage_key(t.value) not in shared
+                for t in block.tensors
+            )
+        )
+
+    def _align(self, result: Dispatched) -> None:
+        """Attach to modules whose inputs may come from another device."""
+        several = len(self.execution) > 1
+        if several:
+            for name, names, encloses in self._pieces():
+                forward = result.forward_of(name, self.modules[name])
+                if forward.device is None and names and not encloses:
+                    forward.device = torch_device(self.placement.runs_on(self.placed[names[0]].device))
+        if several or result.attachments or self.options.force_hooks:
+            root = result.forward_of("", self.model)
+            root.device = root.device or self.main
+            root.returns_to_input = True
+        if result.attachments and not several:
+            self._align_skeleton(result)
+        for forward in result.attachments.values():
+            skip = self.options.skip_keys
+            forward.skip_keys = {skip} if isinstance(skip, str) else set(skip or ())
+
+    def _align_skeleton(self, result: Dispatched) -> None:
+        """Attach to the modules around streamed ones: an encoder may be called without its model."""
+        for name in list(result.attachments):
+            while name:
+                name = name.rpartition(".")[0]
+                module = self.modules[name]
+                if type(module).forward is not nn.Module.forward and not isinstance(module, nn.ModuleList):
+                    forward = result.forward_of(name, module)
+                    forward.device = forward.device or self.main

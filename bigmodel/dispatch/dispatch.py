@@ -1,0 +1,134 @@
+"""Dispatch a model over devices, and undo it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..devices import HOST, DeviceLike, device_key, torch_device
+from ..plan import check_device_map
+from .build import Builder, Options
+from .device_map import DeviceMap, resolve_device_map
+from .dispatched import dispatched
+from .offload_folder import OffloadFolder, fill_meta
+from .parameter import moved_like
+from .placement import Placement
+
+
+def dispatch_model(
+    model: nn.Module,
+    device_map: DeviceMap = "auto",
+    main_device: DeviceLike | None = None,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    offload_dir: str | Path | None = None,
+    offload_index: Mapping[str, Mapping[str, str]] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | Collection[str] | None = None,
+    preload_module_classes: Collection[str] | None = None,
+    force_hooks: bool = False,
+    max_memory: Mapping[DeviceLike, int | str] | None = None,
+    no_split_module_classes: Collection[str] | None = None,
+) -> nn.Module:
+    """Spread `model` over devices so that it runs as if it were whole, and return it.
+
+    Modules mapped to an accelerator live and run there. Modules mapped to ``"cpu"`` or ``"disk"`` keep their weights
+    in host memory or in the memory-mapped checkpoint; they run on `main_device`, to which their weights are streamed
+    just in time, or, when the map has no accelerator, on the host with nothing moved at all.
+
+    Args:
+        model: Any module. Weights on ``meta`` are filled from `state_dict`, `offload_index` or `offload_dir`.
+        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, one device, or a device by
+            module name, ``""`` being the whole model.
+        main_device: Where offloaded modules run. None: the first accelerator of the map, else the host.
+        state_dict: Weights for parameters that are on ``meta``.
+        offload_dir: A folder for weights mapped to ``"disk"`` that do not lie in a memory-mapped file yet; also a
+            checkpoint to fill parameters on ``meta`` from.
+        offload_index: For each such parameter its ``safetensors_file`` and ``weight_name``.
+        offload_buffers: Stream the buffers of offloaded modules too; by default they stay where the module runs.
+        skip_keys: Keyword arguments of forward that are not moved between devices.
+        preload_module_classes: More classes whose weights are streamed as a whole.
+        force_hooks: Bring inputs to the device and outputs back even for a model that lives on one device.
+        max_memory: Budgets by device, for the named strategies; None: what is free.
+        no_split_module_classes: Classes whose modules stay in one piece; None finds them.
+
+    Returns:
+        The same `model`, with `hf_device_map` set. `undispatch` takes everything back.
+
+    Raises:
+        DeviceMapError: The map does not cover the model or names a device that is none.
+        BudgetError: The model does not fit `max_memory`.
+        DispatchError: A parameter has no value, or must go to disk and there is no `offload_dir`.
+    """
+    classes = list(no_split_module_classes) if no_split_module_classes is not None else None
+    if classes is not None:
+        classes += list(preload_module_classes or ())
+    resolved = resolve_device_map(model, device_map, max_memory, classes)
+    options = Options(offload_buffers, skip_keys, classes, force_hooks)
+    fill_meta(model, state_dict, offload_index, offload_dir)
+    return place_and_attach(model, resolved, main_device, options, offload_dir)
+
+
+def place_and_attach(
+    model: nn.Module,
+    device_map: Mapping[str, DeviceLike],
+    main_device: DeviceLike | None,
+    options: Options,
+    offload_dir: str | Path | None = None,
+) -> nn.Module:
+    """Dispatch a model whose weights all have values by a map that is already spelt out."""
+    if dispatched(model) is not None:
+        undispatch(model)
+    check_device_map(model, dict(device_map))
+    placement = Placement(device_map, main_device)
+    folder = OffloadFolder(offload_dir)
+    folder.write(model, placement)
+    keys = {name: device_key(device) for name, device in device_map.items()}
+    builder = Builder(model, placement, options)
+    try:
+        result = builder.build(keys)
+    except BaseException:
+        folder.discard()
+        raise
+    result.temporary_files = folder.files
+    result.attach(model)
+    if result.attachments:
+        result.guard(model)
+    return model
+
+
+def undispatch(model: nn.Module, device: DeviceLike | None = None) -> nn.Module:
+    """Give the plain model back: no attachments, no streams, every weight a plain tensor.
+
+    Args:
+        model: A dispatched model; a plain one is returned as it is.
+        device: Where the weights go. None leaves a model that lies on one device there and brings any other to the
+            host; weights on disk stay views of their memory-mapped file.
+    """
+    found = dispatched(model)
+    if found is None:
+        return model
+    found.detach(model)
+    tensors = [*model.parameters(), *model.buffers()]
+    if device is None and len({tensor.device for tensor in tensors}) <= 1:
+        return model
+    target = torch_device(HOST if device is None else device)
+    _gather(model, target, found.ties)
+    return model
+
+
+def _gather(model: nn.Module, target: torch.device, ties: Mapping[str, str]) -> None:
+    """Move every tensor to `target`, those that were one tensor before dispatching being one again."""
+    moved: dict[str, torch.Tensor] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        for registry in (module._parameters, module._buffers):
+            for key, tensor in registry.items():
+                if tensor is None:
+                    continue
+                first = ties.get(dot + key, dot + key)
+                if first not in moved:
+                    moved[first] = tensor if tensor.device == target else moved_like(tensor, target)
+                registry[key] = moved[first]  # type: ignore[assignment]

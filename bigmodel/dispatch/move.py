@@ -1,0 +1,100 @@
+"""Bring what a module is called with to the device it runs on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+
+def send_to_device(
+    tensor: Any,
+    device: int | str | torch.device,
+    non_blocking: bool = False,
+    skip_keys: str | Collection[str] | None = None,
+) -> Any:
+    """Return `tensor` with every tensor in it on `device`.
+
+    Containers are rebuilt only where something in them moves: an argument that is already in place comes back as the
+    same object.
+
+    Args:
+        tensor: A tensor, or lists, tuples, named tuples, mappings and dataclasses of them, nested as deep as you
+            like; an object that has a ``to`` method of its own is asked to move itself; anything else is passed on.
+        device: Where tensors go.
+        non_blocking: Let a copy from pinned memory return before it is done.
+        skip_keys: Keys of mappings whose values stay where they are.
+    """
+    skip = {skip_keys} if isinstance(skip_keys, str) else set(skip_keys or ())
+    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return _send(tensor, target, non_blocking, skip)
+
+
+def _send(value: Any, device: torch.device, non_blocking: bool, skip: set[str]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value if value.device == device else value.to(device, non_blocking=non_blocking)
+    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return _send_sequence(value, device, non_blocking, skip)
+    if isinstance(value, Mapping):
+        return _send_mapping(value, device, non_blocking, skip)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _send_dataclass(value, device, non_blocking, skip)
+    if hasattr(value, "to") and not isinstance(value, (torch.nn.Module, type)):
+        return value.to(device)
+    return value
+
+
+def _send_sequence(value: Any, device: torch.device, non_blocking: bool, skip: set[str]) -> Any:
+    moved = [_send(item, device, non_blocking, skip) for item in value]
+    if all(new is old for new, old in zip(moved, value)):
+        return value
+    if hasattr(value, "_fields"):
+        return type(value)(*moved)
+    return type(value)(moved)
+
+
+def _send_mapping(value: Mapping[Any, Any], device: torch.device, non_blocking: bool, skip: set[str]) -> Any:
+    moved = {key: item if key in skip else _send(item, device, non_blocking, skip) for key, item in value.items()}
+    if all(moved[key] is item for key, item in value.items()):
+        return value
+    if type(value) is dict:
+        return moved
+    clone = copy.copy(value)
+    for key, item in moved.items():
+        if item is not value[key]:
+            clone[key] = item  # type: ignore[index]
+    return clone
+
+
+def _send_dataclass(value: Any, device: torch.device, non_blocking: bool, skip: set[str]) -> Any:
+    changes = {}
+    for field in dataclasses.fields(value):
+        old = getattr(value, field.name)
+        new = old if field.name in skip else _send(old, device, non_blocking, skip)
+        if new is not old:
+            changes[field.name] = new
+    if not changes:
+        return value
+    clone = copy.copy(value)
+    for name, new in changes.items():
+        object.__setattr__(clone, name, new)
+    return clone
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """Return the first tensor found in nested containers, None when there is none."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            found = first_tensor(item)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,28 @@
+"""Parameters that stay what they are when their values move."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def like(original: torch.Tensor, value: torch.Tensor, requires_grad: bool | None = None) -> torch.Tensor:
+    """Return `value` as what `original` is: a Parameter with its attributes, or a plain tensor.
+
+    Args:
+        original: The tensor whose place `value` takes.
+        value: The new elements; used as they are, not copied.
+        requires_grad: Whether the new Parameter requires a gradient; None takes it from `original`.
+    """
+    if not isinstance(original, nn.Parameter):
+        return value
+    wants = original.requires_grad if requires_grad is None else requires_grad
+    result = nn.Parameter(value, requires_grad=wants and (value.is_floating_point() or value.is_complex()))
+    if original.__dict__:
+        result.__dict__.update({k: v for k, v in original.__dict__.items() if k not in result.__dict__})
+    return result
+
+
+def moved_like(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return `tensor` on `device`, a Parameter with the same attributes if it is one."""
+    return like(tensor, tensor.detach().to(device=device, dtype=dtype or tensor.dtype))

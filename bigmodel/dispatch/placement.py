@@ -1,0 +1,90 @@
+"""Where every tensor of a model goes, by a device map: the answer, not the moving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ..devices import DISK, HOST, DeviceLike, is_accelerator, normalize_device
+from ..errors import DeviceMapError
+from .block import Registry
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """One parameter or buffer in one place of the model, and the device its map entry names."""
+
+    name: str
+    registry: Registry
+    key: str
+    tensor: torch.Tensor
+    device: str
+    is_buffer: bool
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether the map keeps the tensor on the host or the disk."""
+        return self.device in (HOST, DISK)
+
+
+class Placement:
+    """A device map with canonical device names, ready to be asked.
+
+    Args:
+        device_map: Device by module name; ``""`` is the whole model. The longest name that leads to a tensor counts.
+        main_device: Where offloaded modules run; None takes the accelerator of the lowest number in the map, and the
+            host if there is none.
+    """
+
+    def __init__(self, device_map: Mapping[str, DeviceLike], main_device: DeviceLike | None = None) -> None:
+        self.devices = {name: normalize_device(device) for name, device in device_map.items()}
+        self.main_device = self._main(main_device)
+
+    def device_of(self, name: str) -> str:
+        """Return the device of the module or tensor `name`.
+
+        Raises:
+            DeviceMapError: No entry of the map leads to it.
+        """
+        prefix = name
+        while prefix:
+            if prefix in self.devices:
+                return self.devices[prefix]
+            prefix = prefix.rpartition(".")[0]
+        if "" in self.devices:
+            return self.devices[""]
+        raise DeviceMapError(
+            f"the device map has no entry for {name!r}; add one for it, for a module around it, or for '' (the rest)"
+        )
+
+    def runs_on(self, device: str) -> str:
+        """Return where a module that the map puts on `device` computes."""
+        return self.main_device if device in (HOST, DISK) else device
+
+    def execution_devices(self) -> set[str]:
+        """Return all devices that compute anything."""
+        return {self.runs_on(device) for device in self.devices.values()}
+
+    def tensors(self, model: nn.Module) -> Iterator[Placed]:
+        """Yield every tensor of `model`, a tied one once per place."""
+        for prefix, module in model.named_modules(remove_duplicate=False):
+            dot = f"{prefix}." if prefix else ""
+            for registry, is_buffer in ((module._parameters, False), (module._buffers, True)):
+                for key, tensor in registry.items():
+                    if tensor is not None:
+                        name = dot + key
+                        yield Placed(name, registry, key, tensor, self.device_of(name), is_buffer)
+
+    def _main(self, given: DeviceLike | None) -> str:
+        if given is not None:
+            return HOST if normalize_device(given) == DISK else normalize_device(given)
+        accelerators = [device for device in self.devices.values() if is_accelerator(device)]
+        return min(accelerators, key=_number, default=HOST)
+
+
+def _number(device: str) -> tuple[int, str]:
+    kind, _, index = device.partition(":")
+    return int(index or 0), kind

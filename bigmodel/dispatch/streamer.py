@@ -1,0 +1,208 @@
+"""The mechanism that makes streamed blocks visit a device: slots, fetches, prefetch.
+
+    acquire(block):  find the block in a slot, or take a free slot and fetch it; start fetching what comes next;
+                     wait for the block's own fetch; show its weights to the module
+    release(block):  show the host weights again; the slot keeps its content until somebody needs the room
+
+Which block comes next is learned: each thread remembers which block it acquired after which. A wrong guess, as after
+a skipped or repeated block, costs the time of one fetch and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from ..devices import CopyStream, Event, copy_stream
+from .block import Block
+from .fetch import Fetcher
+from .slab import largest
+from .stats import StreamStats
+
+
+@dataclass(eq=False)
+class Slot:
+    """Device memory that holds one block at a time.
+
+    `users` counts the forwards that run on its content now; `last_use` orders slots by when they were last wanted;
+    `marks` are the computations that must end before the content may be overwritten.
+    """
+
+    slab: torch.Tensor
+    transient: bool = False
+    content: Block | None = None
+    users: int = 0
+    last_use: int = 0
+    ready: Event | None = None
+    marks: list[Event] = field(default_factory=list)
+    views: dict[Block, list[torch.Tensor]] = field(default_factory=dict)
+
+
+class _Thread(threading.local):
+    """What the calling thread has acquired: the last block, and how many it holds now."""
+
+    last: Block | None = None
+    holds: int = 0
+
+
+class Streamer:
+    """Streams blocks to one device through a fixed number of slots.
+
+    Args:
+        device: Where the blocks run.
+        blocks: The blocks that take turns in the slots. Blocks that enclose others get room of their own while
+            they run, and need not be named here.
+        slots: How many blocks may be on the device at once; at least one.
+    """
+
+    def __init__(self, device: torch.device, blocks: list[Block], slots: int = 2) -> None:
+        self.device = device
+        self.blocks = blocks
+        self.stats = StreamStats()
+        self._stream: CopyStream = copy_stream(device)
+        self._fetcher = Fetcher(self._stream, device, self.stats)
+        nbytes = largest([block.layout for block in blocks])
+        count = min(max(1, slots), len(blocks))
+        self._slots = [Slot(torch.empty(nbytes, dtype=torch.uint8, device=device)) for _ in range(count)]
+        self._slot_of: dict[Block, Slot] = {}
+        self._next: dict[Block, Block] = {}
+        self._thread = _Thread()
+        self._changed = threading.Condition()
+        self._clock = 0
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of device memory that the slots take."""
+        return sum(slot.slab.nbytes for slot in self._slots)
+
+    @contextmanager
+    def use(self, block: Block) -> Iterator[None]:
+        """Within this context `block`'s weights are on the device."""
+        slot = self.acquire(block)
+        try:
+            yield
+        finally:
+            self.release(slot)
+
+    def acquire(self, block: Block) -> Slot:
+        """Bring `block` to the device and show its weights there; return the slot to release later.
+
+        Raises:
+            Exception: Whatever the fetch raised; nothing is held then.
+        """
+        thread = self._thread
+        with self._changed:
+            slot = self._find_or_fetch(block)
+            slot.users += 1
+            self._clock += 1
+            slot.last_use = self._clock
+            if thread.last is not None:
+                self._next[thread.last] = block
+            thread.last = block
+            self._prefetch(block)
+        self._await(block, slot)
+        thread.holds += 1
+        return slot
+
+    def release(self, slot: Slot) -> None:
+        """Give a slot back; the last to do so shows the host weights again."""
+        self._thread.holds -= 1
+        with self._changed:
+            slot.users -= 1
+            slot.marks = [mark for mark in slot.marks if not mark.done()]
+            slot.marks.append(self._stream.compute_mark())
+            if slot.users == 0:
+                assert slot.content is not None
+                slot.content.show_host()
+                if slot.transient:
+                    self._forget(slot)
+                self._changed.notify_all()
+
+    def _await(self, block: Block, slot: Slot) -> None:
+        assert slot.ready is not None
+        started = time.perf_counter()
+        try:
+            slot.ready.wait()
+        except BaseException:
+            with self._changed:
+                slot.users -= 1
+                if self._slot_of.get(block) is slot:
+                    self._forget(slot)
+                self._changed.notify_all()
+            raise
+        waited = time.perf_counter() - started
+        with self._changed:
+            self.stats.seconds_waited += waited
+            block.show(self._views(block, slot))
+
+    def _views(self, block: Block, slot: Slot) -> list[torch.Tensor]:
+        views = slot.views.get(block)
+        if views is None:
+            views = slot.views[block] = block.device_views(slot.slab)
+        return views
+
+    def _find_or_fetch(self, block: Block) -> Slot:
+        """Return the slot that holds `block` or will; if there is none, one in which its fetch was started."""
+        while True:
+            slot = self._slot_of.get(block)
+            if slot is not None:
+                self.stats.hits += 1
+                return slot
+            free = self._free_slot(block)
+            if free is not None:
+                self.stats.misses += 1
+                self._fetch(block, free)
+                return free
+            # While this thread waits another may fetch the same block: look for it again afterwards.
+            self._changed.wait()
+
+    def _free_slot(self, block: Block) -> Slot | None:
+        """Return a slot whose content nobody uses, preferring what was wanted longest ago; None if all are in use."""
+        if block.encloses:
+            return self._transient(block)
+        free = [slot for slot in self._slots if slot.users == 0]
+        if free:
+            return min(free, key=lambda slot: (slot.content is not None, slot.last_use))
+        if self._thread.holds:
+            # This thread may itself hold what others wait for: waiting for a slot could last for ever.
+            return self._transient(block)
+        return None
+
+    def _transient(self, block: Block) -> Slot:
+        """Return a slot of its own for one visit of `block`."""
+        return Slot(torch.empty(block.layout.nbytes, dtype=torch.uint8, device=self.device), transient=True)
+
+    def _fetch(self, block: Block, slot: Slot) -> None:
+        if slot.content is not None:
+            self._slot_of.pop(slot.content, None)
+        slot.content = block
+        slot.ready = self._fetcher.fetch(block, slot.slab, slot.marks)
+        slot.marks = []
+        self._slot_of[block] = slot
+
+    def _forget(self, slot: Slot) -> None:
+        if slot.content is not None:
+            self._slot_of.pop(slot.content, None)
+        slot.content = None
+
+    def _prefetch(self, block: Block) -> None:
+        """Start fetching the blocks that follow, into slots whose content is wanted later than theirs."""
+        wanted = {block}
+        following = block
+        for _ in range(len(self._slots) - 1):
+            successor = self._next.get(following)
+            if successor is None or successor in wanted:
+                return
+            wanted.add(successor)
+            following = successor
+            if successor in self._slot_of:
+                continue
+            free = [slot for slot in self._slots if slot.users == 0 and slot.content not in wanted]
+            if not free:
+                return
+            self._fetch(successor, min(free, key=lambda slot: (slot.content is not None, slot.last_use)))
