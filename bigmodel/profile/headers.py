@@ -176,9 +176,7 @@ def parse_header(prefix: bytes, file_size: int, source: str) -> SafetensorsHeade
     data_size = file_size - data_start
     entries = {name: _entry(name, value, data_start, data_size, source) for name, value in items.items()}
     _check_layout(entries, data_start, file_size, source)
-    return SafetensorsHeader(
-        entries, data_start=data_start, file_size=file_size, metadata=metadata, source=source
-    )
+    return SafetensorsHeader(entries, data_start=data_start, file_size=file_size, metadata=metadata, source=source)
 
 
 def _refuse(source: str, reason: str) -> NoReturn:

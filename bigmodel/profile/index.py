@@ -36,9 +36,7 @@ def parse_index(content: bytes, source: str) -> dict[str, str]:
     try:
         index: Any = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointFormatError(
-            f"{source}: is not JSON ({error}); copy or download the file again"
-        ) from error
+        raise CheckpointFormatError(f"{source}: is not JSON ({error}); copy or download the file again") from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise CheckpointFormatError(

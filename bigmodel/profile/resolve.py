@@ -100,9 +100,7 @@ def parse_config(content: bytes, source: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise CheckpointFormatError(f"{source}: is not JSON ({error})") from error
     if not isinstance(config, dict):
-        raise CheckpointFormatError(
-            f"{source}: holds a {type(config).__name__}; a model's config is an object"
-        )
+        raise CheckpointFormatError(f"{source}: holds a {type(config).__name__}; a model's config is an object")
     return config
 
 
@@ -120,8 +118,7 @@ class LocalSource(ModelSource):
             content = path.read_bytes()
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
-                f"{self.folder}: has no {CONFIG_FILE}, so the architecture is not known; "
-                "save the model's config there"
+                f"{self.folder}: has no {CONFIG_FILE}, so the architecture is not known; save the model's config there"
             ) from error
         return parse_config(content, str(path))
 
