@@ -1,1 +1,16 @@
-"""Plan: numbers in, plan out. No tensor is touched in this room."""
+"""Plan: numbers in, plan out. No tensor is touched here."""
+
+from __future__ import annotations
+
+from .balance import balanced_caps, get_balanced_memory
+from .device_map import check_device_map, clean_device_map, owner_of
+from .infer import infer_auto_device_map
+
+__all__ = [
+    "balanced_caps",
+    "check_device_map",
+    "clean_device_map",
+    "get_balanced_memory",
+    "infer_auto_device_map",
+    "owner_of",
+]

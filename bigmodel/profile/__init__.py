@@ -12,12 +12,15 @@ from .sizes import (
 )
 from .tensors import TensorSpec, named_tensors, storage_key, tensor_specs
 from .ties import find_tied_parameters, retie_parameters
+from .units import SLAB_ALIGNMENT, UnitProfile, profile_units
 
 __all__ = [
+    "SLAB_ALIGNMENT",
     "CustomDtype",
     "DtypeLike",
     "TensorSpec",
     "UnitModule",
+    "UnitProfile",
     "calculate_maximum_sizes",
     "compute_module_sizes",
     "compute_module_total_buffer_size",
@@ -28,6 +31,7 @@ __all__ = [
     "get_max_layer_size",
     "named_tensors",
     "normalize_dtype",
+    "profile_units",
     "retie_parameters",
     "storage_key",
     "tensor_specs",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from enum import Enum
 from functools import cache
-from typing import Union
 
 import torch
 
@@ -19,7 +18,7 @@ class CustomDtype(Enum):
     INT2 = "int2"
 
 
-DtypeLike = Union[str, torch.dtype, CustomDtype]  # noqa: UP007 (evaluated on Python 3.10)
+DtypeLike = str | torch.dtype | CustomDtype
 
 _CUSTOM_BITS = {CustomDtype.FP8: 8, CustomDtype.INT4: 4, CustomDtype.INT2: 2}
 

@@ -1,0 +1,99 @@
+"""`infer_auto_device_map`: this planner behind accelerate's signature."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from torch import nn
+
+from ..devices import DeviceLike, format_size, get_max_memory, is_accelerator
+from ..profile import DtypeLike, UnitProfile, profile_units
+from .device_map import clean_device_map
+from .greedy import Item, Placement, Room, place_greedily
+from .groups import Group, tie_groups
+from .shortage import budget_error
+
+logger = logging.getLogger(__name__)
+
+
+def infer_auto_device_map(
+    model: nn.Module,
+    max_memory: Mapping[DeviceLike, int | str] | None = None,
+    no_split_module_classes: Iterable[str] | str | None = None,
+    dtype: DtypeLike | None = None,
+    special_dtypes: Mapping[str, DtypeLike] | None = None,
+    verbose: bool = False,
+    clean_result: bool = True,
+    offload_buffers: bool = False,
+    fallback_allocation: bool = False,
+) -> OrderedDict[str, int | str]:
+    """Return a device map that fills accelerators in order, then RAM, then disk. Counts weights only.
+
+    Where it differs from accelerate's: room for the largest streamed layer is kept only when a layer is
+    streamed; an accelerator that was passed over is tried again, so one huge layer pushes nothing else away;
+    buffers and parameters that a split module holds itself are placed too; units that must not be split are
+    found when none are named. `bigmodel.plan.plan` also counts KV cache and activations and predicts time.
+
+    Args:
+        model: any module, also on meta.
+        max_memory: budgets as `get_max_memory` takes them; None: what is free. `"disk"` is unlimited unless given.
+        no_split_module_classes: class names not to be split; None: find them; `[]`: split down to leaf modules.
+        dtype: floating point tensors count as this dtype, but never as more than they take now.
+        special_dtypes: dtype by tensor name, stronger than `dtype`.
+        verbose: log every decision.
+        clean_result: replace siblings on one device by their parent.
+        offload_buffers: False: buffers of units that are not resident count on the main device.
+        fallback_allocation: accepted; a device that was left empty is always tried with later layers.
+
+    Raises:
+        BudgetError: nothing fits, because `"disk"` was given a budget that is too small.
+    """
+    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, widen=False)
+    groups = tie_groups(units)
+    room = Room(get_max_memory(max_memory), slots=1)
+    items = [_item(group, units) for group in groups]
+    placement = place_greedily(items, room)
+    if placement is None:
+        total = sum(item.nbytes + item.slab for item in items)
+        fits = lambda budgets: place_greedily(items, Room(budgets, slots=1)) is not None  # noqa: E731
+        raise budget_error(room.budgets, total, fits)
+    if not offload_buffers:
+        _warn_about_buffers(groups, placement, room)
+    device_map = OrderedDict(_in_order(units, groups, placement))
+    if verbose:
+        for name, device in device_map.items():
+            logger.warning("%s -> %s", name or "the model", device)
+    return OrderedDict(clean_device_map(dict(device_map))) if clean_result else device_map
+
+
+def _item(group: Group, units: Sequence[UnitProfile]) -> Item:
+    members = [units[index] for index in group.members]
+    return Item(group.nbytes, slab=max(unit.nbytes for unit in members), units=len(members))
+
+
+def _in_order(
+    units: Sequence[UnitProfile], groups: Sequence[Group], placement: Placement
+) -> Iterator[tuple[str, int | str]]:
+    device_of = {index: placement.held[at] for at, group in enumerate(groups) for index in group.members}
+    for index, unit in enumerate(units):
+        yield unit.name, device_of[index]
+
+
+def _warn_about_buffers(groups: Sequence[Group], placement: Placement, room: Room) -> None:
+    """Warn when buffers of units that are not resident will not fit beside what the main device holds."""
+    if not is_accelerator(placement.main):
+        return
+    held = list(zip(groups, placement.held, strict=True))
+    buffers = sum(group.buffers for group, key in held if not is_accelerator(key))
+    resident = sum(group.nbytes for group, key in held if key == placement.main)
+    free = room.budgets[placement.main] - resident - placement.slots * placement.slot_bytes
+    if buffers > free:
+        logger.warning(
+            "buffers of layers that are not resident take %s, but device %s has %s left; pass offload_buffers=True "
+            "or raise its budget",
+            format_size(buffers),
+            placement.main,
+            format_size(free),
+        )
