@@ -1,0 +1,111 @@
+"""An engine from a model: runner, memory budget, scheduler, thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from server.engine.core import EngineCore
+from server.engine.engine import Engine
+from server.engine.observer import Observer, Silent
+from server.engine.pool import KVBudget, TokenPool
+from server.engine.prefix import PrefixCache
+from server.engine.runner import PlainRunner, Runner, choose_runner
+from server.engine.scheduler import Scheduler
+from server.text.codec import TextCodec
+
+DEFAULT_SHARE = 0.25  # of a device's free memory, for keys and values, when no plan says how much
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine batches and what it may hold.
+
+    ``kv_bytes``: bytes for keys and values on every device (None: from the plan, else a quarter of what is
+    free). ``max_length``: prompt plus output of one sequence, in tokens (None: the model's context).
+    ``max_queue``: sequences that may wait beyond those that run. ``row_multiple``: see
+    :mod:`server.engine.invariance`; 1 gives up equal bits alone and in a batch for the speed of one stream.
+    """
+
+    max_sequences: int = 16
+    max_batch_tokens: int = 512
+    max_queue: int = 128
+    kv_bytes: int | None = None
+    max_length: int | None = None
+    prefix_cache: bool = True
+    row_multiple: int | str = "auto"
+
+
+def build_engine(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    plan: Any = None,
+    options: EngineOptions = EngineOptions(),
+    *,
+    observer: Observer | None = None,
+    on_failure: Callable[[BaseException], None] | None = None,
+) -> Engine:
+    """An engine for ``model``, not started yet."""
+    model.eval()
+    runner = choose_runner(model, row_multiple=options.row_multiple)
+    pool = TokenPool(kv_budget(runner, plan, options).tokens)
+    prefix = PrefixCache(pool, enabled=options.prefix_cache and not isinstance(runner, PlainRunner))
+    scheduler = Scheduler(pool, prefix, max_sequences=options.max_sequences, max_batch_tokens=options.max_batch_tokens)
+    core = EngineCore(
+        runner,
+        scheduler,
+        tokenizer if isinstance(tokenizer, TextCodec) else TextCodec(tokenizer),
+        observer or Silent(),
+        eos_ids=end_tokens(model, tokenizer),
+        max_length=min(options.max_length or context_length(model), pool.capacity),
+    )
+    return Engine(core, max_requests=options.max_sequences + options.max_queue, on_failure=on_failure)
+
+
+def kv_budget(runner: Runner, plan: Any, options: EngineOptions) -> KVBudget:
+    """Bytes for keys and values per device: what the options say, else the plan, else a share of what is free."""
+    per_token = runner.bytes_per_token()
+    planned: Mapping[str, int] = plan_kv_bytes(plan) if plan is not None else {}
+    total = {}
+    for device in per_token:
+        if options.kv_bytes is not None:
+            total[device] = options.kv_bytes
+        else:
+            total[device] = planned.get(device) or int(_free_bytes(device) * DEFAULT_SHARE)
+    return KVBudget(per_token, total)
+
+
+def plan_kv_bytes(plan: Any) -> dict[str, int]:
+    """Bytes the plan set aside for keys and values, by the device names tensors have."""
+    devices = getattr(plan, "devices", None)
+    if not devices:
+        return {}
+    entries = devices.items() if isinstance(devices, Mapping) else [(d.device, d) for d in devices]
+    return {str(torch.device(device)): int(entry.kv_cache) for device, entry in entries if device != "disk"}
+
+
+def _free_bytes(device: str) -> int:
+    kind = torch.device(device)
+    if kind.type == "cuda":
+        return int(torch.cuda.mem_get_info(kind)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end a text: those of the generation config, and the tokenizer's."""
+    found: set[int] = set()
+    config = getattr(model, "generation_config", None)
+    inner = getattr(tokenizer, "tokenizer", tokenizer)
+    for value in (getattr(config, "eos_token_id", None), getattr(inner, "eos_token_id", None)):
+        found.update(value if isinstance(value, (list, tuple)) else [] if value is None else [value])
+    return frozenset(int(token) for token in found)
+
+
+def context_length(model: torch.nn.Module) -> int:
+    """Positions the model was made for."""
+    config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    return int(getattr(config, "max_position_embeddings", None) or 1 << 20)

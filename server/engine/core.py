@@ -1,0 +1,187 @@
+"""One turn of the engine, without threads: schedule, compute, choose tokens, hand out text."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import torch
+
+from server.engine.choice import Choice
+from server.engine.observer import Observer
+from server.engine.request import Delta, Done, Event, Failed, Phase, Request, Sequence
+from server.engine.runner import Runner
+from server.engine.sampler import choose, choose_greedy, logprob_of
+from server.engine.scheduler import Grant, Scheduler
+from server.text.codec import TextCodec
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Owns the requests at work. Single-threaded; :class:`server.engine.engine.Engine` gives it a thread.
+
+    ``max_length`` bounds prompt plus output of a sequence, in tokens.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        codec: TextCodec,
+        observer: Observer,
+        *,
+        eos_ids: frozenset[int],
+        max_length: int,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.requests: dict[str, Request] = {}
+        self.generated = 0
+        self.steps = 0
+        self._codec = codec
+        self._observer = observer
+        self._eos_ids = eos_ids
+        self._max_length = max_length
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Take a request in; its sequences wait for their turn."""
+        self.requests[request.request_id] = request
+        for sequence in request.sequences:
+            sequence.text = Choice(sequence, self._codec, self._eos_ids, self._max_length)
+            if request.params.grammar is not None:
+                sequence.grammar_state = request.params.grammar.state()
+            self.scheduler.add(sequence)
+
+    def fail(self, request: Request, kind: str, message: str) -> None:
+        """End a request early: its slots and memory are free at once, and it is told why."""
+        if self.requests.pop(request.request_id, None) is None:
+            return
+        for sequence in request.sequences:
+            if sequence.phase is not Phase.FINISHED:
+                self.scheduler.finish(sequence)
+        self._observer.finished(request, kind, time.monotonic() - request.arrived)
+        request.sink.put(Failed(kind, message))
+
+    def expire(self, now: float) -> None:
+        """End the requests whose deadline has passed."""
+        late = [r for r in self.requests.values() if r.deadline is not None and now >= r.deadline]
+        for request in late:
+            self.fail(request, "timeout", f"not finished {now - request.arrived:.1f} s after it arrived")
+
+    @property
+    def idle(self) -> bool:
+        return not self.requests
+
+    # --- a step -----------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Compute one step. False when there was nothing to compute."""
+        grants = self.scheduler.schedule()
+        if not grants:
+            if self.requests:
+                raise RuntimeError(f"{len(self.requests)} requests wait and none can be scheduled")
+            return False
+        begun = time.monotonic()
+        self._note_starts(grants, begun)
+        logits = self.runner.run(grants)
+        for grant, rows in zip(grants, logits, strict=True):
+            self._account(grant, rows)
+        self._sample([(g.sequence, rows[-1]) for g, rows in zip(grants, logits, strict=True)
+                      if rows is not None and g.sequence.remaining == 0])  # fmt: skip
+        self.steps += 1
+        self._observer.step(time.monotonic() - begun, len(grants))
+        return True
+
+    def _note_starts(self, grants: list[Grant], now: float) -> None:
+        for grant in grants:
+            if grant.sequence.started_at is None:
+                grant.sequence.started_at = now
+                if grant.sequence.index == 0:
+                    request = grant.sequence.request
+                    self._observer.started(request, now - request.arrived)
+
+    def _account(self, grant: Grant, rows: torch.Tensor | None) -> None:
+        sequence = grant.sequence
+        start, sequence.computed = sequence.computed, sequence.computed + grant.tokens
+        prompt = sequence.prompt_length
+        if start < prompt:
+            self._observer.tokens(min(sequence.computed, prompt) - start, 0)
+            if sequence.params.prompt_logprobs and rows is not None and not sequence.output:
+                self._note_prompt_logprobs(sequence, start, rows)
+            if sequence.computed >= prompt and sequence.kv is not None:
+                self.scheduler.prefix.insert(sequence.kv, sequence.request.prompt)
+
+    def _note_prompt_logprobs(self, sequence: Sequence, start: int, rows: torch.Tensor) -> None:
+        if start == 0:
+            sequence.prompt_logprobs = [None]  # nothing predicts the first token
+        following = sequence.token_slice(start + 1, min(start + 1 + len(rows), sequence.prompt_length))
+        for row, token_id in zip(rows, following, strict=False):
+            sequence.prompt_logprobs.append(logprob_of(row, token_id, sequence.params.logprobs or 0))
+
+    def _sample(self, ready: list[tuple[Sequence, torch.Tensor]]) -> None:
+        """Choose the next token of each sequence, the plainly greedy ones in one operation."""
+        plain = [(s, row) for s, row in ready if s.params.greedy and not s.params.adjusts_logits]
+        chosen: dict[int, int] = {}
+        if plain:
+            tokens = choose_greedy(torch.stack([row for _, row in plain]).float())
+            chosen = {s.order: token for (s, _), token in zip(plain, tokens, strict=True)}
+        for sequence, row in ready:
+            # A failure concerns this request only (a grammar that cannot go on, logits that are no numbers).
+            try:
+                if sequence.params.max_tokens == 0:
+                    self._send(sequence, sequence.text.finish("length"))
+                    continue
+                token = chosen[sequence.order] if sequence.order in chosen else choose(sequence, row)
+                self._advance(sequence, row, token)
+            except Exception as error:
+                logger.exception("request %s failed while its token was chosen", sequence.request.request_id)
+                self.fail(sequence.request, "engine", f"choosing a token failed: {type(error).__name__}")
+
+    def _advance(self, sequence: Sequence, row: torch.Tensor, token: int) -> None:
+        if sequence.phase is not Phase.RUNNING:
+            return  # another choice of the request failed in this very step
+        sequence.output.append(token)
+        if sequence.grammar_state is not None:
+            sequence.grammar_state.advance(token)
+        self._note_token(sequence)
+        wanted = sequence.params.logprobs
+        logprob = None if wanted is None else logprob_of(row, token, wanted)
+        delta: Delta | None = sequence.text.take(token, logprob)
+        if delta is not None:
+            self._send(sequence, delta)
+
+    def _note_token(self, sequence: Sequence) -> None:
+        now = time.monotonic()
+        request = sequence.request
+        self.generated += 1
+        self._observer.tokens(0, 1)
+        if request.first_token_at is None:
+            request.first_token_at = now
+            self._observer.first_token(now - request.arrived)
+        if sequence.last_token_at is not None:
+            self._observer.next_token(now - sequence.last_token_at)
+        sequence.last_token_at = now
+
+    def _send(self, sequence: Sequence, delta: Delta) -> None:
+        request = sequence.request
+        event: Event = delta
+        if sequence.prompt_logprobs and not sequence.prompt_sent:
+            sequence.prompt_sent = True
+            event = Delta(
+                delta.index, delta.text, delta.token_ids, delta.logprobs,
+                tuple(sequence.prompt_logprobs), delta.finish_reason,
+            )  # fmt: skip
+        request.sink.put(event)
+        if delta.finish_reason is not None:
+            self.scheduler.finish(sequence)
+            if request.finished:
+                self._complete(request)
+
+    def _complete(self, request: Request) -> None:
+        del self.requests[request.request_id]
+        self._observer.finished(request, "ok", time.monotonic() - request.arrived)
+        cached = max(sequence.cached_tokens for sequence in request.sequences)
+        request.sink.put(Done(len(request.prompt), request.completion_tokens, cached))

@@ -1,0 +1,195 @@
+"""The engine as the server sees it: submit, cancel, drain, stop. The model runs in one thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from bigmodel.errors import ServeError
+from server.engine.core import EngineCore
+from server.engine.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+class QueueFullError(ServeError):
+    """The engine has as many requests as it may hold."""
+
+
+class EngineStoppedError(ServeError):
+    """The engine takes no requests: it is draining, stopped or broken."""
+
+
+class State(Enum):
+    """What the engine is doing."""
+
+    NEW = "new"
+    RUNNING = "running"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Asks the thread to end a request."""
+
+    request: Request
+
+
+@dataclass(frozen=True)
+class Wake:
+    """Asks the thread to look at the state again."""
+
+
+class Engine:
+    """Runs an :class:`EngineCore` in a thread.
+
+    ``max_requests`` is the number of choices (sequences) accepted and not finished, running ones included;
+    past it :meth:`submit` raises :class:`QueueFullError`. ``on_failure`` is called once, from the engine's
+    thread, when a step raises; every request has been failed by then.
+    """
+
+    def __init__(
+        self, core: EngineCore, *, max_requests: int, on_failure: Callable[[BaseException], None] | None = None
+    ) -> None:
+        self.core = core
+        self.max_requests = max_requests
+        self.state = State.NEW
+        self.failure: BaseException | None = None
+        self._on_failure = on_failure
+        self._inbox: queue.SimpleQueue[Request | Cancel | Wake] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._accepted: dict[str, int] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="bigmodel-engine", daemon=True)
+
+    # --- called from any thread -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.state = State.RUNNING
+        self._thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        return self.state in (State.RUNNING, State.DRAINING) and self._thread.is_alive()
+
+    @property
+    def unfinished(self) -> int:
+        """Choices accepted and not finished."""
+        with self._lock:
+            return sum(self._accepted.values())
+
+    @property
+    def waiting(self) -> int:
+        """Choices that wait for a slot."""
+        return max(0, self.unfinished - len(self.core.scheduler.running))
+
+    def submit(self, request: Request) -> None:
+        """Hand a request over; its events arrive at ``request.sink``.
+
+        Raises :class:`QueueFullError` or :class:`EngineStoppedError`; the request is then not accepted.
+        """
+        with self._lock:
+            if self.state is not State.RUNNING:
+                raise EngineStoppedError(f"the engine is {self.state.value} and takes no new requests")
+            held = sum(self._accepted.values())
+            if held + request.n > self.max_requests:
+                raise QueueFullError(f"{held} requests are running or waiting; at most {self.max_requests} may")
+            self._accepted[request.request_id] = request.n
+            request.sink = _CountingSink(request.sink, self, request.request_id)
+            self._inbox.put(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request nobody waits for; its slot and memory are free before the next step."""
+        self._inbox.put(Cancel(request))
+
+    def drain(self, timeout: float) -> bool:
+        """Take no new requests, let the accepted ones finish for ``timeout`` seconds; whether all did."""
+        with self._lock:
+            if self.state is State.RUNNING:
+                self.state = State.DRAINING
+        deadline = time.monotonic() + timeout
+        while self.unfinished and self.healthy and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return not self.unfinished
+
+    def stop(self) -> None:
+        """End the thread; requests still at work are failed. Safe to call twice."""
+        self._stopping = True
+        self._inbox.put(Wake())
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def released(self, request_id: str) -> None:
+        """A request has sent its last event."""
+        with self._lock:
+            self._accepted.pop(request_id, None)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._receive()
+                self.core.expire(time.monotonic())
+                if not self._stopping:
+                    self.core.step()
+        except BaseException as error:
+            logger.exception("the engine failed; all its requests are failed")
+            self._close(State.FAILED, error)
+        else:
+            self._close(State.STOPPED, None)
+
+    def _receive(self) -> None:
+        """Take in what has arrived; wait for something while there is nothing to compute."""
+        block = self.core.idle
+        while not self._stopping:
+            try:
+                message = self._inbox.get(block=block)
+            except queue.Empty:
+                return
+            block = False
+            if isinstance(message, Request):
+                self.core.add(message)
+            elif isinstance(message, Cancel):
+                self.core.fail(message.request, "cancelled", "the request was cancelled")
+                block = self.core.idle
+
+    def _close(self, state: State, error: BaseException | None) -> None:
+        with self._lock:
+            self.state = state
+            self.failure = error
+        while True:  # requests handed over but never taken in
+            try:
+                message = self._inbox.get(block=False)
+            except queue.Empty:
+                break
+            if isinstance(message, Request):
+                self.core.add(message)
+        for request in list(self.core.requests.values()):
+            self.core.fail(request, "engine", "the engine stopped before the request was finished")
+        if error is not None and self._on_failure is not None:
+            self._on_failure(error)
+
+
+class _CountingSink:
+    """Passes events on, and tells the engine when the last one has gone."""
+
+    def __init__(self, inner: object, engine: Engine, request_id: str) -> None:
+        self._put: Callable[[object], None] = inner.put  # type: ignore[attr-defined]
+        self._engine = engine
+        self._request_id = request_id
+
+    def put(self, event: object) -> None:
+        from server.engine.request import Delta
+
+        if not isinstance(event, Delta):
+            self._engine.released(self._request_id)
+        self._put(event)

@@ -1,0 +1,86 @@
+"""From logits to a token, one sequence at a time, by its own parameters and its own random numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from server.engine.request import Sequence, TokenLogprob
+
+
+def choose_greedy(logits: torch.Tensor) -> list[int]:
+    """The likeliest token of each row of ``logits`` [rows, vocabulary]; the lowest id among equals."""
+    best = logits.amax(dim=-1, keepdim=True)
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    chosen = torch.where(logits == best, ids, logits.shape[-1]).amin(dim=-1)
+    result: list[int] = chosen.clamp(max=logits.shape[-1] - 1).tolist()
+    return result
+
+
+def choose(sequence: Sequence, logits: torch.Tensor) -> int:
+    """The next token of ``sequence`` from ``logits`` [vocabulary], adjusted, filtered and drawn as it asks."""
+    params = sequence.params
+    scores = logits.float()
+    if params.adjusts_logits:
+        scores = adjust(sequence, scores.clone())
+    if params.greedy:
+        return choose_greedy(scores[None])[0]
+    return _draw(sequence, scores)
+
+
+def adjust(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
+    """Apply penalties, bias and grammar to ``scores`` [vocabulary] in place."""
+    params = sequence.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(sequence.request.prompt) | set(sequence.output)), device=scores.device)
+        held = scores[seen]
+        factor = params.repetition_penalty
+        scores[seen] = torch.where(held > 0, held / factor, held * factor)
+    if sequence.output and (params.presence_penalty or params.frequency_penalty):
+        counts = Counter(sequence.output)
+        ids = torch.tensor(list(counts), device=scores.device)
+        times = torch.tensor([float(n) for n in counts.values()], device=scores.device)
+        scores[ids] -= params.presence_penalty + params.frequency_penalty * times
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=scores.device)
+        scores[ids] += torch.tensor(list(params.logit_bias.values()), device=scores.device)
+    if sequence.grammar_state is not None:
+        sequence.grammar_state.mask(scores)
+    return scores
+
+
+def _draw(sequence: Sequence, scores: torch.Tensor) -> int:
+    params = sequence.params
+    uniform = sequence.rng.random()
+    probabilities = torch.softmax(scores.double() / params.temperature, dim=-1)
+    if params.min_p > 0.0:
+        probabilities[probabilities < params.min_p * probabilities.max()] = 0.0
+    if params.top_k <= 0 and params.top_p >= 1.0:
+        return _invert(probabilities, uniform)
+    # Stable: equally likely tokens keep the order of their ids.
+    ordered, ids = torch.sort(probabilities, descending=True, stable=True)
+    if 0 < params.top_k < ordered.numel():
+        ordered[params.top_k :] = 0.0
+    if params.top_p < 1.0:
+        total = ordered.cumsum(-1)
+        # A token stays while those before it have not reached top_p; the first always stays.
+        ordered[1:][total[:-1] >= params.top_p * total[-1]] = 0.0
+    return int(ids[_invert(ordered, uniform)])
+
+
+def _invert(probabilities: torch.Tensor, uniform: float) -> int:
+    """The index at which the running sum passes ``uniform`` of the whole."""
+    total = probabilities.cumsum(-1)
+    index = int(torch.searchsorted(total, total[-1:] * uniform, right=True))
+    # Rounding can leave the target at the very end: take the last token that has any probability.
+    last = int(probabilities.nonzero()[-1])
+    return min(index, last)
+
+
+def logprob_of(logits: torch.Tensor, token_id: int, top: int) -> TokenLogprob:
+    """The natural-log probability of ``token_id`` under ``logits`` [vocabulary], and of the ``top`` likeliest."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    best = torch.topk(logprobs, min(top, logprobs.numel()))
+    pairs = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return TokenLogprob(token_id, float(logprobs[token_id]), pairs)

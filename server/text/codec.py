@@ -1,0 +1,97 @@
+"""The tokenizer as the server uses it: text to tokens and back, chat templates, the bytes of one token."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+_REPLACEMENT = "\ufffd"
+
+
+@lru_cache(maxsize=1)
+def _byte_of_letter() -> dict[str, int]:
+    """Byte-level tokenizers write each byte as one printable letter; this is the way back.
+
+    Printable Latin-1 letters stand for themselves, the other bytes, in order, for letters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    table = {chr(byte): byte for byte in printable}
+    table.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
+    return table
+
+
+class TextCodec:
+    """Wraps a transformers tokenizer. Every method may be called from any thread."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.vocabulary_size = len(tokenizer)
+        self.special_ids = frozenset(tokenizer.all_special_ids)
+        self._byte_level = self._is_byte_level()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Tokens of ``text``."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return ids
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ``ids``; bytes that are no whole character become U+FFFD."""
+        text: str = self.tokenizer.decode(
+            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def render_chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        extra: dict[str, Any] | None = None,
+    ) -> list[int]:
+        """Tokens of a conversation through the model's chat template (a plain one if it has none).
+
+        Raises ValueError when the template refuses the messages.
+        """
+        template = getattr(self.tokenizer, "chat_template", None) or _PLAIN_TEMPLATE
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages,
+                tools=tools,
+                chat_template=template,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **(extra or {}),
+            )
+        except Exception as error:  # a template is a program of its own: it may raise anything
+            raise ValueError(f"the chat template refused the messages: {error}") from error
+        return self.encode(text, add_special_tokens=False)
+
+    def token_text(self, token_id: int) -> str:
+        """How one token reads on its own."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token; exact for byte-level tokenizers and byte-fallback tokens."""
+        piece = self.tokenizer.convert_ids_to_tokens(token_id)
+        if piece is None or token_id in self.special_ids:
+            return self.token_text(token_id).encode()
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        if self._byte_level:
+            table = _byte_of_letter()
+            if all(letter in table for letter in piece):
+                return bytes(table[letter] for letter in piece)
+        return self.token_text(token_id).encode()
+
+    def _is_byte_level(self) -> bool:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        return "ByteLevel" in str(getattr(backend, "decoder", None))
+
+
+# Used for models without a template (base models): one line per message.
+_PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
