@@ -97,7 +97,7 @@ def test_the_reference_reader_refuses_the_hostile_files_too_but_for_these() -> N
     for file in HOSTILE_FILES:
         try:
             load(file.content())
-        except (SafetensorError, KeyError):
+        except (SafetensorError, KeyError, RuntimeError):  # torch refuses what the reader let through
             continue
         accepted.add(file.name)
     assert accepted <= {
