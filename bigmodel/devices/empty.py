@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -93,11 +92,10 @@ def _register_parameter(module: nn.Module, name: str, param: nn.Parameter | None
 
 def _moved(param: nn.Parameter, target: torch.device) -> nn.Parameter:
     """Return `param` on `target`, of the same class and with the same attributes."""
-    attributes: dict[str, Any] = dict(param.__dict__)
     data = param.detach().to(target)
     if type(param) is nn.Parameter:
         moved = nn.Parameter(data, requires_grad=param.requires_grad)
     else:
-        moved = type(param)(data, **{**attributes, "requires_grad": param.requires_grad})
-    moved.__dict__.update(attributes)
+        moved = torch.Tensor._make_subclass(type(param), data, param.requires_grad)
+    moved.__dict__.update(param.__dict__)
     return moved

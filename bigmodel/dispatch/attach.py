@@ -13,6 +13,7 @@ from torch import nn
 
 from ..errors import DispatchError
 from .block import Block
+from .gradients import Compute, stream_and_compute
 from .move import first_tensor, send_to_device
 from .streamer import Streamer
 
@@ -77,14 +78,12 @@ class AttachedForward:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.blocks:
             return self._plain(args, kwargs)
-        slots = []
-        try:
-            for streamer, block in self.blocks:
-                slots.append((streamer, streamer.acquire(block)))
-            return self._plain(args, kwargs)
-        finally:
-            for streamer, slot in reversed(slots):
-                streamer.release(slot)
+        module = self._module()
+        assert module is not None
+        run: Compute = self._plain
+        for streamer, block in self.blocks:
+            run = functools.partial(stream_and_compute, streamer, block, module, run)
+        return run(args, kwargs)
 
     def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._own is not None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..devices import DeviceLike
 from ..plan import STRATEGIES, make_plan
+from ..profile import find_no_split_classes
 
 DeviceMap: TypeAlias = "str | int | torch.device | Mapping[str, DeviceLike]"
 """A strategy's name (``"auto"``, ...), one device for everything, or a device by module name."""
@@ -35,3 +36,14 @@ def resolve_device_map(
         )
         return dict(plan.device_map)
     return {"": device_map}
+
+
+def whole_classes(
+    model: nn.Module, no_split: Collection[str] | None, preload: Collection[str] | None
+) -> Collection[str] | None:
+    """Return the classes whose modules stay in one piece: those named as not to be split, else those found by
+    themselves, and those whose weights are to be loaded as a whole. None when nothing was named."""
+    if no_split is None and not preload:
+        return None
+    found = find_no_split_classes(model) if no_split is None else no_split
+    return {*found, *(preload or ())}

@@ -11,7 +11,7 @@ from torch import nn
 from ..devices import HOST, DeviceLike, device_key, torch_device
 from ..plan import check_device_map
 from .build import Builder, Options
-from .device_map import DeviceMap, resolve_device_map
+from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatched import dispatched
 from .offload_folder import OffloadFolder, fill_meta
 from .parameter import moved_like
@@ -62,9 +62,7 @@ def dispatch_model(
         BudgetError: The model does not fit `max_memory`.
         DispatchError: A parameter has no value, or must go to disk and there is no `offload_dir`.
     """
-    classes = list(no_split_module_classes) if no_split_module_classes is not None else None
-    if classes is not None:
-        classes += list(preload_module_classes or ())
+    classes = whole_classes(model, no_split_module_classes, preload_module_classes)
     resolved = resolve_device_map(model, device_map, max_memory, classes)
     options = Options(offload_buffers, skip_keys, classes, force_hooks)
     fill_meta(model, state_dict, offload_index, offload_dir)

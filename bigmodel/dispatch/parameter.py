@@ -17,7 +17,12 @@ def like(original: torch.Tensor, value: torch.Tensor, requires_grad: bool | None
     if not isinstance(original, nn.Parameter):
         return value
     wants = original.requires_grad if requires_grad is None else requires_grad
-    result = nn.Parameter(value, requires_grad=wants and (value.is_floating_point() or value.is_complex()))
+    wants = wants and (value.is_floating_point() or value.is_complex())
+    kind = type(original)
+    if issubclass(kind, nn.Parameter) and kind is not nn.Parameter and type(value) is torch.Tensor:
+        result: nn.Parameter = torch.Tensor._make_subclass(kind, value, wants)
+    else:
+        result = nn.Parameter(value, requires_grad=wants)
     if original.__dict__:
         result.__dict__.update({k: v for k, v in original.__dict__.items() if k not in result.__dict__})
     return result

@@ -1,0 +1,227 @@
+"""Gradients through a streamed block.
+
+Between its forward and its backward a streamed block's weights leave the device, so autograd cannot keep them. The
+forward therefore keeps only the block's inputs; the backward streams the block in again, computes it once more with
+gradients on, and hands the gradients of its weights to the host parameters. (The idea is gradient checkpointing,
+Chen et al. 2016, arXiv:1604.06174, with the weights checkpointed too.)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .block import Block
+from .parameter import like
+from .streamer import Streamer
+
+Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def wants_gradients(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether autograd is on and anything that goes into `block` requires a gradient."""
+    if not torch.is_grad_enabled():
+        return False
+    if any(tensor.value.requires_grad for tensor in block.tensors):
+        return True
+    leaves, _ = tree_flatten((args, kwargs))
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+
+
+def stream_and_compute(
+    streamer: Streamer,
+    block: Block,
+    module: nn.Module,
+    compute: Compute,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Compute `module` while `block`, its weights, is on the device; gradients flow where they are wanted.
+
+    Args:
+        streamer: What brings the block to the device.
+        block: The module's weights.
+        module: The module, for its buffers.
+        compute: The module's plain forward, called with args and kwargs as a tuple and a dict.
+        args: What the module was called with.
+        kwargs: Likewise.
+    """
+    if not wants_gradients(block, args, kwargs):
+        with streamer.use(block):
+            return compute(args, kwargs)
+    if block.encloses:
+        return _through_copies(streamer, block, compute, args, kwargs)
+    leaves, structure = tree_flatten((args, kwargs))
+    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    call = _Call(streamer, block, module, compute, leaves, structure, positions)
+    outputs = _Visit.apply(call, *[leaves[i] for i in positions], *[tensor.value for tensor in block.tensors])
+    return call.rebuild_output(outputs)
+
+
+class _Call:
+    """One call of one block: how to compute it, now and once more in backward."""
+
+    def __init__(
+        self,
+        streamer: Streamer,
+        block: Block,
+        module: nn.Module,
+        compute: Compute,
+        leaves: list[Any],
+        structure: Any,
+        positions: list[int],
+    ) -> None:
+        self.streamer = streamer
+        self.block = block
+        self.module = module
+        self.compute = compute
+        self.positions = positions
+        self._structure = structure
+        self._others = [None if isinstance(leaf, torch.Tensor) else _snapshot(leaf) for leaf in leaves]
+        self._first = leaves
+        self._surroundings = _Surroundings(streamer.device)
+        self._output_structure: Any = None
+        self._output_leaves: list[Any] = []
+
+    def run(self) -> tuple[torch.Tensor, ...]:
+        """Compute the block for the first time, without a graph."""
+        args, kwargs = tree_unflatten(self._first, self._structure)
+        self._first = []
+        with self.streamer.use(self.block):
+            return self._flatten_output(self.compute(args, kwargs))
+
+    def run_again(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Compute the block once more from `inputs`, as it was computed the first time."""
+        leaves = list(self._others)
+        for position, tensor in zip(self.positions, inputs):
+            leaves[position] = tensor
+        args, kwargs = tree_unflatten(leaves, self._structure)
+        with self._surroundings.restored(), _unchanged_buffers(self.module):
+            return self._flatten_output(self.compute(args, kwargs))
+
+    def _flatten_output(self, output: Any) -> tuple[torch.Tensor, ...]:
+        leaves, self._output_structure = tree_flatten(output)
+        self._output_leaves = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    def rebuild_output(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        """Return the module's output with `tensors` in the places of its tensors."""
+        remaining = iter(tensors)
+        leaves = [next(remaining) if leaf is None else leaf for leaf in self._output_leaves]
+        self._output_leaves = []
+        return tree_unflatten(leaves, self._output_structure)
+
+
+class _Visit(torch.autograd.Function):
+    """forward(call, *inputs, *host weights) -> outputs"""
+
+    @staticmethod
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.save_for_backward(*tensors[: len(call.positions)])
+        outputs = call.run()
+        ctx.mark_non_differentiable(*[out for out in outputs if not out.is_floating_point()])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        call: _Call = ctx.call
+        inputs = tuple(
+            saved.detach().requires_grad_(needed) for saved, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:])
+        )
+        slot = call.streamer.acquire(call.block)
+        try:
+            weights = trainable_views(call.block, slot.slab)
+            call.block.show(weights)
+            with torch.enable_grad():
+                outputs = call.run_again(inputs)
+            found = iter(_gradients(outputs, gradients, [*inputs, *weights]))
+            host = [next(found) for _ in inputs]
+            for tensor in call.block.tensors:
+                gradient = next(found)
+                value = tensor.value
+                host.append(None if gradient is None else gradient.to(value.device, value.dtype))
+        finally:
+            call.streamer.release(slot)
+        return (None, *host)
+
+
+def _gradients(
+    outputs: tuple[torch.Tensor, ...], gradients: tuple[torch.Tensor | None, ...], sources: list[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Return the gradient of each source that requires one, None for the others."""
+    pairs = [(out, grad) for out, grad in zip(outputs, gradients) if grad is not None and out.requires_grad]
+    wanted = [source for source in sources if source.requires_grad]
+    if not pairs or not wanted:
+        return [None] * len(sources)
+    found = iter(torch.autograd.grad([out for out, _ in pairs], wanted, [grad for _, grad in pairs], allow_unused=True))
+    return [next(found) if source.requires_grad else None for source in sources]
+
+
+class _Surroundings:
+    """The random state and autocast settings in which a block was first computed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._host_state = torch.get_rng_state()
+        self._device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        kinds = {"cpu", device.type} & {"cpu", "cuda", "xpu"}
+        self._autocast = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in sorted(kinds)
+        ]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Within this context the state is as it was then; afterwards as it was before."""
+        devices = [self._device] if self._device_state is not None else []
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=devices))
+            torch.set_rng_state(self._host_state)
+            if self._device_state is not None:
+                torch.cuda.set_rng_state(self._device_state, self._device)
+            for kind, enabled, dtype in self._autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            yield
+
+
+@contextmanager
+def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Give buffers back the values they had: the second computation must not count twice in statistics."""
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
+
+
+def _snapshot(leaf: Any) -> Any:
+    """Return a key-value cache as it is now: the block will append to it, and in backward must find it as it was."""
+    layers = getattr(leaf, "layers", None)
+    if not isinstance(layers, list):
+        return leaf
+    snapshot = copy.copy(leaf)
+    snapshot.layers = [copy.copy(layer) for layer in layers]
+    return snapshot
+
+
+def _through_copies(
+    streamer: Streamer, block: Block, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Compute with device copies that autograd keeps. For the few tensors a module holds itself around other blocks:
+    computing all of those once more would cost far more than keeping these."""
+    with streamer.use(block):
+        block.show([t.value.to(streamer.device, t.device_dtype) for t in block.tensors])
+        return compute(args, kwargs)
+
+
+def trainable_views(block: Block, slab: torch.Tensor) -> list[torch.Tensor]:
+    """Return fresh leaves viewing `slab` that require a gradient where the host tensors do."""
+    return [like(t.value, view.detach()) for t, view in zip(block.tensors, block.layout.views(slab))]

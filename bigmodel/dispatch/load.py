@@ -1,0 +1,84 @@
+"""Load a checkpoint into a model and dispatch it, in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..checkpoint import load_checkpoint_in_model
+from ..devices import DeviceLike, device_key
+from .build import Options
+from .device_map import DeviceMap, resolve_device_map, whole_classes
+from .dispatch import place_and_attach
+
+
+def load_checkpoint_and_dispatch(
+    model: nn.Module,
+    checkpoint: str | Path,
+    device_map: DeviceMap | None = None,
+    max_memory: Mapping[DeviceLike, int | str] | None = None,
+    no_split_module_classes: Collection[str] | None = None,
+    offload_folder: str | Path | None = None,
+    offload_buffers: bool = False,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool | None = None,
+    skip_keys: str | Collection[str] | None = None,
+    preload_module_classes: Collection[str] | None = None,
+    force_hooks: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+    main_device: DeviceLike | None = None,
+) -> nn.Module:
+    """Load `checkpoint` into `model` by a device map, and dispatch it.
+
+    Weights mapped to ``"disk"`` are not read: they become views of the memory-mapped checkpoint.
+
+    Args:
+        model: Any module; usually built within `init_empty_weights`.
+        checkpoint: A folder, a safetensors or ``.bin`` file, or an index file.
+        device_map: As for `dispatch_model`. None only loads.
+        max_memory: Budgets by device, for the named strategies.
+        no_split_module_classes: Classes whose modules stay in one piece; None finds them.
+        offload_folder: Where weights for ``"disk"`` go that no file holds as they are (fused or ``.bin`` ones).
+        offload_buffers: Stream the buffers of offloaded modules too.
+        dtype: What floating-point weights are cast to where they run. Weights on disk keep the file's dtype.
+        offload_state_dict: Accepted for compatibility; loading never holds more than one tensor beside the model.
+        skip_keys: Keyword arguments of forward that are not moved between devices.
+        preload_module_classes: More classes whose weights are streamed as a whole.
+        force_hooks: Attach even where nothing needs it.
+        strict: Refuse keys that the model does not have.
+        full_state_dict: As for `load_checkpoint_in_model`.
+        broadcast_from_rank0: As for `load_checkpoint_in_model`.
+        main_device: Where offloaded modules run.
+
+    Returns:
+        The same `model`.
+
+    Raises:
+        CheckpointError: Something is wrong with the checkpoint; the model is as it was.
+        PlanError: The map or the budgets do not do.
+    """
+    wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    classes = whole_classes(model, no_split_module_classes, preload_module_classes)
+    resolved = None
+    if device_map is not None:
+        resolved = resolve_device_map(model, device_map, max_memory, classes, wanted)
+    load_checkpoint_in_model(
+        model,
+        checkpoint,
+        device_map=None if resolved is None else {name: device_key(device) for name, device in resolved.items()},
+        offload_folder=offload_folder,
+        dtype=wanted,
+        offload_buffers=offload_buffers,
+        strict=strict,
+        full_state_dict=full_state_dict,
+        broadcast_from_rank0=broadcast_from_rank0,
+    )
+    if resolved is None:
+        return model
+    options = Options(offload_buffers, skip_keys, classes, force_hooks, dtype=wanted)
+    return place_and_attach(model, resolved, main_device, options, offload_folder)

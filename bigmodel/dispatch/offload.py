@@ -1,0 +1,156 @@
+"""Keep a whole model on the host or on disk and stream it to a device as it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..devices import DISK, HOST, DeviceLike, accelerators, torch_device
+from ..errors import DispatchError
+from .build import Options
+from .device_map import whole_classes
+from .dispatch import place_and_attach
+from .move import send_to_device
+from .offload_folder import fill_meta
+from .parameter import moved_like
+
+
+def cpu_offload(
+    model: nn.Module,
+    execution_device: DeviceLike | None = None,
+    offload_buffers: bool = False,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    preload_module_classes: Collection[str] | None = None,
+) -> nn.Module:
+    """Keep all of `model`'s weights in host memory and stream each block to `execution_device` as it runs.
+
+    Args:
+        model: Any module.
+        execution_device: Where it runs; None: where its first parameter lies.
+        offload_buffers: Stream the buffers too; by default they stay on `execution_device`.
+        state_dict: Weights for parameters that are on ``meta``.
+        preload_module_classes: More classes whose weights are streamed as a whole.
+    """
+    fill_meta(model, state_dict)
+    device = _execution_device(model, execution_device)
+    options = Options(offload_buffers, no_split_module_classes=whole_classes(model, None, preload_module_classes))
+    return place_and_attach(model, {"": HOST}, device, options)
+
+
+def disk_offload(
+    model: nn.Module,
+    offload_dir: str | Path,
+    execution_device: DeviceLike | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: Collection[str] | None = None,
+) -> nn.Module:
+    """Keep all of `model`'s weights on disk and stream each block to `execution_device` as it runs.
+
+    Weights that view a memory-mapped checkpoint stay in it; others are written to `offload_dir` first, under a name
+    of their own, and removed when the model is gone.
+
+    Args:
+        model: Any module.
+        offload_dir: Where weights go that lie in memory.
+        execution_device: Where it runs; None: where its first parameter lies.
+        offload_buffers: Stream the buffers too; by default they stay on `execution_device`.
+        preload_module_classes: More classes whose weights are streamed as a whole.
+    """
+    fill_meta(model, offload_dir=offload_dir)
+    device = _execution_device(model, execution_device)
+    options = Options(offload_buffers, no_split_module_classes=whole_classes(model, None, preload_module_classes))
+    return place_and_attach(model, {"": DISK}, device, options, offload_dir)
+
+
+def _execution_device(model: nn.Module, given: DeviceLike | None) -> DeviceLike:
+    if given is not None:
+        return given
+    first = next(iter(model.parameters()), None)
+    return HOST if first is None or first.is_meta else first.device
+
+
+class UserCpuOffloadHook:
+    """Lets the caller say when a model of `cpu_offload_with_hook` goes back to the host."""
+
+    def __init__(self, model: nn.Module, hook: WholeModelForward) -> None:
+        self.model = model
+        self.hook = hook
+
+    def offload(self) -> None:
+        """Bring the model's weights back to the host."""
+        self.hook.offload()
+
+    def remove(self) -> None:
+        """Give the model its own forward back, leaving its weights where they are."""
+        self.hook.detach()
+
+
+def cpu_offload_with_hook(
+    model: nn.Module,
+    execution_device: DeviceLike | None = None,
+    prev_module_hook: UserCpuOffloadHook | None = None,
+) -> tuple[nn.Module, UserCpuOffloadHook]:
+    """Keep `model` on the host until it is called, then move it whole to the device and leave it there.
+
+    For pipelines of several models used one after another: each one's first call sends the one before it back.
+
+    Args:
+        model: Any module.
+        execution_device: Where it runs; None: the first accelerator, else the host.
+        prev_module_hook: The hook of the model that runs before this one.
+
+    Returns:
+        The model and its hook, whose `offload` brings it back to the host.
+    """
+    device = torch_device(execution_device if execution_device is not None else (accelerators() or [HOST])[0])
+    hook = WholeModelForward(model, device, prev_module_hook)
+    return model, UserCpuOffloadHook(model, hook)
+
+
+class WholeModelForward:
+    """Stands in for a model's forward: moves the whole model to the device when it is called."""
+
+    def __init__(self, model: nn.Module, device: torch.device, previous: UserCpuOffloadHook | None) -> None:
+        if isinstance(model.__dict__.get("forward"), WholeModelForward):
+            raise DispatchError("this model already has an offload hook; call its remove() first")
+        self.model = model
+        self.device = device
+        self.previous = previous
+        self._own = model.__dict__.get("forward")
+        self._host: dict[int, torch.Tensor] = {}
+        self._move(torch_device(HOST))
+        model.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.previous is not None:
+            self.previous.offload()
+        self._move(self.device)
+        args, kwargs = send_to_device((args, kwargs), self.device)
+        if self._own is not None:
+            return self._own(*args, **kwargs)
+        return type(self.model).forward(self.model, *args, **kwargs)
+
+    def offload(self) -> None:
+        """Bring the weights back to the host."""
+        self._move(torch_device(HOST))
+
+    def detach(self) -> None:
+        """Give the model its own forward back."""
+        if self._own is not None:
+            self.model.forward = self._own
+        else:
+            self.model.__dict__.pop("forward", None)
+
+    def _move(self, device: torch.device) -> None:
+        moved: dict[int, torch.Tensor] = {}
+        for module in self.model.modules():
+            for registry in (module._parameters, module._buffers):
+                for key, tensor in registry.items():
+                    if tensor is not None and tensor.device != device:
+                        if id(tensor) not in moved:
+                            moved[id(tensor)] = moved_like(tensor, device)
+                        registry[key] = moved[id(tensor)]  # type: ignore[assignment]

@@ -1,0 +1,42 @@
+import pytest
+import torch
+
+from bigmodel.devices import get_max_memory, virtual
+from bigmodel.errors import DeviceError, SizeError
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_without_budgets_the_machine_is_asked() -> None:
+    virtual.configure(0, "1MiB")
+    virtual.configure(1, "2MiB")
+    held = torch.empty(2**18, dtype=torch.uint8, device="virtual:0")
+    budgets = get_max_memory()
+    assert list(budgets) == [0, 1, "cpu"]
+    assert budgets[0] == 2**20 - held.nbytes
+    assert budgets[1] == 2**21
+    assert budgets["cpu"] > 0
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_budgets_take_every_spelling_and_come_back_in_order() -> None:
+    given = {"disk": "1TB", "cpu": "10G", torch.device("virtual:1"): "2MiB", 0: 5}
+    assert list(get_max_memory(given).items()) == [(0, 5), (1, 2 * 2**20), ("cpu", 10**10), ("disk", 10**12)]
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_device_named_twice_is_refused() -> None:
+    with pytest.raises(SizeError, match="twice"):
+        get_max_memory({0: 1, "virtual:0": 2})
+
+
+def test_a_bad_budget_names_the_device() -> None:
+    with pytest.raises(SizeError, match=r"max_memory\['cpu'\].*'much'"):
+        get_max_memory({"cpu": "much"})
+    with pytest.raises(DeviceError, match="gpu"):
+        get_max_memory({"gpu": 1})
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_device_the_machine_lacks_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert get_max_memory({7: 100})[7] == 100
+    assert "device 7" in caplog.text

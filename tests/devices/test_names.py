@@ -1,0 +1,52 @@
+import pytest
+import torch
+
+from bigmodel.devices import accelerators as present
+from bigmodel.devices import device_key, is_accelerator, normalize_device, torch_device, virtual
+from bigmodel.errors import DeviceError
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("cpu", "cpu"),
+        ("disk", "disk"),
+        ("cuda", "cuda:0"),
+        ("cuda:3", "cuda:3"),
+        (torch.device("cuda", 1), "cuda:1"),
+        (torch.device("cpu"), "cpu"),
+        ("mps", "mps"),
+        ("mps:0", "mps"),
+    ],
+)
+def test_a_device_has_one_name(given: object, name: str) -> None:
+    assert normalize_device(given) == name  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_numbers_count_the_accelerators() -> None:
+    assert present() == ["virtual:0", "virtual:1"]
+    assert normalize_device(1) == normalize_device("1") == "virtual:1"
+    assert device_key("virtual:1") == 1
+    assert device_key("cuda:1") == "cuda:1"
+    assert torch_device(1) == torch.device("virtual:1")
+
+
+@pytest.mark.parametrize("bad", ["gpu", "", "cuda:x", True, -1])
+def test_what_is_no_device_is_refused(bad: object) -> None:
+    with pytest.raises(DeviceError):
+        normalize_device(bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has an accelerator")
+def test_a_number_without_accelerators_says_what_to_use() -> None:
+    virtual.disable()
+    with pytest.raises(DeviceError, match="this machine has none; use 'cpu' or 'disk'"):
+        normalize_device(0)
+
+
+def test_disk_lies_on_the_host_and_is_no_accelerator() -> None:
+    assert torch_device("disk") == torch.device("cpu")
+    assert not is_accelerator("disk")
+    assert not is_accelerator("cpu")
+    assert is_accelerator("cuda:0")

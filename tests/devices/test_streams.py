@@ -1,0 +1,58 @@
+import os
+import threading
+
+import pytest
+
+from bigmodel.devices.streams import ThreadCopyStream
+
+
+def test_work_runs_in_order_beside_the_caller() -> None:
+    stream = ThreadCopyStream("test")
+    gate = threading.Event()
+    done: list[int] = []
+
+    def wait_at_the_gate() -> None:
+        gate.wait(10)
+        done.append(1)
+
+    first = stream.submit(wait_at_the_gate)
+    second = stream.submit(lambda: done.append(2))
+    assert not first.done()
+    gate.set()
+    second.wait()
+    assert done == [1, 2]
+    assert first.done()
+
+
+def test_what_the_work_raised_reaches_who_waits() -> None:
+    stream = ThreadCopyStream("test")
+
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        stream.submit(fail).wait()
+    stream.submit(lambda: None).wait()
+
+
+def test_a_stream_survives_a_fork() -> None:
+    stream = ThreadCopyStream("test")
+    stream.submit(lambda: None).wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            stream.submit(lambda: None).wait()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_the_thread_ends_with_the_stream() -> None:
+    stream = ThreadCopyStream("copy that ends")
+    stream.submit(lambda: None).wait()
+    workers = [thread for thread in threading.enumerate() if thread.name.startswith("copy that ends")]
+    assert workers
+    del stream
+    for worker in workers:
+        worker.join(timeout=10)
+        assert not worker.is_alive()

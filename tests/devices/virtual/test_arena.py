@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from bigmodel.devices.virtual.arena import Arena
+
+
+def test_views_share_the_booking_of_their_storage() -> None:
+    arena = Arena(0)
+    base = torch.zeros(100, dtype=torch.uint8)
+    booking = arena.claim(base)
+    assert arena.claim(base[10:20]) is booking
+    assert arena.allocated == 100
+
+
+def test_the_last_holder_gives_the_bytes_back() -> None:
+    arena = Arena(0)
+    base = torch.zeros(100, dtype=torch.uint8)
+    first, second = arena.claim(base), arena.claim(base[1:])
+    del first
+    assert arena.allocated == 100
+    del second
+    assert arena.allocated == 0
+    assert arena.peak == 100
+
+
+def test_empty_tensors_cost_nothing() -> None:
+    arena = Arena(0, capacity=0)
+    assert arena.claim(torch.empty(0)) is None
+
+
+def test_a_refused_booking_leaves_the_books_as_they_were() -> None:
+    arena = Arena(3, capacity=150)
+    kept = arena.claim(torch.zeros(100, dtype=torch.uint8))
+    with pytest.raises(torch.OutOfMemoryError, match=r"virtual:3 .* 100 B of 150 B"):
+        arena.claim(torch.zeros(51, dtype=torch.uint8))
+    assert kept is not None
+    assert (arena.allocated, arena.peak) == (100, 100)

@@ -1,0 +1,117 @@
+"""A virtual accelerator behaves as a real one does, and computes what the CPU computes."""
+
+import copy
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.devices import memory_allocated, virtual
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+DEVICE = "virtual:1"
+
+
+def test_tensors_are_made_there_and_come_back() -> None:
+    values = torch.arange(6.0).view(2, 3)
+    there = values.to(DEVICE)
+    assert str(there.device) == DEVICE
+    assert there.shape == (2, 3)
+    assert torch.equal(there.cpu(), values)
+    assert repr(there).endswith("device='virtual:1')")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda d: torch.zeros(2, 3, device=d),
+        lambda d: torch.full((4,), 7, device=d),
+        lambda d: torch.arange(1, 9, 2, device=d),
+        lambda d: torch.linspace(0, 1, 5, device=d),
+        lambda d: torch.eye(3, device=d),
+        lambda d: torch.tensor([1.5, 2.5], device=d),
+        lambda d: torch.ones(3, device=d).new_zeros(2),
+        lambda d: torch.empty_like(torch.ones(2, 2, device=d)).fill_(3),
+        lambda d: torch.tril(torch.ones(3, 3, device=d)),
+    ],
+)
+def test_factories_make_what_they_make_on_the_cpu(make) -> None:  # type: ignore[no-untyped-def]
+    there = make(DEVICE)
+    assert str(there.device) == DEVICE
+    assert torch.equal(there.cpu(), make("cpu"))
+
+
+def test_layers_compute_the_bits_of_the_cpu() -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4), nn.Softmax(-1)).eval()
+    x = torch.randn(3, 8)
+    expected = model(x)
+    assert torch.equal(copy.deepcopy(model).to(DEVICE)(x.to(DEVICE)).cpu(), expected)
+
+
+def test_devices_do_not_mix() -> None:
+    a, b = torch.ones(2, device="virtual:0"), torch.ones(2, device="virtual:1")
+    with pytest.raises(RuntimeError, match="virtual:0 and virtual:1"):
+        a + b
+    with pytest.raises(RuntimeError, match="same device"):
+        a + torch.ones(2)
+    assert torch.equal((a + torch.tensor(1.0)).cpu(), torch.full((2,), 2.0))
+
+
+def test_views_and_in_place_operations_share_memory() -> None:
+    base = torch.zeros(8, device=DEVICE)
+    base[2:4] = 5
+    base.view(2, 4)[1].add_(1)
+    assert base.cpu().tolist() == [0, 0, 5, 5, 1, 1, 1, 1]
+    assert memory_allocated(DEVICE) == base.nbytes
+
+
+def test_a_slab_is_seen_as_tensors_of_other_types() -> None:
+    slab = torch.zeros(64, dtype=torch.uint8, device=DEVICE)
+    view = slab[16:32].view(torch.float32).view(2, 2)
+    view.copy_(torch.ones(2, 2))
+    assert slab.cpu()[16:32].view(torch.float32).tolist() == [1, 1, 1, 1]
+    assert memory_allocated(DEVICE) == 64
+
+
+def test_memory_is_counted_and_given_back() -> None:
+    x = torch.zeros(1000, dtype=torch.uint8, device=DEVICE)
+    y = x.clone()
+    assert memory_allocated(DEVICE) == 2000
+    del y
+    assert memory_allocated(DEVICE) == 1000
+    del x
+    gc.collect()
+    assert memory_allocated(DEVICE) == 0
+
+
+def test_past_the_capacity_there_is_no_memory_and_nothing_is_lost() -> None:
+    virtual.configure(1, 1000)
+    kept = torch.ones(600, dtype=torch.uint8, device=DEVICE)
+    with pytest.raises(torch.OutOfMemoryError, match=r"virtual:1 out of memory"):
+        kept.clone()
+    assert memory_allocated(DEVICE) == 600
+    assert kept.sum().item() == 600
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="virtual:9 does not exist"):
+        torch.ones(1, device="virtual:9")
+
+
+def test_gradients_flow_on_the_first_device() -> None:
+    layer = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    layer(x).square().sum().backward()
+    there = copy.deepcopy(layer).to("virtual:0")
+    there.zero_grad()
+    there(x.to("virtual:0")).square().sum().backward()
+    assert torch.equal(there.weight.grad.cpu(), layer.weight.grad)
+
+
+def test_a_parameter_stays_a_parameter() -> None:
+    layer = nn.Linear(2, 2).to(DEVICE)
+    assert isinstance(layer.weight, nn.Parameter)
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
+    assert isinstance(copy.deepcopy(layer).weight, nn.Parameter)
