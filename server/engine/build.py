@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 
+from bigmodel.devices import free_memory_bytes, normalize_device
 from server.engine.core import EngineCore
 from server.engine.engine import Engine
 from server.engine.observer import Observer, Silent
@@ -52,7 +52,8 @@ def build_engine(
     """An engine for ``model``, not started yet."""
     model.eval()
     runner = choose_runner(model, row_multiple=options.row_multiple)
-    pool = TokenPool(kv_budget(runner, plan, options).tokens)
+    budget = kv_budget(runner, plan, options)
+    pool = TokenPool(budget.tokens)
     prefix = PrefixCache(pool, enabled=options.prefix_cache and not isinstance(runner, PlainRunner))
     scheduler = Scheduler(pool, prefix, max_sequences=options.max_sequences, max_batch_tokens=options.max_batch_tokens)
     core = EngineCore(
@@ -63,36 +64,34 @@ def build_engine(
         eos_ids=end_tokens(model, tokenizer),
         max_length=min(options.max_length or context_length(model), pool.capacity),
     )
-    return Engine(core, max_requests=options.max_sequences + options.max_queue, on_failure=on_failure)
+    return Engine(
+        core,
+        max_requests=options.max_sequences + options.max_queue,
+        kv_bytes_per_token=budget.bytes_per_token,
+        on_failure=on_failure,
+    )
 
 
 def kv_budget(runner: Runner, plan: Any, options: EngineOptions) -> KVBudget:
     """Bytes for keys and values per device: what the options say, else the plan, else a share of what is free."""
     per_token = runner.bytes_per_token()
-    planned: Mapping[str, int] = plan_kv_bytes(plan) if plan is not None else {}
+    planned = {device: int(entry.kv_cache) for device, entry in plan_devices(plan).items()}
     total = {}
     for device in per_token:
         if options.kv_bytes is not None:
             total[device] = options.kv_bytes
         else:
-            total[device] = planned.get(device) or int(_free_bytes(device) * DEFAULT_SHARE)
+            total[device] = planned.get(device) or int(free_memory_bytes(device) * DEFAULT_SHARE)
     return KVBudget(per_token, total)
 
 
-def plan_kv_bytes(plan: Any) -> dict[str, int]:
-    """Bytes the plan set aside for keys and values, by the device names tensors have."""
+def plan_devices(plan: Any) -> dict[str, Any]:
+    """The plan's entry of each device, by canonical device name; empty without a plan."""
     devices = getattr(plan, "devices", None)
     if not devices:
         return {}
-    entries = devices.items() if isinstance(devices, Mapping) else [(d.device, d) for d in devices]
-    return {str(torch.device(device)): int(entry.kv_cache) for device, entry in entries if device != "disk"}
-
-
-def _free_bytes(device: str) -> int:
-    kind = torch.device(device)
-    if kind.type == "cuda":
-        return int(torch.cuda.mem_get_info(kind)[0])
-    return int(psutil.virtual_memory().available)
+    entries = devices.items() if isinstance(devices, Mapping) else [(entry.device, entry) for entry in devices]
+    return {normalize_device(device): entry for device, entry in entries}
 
 
 def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:

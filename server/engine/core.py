@@ -42,7 +42,7 @@ class EngineCore:
         self._codec = codec
         self._observer = observer
         self._eos_ids = eos_ids
-        self._max_length = max_length
+        self.max_length = max_length
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ class EngineCore:
         """Take a request in; its sequences wait for their turn."""
         self.requests[request.request_id] = request
         for sequence in request.sequences:
-            sequence.text = Choice(sequence, self._codec, self._eos_ids, self._max_length)
+            sequence.text = Choice(sequence, self._codec, self._eos_ids, self.max_length)
             if request.params.grammar is not None:
                 sequence.grammar_state = request.params.grammar.state()
             self.scheduler.add(sequence)

@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -56,10 +56,16 @@ class Engine:
     """
 
     def __init__(
-        self, core: EngineCore, *, max_requests: int, on_failure: Callable[[BaseException], None] | None = None
+        self,
+        core: EngineCore,
+        *,
+        max_requests: int,
+        kv_bytes_per_token: Mapping[str, int] | None = None,
+        on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.core = core
         self.max_requests = max_requests
+        self.kv_bytes_per_token = dict(kv_bytes_per_token or {})
         self.state = State.NEW
         self.failure: BaseException | None = None
         self._on_failure = on_failure

@@ -1,0 +1,122 @@
+"""The application: routes over one engine, which may be there from the start or loaded in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fastapi import FastAPI
+
+from server import errors
+from server.engine import build_engine
+from server.guard import BodyLimit, KeyGuard
+from server.routes import ROUTERS
+from server.state import Loading, ServerState, Settings
+from server.text.codec import TextCodec
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a loader hands over."""
+
+    model: Any
+    tokenizer: Any
+    plan: Any = None
+
+
+Loader = Callable[[Loading], Loaded]
+
+
+def create_app(
+    model: Any = None,
+    tokenizer: Any = None,
+    plan: Any = None,
+    *,
+    loader: Loader | None = None,
+    settings: Settings | None = None,
+    model_name: str | None = None,
+    on_failure: Callable[[BaseException], None] | None = None,
+) -> FastAPI:
+    """The server as an ASGI application.
+
+    Give ``model`` and ``tokenizer`` (and the ``plan`` the model was placed by), or a ``loader`` that makes
+    them; it runs in a thread once the application starts, reports to the :class:`Loading` it is given, and
+    ``/ready`` answers 503 until it is done. ``model_name`` is what clients call the model. ``on_failure`` is
+    called, from another thread, when loading or the engine fails.
+    """
+    if (model is None) == (loader is None):
+        raise ValueError("give either model and tokenizer, or a loader")
+    settings = settings or Settings(model_name or "bigmodel")
+    if model_name is not None:
+        settings = replace(settings, model_name=model_name)
+    state = ServerState(settings)
+    start = _Start(state, loader or (lambda _: Loaded(model, tokenizer, plan)), on_failure)
+    if loader is None:
+        start.build()
+
+    app = FastAPI(title="bigmodel", version="0.1.0", lifespan=start.lifespan)
+    app.state.server = state
+    errors.install(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    if settings.api_keys:
+        app.add_middleware(KeyGuard, keys=settings.api_keys)
+    return app
+
+
+class _Start:
+    """Brings the engine up, in the background or at once, and down again."""
+
+    def __init__(self, state: ServerState, loader: Loader, on_failure: Callable[[BaseException], None] | None) -> None:
+        self._state = state
+        self._loader = loader
+        self._on_failure = on_failure
+
+    def build(self) -> None:
+        """Load the model and make its engine."""
+        state = self._state
+        loaded = self._loader(state.loading)
+        state.loading.stage = "preparing the engine"
+        codec = TextCodec(loaded.tokenizer)
+        engine = build_engine(loaded.model, codec, loaded.plan, state.settings.engine, on_failure=self._failed)
+        state.model, state.plan, state.codec, state.engine = loaded.model, loaded.plan, codec, engine
+
+    @asynccontextmanager
+    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        """Start the engine with the application, stop it with it."""
+        state = self._state
+        thread: threading.Thread | None = None
+        if state.engine is not None:
+            state.engine.start()
+        else:
+            thread = threading.Thread(target=self._load, name="bigmodel-loader", daemon=True)
+            thread.start()
+        try:
+            yield
+        finally:
+            state.draining = True
+            if state.engine is not None:
+                await asyncio.to_thread(state.engine.stop)
+
+    def _load(self) -> None:
+        try:
+            self.build()
+        except BaseException as error:
+            logger.exception("loading failed")
+            self._failed(error)
+            return
+        if not self._state.draining and self._state.engine is not None:
+            self._state.engine.start()
+
+    def _failed(self, error: BaseException) -> None:
+        self._state.failure = error
+        if self._on_failure is not None:
+            self._on_failure(error)

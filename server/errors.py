@@ -1,0 +1,106 @@
+"""What a client is told when something is wrong: OpenAI's error object, and the status that goes with it.
+
+status  type                   when
+400     invalid_request_error  a value that cannot be, or a field that is not supported (``param`` names it)
+401     authentication_error   no key, or a wrong one
+404     invalid_request_error  no such model, no such route
+413     invalid_request_error  a body or a prompt longer than the server takes
+422     invalid_request_error  a field missing or of the wrong type
+429     rate_limit_error       the queue is full; ``Retry-After`` says when to come back
+500     server_error           the engine failed while the request was at work
+503     server_error           loading, draining, or the engine is gone
+504     timeout_error          the request's deadline passed
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+logger = logging.getLogger(__name__)
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
+
+
+class APIError(Exception):
+    """An answer other than the one asked for. ``param`` is the field at fault, ``code`` a word for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def bad_value(param: str, message: str, *, code: str | None = None) -> APIError:
+    """400: the field ``param`` has a value that cannot be."""
+    return APIError(400, message, param=param, code=code)
+
+
+def from_validation(errors: list[Any]) -> APIError:
+    """What pydantic found, as one error about the first field at fault."""
+    first = errors[0]
+    where = [str(part) for part in first["loc"] if part != "body"]
+    param = ".".join(where) or None
+    kind: str = first["type"]
+    if kind == "json_invalid":
+        return APIError(400, f"the body is no valid JSON: {first['ctx']['error']}", code="invalid_json")
+    if kind == "extra_forbidden":
+        return APIError(400, f"'{param}' is not supported by this server", param=param, code="unsupported_parameter")
+    message = f"'{param}': {first['msg']}" if param else str(first["msg"])
+    if kind == "missing":
+        return APIError(422, message, param=param, code="missing_required_parameter")
+    if kind.endswith(("_type", "_parsing")) or kind.startswith(("union_tag", "model_")):
+        return APIError(422, message, param=param, code="invalid_type")
+    return APIError(400, message, param=param, code="invalid_value")
+
+
+def install(app: FastAPI) -> None:
+    """Answer every failure with an error object; never with a stack trace."""
+
+    async def api_error(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, APIError)
+        return error.response()
+
+    async def validation(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        return from_validation(list(error.errors())).response()
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        answer = APIError(error.status_code, str(error.detail), headers=error.headers)
+        return answer.response()
+
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return APIError(500, "internal error; the server's log says more").response()
+
+    app.add_exception_handler(APIError, api_error)
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unexpected)

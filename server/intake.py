@@ -1,0 +1,149 @@
+"""From a body to a request of the engine: tokens made, limits checked, parameters translated."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from server.engine import Engine, EngineStoppedError, QueueFullError, Request, SamplingParams
+from server.engine.request import Sink
+from server.errors import APIError, bad_value
+from server.schemas import ChatBody, CompletionBody, Message, Sampling
+from server.state import ServerState
+from server.text.codec import TextCodec
+
+_LONG_TEXT = 4096  # characters from which tokenizing is moved off the event loop
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+async def completion_prompts(body: CompletionBody, codec: TextCodec) -> list[list[int]]:
+    """The prompts of a completion as tokens."""
+    prompt: Any = body.prompt
+    given = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    prompts = []
+    for one in given:
+        if isinstance(one, str):
+            one = await _encode(codec, one, body.add_special_tokens)
+        for token in one:
+            if token >= codec.vocabulary_size:
+                raise bad_value("prompt", f"token {token} is not in the vocabulary of {codec.vocabulary_size}")
+        prompts.append(one)
+    return prompts
+
+
+async def chat_prompt(body: ChatBody, codec: TextCodec) -> list[int]:
+    """The conversation as tokens, through the model's template."""
+    tools = None if body.tool_choice == "none" else body.tools
+    return await render(codec, body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs)
+
+
+async def render(
+    codec: TextCodec,
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool,
+    extra: dict[str, Any] | None = None,
+) -> list[int]:
+    """Tokens of ``messages``; 400 when the template refuses them."""
+    try:
+        return await run_in_threadpool(
+            codec.render_chat,
+            [message.plain() for message in messages],
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            extra=extra,
+        )
+    except ValueError as error:
+        raise bad_value("messages", str(error)) from error
+
+
+async def _encode(codec: TextCodec, text: str, special: bool) -> list[int]:
+    if len(text) < _LONG_TEXT:
+        return codec.encode(text, add_special_tokens=special)
+    return await run_in_threadpool(codec.encode, text, add_special_tokens=special)
+
+
+def make_request(state: ServerState, body: Sampling, prompt: list[int], params: SamplingParams, sink: Sink) -> Request:
+    """An engine request with its deadline."""
+    limits = [t for t in (body.timeout, state.settings.request_timeout) if t is not None]
+    deadline = time.monotonic() + min(limits) if limits else None
+    return Request(uuid.uuid4().hex, prompt, params, sink, n=body.n or 1, deadline=deadline)
+
+
+def token_limit(asked: int | None, default: int | None, prompt: int, longest: int) -> int:
+    """The tokens that may be generated after a prompt of ``prompt`` tokens; refuses what cannot be held.
+
+    ``default`` None means as many as fit.
+    """
+    if prompt == 0:
+        raise bad_value("prompt", "the prompt has no tokens")
+    if (prompt >= longest and asked != 0) or prompt > longest:
+        raise APIError(
+            413,
+            f"the prompt has {prompt} tokens; with at least one to generate, at most {longest} fit",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    if asked is None:
+        return longest - prompt if default is None else min(default, longest - prompt)
+    if prompt + asked > longest:
+        raise bad_value(
+            "max_tokens",
+            f"{prompt} prompt tokens and max_tokens={asked} make {prompt + asked}; at most {longest} fit",
+            code="context_length_exceeded",
+        )
+    return asked
+
+
+def sampling_params(
+    body: Sampling, codec: TextCodec, *, max_tokens: int, logprobs: int | None, prompt_logprobs: bool = False
+) -> SamplingParams:
+    """The engine's parameters; fields not given take OpenAI's defaults."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        min_p=body.min_p or 0.0,
+        seed=body.seed,
+        stop=body.stops,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=_logit_bias(body.logit_bias, codec),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        ignore_eos=body.ignore_eos,
+    )
+
+
+def _logit_bias(bias: dict[str, float] | None, codec: TextCodec) -> dict[int, float]:
+    result = {}
+    for key, value in (bias or {}).items():
+        if not (key.isdecimal() and key.isascii() and len(key) < 10) or int(key) >= codec.vocabulary_size:
+            raise bad_value("logit_bias", f"'{key}' is no token id; ids are 0 to {codec.vocabulary_size - 1}")
+        result[int(key)] = value
+    return result
+
+
+def submit_all(engine: Engine, requests: list[Request]) -> None:
+    """Hand requests to the engine, all or none; 429 when the queue is full, 503 when it takes none."""
+    submitted: list[Request] = []
+    try:
+        for request in requests:
+            engine.submit(request)
+            submitted.append(request)
+    except QueueFullError as error:
+        _take_back(engine, submitted)
+        raise APIError(429, str(error), code="queue_full", headers={"Retry-After": "1"}) from error
+    except EngineStoppedError as error:
+        _take_back(engine, submitted)
+        raise APIError(503, str(error), code="engine_stopped") from error
+
+
+def _take_back(engine: Engine, submitted: list[Request]) -> None:
+    for request in submitted:
+        engine.cancel(request)

@@ -1,0 +1,76 @@
+"""From the engine's thread to the event loop: one wake-up for a burst of events, however many requests they are for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from server.engine.request import Done, Event, Failed
+
+
+class Relay:
+    """Carries events of every request to one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._pending: deque[tuple[Slot, Event]] = deque()
+        self._scheduled = False
+
+    def post(self, slot: Slot, event: Event) -> None:
+        """Called from the engine's thread."""
+        self._pending.append((slot, event))
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                # The loop is closed: nobody is left to read the event.
+                self._pending.clear()
+
+    def _deliver(self) -> None:
+        # Cleared first: an event appended from now on schedules another delivery, none is left lying.
+        self._scheduled = False
+        while self._pending:
+            slot, event = self._pending.popleft()
+            slot.mailbox.receive(slot.number, event)
+
+
+class Mailbox:
+    """The events of the engine requests that one HTTP request became, in the order they happened."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
+        self._events: list[tuple[int, Event]] = []
+        self._arrived = asyncio.Event()
+        self.finished: set[int] = set()
+
+    def slot(self, number: int) -> Slot:
+        """The sink of engine request ``number``."""
+        return Slot(self, self._relay, number)
+
+    def receive(self, number: int, event: Event) -> None:
+        """Called in the event loop."""
+        self._events.append((number, event))
+        if isinstance(event, (Done, Failed)):
+            self.finished.add(number)
+        self._arrived.set()
+
+    async def take(self) -> list[tuple[int, Event]]:
+        """All (request number, event) that have arrived; waits for one."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        events, self._events = self._events, []
+        return events
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Puts the events of one engine request into a mailbox. Called from the engine's thread."""
+
+    mailbox: Mailbox
+    relay: Relay
+    number: int
+
+    def put(self, event: Event) -> None:
+        self.relay.post(self, event)

@@ -1,0 +1,74 @@
+"""Bytes per device: what the model holds there, what the plan predicted, what is in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from server.state import ServerState
+
+
+def devices(state: ServerState) -> list[dict[str, Any]]:
+    """One entry per device that holds part of the model, all numbers in bytes (None where unknown).
+
+    ``weights``: of parameters and buffers there, each counted once; ``kv_used`` and ``kv_capacity``: keys and
+    values; ``predicted``: the plan's total; ``budget``: what the plan was allowed; ``allocated`` and ``peak``:
+    what the device's own counters say.
+    """
+    if state.model is None:
+        return []
+    weights = weight_bytes(state.model)
+    planned = _planned(state.plan)
+    names = list(dict.fromkeys([*weights, *planned]))
+    return [_entry(state, name, weights.get(name, 0), planned.get(name)) for name in names]
+
+
+def weight_bytes(model: torch.nn.Module) -> dict[str, int]:
+    """Bytes of parameters and buffers per device, "disk" for views of a checkpoint file; tied ones once."""
+    seen: set[tuple[str, int]] = set()
+    total: dict[str, int] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        key = (str(tensor.device), tensor.data_ptr())
+        if key in seen or not tensor.nbytes:
+            continue
+        seen.add(key)
+        name = _holder(tensor)
+        total[name] = total.get(name, 0) + tensor.nbytes
+    return total
+
+
+def _holder(tensor: torch.Tensor) -> str:
+    """The name of what holds a tensor's bytes."""
+    return str(tensor.device)
+
+
+def _planned(plan: Any) -> dict[str, Any]:
+    from server.engine.build import plan_devices
+
+    return plan_devices(plan)
+
+
+def _entry(state: ServerState, name: str, weights: int, planned: Any) -> dict[str, Any]:
+    entry: dict[str, Any] = {"device": name, "weights": weights, "predicted": None, "budget": None}
+    if planned is not None:
+        entry["predicted"] = int(planned.total)
+        entry["budget"] = None if planned.budget is None else int(planned.budget)
+    entry.update(_kv(state, name), **_counters(name))
+    return entry
+
+
+def _kv(state: ServerState, name: str) -> dict[str, int]:
+    if state.engine is None:
+        return {"kv_used": 0, "kv_capacity": 0}
+    per_token = state.engine.kv_bytes_per_token.get(name, 0)
+    pool = state.engine.core.scheduler.pool
+    return {"kv_used": per_token * pool.used, "kv_capacity": per_token * pool.capacity}
+
+
+def _counters(name: str) -> dict[str, int | None]:
+    from bigmodel.devices import max_memory_allocated, memory_allocated
+
+    if name == "disk":
+        return {"allocated": None, "peak": None}
+    return {"allocated": memory_allocated(name), "peak": max_memory_allocated(name)}

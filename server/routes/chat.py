@@ -1,0 +1,49 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from server.answering import Joined, respond
+from server.answers.chat import ChatAnswer
+from server.errors import bad_value
+from server.intake import chat_prompt, make_request, sampling_params, submit_all, token_limit
+from server.schemas import ChatBody
+from server.state import state_of
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatBody, http: Request) -> Response:
+    """Answer a conversation."""
+    state = state_of(http)
+    engine, codec = state.ready_engine()
+    state.check_model(body.model)
+    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if asked == 0:
+        raise bad_value("max_tokens", "must be at least 1")
+    prompt = await chat_prompt(body, codec)
+    params = sampling_params(
+        body,
+        codec,
+        max_tokens=token_limit(asked, None, len(prompt), engine.core.max_length),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+    mailbox = state.mailbox()
+    request = make_request(state, body, prompt, params, mailbox.slot(0))
+    answer = ChatAnswer(
+        f"chatcmpl-{uuid.uuid4().hex}",
+        int(time.time()),
+        state.settings.model_name,
+        body.n or 1,
+        codec,
+        logprobs=bool(body.logprobs),
+        usage=body.include_usage,
+    )
+    submit_all(engine, [request])
+    return await respond(http, Joined(engine, [request], mailbox), answer, stream=bool(body.stream))

@@ -1,0 +1,101 @@
+"""What the routes share: settings, the engine once it is there, the tokenizer, the plan."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Request
+
+from server.engine import Engine, EngineOptions
+from server.errors import APIError
+from server.mailbox import Mailbox, Relay
+from server.text.codec import TextCodec
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the server behaves. Sizes in bytes, times in seconds.
+
+    ``api_keys``: any of them opens the API; none: it is open. ``request_timeout``: the longest a request may
+    take, waiting included (None: as long as it takes); a request may ask for less with ``timeout``.
+    """
+
+    model_name: str
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 8 << 20
+    request_timeout: float | None = None
+    drain_timeout: float = 30.0
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+
+@dataclass
+class Loading:
+    """How far loading has come. ``fraction`` from 0 to 1, None when unknown."""
+
+    stage: str = "starting"
+    fraction: float | None = None
+
+
+@dataclass
+class ServerState:
+    """Everything a route needs. ``engine`` and ``codec`` are None while the model loads."""
+
+    settings: Settings
+    engine: Engine | None = None
+    codec: TextCodec | None = None
+    model: Any = None
+    plan: Any = None
+    loading: Loading = field(default_factory=Loading)
+    failure: BaseException | None = None
+    draining: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    metrics: Any = None
+    _relay: Relay | None = None
+
+    def mailbox(self) -> Mailbox:
+        """A mailbox of the running event loop."""
+        if self._relay is None:
+            self._relay = Relay(asyncio.get_running_loop())
+        return Mailbox(self._relay)
+
+    def ready_engine(self) -> tuple[Engine, TextCodec]:
+        """The engine and tokenizer, or 503 while they are not there."""
+        if self.draining:
+            raise APIError(503, "the server is shutting down", code="draining", headers={"Retry-After": "5"})
+        if self.failure is not None or (self.engine is not None and not self.engine.healthy):
+            raise APIError(503, "the engine has stopped", code="engine_stopped")
+        if self.engine is None or self.codec is None:
+            raise APIError(
+                503, f"the model is loading ({self.loading.stage})", code="loading", headers={"Retry-After": "5"}
+            )
+        return self.engine, self.codec
+
+    def check_model(self, name: str | None) -> None:
+        """404 unless ``name`` is the model served."""
+        if name is not None and name != self.settings.model_name:
+            raise APIError(
+                404,
+                f"the model '{name}' does not exist; this server has '{self.settings.model_name}'",
+                param="model",
+                code="model_not_found",
+            )
+
+
+def state_of(request: Request) -> ServerState:
+    """The state of the app that a request came to."""
+    state: ServerState = request.app.state.server
+    return state
+
+
+def usage(prompt: int, completion: int, cached: int) -> Mapping[str, Any]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

@@ -1,0 +1,52 @@
+"""A real server on a free loopback port, for tests that speak HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from server import EngineOptions, Settings, create_app
+from tests.server.tiny import tiny_model, tiny_tokenizer
+
+MODEL = "tiny"
+
+
+def tiny_app(model: Any = None, *, engine: dict[str, Any] | None = None, **settings: Any) -> FastAPI:
+    """The application over the tiny model."""
+    options = EngineOptions(**{"kv_bytes": 64 << 20, "max_sequences": 8, **(engine or {})})
+    return create_app(model or tiny_model(), tiny_tokenizer(), settings=Settings(MODEL, engine=options, **settings))
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="on"))
+        self.listening = threading.Event()
+
+    async def startup(self, *args: Any, **kwargs: Any) -> None:
+        await super().startup(*args, **kwargs)
+        self.listening.set()
+
+    @property
+    def port(self) -> int:
+        port: int = self.servers[0].sockets[0].getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Serve ``app`` in a thread; gives its URL."""
+    server = _Server(app)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert server.listening.wait(30), "the server did not start"
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the server did not stop"
