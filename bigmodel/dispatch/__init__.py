@@ -1,1 +1,19 @@
 """Dispatch: makes a planned model run."""
+
+from __future__ import annotations
+
+from .dispatch import dispatch_model, undispatch
+from .load import load_checkpoint_and_dispatch
+from .move import send_to_device
+from .offload import UserCpuOffloadHook, cpu_offload, cpu_offload_with_hook, disk_offload
+
+__all__ = [
+    "UserCpuOffloadHook",
+    "cpu_offload",
+    "cpu_offload_with_hook",
+    "disk_offload",
+    "dispatch_model",
+    "load_checkpoint_and_dispatch",
+    "send_to_device",
+    "undispatch",
+]

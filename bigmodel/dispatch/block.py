@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..errors import DispatchError
 from .parameter import like
 from .slab import Layout
 
@@ -20,11 +21,19 @@ Registry = dict[str, Any]
 
 @dataclass
 class HostTensor:
-    """One tensor of a block: the host tensor, and every place in the model that refers to it."""
+    """One tensor of a block: the host tensor, and every place in the model that refers to it.
+
+    Attributes:
+        value: The tensor on the host.
+        device_dtype: What it is cast to on the device.
+        owners: The registries and keys that refer to it.
+        is_buffer: It is state that a forward may write, and is copied back after each one.
+    """
 
     value: torch.Tensor
     device_dtype: torch.dtype
     owners: list[tuple[Registry, str]] = field(default_factory=list)
+    is_buffer: bool = False
 
     def show(self, tensor: torch.Tensor) -> None:
         """Make every owner refer to `tensor`."""
@@ -44,6 +53,7 @@ class Block:
         self.name = name
         self.tensors = tensors
         self.layout = Layout.of((t.device_dtype, t.value.shape) for t in tensors)
+        self.has_state = any(t.is_buffer for t in tensors)
         self.casts = any(t.device_dtype != t.value.dtype for t in tensors)
         self.packed: torch.Tensor | None = None
         self.encloses = False
@@ -64,6 +74,31 @@ class Block:
             tensor.value.data = view
         self.packed = slab
 
+    def version(self) -> int:
+        """Return a number that grows whenever a host tensor is written in place (other than through ``.data``)."""
+        return sum(t.value._version for t in self.tensors if not t.value.is_inference())
+
+    def adopt_replaced(self) -> bool:
+        """Take over parameters that the user put in the place of the host tensors; return whether there were any.
+
+        Raises:
+            DispatchError: A replacement has another shape or dtype, or lies on another device.
+        """
+        replaced = False
+        for tensor in self.tensors:
+            registry, key = tensor.owners[0]
+            current = registry.get(key)
+            if current is tensor.value:
+                continue
+            if current is None or _kind(current) != _kind(tensor.value):
+                raise DispatchError(
+                    f"{key!r} of {self.name!r} was removed or replaced by a tensor of another shape, dtype or device "
+                    "while the model is dispatched; call undispatch(model) first"
+                )
+            tensor.value, self.packed, replaced = current, None, True
+            tensor.show(current)
+        return replaced
+
     def device_views(self, slab: torch.Tensor) -> list[torch.Tensor]:
         """Return what the module sees while its weights are in `slab`: parameters or buffers viewing it."""
         return [like(t.value, view, requires_grad=False) for t, view in zip(self.tensors, self.layout.views(slab))]
@@ -82,7 +117,18 @@ class Block:
         for tensor, shown in zip(self.tensors, tensors):
             tensor.show(shown)
 
+    def keep_state(self, tensors: list[torch.Tensor]) -> None:
+        """Copy what a forward may have written into the device's buffers back to the host."""
+        with torch.no_grad():
+            for tensor, shown in zip(self.tensors, tensors):
+                if tensor.is_buffer:
+                    tensor.value.copy_(shown)
+
     def show_host(self) -> None:
         """Make the model refer to the host tensors again."""
         for tensor in self.tensors:
             tensor.show(tensor.value)
+
+
+def _kind(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.device

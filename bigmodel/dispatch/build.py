@@ -170,7 +170,8 @@ class Builder:
         tensors: dict[object, HostTensor] = {}
         for placed in streamed:
             tensor = placed.registry[placed.key]
-            host = tensors.setdefault(storage_key(tensor), HostTensor(tensor, self._device_dtype(placed, tensor)))
+            dtype = self._device_dtype(placed, tensor)
+            host = tensors.setdefault(storage_key(tensor), HostTensor(tensor, dtype, is_buffer=placed.is_buffer))
             host.owners.append((placed.registry, placed.key))
         return Block(name, list(tensors.values()))
 

@@ -102,7 +102,7 @@ class _Call:
         for position, tensor in zip(self.positions, inputs):
             leaves[position] = tensor
         args, kwargs = tree_unflatten(leaves, self._structure)
-        with self._surroundings.restored(), _unchanged_buffers(self.module):
+        with self._surroundings.restored():
             return self._flatten_output(self.compute(args, kwargs))
 
     def _flatten_output(self, output: Any) -> tuple[torch.Tensor, ...]:
@@ -139,9 +139,10 @@ class _Visit(torch.autograd.Function):
         try:
             weights = trainable_views(call.block, slot.slab)
             call.block.show(weights)
-            with torch.enable_grad():
-                outputs = call.run_again(inputs)
-            found = iter(_gradients(outputs, gradients, [*inputs, *weights]))
+            with unchanged_buffers(call.module):
+                with torch.enable_grad():
+                    outputs = call.run_again(inputs)
+                found = iter(_gradients(outputs, gradients, [*inputs, *weights]))
             host = [next(found) for _ in inputs]
             for tensor in call.block.tensors:
                 gradient = next(found)
@@ -191,7 +192,7 @@ class _Surroundings:
 
 
 @contextmanager
-def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
     """Give buffers back the values they had: the second computation must not count twice in statistics."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
@@ -199,7 +200,9 @@ def _unchanged_buffers(module: nn.Module) -> Iterator[None]:
     finally:
         with torch.no_grad():
             for buffer, value in kept:
-                buffer.copy_(value)
+                # Some kernels (batch norm's) write without raising the tensor's version, so values are compared.
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 def _snapshot(leaf: Any) -> Any:

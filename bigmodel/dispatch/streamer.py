@@ -38,6 +38,7 @@ class Slot:
     content: Block | None = None
     users: int = 0
     last_use: int = 0
+    version: int = 0
     ready: Event | None = None
     marks: list[Event] = field(default_factory=list)
     views: dict[Block, list[torch.Tensor]] = field(default_factory=dict)
@@ -117,8 +118,11 @@ class Streamer:
             slot.marks = [mark for mark in slot.marks if not mark.done()]
             slot.marks.append(self._stream.compute_mark())
             if slot.users == 0:
-                assert slot.content is not None
-                slot.content.show_host()
+                block = slot.content
+                assert block is not None
+                if block.has_state:
+                    block.keep_state(self._views(block, slot))
+                block.show_host()
                 if slot.transient:
                     self._forget(slot)
                 self._changed.notify_all()
@@ -150,6 +154,9 @@ class Streamer:
         """Return the slot that holds `block` or will; if there is none, one in which its fetch was started."""
         while True:
             slot = self._slot_of.get(block)
+            if slot is not None and slot.users == 0 and self._is_stale(block, slot):
+                self._forget(slot)
+                slot = None
             if slot is not None:
                 self.stats.hits += 1
                 return slot
@@ -160,6 +167,10 @@ class Streamer:
                 return free
             # While this thread waits another may fetch the same block: look for it again afterwards.
             self._changed.wait()
+
+    def _is_stale(self, block: Block, slot: Slot) -> bool:
+        """Whether the host weights were changed, by an optimizer say, since they were fetched into `slot`."""
+        return block.adopt_replaced() or block.version() != slot.version
 
     def _free_slot(self, block: Block) -> Slot | None:
         """Return a slot whose content nobody uses, preferring what was wanted longest ago; None if all are in use."""
@@ -180,7 +191,8 @@ class Streamer:
     def _fetch(self, block: Block, slot: Slot) -> None:
         if slot.content is not None:
             self._slot_of.pop(slot.content, None)
-        slot.content = block
+        block.adopt_replaced()
+        slot.content, slot.version = block, block.version()
         slot.ready = self._fetcher.fetch(block, slot.slab, slot.marks)
         slot.marks = []
         self._slot_of[block] = slot

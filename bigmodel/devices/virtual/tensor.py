@@ -76,6 +76,16 @@ class VirtualTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.held.detach())[:-1] + f", device='{self.device}')"
 
+    def __tensor_flatten__(self) -> tuple[list[str], int]:
+        """Lets ``Module.to`` swap a parameter's content in place, so that tied parameters stay tied."""
+        return ["held"], self.device.index
+
+    @staticmethod
+    def __tensor_unflatten__(
+        parts: dict[str, torch.Tensor], index: int, size: torch.Size, stride: tuple[int, ...]
+    ) -> VirtualTensor:
+        return VirtualTensor(parts["held"], index)
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return VirtualTensor, (self.held, self.device.index)
 

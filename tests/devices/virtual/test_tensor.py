@@ -115,3 +115,11 @@ def test_a_parameter_stays_a_parameter() -> None:
     assert isinstance(layer.weight, nn.Parameter)
     assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
     assert isinstance(copy.deepcopy(layer).weight, nn.Parameter)
+
+
+def test_tied_parameters_stay_tied_when_a_module_moves() -> None:
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    model[1].weight = model[0].weight
+    model.to(DEVICE)
+    assert model[1].weight is model[0].weight
+    assert str(model[1].weight.device) == DEVICE

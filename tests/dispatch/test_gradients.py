@@ -1,0 +1,113 @@
+"""The gradients of a streamed model are the gradients of the resident one, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.dispatch import dispatch_model
+
+from .models import ids, llama, stack
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+MAPS = [
+    {"": "cpu"},
+    {"": 0, "blocks.1": "cpu", "blocks.3": "cpu"},
+    {"": "cpu", "blocks": 0},
+    {"": 0, "scale": "cpu", "head": "cpu", "embed": "cpu"},
+]
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    return {name: None if p.grad is None else p.grad.cpu() for name, p in model.named_parameters()}
+
+
+def assert_same(found: dict[str, torch.Tensor | None], expected: dict[str, torch.Tensor | None]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        other = found[name]
+        assert (gradient is None) == (other is None), name
+        assert gradient is None or torch.equal(gradient, other), name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device_map", MAPS)
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_are_those_of_the_resident_model(device_map: dict[str, object], training: bool) -> None:
+    resident = stack().to("virtual:0").train(training)
+    resident(ids().to("virtual:0")).square().sum().backward()
+    streamed = dispatch_model(stack().train(training), device_map, main_device="virtual:0")
+    streamed(ids()).square().sum().backward()
+    assert_same(gradients(streamed), gradients(resident))
+    # Statistics count a forward once, although streamed blocks are computed again in backward.
+    assert torch.equal(streamed.norm.running_mean.cpu(), resident.norm.running_mean.cpu())
+    assert streamed.norm.num_batches_tracked.item() == resident.norm.num_batches_tracked.item()
+
+
+def test_frozen_weights_get_no_gradient_and_adapters_get_theirs() -> None:
+    def freeze(model: nn.Module) -> nn.Module:
+        for name, p in model.named_parameters():
+            p.requires_grad_("up" in name)
+        return model
+
+    resident = freeze(stack()).to("virtual:0")
+    resident(ids().to("virtual:0")).square().sum().backward()
+    streamed = dispatch_model(freeze(stack()), {"": "cpu"}, main_device="virtual:0")
+    streamed(ids()).square().sum().backward()
+    assert_same(gradients(streamed), gradients(resident))
+    assert streamed.scale.grad is None
+
+
+def test_dropout_is_the_same_in_backward() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(3)))
+
+    x = torch.randn(4, 8)
+    resident = build().to("virtual:0")
+    torch.manual_seed(7)
+    resident(x.to("virtual:0")).sum().backward()
+    streamed = dispatch_model(build(), {"": "cpu"}, main_device="virtual:0")
+    torch.manual_seed(7)
+    streamed(x).sum().backward()
+    assert_same(gradients(streamed), gradients(resident))
+
+
+def test_a_language_model_with_a_cache_learns_the_same() -> None:
+    tokens = torch.arange(10).view(2, 5)
+    resident = llama().to("virtual:0").train()
+    loss = resident(tokens.to("virtual:0"), labels=tokens.to("virtual:0"), use_cache=True).loss
+    loss.backward()
+    streamed = dispatch_model(llama().train(), {"": "cpu"}, main_device="virtual:0")
+    streamed_loss = streamed(tokens, labels=tokens, use_cache=True).loss
+    streamed_loss.backward()
+    assert torch.equal(streamed_loss.detach().cpu(), loss.detach().cpu())
+    assert_same(gradients(streamed), gradients(resident))
+
+
+def test_an_optimizer_step_on_the_host_weights_is_seen_by_the_next_forward() -> None:
+    streamed = dispatch_model(stack().train(), {"": "cpu"}, main_device="virtual:0")
+    resident = copy.deepcopy(stack()).train().to("virtual:0")
+    for model, x in ((streamed, ids()), (resident, ids().to("virtual:0"))):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+    for (name, p), (_, q) in zip(streamed.named_parameters(), resident.named_parameters()):
+        assert torch.equal(p.cpu(), q.cpu()), name
+
+
+def test_weights_leave_the_device_between_forward_and_backward() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(8)))
+    weights = sum(p.nbytes for p in model.parameters())
+    dispatch_model(model, {"": "cpu"}, main_device="virtual:0")
+    held = memory_allocated(0)
+    reset_peak_memory(0)
+    model(torch.randn(1, 256)).sum().backward()
+    one_block = weights // 8
+    assert max_memory_allocated(0) - held < 2 * one_block

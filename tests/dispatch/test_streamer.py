@@ -1,0 +1,186 @@
+"""Slots, fetches and prefetch, without modules: a registry stands for a module's `_parameters`."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from bigmodel.devices import memory_allocated
+from bigmodel.dispatch.block import Block, HostTensor
+from bigmodel.dispatch.streamer import Streamer
+from bigmodel.errors import DispatchError
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+Registry = dict[str, torch.Tensor]
+
+
+def blocks(count: int, elements: int = 100) -> tuple[list[Block], list[Registry]]:
+    """Return blocks of one tensor each, block n holding the number n, and the registries that show them."""
+    registries: list[Registry] = [{"weight": torch.full((elements,), float(n))} for n in range(count)]
+    made = [
+        Block(str(n), [HostTensor(registry["weight"], torch.float32, [(registry, "weight")])])
+        for n, registry in enumerate(registries)
+    ]
+    return made, registries
+
+
+def streamer_of(made: list[Block], slots: int = 2) -> Streamer:
+    return Streamer(torch.device("virtual:0"), made, slots)
+
+
+def test_a_block_is_on_the_device_while_it_is_used_and_on_the_host_otherwise() -> None:
+    made, registries = blocks(3)
+    host = [registry["weight"] for registry in registries]
+    streamer = streamer_of(made)
+    for n, block in enumerate(made):
+        with streamer.use(block):
+            assert str(registries[n]["weight"].device) == "virtual:0"
+            assert registries[n]["weight"].cpu().tolist() == [n] * 100
+        assert registries[n]["weight"] is host[n]
+
+
+def test_device_memory_is_the_slots_and_never_more() -> None:
+    made, _ = blocks(6, elements=1000)
+    streamer = streamer_of(made, slots=2)
+    assert streamer.slot_bytes == memory_allocated(0) == 2 * 4096
+    for _ in range(3):
+        for block in made:
+            with streamer.use(block):
+                assert memory_allocated(0) == 2 * 4096
+
+
+def test_the_order_is_learned_and_the_next_block_fetched_ahead() -> None:
+    made, _ = blocks(5)
+    streamer = streamer_of(made)
+    for block in made:
+        with streamer.use(block):
+            pass
+    assert streamer.stats.misses == 5
+    streamer.stats.reset()
+    for _ in range(3):
+        for block in made:
+            with streamer.use(block):
+                pass
+    # Only the step from the last block to the first had not been seen when the second round began.
+    assert streamer.stats.misses == 1
+    assert streamer.stats.hits == 14
+
+
+@pytest.mark.parametrize("order", [[0, 2, 4], [0, 0, 1, 1], [4, 3, 2, 1, 0], [1]])
+def test_a_wrong_guess_costs_time_and_nothing_else(order: list[int]) -> None:
+    made, registries = blocks(5)
+    streamer = streamer_of(made)
+    for n in [*range(5), *order, *range(5)]:
+        with streamer.use(made[n]):
+            assert registries[n]["weight"].cpu().tolist() == [n] * 100
+
+
+def test_one_slot_is_enough() -> None:
+    made, registries = blocks(3)
+    streamer = streamer_of(made, slots=1)
+    for _ in range(2):
+        for n, block in enumerate(made):
+            with streamer.use(block):
+                assert registries[n]["weight"].cpu()[0] == n
+
+
+def test_blocks_that_all_have_slots_are_fetched_once() -> None:
+    made, _ = blocks(2)
+    streamer = streamer_of(made, slots=2)
+    for _ in range(5):
+        for block in made:
+            with streamer.use(block):
+                pass
+    assert streamer.stats.fetches == 2
+    assert streamer.stats.bytes_from_ram == 2 * 400
+
+
+def test_a_block_within_a_block_gets_room_of_its_own_when_the_slots_are_taken() -> None:
+    made, registries = blocks(3)
+    streamer = streamer_of(made, slots=1)
+    with streamer.use(made[0]), streamer.use(made[1]), streamer.use(made[2]):
+        assert [registry["weight"].cpu()[0].item() for registry in registries] == [0, 1, 2]
+    assert memory_allocated(0) == streamer.slot_bytes
+
+
+def test_a_fetch_that_fails_is_reported_and_leaves_everything_as_it_was() -> None:
+    made, registries = blocks(2)
+    host = registries[0]["weight"]
+    streamer = streamer_of(made)
+    made[0].tensors[0].value = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="size"), streamer.use(made[0]):
+        pass
+    assert registries[0]["weight"] is host
+    made[0].tensors[0].value = host
+    with streamer.use(made[0]):
+        assert registries[0]["weight"].cpu()[0] == 0
+
+
+def test_threads_share_blocks_without_mixing_them_up() -> None:
+    made, registries = blocks(5)
+    streamer = streamer_of(made)
+    wrong: list[object] = []
+
+    def walk(start: int) -> None:
+        for step in range(200):
+            n = (start + step) % 5
+            with streamer.use(made[n]):
+                seen = registries[n]["weight"].cpu().unique().tolist()
+            if seen != [n]:
+                wrong.append((n, seen))
+
+    threads = [threading.Thread(target=walk, args=(start,)) for start in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "threads wait for each other for ever"
+    assert wrong == []
+    assert all(registry["weight"].device.type != "virtual" for registry in registries)
+
+
+def test_weights_written_on_the_host_are_fetched_again() -> None:
+    made, registries = blocks(2)
+    streamer = streamer_of(made)
+    for _ in range(2):
+        for block in made:
+            with streamer.use(block):
+                pass
+    registries[0]["weight"].fill_(9)
+    with streamer.use(made[0]):
+        assert registries[0]["weight"].cpu()[0] == 9
+
+
+def test_a_tensor_put_in_the_place_of_another_is_taken_over() -> None:
+    made, registries = blocks(2)
+    streamer = streamer_of(made)
+    with streamer.use(made[0]):
+        pass
+    new = registries[0]["weight"] = torch.full((100,), 7.0)
+    with streamer.use(made[0]):
+        assert registries[0]["weight"].cpu()[0] == 7
+    assert registries[0]["weight"] is new
+
+
+def test_a_tensor_of_another_shape_in_its_place_is_refused() -> None:
+    made, registries = blocks(1)
+    streamer = streamer_of(made)
+    with streamer.use(made[0]):
+        pass
+    registries[0]["weight"] = torch.zeros(3)
+    with pytest.raises(DispatchError, match="another shape"), streamer.use(made[0]):
+        pass
+
+
+def test_state_written_on_the_device_comes_back_to_the_host() -> None:
+    state = torch.zeros(4)
+    registry = {"count": state}
+    block = Block("counter", [HostTensor(state, torch.float32, [(registry, "count")], is_buffer=True)])
+    streamer = streamer_of([block])
+    for _ in range(3):
+        with streamer.use(block):
+            registry["count"].add_(1)
+    assert state.tolist() == [3.0] * 4
