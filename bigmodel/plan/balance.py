@@ -42,7 +42,7 @@ def get_balanced_memory(
         budgets[keys[0]] = int(budgets[keys[0]] * SINGLE_DEVICE_SHARE)
     if len(keys) < 2:
         return budgets
-    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, widen=False)
+    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
     caps = balanced_caps([group.nbytes for group in tie_groups(units)], [budgets[k] for k in keys], low_zero)
     budgets.update(zip(keys, caps, strict=True))
     return budgets

@@ -50,7 +50,7 @@ def infer_auto_device_map(
     Raises:
         BudgetError: nothing fits, because `"disk"` was given a budget that is too small.
     """
-    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, widen=False)
+    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
     groups = tie_groups(units)
     room = Room(get_max_memory(max_memory), slots=1)
     items = [_item(group, units) for group in groups]

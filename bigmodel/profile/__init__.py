@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from .dry_run import Phase, dry_run
 from .dtypes import CustomDtype, DtypeLike, dtype_byte_size, normalize_dtype
+from .model_profile import Profile, max_context, profile_model
 from .no_split import UnitModule, find_no_split_classes, find_units
 from .sizes import (
     calculate_maximum_sizes,
@@ -12,25 +14,34 @@ from .sizes import (
 )
 from .tensors import TensorSpec, named_tensors, storage_key, tensor_specs
 from .ties import find_tied_parameters, retie_parameters
+from .trace import Trace
 from .units import SLAB_ALIGNMENT, UnitProfile, profile_units
+from .workload import Workload
 
 __all__ = [
     "SLAB_ALIGNMENT",
     "CustomDtype",
     "DtypeLike",
+    "Phase",
+    "Profile",
     "TensorSpec",
+    "Trace",
     "UnitModule",
     "UnitProfile",
+    "Workload",
     "calculate_maximum_sizes",
     "compute_module_sizes",
     "compute_module_total_buffer_size",
+    "dry_run",
     "dtype_byte_size",
     "find_no_split_classes",
     "find_tied_parameters",
     "find_units",
     "get_max_layer_size",
+    "max_context",
     "named_tensors",
     "normalize_dtype",
+    "profile_model",
     "profile_units",
     "retie_parameters",
     "storage_key",

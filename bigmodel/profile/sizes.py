@@ -32,7 +32,7 @@ def compute_module_sizes(
     """
     sizes = {name: 0 for name, _ in model.named_modules(remove_duplicate=False)}
     counted: set[tuple[str, int]] = set()
-    for spec in tensor_specs(model, dtype, special_dtypes, widen=False):
+    for spec in tensor_specs(model, dtype, special_dtypes, as_loaded=False):
         if buffers_only and not spec.is_buffer:
             continue
         sizes[spec.name] = spec.nbytes

@@ -60,7 +60,7 @@ def storage_key(tensor: torch.Tensor) -> tuple[int, ...]:
     get different keys; an empty tensor shares memory with nobody.
     """
     if isinstance(tensor, VirtualTensor):
-        return storage_key(cast(torch.Tensor, tensor.held))
+        return storage_key(tensor.held)
     if tensor.numel() == 0:
         return (id(tensor),)
     try:
@@ -74,7 +74,7 @@ def tensor_specs(
     module: nn.Module,
     dtype: DtypeLike | None = None,
     special_dtypes: Mapping[str, DtypeLike] | None = None,
-    widen: bool = True,
+    as_loaded: bool = True,
 ) -> list[TensorSpec]:
     """Describe every named tensor of `module`, a tied tensor once per name.
 
@@ -82,7 +82,8 @@ def tensor_specs(
         module: any module, on any device, also meta.
         dtype: what floating point tensors will be cast to when loaded; None keeps theirs.
         special_dtypes: dtype by full name, stronger than `dtype`.
-        widen: False keeps a tensor that is narrower than `dtype` as it is.
+        as_loaded: True counts what loading does: parameters take `dtype`, buffers keep theirs. False counts as
+            accelerate does: buffers take it too, and no tensor becomes wider than it is.
     """
     wanted = None if dtype is None else normalize_dtype(dtype)
     special = {name: normalize_dtype(value) for name, value in (special_dtypes or {}).items()}
@@ -91,9 +92,11 @@ def tensor_specs(
     for name, tensor, is_buffer, persistent in named_tensors(module):
         if name in special:
             loaded: torch.dtype | CustomDtype = special[name]
+        elif as_loaded:
+            loaded = tensor.dtype if is_buffer else planned_dtype(tensor.dtype, wanted)
         else:
             loaded = planned_dtype(tensor.dtype, wanted)
-            if not widen and dtype_bits(loaded) > dtype_bits(tensor.dtype):
+            if dtype_bits(loaded) > dtype_bits(tensor.dtype):
                 loaded = tensor.dtype
         specs.append(
             TensorSpec(

@@ -69,7 +69,7 @@ def profile_units(
     dtype: DtypeLike | None = None,
     special_dtypes: Mapping[str, DtypeLike] | None = None,
     no_split_module_classes: Iterable[str] | str | None = None,
-    widen: bool = True,
+    as_loaded: bool = True,
 ) -> list[UnitProfile]:
     """Return the units of `model` in registration order, each with its tensors as they will be loaded.
 
@@ -77,7 +77,7 @@ def profile_units(
     """
     units = find_units(model, no_split_module_classes)
     inside: dict[str, list[TensorSpec]] = {unit.name: [] for unit in units}
-    for spec in tensor_specs(model, dtype, special_dtypes, widen):
+    for spec in tensor_specs(model, dtype, special_dtypes, as_loaded):
         owner = next(name for name in _itself_and_ancestors(spec.name) if name in inside)
         inside[owner].append(spec)
     return [

@@ -1,0 +1,116 @@
+"""Runs a model's real forward on fake tensors at the shapes to be used, and records what it allocates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .clone import fake_clone, find_shortenings
+from .recorder import Recorder, cut
+from .repeat import Shortening, lengthen
+from .session import Session, use_as_configured, use_example
+from .trace import Trace
+from .units import UnitProfile
+from .workload import Workload
+
+logger = logging.getLogger(__name__)
+
+Example = tuple[Sequence[Any], Mapping[str, Any]]
+"""Positional and keyword arguments of a model's forward."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One recorded forward: "prefill", "decode" or "forward", with its trace and the tokens it processes."""
+
+    name: str
+    trace: Trace
+    tokens: int
+
+
+def dry_run(
+    model: nn.Module,
+    units: Sequence[UnitProfile],
+    workload: Workload,
+    device: torch.device,
+    dtypes: Mapping[int, torch.dtype] | None = None,
+    example: Example | None = None,
+) -> list[Phase]:
+    """Record what a model allocates at the shapes of `workload`, or on `example`. No memory is taken.
+
+    Args:
+        model: any module, also on meta; not changed.
+        units: its units; events name them by their position.
+        workload: shapes for a transformers model.
+        device: what kind of device the tensors are to pretend to be on; kernels differ between kinds.
+        dtypes: dtype by `id` of a tensor, for those that will be cast when loaded.
+        example: arguments of forward, for a model whose inputs cannot be told from its config. Their values are
+            not read.
+
+    Returns:
+        The phases in order: prefill and decode for a model that generates, else one forward. Empty if the inputs
+        are not known, or if what the model does depends on values.
+    """
+    shortenings = [] if example is not None else find_shortenings(model, units)
+    if shortenings:
+        try:
+            return _record(model, units, workload, device, dtypes or {}, example, shortenings)
+        except Exception as error:  # the cut model cannot run or repeat: the whole one decides
+            logger.debug("dry run of every layer, because %s", error)
+    try:
+        return _record(model, units, workload, device, dtypes or {}, example, [])
+    except Exception as error:  # whatever a model's own forward raises when it sees no values
+        logger.warning(
+            "activations of %s are not known and count as 0, because its forward cannot run without values: %s",
+            type(model).__name__,
+            error,
+        )
+    return []
+
+
+def _record(
+    model: nn.Module,
+    units: Sequence[UnitProfile],
+    workload: Workload,
+    device: torch.device,
+    dtypes: Mapping[int, torch.dtype],
+    example: Example | None,
+    shortenings: Sequence[Shortening],
+) -> list[Phase]:
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    clone = fake_clone(model, mode, device, dtypes, shortenings)
+    recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]))
+    _follow_units(clone, units, shortenings, recorder)
+    session = Session(clone, recorder, workload, device)
+    with mode, recorder, torch.no_grad():
+        if example is not None:
+            use_example(session, *example)
+        else:
+            use_as_configured(session)
+    traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
+    phases = []
+    for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
+        for shortening in shortenings:
+            trace = lengthen(trace, shortening)
+        phases.append(Phase(name, trace, tokens))
+    return phases
+
+
+def _follow_units(
+    clone: nn.Module, units: Sequence[UnitProfile], shortenings: Sequence[Shortening], recorder: Recorder
+) -> None:
+    left_out = {unit for shortening in shortenings for unit in shortening.units[shortening.kept :]}
+    followed: set[int] = set()
+    for index, unit in enumerate(units):
+        if unit.is_tensor or index in left_out:
+            continue
+        module = clone.get_submodule(unit.name)
+        if id(module) not in followed:
+            followed.add(id(module))
+            recorder.follow(module, index)
