@@ -1,0 +1,118 @@
+"""`bigmodel generate`: text from a model of any size, as it is made, and what it cost."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from server import Engine
+    from server.engine import Event, Request
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")],
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="Keep the likeliest tokens up to this sum.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Keep so many of the likeliest tokens; 0: all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
+    chat: Annotated[bool, typer.Option(help="Treat PROMPT as a message, through the chat template.")] = False,
+    max_memory: Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")] = None,
+    device_map: Annotated[str, typer.Option(help="Strategy, or one device for everything.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Data type of the weights.")] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
+    trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False,
+    quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
+) -> None:
+    """Continue PROMPT with MODEL; print the text as it comes, then speed and peak memory on one line."""
+    from server.engine import EngineOptions, Request, SamplingParams, build_engine
+    from server.loading import load, parse_max_memory
+    from server.text.codec import TextCodec
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    loaded = load(
+        model,
+        device_map=device_map,
+        max_memory=parse_max_memory(max_memory),
+        dtype=dtype,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    codec = TextCodec(loaded.tokenizer)
+    ids = codec.render_chat([{"role": "user", "content": text}]) if chat else codec.encode(text)
+    # One stream only: nothing to be invariant of, so no row is padded.
+    options = EngineOptions(max_sequences=1, max_queue=0, prefix_cache=False, row_multiple=1)
+    engine = build_engine(loaded.model, codec, loaded.plan, options)
+    params = SamplingParams(
+        _room(len(ids), max_tokens, engine), temperature, top_p, top_k, seed=seed, stop=tuple(stop or ())
+    )
+    sink = _Printer()
+    summary = _run(engine, Request("cli", ids, params, sink), sink)
+    if not quiet:
+        typer.echo(f"{summary}  {_peaks(loaded.model)}")
+
+
+def _room(prompt: int, wanted: int, engine: Engine) -> int:
+    """How many tokens may be generated after ``prompt`` tokens."""
+    from bigmodel.errors import ServeError
+
+    longest = engine.core.max_length
+    if not 0 < prompt < longest:
+        raise ServeError(f"the prompt has {prompt} tokens; 1 to {longest - 1} can be continued")
+    return min(wanted, longest - prompt)
+
+
+class _Printer:
+    """Prints text from the engine's thread as it comes."""
+
+    def __init__(self) -> None:
+        import queue
+
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    def put(self, event: Event) -> None:
+        self.events.put(event)
+
+
+def _run(engine: Engine, request: Request, sink: _Printer) -> str:
+    """Generate and print; speed and time to first token as text."""
+    import time
+
+    from bigmodel.errors import ServeError
+    from server.engine import Done, Failed
+
+    begun = time.perf_counter()
+    first = None
+    engine.start()
+    try:
+        engine.submit(request)
+        while True:
+            event = sink.events.get()
+            if isinstance(event, Done):
+                break
+            if isinstance(event, Failed):
+                raise ServeError(f"{event.message}: {engine.failure}") from engine.failure
+            first = first or time.perf_counter()
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+    finally:
+        engine.stop()
+    ended = time.perf_counter()
+    sys.stdout.write("\n")
+    first = first or ended
+    tokens = event.completion_tokens
+    rate = (tokens - 1) / (ended - first) if tokens > 1 and ended > first else tokens / (ended - begun)
+    return f"{tokens} tokens, {rate:.2f} tokens/s after the first, first token after {first - begun:.3f} s,"
+
+
+def _peaks(model: Any) -> str:
+    """Peak memory of every device that holds or computes part of the model."""
+    from bigmodel.devices import accelerators, format_size, max_memory_allocated
+
+    devices = [*accelerators(), "cpu"]
+    return "peak " + ", ".join(f"{device} {format_size(max_memory_allocated(device))}" for device in devices)

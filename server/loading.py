@@ -1,0 +1,65 @@
+"""From what a person types to a dispatched model with its tokenizer and plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bigmodel.errors import ServeError, SizeError
+from server.app import Loaded
+from server.state import Loading
+
+
+def parse_max_memory(text: str | None) -> dict[int | str, str] | None:
+    """``"0=10GiB,cpu=8GiB"`` as a mapping; None stays None. Raises SizeError for anything else."""
+    if text is None:
+        return None
+    budgets: dict[int | str, str] = {}
+    for part in text.split(","):
+        device, equals, size = (piece.strip() for piece in part.partition("="))
+        if not (device and equals and size):
+            raise SizeError(f"--max-memory: '{part}' is not DEVICE=SIZE, as in 0=10GiB,cpu=8GiB")
+        budgets[int(device) if device.isdecimal() else device] = size
+    return budgets
+
+
+def load(
+    model: str,
+    *,
+    device_map: str = "auto",
+    max_memory: dict[int | str, str] | None = None,
+    dtype: str = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    progress: Loading | None = None,
+) -> Loaded:
+    """Load ``model`` (a folder or a Hub id), placed by plan, with its tokenizer.
+
+    ``device_map`` is a strategy ("auto", "balanced", "sequential", ...) or one device.
+    """
+    from transformers import AutoTokenizer
+
+    import bigmodel
+
+    progress = progress or Loading()
+    progress.stage = "loading the tokenizer"
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ServeError(f"no tokenizer can be loaded from '{model}': {error}") from error
+    progress.stage = "loading the weights"
+    placed = bigmodel.from_pretrained(
+        model,
+        device_map=device_map,
+        max_memory=max_memory,
+        dtype=dtype,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+    )
+    return Loaded(placed, tokenizer, getattr(placed, "plan", None))
+
+
+def display_name(model: str) -> str:
+    """What clients call a model: the Hub id, or the last part of a path."""
+    path = Path(model)
+    return path.resolve().name if path.exists() else model

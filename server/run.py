@@ -1,0 +1,82 @@
+"""Running the application: a socket, signals, draining, and the exit code."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+import time
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from bigmodel.errors import ServeError
+from server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+_LINGER = 1.0  # seconds during which /health says 503 after the engine failed, before the process exits
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises ServeError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ServeError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    listener.listen(2048)
+    return listener
+
+
+def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> int:
+    """Serve until a signal or a failure; the exit code.
+
+    SIGTERM or SIGINT: no new requests, accepted ones may finish within the drain timeout, then 0. A second
+    signal ends at once. When loading or the engine fails: 1.
+    """
+    state: ServerState = app.state.server
+    config = uvicorn.Config(app, log_level=log_level, lifespan="on", timeout_graceful_shutdown=5)
+    server = DrainingServer(config, state)
+    watcher = threading.Thread(target=server.watch_for_failure, name="bigmodel-watch", daemon=True)
+    watcher.start()
+    server.run(sockets=[listener])
+    return 1 if state.failure is not None else 0
+
+
+class DrainingServer(uvicorn.Server):
+    """Drains the engine between a signal and the end of the server."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config)
+        self._state = state
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: end now. Not passed on to uvicorn, which would die of it afterwards."""
+        if self._state.draining:
+            self.force_exit = self.should_exit = True
+            return
+        self._state.draining = True
+        name = signal.Signals(sig).name
+        logger.info("%s: finishing what runs, within %g s", name, self._state.settings.drain_timeout)
+        threading.Thread(target=self._drain, name="bigmodel-drain", daemon=True).start()
+
+    def watch_for_failure(self) -> None:
+        """End the server soon after the engine or the loader failed."""
+        while self._state.failure is None and not self.should_exit:
+            time.sleep(0.05)
+        if self._state.failure is not None:
+            time.sleep(_LINGER)
+            self.should_exit = True
+
+    def _drain(self) -> None:
+        engine = self._state.engine
+        if engine is not None and not engine.drain(self._state.settings.drain_timeout):
+            logger.warning("%d requests did not finish in time and are ended", engine.unfinished)
+            engine.stop()  # before the connections go, so that their clients are told
+        self.should_exit = True

@@ -1,0 +1,85 @@
+"""`bigmodel generate`: text on standard output, then one line of numbers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import server.loading
+from bigmodel.cli.generate import generate
+from server import Loaded
+from tests.server.tiny import tiny_model, tiny_tokenizer
+
+command = typer.Typer()
+command.command()(generate)
+
+
+@pytest.fixture(autouse=True)
+def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The tiny model in the place of whatever is asked for; gives the arguments of the load."""
+    seen: dict[str, Any] = {}
+
+    def load(model: str, **options: Any) -> Loaded:
+        seen.update(options, model=model)
+        return Loaded(tiny_model(), tiny_tokenizer())
+
+    monkeypatch.setattr(server.loading, "load", load)
+    return seen
+
+
+def run(*arguments: str, stdin: str | None = None) -> tuple[str, str]:
+    """Text and numbers of one run."""
+    result = CliRunner().invoke(command, ["folder", *arguments], input=stdin)
+    assert result.exit_code == 0, result.output
+    text, _, numbers = result.stdout.rstrip("\n").rpartition("\n")
+    return text, numbers
+
+
+def test_text_then_numbers() -> None:
+    text, numbers = run("the cat", "--max-tokens", "20")
+    assert text
+    assert re.fullmatch(
+        r"\d+ tokens, [\d.]+ tokens/s after the first, first token after [\d.]+ s,  ?peak .*cpu [\d.]+ .iB", numbers
+    )
+
+
+def test_the_text_is_the_models_own_greedy_continuation() -> None:
+    import torch
+
+    text, _ = run("the cat", "--max-tokens", "12")
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer("the cat", return_tensors="pt").input_ids
+    with torch.no_grad():
+        expected = tiny_model().generate(
+            ids, max_new_tokens=12, do_sample=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=0
+        )[0, ids.shape[1] :]
+    assert text == tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_a_seed_repeats_and_standard_input_is_a_prompt() -> None:
+    arguments = ("--temperature", "1.5", "--seed", "3", "--max-tokens", "30")
+    first, _ = run("the cat", *arguments)
+    again, _ = run("-", *arguments, stdin="the cat")
+    other, _ = run("the cat", "--temperature", "1.5", "--seed", "4", "--max-tokens", "30")
+    assert first == again
+    assert first != other
+
+
+def test_placement_options_reach_the_loader(loaded: dict[str, Any]) -> None:
+    run("x", "--max-memory", "0=1GiB,cpu=2GiB", "--device-map", "balanced", "--dtype", "bfloat16", "--max-tokens", "1")
+    assert loaded["max_memory"] == {0: "1GiB", "cpu": "2GiB"}
+    assert loaded["device_map"] == "balanced"
+    assert loaded["dtype"] == "bfloat16"
+    assert loaded["model"] == "folder"
+
+
+def test_a_prompt_longer_than_the_context_is_refused() -> None:
+    result = CliRunner().invoke(command, ["folder", "x" * 2000])
+    assert result.exit_code != 0
+    assert "2000 tokens" in str(result.exception)
+    assert not Path("folder").exists()

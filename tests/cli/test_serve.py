@@ -1,0 +1,83 @@
+"""`bigmodel serve`: what is typed becomes settings, a socket and an exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import server.run
+from bigmodel.cli.serve import serve
+from server import Settings
+
+command = typer.Typer()
+command.command()(serve)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Instead of serving, keeps the application and the socket's address."""
+    seen: dict[str, Any] = {"code": 0}
+
+    def run(app: Any, listener: Any, **options: Any) -> int:
+        seen.update(options, settings=app.state.server.settings, address=listener.getsockname())
+        listener.close()
+        return int(seen["code"])
+
+    monkeypatch.setattr(server.run, "run", run)
+    return seen
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(command, ["some/model", "--port", "0", *arguments])
+
+
+def test_defaults(served: dict[str, Any]) -> None:
+    result = invoke()
+    assert result.exit_code == 0
+    settings: Settings = served["settings"]
+    assert settings.model_name == "some/model"
+    assert settings.api_keys == ()
+    assert settings.engine.row_multiple == "auto"
+    assert served["address"][0] == "127.0.0.1"
+    assert f"http://127.0.0.1:{served['address'][1]}" in result.stderr
+
+
+def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("second\n\nthird\n")
+    invoke(
+        *("--api-key", "first", "--api-key-file", str(keys), "--served-model-name", "mine"),
+        *("--max-sequences", "3", "--max-queue", "5", "--kv-memory", "2GiB", "--max-model-len", "99"),
+        *("--no-batch-invariant", "--no-prefix-cache", "--request-timeout", "7", "--drain-timeout", "9"),
+        *("--max-body", "1MiB", "--max-batch-tokens", "256"),
+    )
+    settings: Settings = served["settings"]
+    assert settings.api_keys == ("first", "second", "third")
+    assert settings.model_name == "mine"
+    assert (settings.request_timeout, settings.drain_timeout, settings.max_body_bytes) == (7, 9, 1 << 20)
+    engine = settings.engine
+    assert (engine.max_sequences, engine.max_queue, engine.max_length) == (3, 5, 99)
+    assert (engine.kv_bytes, engine.max_batch_tokens) == (2 << 30, 256)
+    assert (engine.row_multiple, engine.prefix_cache) == (1, False)
+
+
+def test_a_key_in_the_environment_counts(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIGMODEL_API_KEY", "hidden")
+    invoke()
+    assert served["settings"].api_keys == ("hidden",)
+
+
+def test_the_servers_exit_code_is_the_commands(served: dict[str, Any]) -> None:
+    served["code"] = 1
+    assert invoke().exit_code == 1
+
+
+@pytest.mark.parametrize("wrong", ["0", "0=", "=1GiB", "0=1GiB,,cpu=2GiB"])
+def test_an_unreadable_budget_is_refused(served: dict[str, Any], wrong: str) -> None:
+    result = invoke("--max-memory", wrong)
+    assert result.exit_code != 0
+    assert "DEVICE=SIZE" in str(result.exception)

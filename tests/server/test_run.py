@@ -1,0 +1,128 @@
+"""Signals, draining and exit codes of a server process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bigmodel.errors import ServeError
+from server.run import bind
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.server.serve_tiny", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        yield child, f"http://127.0.0.1:{child.stdout.readline().strip()}"
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+def wait_ready(url: str) -> None:
+    for _ in range(600):
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        time.sleep(0.05)
+    raise AssertionError("never ready")
+
+
+def request(prompt: object = "the cat", **fields: object) -> dict[str, object]:
+    return {"model": "tiny", "prompt": prompt, "ignore_eos": True, "seed": 1, **fields}
+
+
+def test_sigterm_lets_running_requests_finish_and_exits_zero() -> None:
+    with process("0.02", "30") as (child, url):
+        wait_ready(url)
+        with httpx.stream("POST", f"{url}/v1/completions", json=request(max_tokens=60, stream=True)) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            child.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert child.wait(20) == 0
+
+
+def test_no_new_requests_while_draining() -> None:
+    with process("0.05", "30") as (child, url):
+        wait_ready(url)
+        running = threading.Thread(
+            target=httpx.post,
+            args=(f"{url}/v1/completions",),
+            kwargs={"json": request(max_tokens=60), "timeout": 60},
+        )
+        running.start()
+        while httpx.get(f"{url}/plan").json()["engine"]["running"] == 0:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGTERM)
+        while httpx.get(f"{url}/ready").json()["status"] != "draining":
+            time.sleep(0.01)
+        refused = httpx.post(f"{url}/v1/completions", json=request(max_tokens=1))
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert httpx.get(f"{url}/health").status_code == 200
+        running.join(30)
+        assert child.wait(20) == 0
+
+
+def test_what_outlasts_the_drain_timeout_is_ended() -> None:
+    with process("0.05", "0.2") as (child, url):
+        wait_ready(url)
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=request(max_tokens=900, stream=True), timeout=30
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            child.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert "engine_failed" in rest[-1]
+        assert child.wait(20) == 0
+
+
+def test_an_engine_failure_fails_its_requests_and_the_process() -> None:
+    with process("0", "1") as (child, url):
+        wait_ready(url)
+        answer = httpx.post(f"{url}/v1/completions", json=request([7, 7, 7], max_tokens=3), timeout=30)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
+        assert httpx.get(f"{url}/health").status_code == 503
+        assert httpx.post(f"{url}/v1/completions", json=request(max_tokens=1)).status_code == 503
+        assert child.wait(20) == 1
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_process() -> None:
+    with process("0", "1", "broken") as (child, _):
+        assert child.wait(30) == 1
+
+
+def test_an_address_in_use_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ServeError, match=f"127.0.0.1:{port}"):
+            bind("127.0.0.1", port)
