@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bigmodel.train.scaling import LossScaler
 from bigmodel.train.types import DistributedType
 
 
@@ -90,12 +91,12 @@ class Strategy(ABC):
         """Move `model` where it trains and wrap it."""
 
     def make_grad_scaler(self, **kwargs: Any) -> Any:
-        """Return the gradient scaler for fp16 on this strategy's device."""
+        """Return the `torch.amp.GradScaler` for fp16 on this strategy's device."""
         return torch.amp.GradScaler(self.settings.device.type, **kwargs)
 
     # -- one step ----------------------------------------------------------------------------------------------
 
-    def backward(self, loss: Tensor, scaler: Any = None, **kwargs: Any) -> None:
+    def backward(self, loss: Tensor, scaler: LossScaler | None = None, **kwargs: Any) -> None:
         """Back-propagate `loss`, already divided by the accumulation steps unless `divides_loss`."""
         if scaler is not None:
             loss = scaler.scale(loss)
@@ -105,15 +106,14 @@ class Strategy(ABC):
         """Return a context within which backward passes leave gradients local."""
         return nullcontext()
 
-    def trigger_sync_in_backward(self, model: nn.Module) -> None:
-        """Make the next backward synchronise gradients although the forward ran under `no_sync`."""
+    def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context whose backward synchronises gradients although the forward ran under `no_sync`."""
+        return nullcontext()
 
     def set_sync_gradients(self, value: bool) -> None:
         """Learn whether the coming backward closes an accumulation window."""
 
-    def clip_grad_norm_(
-        self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0
-    ) -> Tensor | None:
+    def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor | None:
         """Scale the gradients so that their total norm is at most `max_norm`; return the norm before."""
         return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
 
@@ -122,16 +122,13 @@ class Strategy(ABC):
         nn.utils.clip_grad_value_(parameters, clip_value)
 
     def optimizer_step(
-        self, optimizer: Optimizer, scaler: Any = None, closure: Callable[[], Any] | None = None
+        self, optimizer: Optimizer, scaler: LossScaler | None = None, closure: Callable[[], Any] | None = None
     ) -> bool:
         """Apply the gradients; return False when the step was skipped because they overflowed."""
-        if scaler is None:
-            optimizer.step(closure) if closure is not None else optimizer.step()
-            return True
-        before = scaler.get_scale()
-        scaler.step(optimizer, closure) if closure is not None else scaler.step(optimizer)
-        scaler.update()
-        return bool(scaler.get_scale() >= before)
+        if scaler is not None:
+            return scaler.step(optimizer, closure)
+        optimizer.step(closure) if closure is not None else optimizer.step()
+        return True
 
     def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
         """Clear the gradients of the optimizer's parameters."""
@@ -167,9 +164,7 @@ class Strategy(ABC):
     # (optimizers). The Accelerator makes the folder appear under its final name only after every rank has returned.
 
     @abstractmethod
-    def save_model(
-        self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True
-    ) -> None:
+    def save_model(self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True) -> None:
         """Write the model's weights under `directory`."""
 
     @abstractmethod

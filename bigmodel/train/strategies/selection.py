@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from bigmodel.train.strategies.base import Strategy, StrategySettings
 from bigmodel.train.types import DistributedType
@@ -19,6 +20,20 @@ STRATEGIES: dict[DistributedType, str] = {
 
 def make_strategy(distributed_type: DistributedType, settings: StrategySettings) -> Strategy:
     """Return the strategy for `distributed_type`, made with `settings`."""
-    module_name, class_name = STRATEGIES[distributed_type].split(":")
-    strategy: Strategy = getattr(import_module(module_name), class_name)(settings)
+    strategy: Strategy = load(STRATEGIES[distributed_type])(settings)
     return strategy
+
+
+PLUGINS: dict[DistributedType, str] = {
+    DistributedType.FSDP: "bigmodel.train.strategies.fsdp_plugin:FullyShardedDataParallelPlugin",
+    DistributedType.DEEPSPEED: "bigmodel.train.strategies.deepspeed_plugin:DeepSpeedPlugin",
+}
+"""The plugin that configures a strategy; made without arguments it reads the launcher's variables."""
+
+PARALLELISM_CONFIG = "bigmodel.train.strategies.parallelism:ParallelismConfig"
+
+
+def load(name: str) -> Any:
+    """Import what "module:attribute" names."""
+    module_name, attribute = name.split(":")
+    return getattr(import_module(module_name), attribute)

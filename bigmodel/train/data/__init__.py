@@ -1,0 +1,18 @@
+"""Data loading: each process's part of the data, in an order that can be repeated."""
+
+from bigmodel.train.data.batch_shard import BatchSamplerShard, SkipBatchSampler
+from bigmodel.train.data.iterable_shard import IterableDatasetShard
+from bigmodel.train.data.loader import DataLoaderDispatcher, DataLoaderShard
+from bigmodel.train.data.prepare import prepare_data_loader, skip_first_batches
+from bigmodel.train.data.samplers import SeedableRandomSampler
+
+__all__ = [
+    "BatchSamplerShard",
+    "DataLoaderDispatcher",
+    "DataLoaderShard",
+    "IterableDatasetShard",
+    "SeedableRandomSampler",
+    "SkipBatchSampler",
+    "prepare_data_loader",
+    "skip_first_batches",
+]

@@ -1,0 +1,236 @@
+"""Which batch of sample indices each process reads, and how many of them are real.
+
+Batches go round: with W processes, process r reads batches r, W + r, 2W + r, ... so that the processes' batches, put
+one after the other, are the sampler's own order. What is missing in the last round is filled with samples of the first
+one; how many samples of each batch are real is kept, so that metrics can count every sample once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import cycle, islice
+from typing import Any, NamedTuple, Protocol
+
+from bigmodel.errors import TrainError
+
+
+class BatchSource(Protocol):
+    """A batch sampler: batches of indices, over and over."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class IndexBatch(NamedTuple):
+    """One process's batch.
+
+    Attributes:
+        indices: what the data loader fetches; the first `real` of them are this process's own.
+        rows, real: how many indices, and how many are not repeated ones.
+        uneven: whether any process's batch of this round has repeated samples or another length.
+        total_real: real samples of all processes in this round.
+    """
+
+    indices: Any
+    rows: int
+    real: int
+    uneven: bool
+    total_real: int
+
+
+class BatchStream:
+    """One pass over a process's batches. Reads one batch of indices ahead, so that the last is known as such."""
+
+    def __init__(self, batches: Iterator[IndexBatch], skip: int, on_start: Callable[[], None] | None) -> None:
+        self._batches = batches
+        self._skip = skip
+        self._on_start = on_start
+        self._ahead: IndexBatch | None = None
+        self._started = False
+        self.notes: deque[IndexBatch] = deque()
+        self.produced = 0
+
+    def start(self) -> None:
+        """Draw the order of this pass, unless it is drawn."""
+        if self._started:
+            return
+        self._started = True
+        if self._on_start is not None:
+            self._on_start()
+        self._ahead = next(islice(self._batches, self._skip, None), None)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is no batch after those produced."""
+        return self._started and self._ahead is None
+
+    def __iter__(self) -> BatchStream:
+        return self
+
+    def __next__(self) -> Any:
+        self.start()
+        current = self._ahead
+        if current is None:
+            raise StopIteration
+        self._ahead = next(self._batches, None)
+        self.produced += 1
+        self.notes.append(current._replace(indices=None))
+        return current.indices
+
+
+class BatchSamplerShard:
+    """A batch sampler that gives one process its batches of another.
+
+    Args:
+        batch_sampler: gives lists of indices (or anything, whole, where it has no `batch_size`).
+        num_processes, process_index: how many share, and which this is.
+        split_batches: every batch is cut in `num_processes` parts, instead of dealing whole batches.
+        even_batches: fill the last round so that every process has as many batches, and samples, as the others.
+        on_start: called just before a pass draws its order.
+
+    Raises:
+        TrainError: `split_batches` with a batch size that does not divide by `num_processes`.
+    """
+
+    def __init__(
+        self,
+        batch_sampler: BatchSource,
+        num_processes: int = 1,
+        process_index: int = 0,
+        split_batches: bool = False,
+        even_batches: bool = True,
+        on_start: Callable[[], None] | None = None,
+    ) -> None:
+        self.batch_sampler = batch_sampler
+        self.num_processes, self.process_index = num_processes, process_index
+        self.split_batches, self.even_batches = split_batches, even_batches
+        self.whole_batch_size: int | None = getattr(batch_sampler, "batch_size", None)
+        self.drop_last: bool = bool(getattr(batch_sampler, "drop_last", False))
+        self.on_start = on_start
+        self.skip = 0
+        self.latest: BatchStream | None = None
+        if split_batches and num_processes > 1:
+            if self.whole_batch_size is None:
+                raise TrainError("split_batches needs a batch sampler with a batch_size")
+            if self.whole_batch_size % num_processes:
+                raise TrainError(
+                    f"split_batches: a batch of {self.whole_batch_size} does not divide among {num_processes} processes"
+                )
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in one process's batch, or None where batches vary."""
+        if self.split_batches and self.whole_batch_size is not None:
+            return self.whole_batch_size // self.num_processes
+        return self.whole_batch_size
+
+    @property
+    def total_length(self) -> int:
+        """Batches of all processes together."""
+        return len(self.batch_sampler)  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        total = self.total_length
+        if self.num_processes == 1 or self.split_batches:
+            return total if self.num_processes == 1 else total - self._process_misses_last()
+        rounds, left = divmod(total, self.num_processes)
+        if not left or self.drop_last:
+            return rounds
+        return rounds + (self.even_batches or self.process_index < left)
+
+    def _process_misses_last(self) -> int:
+        """1 where the last, short, batch has no sample for this process and none is filled in."""
+        sampler = getattr(self.batch_sampler, "sampler", None)
+        if self.even_batches or self.drop_last or not isinstance(sampler, Sized) or not self.whole_batch_size:
+            return 0
+        last = len(sampler) % self.whole_batch_size
+        return int(0 < last <= self.process_index * (self.whole_batch_size // self.num_processes))
+
+    def __iter__(self) -> BatchStream:
+        self.latest = BatchStream(self._batches(), self.skip, self.on_start)
+        return self.latest
+
+    def _batches(self) -> Iterator[IndexBatch]:
+        if self.num_processes == 1:
+            return (_whole(batch) for batch in iter(self.batch_sampler))
+        return self._split() if self.split_batches else self._deal()
+
+    def _split(self) -> Iterator[IndexBatch]:
+        whole, size = self.whole_batch_size or 0, self.batch_size or 0
+        first: list[Any] = []
+        for batch in self.batch_sampler:
+            first = first or list(batch)
+            total = len(batch)
+            start = self.process_index * size
+            real = min(max(total - start, 0), size)
+            if total < whole and self.even_batches:
+                batch = [*batch, *islice(cycle(first), whole - total)]
+            part = batch[start : start + size]
+            if part:
+                yield IndexBatch(part, len(part), real, total < whole, total)
+
+    def _deal(self) -> Iterator[IndexBatch]:
+        first: list[Any] = []
+        for group, is_last in _rounds(iter(self.batch_sampler), self.num_processes):
+            first = first or group
+            if is_last:
+                yield from self._last_round(group, first)
+            else:
+                lengths = [_length(batch) for batch in group]
+                mine = lengths[self.process_index]
+                yield IndexBatch(group[self.process_index], mine, mine, len(set(lengths)) > 1, sum(lengths))
+
+    def _last_round(self, group: list[Any], first: list[Any]) -> Iterator[IndexBatch]:
+        there, wanted = len(group), self.num_processes
+        if there < wanted and self.drop_last:
+            return
+        lengths = [_length(batch) for batch in group] + [0] * (wanted - there)
+        size = self.whole_batch_size
+        uneven = there < wanted or len({*lengths, size or lengths[0]}) > 1
+        real, total = lengths[self.process_index], sum(lengths)
+        mine = group[self.process_index] if self.process_index < there else None
+        if uneven and self.even_batches:
+            mine = self._filled(mine, lengths, first)
+        if mine is not None:
+            yield IndexBatch(mine, _length(mine), real, uneven, total)
+
+    def _filled(self, mine: Any, lengths: list[int], first: list[Any]) -> Any:
+        size = self.whole_batch_size
+        if size is None:  # batches vary in size: repeat a whole one
+            return mine if mine is not None else first[self.process_index % len(first)]
+        missing_before = sum(max(size - length, 0) for length in lengths[: self.process_index])
+        missing = size - lengths[self.process_index]
+        filler = [index for batch in first for index in batch]
+        return [*(mine or []), *islice(cycle(filler), missing_before, missing_before + max(missing, 0))]
+
+
+def _rounds(batches: Iterator[Any], size: int) -> Iterator[tuple[list[Any], bool]]:
+    """Yield (list of `size` batches, False) ... (list of 1 to `size` batches, True)."""
+    group = list(islice(batches, size))
+    while group:
+        following = list(islice(batches, size))
+        yield group, not following
+        group = following
+
+
+def _length(batch: Any) -> int:
+    return len(batch) if isinstance(batch, Sized) else 1
+
+
+def _whole(batch: Any) -> IndexBatch:
+    rows = _length(batch)
+    return IndexBatch(batch, rows, rows, False, rows)
+
+
+class SkipBatchSampler:
+    """A batch sampler without the first `skip_batches` batches of another."""
+
+    def __init__(self, batch_sampler: Iterable[Any], skip_batches: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip_batches = skip_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.batch_sampler), self.skip_batches, None)
+
+    def __len__(self) -> int:
+        return max(len(self.batch_sampler) - self.skip_batches, 0)  # type: ignore[arg-type]

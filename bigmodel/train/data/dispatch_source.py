@@ -1,0 +1,136 @@
+"""Batches that process 0 reads and sends to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from bigmodel.errors import TrainError
+from bigmodel.train.data.cutting import Part, cut_evenly, one_each
+from bigmodel.train.data.steps import Step
+from bigmodel.train.operations.nested import recursively_apply
+
+Slicer = Callable[..., Any]
+
+
+class _Failure:
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+class _Placeholder:
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
+
+
+class DispatchSource:
+    """Process 0 reads a round of batches, and every process gets its part of it.
+
+    Tensors go through `group` as bytes of CPU memory; everything else is pickled between the processes of the run.
+
+    Args:
+        base: reads the data; iterated over on process 0 alone.
+        group: a process group for CPU tensors, used by nothing else.
+        split_batches: cut each batch in parts instead of dealing whole batches.
+        slice_fn: cuts a batch: (data, slice, process_index, num_processes) -> part.
+    """
+
+    def __init__(
+        self,
+        base: DataLoader[Any],
+        group: Any,
+        num_processes: int,
+        process_index: int,
+        split_batches: bool = False,
+        even_batches: bool = True,
+        drop_last: bool = False,
+        slice_fn: Slicer | None = None,
+    ) -> None:
+        self.base, self._group = base, group
+        self._processes, self._index = num_processes, process_index
+        self._split, self._even, self._drop_last = split_batches, even_batches, drop_last
+        self._slice_fn = slice_fn
+
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        whole = len(self.base)
+        if self._split:
+            return whole
+        return whole // self._processes if self._drop_last else -(-whole // self._processes)
+
+    def open(self, skip: int) -> Iterator[Step]:
+        if self._index != 0:
+            return self._receive()
+        stride = 1 if self._split else self._processes
+        return self._read(islice(iter(self.base), skip * stride, None))
+
+    def _read(self, batches: Iterator[Any]) -> Iterator[Step]:
+        stride = 1 if self._split else self._processes
+        first: list[Any] = []
+        try:
+            ahead = list(islice(batches, stride))
+            while ahead:
+                group, ahead = ahead, list(islice(batches, stride))
+                first = first or group
+                parts = self._parts(group, first)
+                if parts:
+                    yield self._send(parts, last=not ahead)
+        except Exception as error:
+            self._announce([_Failure(f"{type(error).__name__}: {error}")] * self._processes)
+            raise
+        self._announce([None] * self._processes)
+
+    def _parts(self, group: list[Any], first: list[Any]) -> list[Part]:
+        if self._split:
+            return cut_evenly(group[0], first[0], self._processes, self._even, self._slice_fn)
+        return one_each(group, first, self._processes, self._even, self._drop_last)
+
+    def _send(self, parts: list[Part], last: bool) -> Step:
+        buffers: list[list[Tensor]] = []
+        headers: list[Any] = []
+        for part in parts:
+            tensors: list[Tensor] = []
+            skeleton = recursively_apply(lambda leaf, into=tensors: into.append(leaf) or _Placeholder(leaf), part.batch)
+            buffers.append(tensors)
+            headers.append((skeleton, Step(None, last, part.uneven, part.rows, part.real, part.total_real)))
+        self._announce(headers)
+        waiting = []
+        for rank in range(1, self._processes):
+            for tensor in buffers[rank]:
+                waiting.append(dist.isend(_as_bytes(tensor.cpu().contiguous()), rank, group=self._group))
+        for work in waiting:
+            work.wait()
+        return headers[0][1]._replace(batch=parts[0].batch)  # type: ignore[no-any-return]
+
+    def _receive(self) -> Iterator[Step]:
+        while (header := self._announce(None)) is not None:
+            if isinstance(header, _Failure):
+                raise TrainError(f"process 0 failed while reading the data: {header.text}")
+            skeleton, step = header
+            batch = recursively_apply(
+                self._receive_one, skeleton, test_type=lambda leaf: isinstance(leaf, _Placeholder)
+            )
+            yield step._replace(batch=batch)
+
+    def _receive_one(self, placeholder: _Placeholder) -> Tensor:
+        tensor = torch.empty(placeholder.shape, dtype=placeholder.dtype)
+        dist.recv(_as_bytes(tensor), 0, group=self._group)
+        return tensor
+
+    def _announce(self, headers: list[Any] | None) -> Any:
+        mine: list[Any] = [None]
+        dist.scatter_object_list(mine, headers, src=0, group=self._group)
+        return mine[0]
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

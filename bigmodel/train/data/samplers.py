@@ -1,0 +1,60 @@
+"""Shuffling that every process repeats exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import RandomSampler
+
+from bigmodel.train.state.partial import PartialState
+
+
+class SeedableRandomSampler(RandomSampler):
+    """A random sampler whose order in epoch e depends on `initial_seed + e` alone.
+
+    Args:
+        data_source: the dataset.
+        data_seed: the seed of epoch 0; None: that of the global generator.
+        kwargs: those of `torch.utils.data.RandomSampler`.
+    """
+
+    def __init__(self, data_source: Any, *args: Any, data_seed: int | None = None, **kwargs: Any) -> None:
+        super().__init__(data_source, *args, **kwargs)
+        self.initial_seed = torch.initial_seed() if data_seed is None else data_seed
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.generator = torch.Generator().manual_seed((self.initial_seed + self.epoch) % 2**63)
+        yield from super().__iter__()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of the next pass."""
+        self.epoch = epoch
+
+
+class SharedOrder:
+    """Gives a `RandomSampler` of several processes one order: that which process 0 would have drawn by itself.
+
+    A `RandomSampler` without a generator seeds one from the global generator at the start of each pass. This draws
+    the same number at the same moment on every process, and uses process 0's: one process and many shuffle alike.
+    """
+
+    def __init__(self, sampler: RandomSampler) -> None:
+        self._sampler = sampler
+
+    def __call__(self) -> None:
+        seed = torch.empty((), dtype=torch.int64).random_()
+        self._sampler.generator = torch.Generator().manual_seed(int(shared_number(int(seed))))
+
+
+def shared_number(number: int) -> int:
+    """Return process 0's number, on every process."""
+    state = PartialState()
+    if not state.use_distributed:
+        return number
+    cell = torch.tensor([number], dtype=torch.int64, device=state.device)
+    dist.broadcast(cell, src=0)
+    return int(cell.item())

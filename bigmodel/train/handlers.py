@@ -1,0 +1,145 @@
+"""Dataclasses passed to the Accelerator in `kwargs_handlers`: arguments for the PyTorch objects it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from bigmodel.errors import TrainError
+from bigmodel.train.types import DDPCommunicationHookType
+
+
+@dataclass
+class KwargsHandler:
+    """Base of the handlers: a dataclass that can tell which of its fields were changed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field by name."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults."""
+        changed = {}
+        for item in fields(self):
+            default = item.default_factory() if item.default_factory is not MISSING else item.default
+            value = getattr(self, item.name)
+            if value != default:
+                changed[item.name] = value
+        return changed
+
+
+@dataclass
+class AutocastKwargs(KwargsHandler):
+    """Arguments of `torch.autocast`. `cache_enabled=None` means PyTorch's own default."""
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
+
+
+@dataclass
+class GradScalerKwargs(KwargsHandler):
+    """Arguments of `torch.amp.GradScaler`, used with fp16."""
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
+
+
+@dataclass
+class InitProcessGroupKwargs(KwargsHandler):
+    """Arguments of `torch.distributed.init_process_group`.
+
+    `backend=None` chooses by device: gloo for the CPU, NCCL for CUDA. `timeout=None` is PyTorch's own.
+    """
+
+    backend: str | None = None
+    init_method: str | None = None
+    timeout: timedelta | None = None
+
+
+@dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
+    """Arguments of `torch.nn.parallel.DistributedDataParallel`, and a gradient communication hook.
+
+    `comm_hook` compresses gradients for the all-reduce; `comm_wrapper` wraps it with a cast to fp16 or bf16;
+    `comm_state_option` holds arguments of `PowerSGDState`.
+    """
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    comm_hook: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_state_option: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.comm_hook = DDPCommunicationHookType(self.comm_hook)
+        self.comm_wrapper = DDPCommunicationHookType(self.comm_wrapper)
+        if self.comm_wrapper not in ("no", "fp16", "bf16"):
+            raise TrainError(f"comm_wrapper is {self.comm_wrapper}; only 'no', 'fp16' and 'bf16' wrap a hook")
+
+    def wrapper_kwargs(self) -> dict[str, Any]:
+        """Return the changed arguments that `DistributedDataParallel` itself takes."""
+        return {name: value for name, value in self.to_kwargs().items() if not name.startswith("comm_")}
+
+
+@dataclass
+class AORecipeKwargs(KwargsHandler):
+    """How torchao converts linear layers to fp8: its `Float8LinearConfig` and a filter (module, name) -> bool."""
+
+    config: Any = None
+    module_filter_func: Callable[[nn.Module, str], bool] | None = None
+
+
+_ACTIVITIES = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+
+
+@dataclass
+class ProfileKwargs(KwargsHandler):
+    """Arguments of `torch.profiler.profile`.
+
+    `activities` are names ("cpu", "cuda", "xpu"); `schedule_option` holds arguments of `torch.profiler.schedule`;
+    `output_trace_dir` receives one Chrome trace for each process.
+    """
+
+    activities: list[str] | None = None
+    schedule_option: dict[str, int] | None = None
+    on_trace_ready: Callable[..., Any] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | Path | None = None
+
+    def build(self) -> profile:
+        """Return the profiler. Raises TrainError on an unknown activity."""
+        activities = None
+        if self.activities is not None:
+            unknown = sorted(set(self.activities) - set(_ACTIVITIES))
+            if unknown:
+                raise TrainError(f"unknown profiler activity {unknown[0]!r}; choose among {sorted(_ACTIVITIES)}")
+            activities = [_ACTIVITIES[name] for name in self.activities]
+        return torch.profiler.profile(
+            activities=activities,
+            schedule=schedule(**self.schedule_option) if self.schedule_option is not None else None,
+            on_trace_ready=self.on_trace_ready,
+            record_shapes=self.record_shapes,
+            profile_memory=self.profile_memory,
+            with_stack=self.with_stack,
+            with_flops=self.with_flops,
+            with_modules=self.with_modules,
+        )

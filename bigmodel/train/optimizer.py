@@ -1,0 +1,113 @@
+"""The optimizer that `prepare` returns: it steps when an accumulation window closes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from bigmodel.train.scaling import LossScaler
+from bigmodel.train.state.gradient import GradientState
+from bigmodel.train.strategies.base import Strategy
+
+
+class AcceleratedOptimizer(Optimizer):
+    """An `Optimizer` by type; what it has not itself it takes from `optimizer`.
+
+    Args:
+        optimizer: the optimizer that does the steps.
+        strategy: how they are done.
+        scaler: the fp16 loss scaler, or None.
+    """
+
+    def __init__(self, optimizer: Optimizer, strategy: Strategy, scaler: LossScaler | None = None) -> None:
+        # Optimizer.__init__ is not run: this is one by type, and delegates to the one inside.
+        self.optimizer = optimizer
+        self.scaler = scaler
+        self.strategy = strategy
+        self.gradient_state = GradientState()
+        self._step_was_skipped = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer" or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The optimizer's parameter groups."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The optimizer's state by parameter."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The optimizer's default options."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.optimizer.defaults = defaults
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step was skipped because gradients overflowed in fp16."""
+        return self._step_was_skipped
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Apply the gradients if this pass closes an accumulation window, and they did not overflow."""
+        if self.gradient_state.sync_gradients:
+            self._step_was_skipped = not self.strategy.optimizer_step(self.optimizer, self.scaler, closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients if this pass closes an accumulation window."""
+        if self.gradient_state.sync_gradients:
+            self.strategy.zero_grad(self.optimizer, set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state dict."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def train(self) -> None:
+        """Switch a schedule-free optimizer to training."""
+        self._switch("train")
+
+    def eval(self) -> None:
+        """Switch a schedule-free optimizer to evaluation."""
+        self._switch("eval")
+
+    def _switch(self, mode: str) -> None:
+        method = getattr(self.optimizer, mode, None)
+        if inspect.ismethod(method):
+            method()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "gradient_state"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.gradient_state = GradientState()
+
+    def __repr__(self) -> str:
+        return f"AcceleratedOptimizer({self.optimizer!r})"

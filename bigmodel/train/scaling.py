@@ -1,0 +1,72 @@
+"""Loss scaling for fp16: overflowing steps are skipped and said to be, with any number of optimizers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+logger = logging.getLogger(__name__)
+
+
+class LossScaler:
+    """A `torch.amp.GradScaler` whose scale changes once per backward window, not once per optimizer.
+
+    The scale must stay the same between the backward pass and the last optimizer's step, or gradients are unscaled by
+    another number than they were scaled by. `update` is therefore put off until the next loss is scaled (or the state
+    is read), when every optimizer has stepped.
+    """
+
+    def __init__(self, scaler: Any) -> None:
+        self._scaler = scaler
+        self._update_is_due = False
+        self._unscaled: set[int] = set()
+
+    @property
+    def torch_scaler(self) -> Any:
+        """The `GradScaler`, up to date."""
+        self.flush()
+        return self._scaler
+
+    def flush(self) -> None:
+        """Do the update that is due, if any."""
+        if self._update_is_due:
+            self._scaler.update()
+            self._update_is_due = False
+            self._unscaled.clear()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss multiplied by the scale."""
+        self.flush()
+        return self._scaler.scale(loss)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the optimizer's gradients by the scale; a second call before the step does nothing."""
+        if id(optimizer) not in self._unscaled:
+            self._scaler.unscale_(optimizer)
+            self._unscaled.add(id(optimizer))
+
+    def step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+        """Step unless a gradient overflowed. Return whether the step was made."""
+        if not self._scaler.is_enabled():
+            optimizer.step(closure) if closure is not None else optimizer.step()
+            return True
+        self._scaler.step(optimizer, closure) if closure is not None else self._scaler.step(optimizer)
+        self._update_is_due = True
+        overflowed = any(found.item() for found in self._scaler._found_inf_per_device(optimizer).values())
+        if overflowed:
+            logger.info("gradients overflowed in fp16: this optimizer step is skipped and the scale is lowered")
+        return not overflowed
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scaler's state, up to date."""
+        return dict(self.torch_scaler.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._update_is_due = False
+        self._unscaled.clear()
+        self._scaler.load_state_dict(state)

@@ -1,0 +1,84 @@
+"""The learning-rate scheduler that `prepare` returns: it steps when its optimizer did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from bigmodel.train.optimizer import AcceleratedOptimizer
+from bigmodel.train.state.gradient import GradientState
+
+
+class AcceleratedScheduler:
+    """A scheduler in step with accumulation, skipped steps and the number of processes.
+
+    A schedule is written for one process that sees every batch. `data_processes` processes see as many batches in one
+    optimizer step, so the schedule moves by that many; with `split_batches` batches are those of one process, and it
+    moves by one. A `ReduceLROnPlateau` is told each metric once.
+
+    Args:
+        scheduler: the scheduler.
+        optimizers: the prepared optimizers whose steps it follows.
+        step_with_optimizer: whether `step` is called at each pass of the loop beside the optimizer's; else it is
+            passed on as it is.
+        split_batches: whether batches are split among processes.
+        data_processes: processes that read different data.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        optimizers: AcceleratedOptimizer | Sequence[AcceleratedOptimizer],
+        step_with_optimizer: bool = True,
+        split_batches: bool = False,
+        data_processes: int = 1,
+    ) -> None:
+        self.scheduler = scheduler
+        self.optimizers = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+        self.split_batches, self.step_with_optimizer = split_batches, step_with_optimizer
+        self.gradient_state = GradientState()
+        self._moves = 1 if split_batches or isinstance(scheduler, ReduceLROnPlateau) else data_processes
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Move the schedule on, if the optimizers made a step."""
+        if not self.step_with_optimizer:
+            self.scheduler.step(*args, **kwargs)
+            return
+        if not self.gradient_state.sync_gradients:
+            if self.gradient_state.adjust_scheduler and hasattr(self.scheduler, "_step_count"):
+                self.scheduler._step_count += 1
+            return
+        if any(optimizer.step_was_skipped for optimizer in self.optimizers):
+            return
+        for _ in range(self._moves):
+            # OneCycleLR has an end, which several processes reach before the last of their steps.
+            total = getattr(self.scheduler, "total_steps", None)
+            if total is None or self.scheduler.last_epoch + 1 < total:
+                self.scheduler.step(*args, **kwargs)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the last learning rates."""
+        return self.scheduler.get_last_lr()  # type: ignore[no-any-return]
+
+    def get_lr(self) -> Any:
+        """Return the learning rates that the scheduler computes."""
+        return self.scheduler.get_lr()
+
+    def print_lr(self, *args: Any, **kwargs: Any) -> Any:
+        """Print as the scheduler does."""
+        return self.scheduler.print_lr(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state dict."""
+        return self.scheduler.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.scheduler.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)

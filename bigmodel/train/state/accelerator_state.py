@@ -1,0 +1,138 @@
+"""AcceleratorState: PartialState plus the precision and the plugins of the run."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from bigmodel.errors import TrainError
+from bigmodel.train import environment
+from bigmodel.train.configuration import TorchDynamoPlugin
+from bigmodel.train.precision import check_precision
+from bigmodel.train.state.kind import Plugins, choose_kind
+from bigmodel.train.state.partial import PartialState
+from bigmodel.train.state.ranks import RankOperations
+from bigmodel.train.types import DistributedType
+
+
+class AcceleratorState(RankOperations):
+    """Every instance shares one state, made by the first Accelerator.
+
+    Attributes:
+        distributed_type: that of `PartialState`, or FSDP, DEEPSPEED, TP.
+        mixed_precision: "no", "fp16", "bf16" or "fp8".
+        dynamo_plugin: how models are compiled.
+        plugin: the active plugin of the strategy, or None.
+        parallelism_config: the `ParallelismConfig`, or None; `device_mesh` is built from it.
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    distributed_type: DistributedType
+    mixed_precision: str
+    dynamo_plugin: TorchDynamoPlugin
+    plugin: Any
+    parallelism_config: Any
+    device_mesh: Any
+
+    def __init__(
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        plugins: Plugins | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.__dict__ = self._shared_state
+        if self.initialized:
+            self._check_same(mixed_precision, cpu)
+            return
+        partial = PartialState(cpu, **kwargs)
+        if mixed_precision is None:
+            mixed_precision = environment.text(environment.MIXED_PRECISION, "no")
+        self.mixed_precision = check_precision(str(mixed_precision).lower(), partial.device)
+        kind = choose_kind(partial.distributed_type, plugins or Plugins())
+        self.dynamo_plugin = dynamo_plugin or TorchDynamoPlugin()
+        self.plugin, self._named_plugins = _active(kind.plugin)
+        self.parallelism_config = kind.parallelism_config
+        if kind.distributed_type not in (DistributedType.NO, partial.distributed_type):
+            partial.need_process_group()
+        self.device_mesh = _device_mesh(kind.parallelism_config, partial)
+        self._partial = partial
+        self.distributed_type = kind.distributed_type
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the state was made completely."""
+        return "distributed_type" in self._shared_state
+
+    def _check_same(self, mixed_precision: str | None, cpu: bool) -> None:
+        if mixed_precision is not None and str(mixed_precision).lower() != self.mixed_precision:
+            raise TrainError(
+                f"the Accelerator of this process was made with mixed_precision={self.mixed_precision!r}; "
+                f"{mixed_precision!r} cannot be set afterwards. Make the first Accelerator with it"
+            )
+        if cpu and self._partial.device.type != "cpu":
+            raise TrainError(f"the Accelerator of this process was made on {self._partial.device}, not with cpu=True")
+
+    def __getattr__(self, name: str) -> Any:
+        partial = self.__dict__.get("_partial")
+        if partial is None or name.startswith("__"):
+            raise AttributeError(f"AcceleratorState has no attribute {name!r} (made: {partial is not None})")
+        return getattr(partial, name)
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there is more than one process."""
+        return bool(self._partial.use_distributed)
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """Whether parameters are sharded with `fully_shard`."""
+        return self.distributed_type == DistributedType.FSDP
+
+    @property
+    def deepspeed_plugin(self) -> Any:
+        """The active DeepSpeed plugin, or None."""
+        return self.plugin if self.distributed_type == DistributedType.DEEPSPEED else None
+
+    def get_deepspeed_plugin(self, name: str) -> Any:
+        """Return the DeepSpeed plugin given under `name`."""
+        if name not in self._named_plugins:
+            raise TrainError(f"no DeepSpeed plugin named {name!r}; there are {sorted(self._named_plugins)}")
+        return self._named_plugins[name]
+
+    def select_deepspeed_plugin(self, name: str) -> None:
+        """Make the plugin given under `name` the active one."""
+        self.plugin = self.get_deepspeed_plugin(name)
+
+    def wait_for_everyone(self) -> None:
+        """Return when every process has called it."""
+        self._partial.wait_for_everyone()
+
+    def destroy_process_group(self) -> None:
+        """Leave the process group."""
+        self._partial.destroy_process_group()
+
+    @classmethod
+    def _reset_state(cls, reset_partial_state: bool = False) -> None:
+        cls._shared_state.clear()
+        if reset_partial_state:
+            PartialState._reset_state()
+
+    def __repr__(self) -> str:
+        return f"{self._partial!r}Mixed precision type: {self.mixed_precision}\n"
+
+
+def _active(plugin: Any) -> tuple[Any, dict[str, Any]]:
+    if not isinstance(plugin, dict):
+        return plugin, {}
+    if not plugin:
+        raise TrainError("deepspeed_plugins is an empty dict; give at least one plugin")
+    return next(iter(plugin.values())), plugin
+
+
+def _device_mesh(parallelism_config: Any, partial: PartialState) -> Any:
+    if parallelism_config is None:
+        return None
+    partial.need_process_group()
+    return parallelism_config.build_device_mesh(partial.device.type)

@@ -1,0 +1,107 @@
+"""GradientState: where in an accumulation window, and in which data loader, the training loop is."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+from bigmodel.train.configuration import GradientAccumulationPlugin
+
+
+class TrackedDataLoader(Protocol):
+    """What the state needs of a data loader that is being iterated over."""
+
+    end_of_dataloader: bool
+    remainder: int
+
+    def count_real(self, length: int) -> int:
+        """Return how many of `length` rows made from this rank's current batch come from real samples."""
+
+
+class GradientState:
+    """Shared by the Accelerator, its optimizers, schedulers and data loaders. Every instance shares one state.
+
+    Attributes:
+        sync_gradients: whether the current backward pass closes an accumulation window.
+        dataloader_references: the data loaders being iterated over, the innermost last.
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    sync_gradients: bool
+    dataloader_references: list[TrackedDataLoader]
+    plugin: GradientAccumulationPlugin
+
+    def __init__(self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None) -> None:
+        self.__dict__ = self._shared_state
+        if not self.initialized:
+            self.sync_gradients = True
+            self.dataloader_references = []
+            self.plugin = GradientAccumulationPlugin(num_steps=1)
+        if gradient_accumulation_plugin is not None:
+            self.plugin = gradient_accumulation_plugin
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the state was made."""
+        return bool(self._shared_state)
+
+    @property
+    def num_steps(self) -> int:
+        """Backward passes to one optimizer step."""
+        return self.plugin.num_steps or 1
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """Whether the scheduler counts accumulating passes."""
+        return self.plugin.adjust_scheduler
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether the end of a data loader closes the window."""
+        return self.plugin.sync_with_dataloader
+
+    @property
+    def plugin_kwargs(self) -> dict[str, Any]:
+        """The plugin's fields that were changed."""
+        return self.plugin.to_kwargs()
+
+    @property
+    def active_dataloader(self) -> TrackedDataLoader | None:
+        """The innermost data loader being iterated over, or None."""
+        return self.dataloader_references[-1] if self.dataloader_references else None
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a prepared data loader is being iterated over."""
+        return bool(self.dataloader_references)
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the active data loader has given its last batch."""
+        active = self.active_dataloader
+        return active is not None and active.end_of_dataloader
+
+    @property
+    def remainder(self) -> int:
+        """Real samples in the last global batch; -1 before it, or when all are real."""
+        active = self.active_dataloader
+        return active.remainder if active is not None else -1
+
+    def _add_dataloader(self, dataloader: TrackedDataLoader) -> None:
+        self.dataloader_references.append(dataloader)
+
+    def _remove_dataloader(self, dataloader: TrackedDataLoader) -> None:
+        for position in range(len(self.dataloader_references) - 1, -1, -1):
+            if self.dataloader_references[position] is dataloader:
+                del self.dataloader_references[position]
+                return
+
+    @classmethod
+    def _reset_state(cls) -> None:
+        cls._shared_state.clear()
+
+    def __repr__(self) -> str:
+        return (
+            f"Sync gradients: {self.sync_gradients}\nAt end of current dataloader: {self.end_of_dataloader}\n"
+            f"Extra samples added: {self.remainder}\nGradient accumulation: {self.plugin}\n"
+        )

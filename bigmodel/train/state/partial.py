@@ -1,0 +1,126 @@
+"""PartialState: who this process is. One object for the whole process, made on first use."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+
+from bigmodel.errors import TrainError
+from bigmodel.train import environment
+from bigmodel.train.state.process_group import (
+    ProcessNumbers,
+    change_timeout,
+    choose_device,
+    launched_numbers,
+    make_process_group,
+)
+from bigmodel.train.state.ranks import RankOperations
+from bigmodel.train.types import DistributedType
+
+
+class PartialState(RankOperations):
+    """This process's numbers and device. Every instance shares one state.
+
+    Args:
+        cpu: train on the CPU although there is an accelerator.
+        kwargs: arguments of `torch.distributed.init_process_group` (`backend`, `init_method`, `timeout`).
+
+    Attributes:
+        device: the `torch.device` of this process.
+        num_processes, process_index, local_process_index: how many, which, and which on this machine.
+        distributed_type: NO, MULTI_CPU or MULTI_GPU.
+        backend: the process group's backend, or None without one.
+        debug: whether collectives first check that shapes agree (ACCELERATE_DEBUG_MODE).
+    """
+
+    _shared_state: ClassVar[dict[str, Any]] = {}
+
+    device: torch.device
+    distributed_type: DistributedType
+    backend: str | None
+    debug: bool
+    _cpu: bool
+
+    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
+        self.__dict__ = self._shared_state
+        if self.initialized:
+            self._take_timeout(kwargs.get("timeout"))
+            return
+        self._start(cpu or environment.flag(environment.USE_CPU), kwargs)
+
+    def _start(self, cpu: bool, kwargs: dict[str, Any]) -> None:
+        numbers = launched_numbers()
+        if dist.is_available() and dist.is_initialized():
+            numbers = ProcessNumbers(dist.get_rank(), dist.get_world_size(), numbers.local_rank)
+        device = choose_device(cpu, numbers.local_rank)
+        if numbers.world_size > 1 and not dist.is_initialized():
+            make_process_group(device, numbers, **kwargs)
+        self.device, self._cpu = device, cpu
+        self.debug = environment.flag(environment.DEBUG_MODE)
+        self.backend = dist.get_backend() if dist.is_initialized() else None
+        self.process_index, self.num_processes = numbers.rank, numbers.world_size
+        self.local_process_index = numbers.local_rank
+        several = DistributedType.MULTI_CPU if device.type == "cpu" else DistributedType.MULTI_GPU
+        self.distributed_type = several if numbers.world_size > 1 else DistributedType.NO
+
+    def _take_timeout(self, timeout: timedelta | None) -> None:
+        if timeout is not None and dist.is_initialized():
+            change_timeout(timeout)
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the state was made."""
+        return bool(self._shared_state)
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there is more than one process."""
+        return self.num_processes > 1
+
+    @property
+    def default_device(self) -> torch.device:
+        """The device a process of its own would use: the first accelerator, else the CPU."""
+        return choose_device(self._cpu, 0)
+
+    def need_process_group(self) -> None:
+        """Make a process group also for a single process, for strategies that are built on one."""
+        if not dist.is_initialized():
+            make_process_group(self.device, ProcessNumbers())
+            self.backend = dist.get_backend()
+
+    def wait_for_everyone(self) -> None:
+        """Return when every process has called it."""
+        if not self.use_distributed:
+            return
+        if self.device.type == "cuda":
+            dist.barrier(device_ids=[self.device.index])
+        else:
+            dist.barrier()
+
+    def set_device(self, device: torch.device | str | int) -> None:
+        """Use another device. Raises TrainError once several processes have agreed on theirs."""
+        if self.use_distributed:
+            raise TrainError(
+                "the device of a process in a distributed run is given by its number; it cannot be changed"
+            )
+        self.device = torch.device(device)
+
+    def destroy_process_group(self) -> None:
+        """Leave the process group."""
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
+
+    @classmethod
+    def _reset_state(cls) -> None:
+        """Forget everything, so that the next instance looks at the environment again."""
+        cls._shared_state.clear()
+
+    def __repr__(self) -> str:
+        return (
+            f"Distributed environment: {self.distributed_type}  Backend: {self.backend}\n"
+            f"Num processes: {self.num_processes}\nProcess index: {self.process_index}\n"
+            f"Local process index: {self.local_process_index}\nDevice: {self.device}\n"
+        )

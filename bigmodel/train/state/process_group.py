@@ -1,0 +1,95 @@
+"""Which process this is, on which device, and how it speaks with the others."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bigmodel.devices import accelerators
+from bigmodel.errors import TrainError
+from bigmodel.train import environment
+
+_RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
+_WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
+
+_BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}
+
+
+@dataclass(frozen=True)
+class ProcessNumbers:
+    """A process's number in the run and on its machine, and how many there are."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+
+
+def launched_numbers() -> ProcessNumbers:
+    """Read the numbers that torchrun or mpirun gave this process; without a launcher, one process."""
+    numbers = ProcessNumbers(_first(_RANK, 0), _first(_WORLD_SIZE, 1), 0)
+    return ProcessNumbers(numbers.rank, numbers.world_size, _first(_LOCAL_RANK, numbers.rank))
+
+
+def _first(names: tuple[str, ...], default: int) -> int:
+    return next((environment.integer(name, default) for name in names if os.environ.get(name)), default)
+
+
+def choose_device(cpu: bool, local_rank: int) -> torch.device:
+    """Return the device of the process with this number on its machine.
+
+    Raises TrainError when there are accelerators, but not one for this process.
+    """
+    forced = os.environ.get(environment.TORCH_DEVICE)
+    if forced:
+        return torch.device(forced)
+    present = [] if cpu else accelerators()
+    if not present:
+        return torch.device("cpu")
+    if local_rank >= len(present):
+        raise TrainError(
+            f"process {local_rank} of this machine has no accelerator of its own: there are {len(present)} "
+            f"({', '.join(present)}); start at most {len(present)} processes here, or train on the CPU (cpu=True)"
+        )
+    return torch.device(present[local_rank])
+
+
+def make_process_group(
+    device: torch.device,
+    numbers: ProcessNumbers,
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: timedelta | None = None,
+    **kwargs: Any,
+) -> None:
+    """Join the run's process group. The CPU side is always reachable, so CPU tensors can be gathered, too."""
+    if device.type not in _BACKENDS and backend is None:
+        raise TrainError(f"several processes cannot train on {device.type}; use one process, or the CPU (cpu=True)")
+    if init_method is None and numbers.world_size > 1:
+        missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+        if missing:
+            raise TrainError(f"{' and '.join(missing)} must be set for {numbers.world_size} processes to meet")
+    if device.type in ("cuda", "xpu"):
+        torch.get_device_module(device.type).set_device(device)
+    if backend == "nccl":
+        backend = _BACKENDS["cuda"] if device.type == "cuda" else None
+    if numbers.world_size == 1 and init_method is None:
+        kwargs["store"] = dist.HashStore()  # a group of one needs no port
+    dist.init_process_group(
+        backend or _BACKENDS[device.type],
+        init_method=init_method,
+        timeout=timeout,
+        rank=numbers.rank,
+        world_size=numbers.world_size,
+        **kwargs,
+    )
+
+
+def change_timeout(timeout: timedelta) -> None:
+    """Give the process group that is already there another timeout."""
+    dist.distributed_c10d._set_pg_timeout(timeout)

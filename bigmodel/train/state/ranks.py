@@ -1,0 +1,110 @@
+"""Things that only some processes do, or do first, or do to their part: shared by the states and the Accelerator."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any, TypeVar
+
+from bigmodel.errors import TrainError
+from bigmodel.train.state.splitting import process_share
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class RankOperations:
+    """What follows from a process's numbers. Needs `num_processes`, `process_index`, `local_process_index`."""
+
+    num_processes: int
+    process_index: int
+    local_process_index: int
+
+    def wait_for_everyone(self) -> None:
+        """Return when every process has called it."""
+        raise NotImplementedError
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is process 0 of the run."""
+        return self.process_index == 0
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is process 0 of its machine."""
+        return self.local_process_index == 0
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the process with the highest number."""
+        return self.process_index == self.num_processes - 1
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on the main process; elsewhere do nothing."""
+        if self.is_main_process:
+            builtins.print(*args, **kwargs)
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Run the body on the main process, then on the others."""
+        yield from self._goes_first(self.is_main_process)
+
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """Run the body on the main process of each machine, then on the others of that machine."""
+        yield from self._goes_first(self.is_local_main_process)
+
+    def _goes_first(self, first: bool) -> Iterator[None]:
+        if not first:
+            self.wait_for_everyone()
+        try:
+            yield
+        finally:
+            if first:
+                self.wait_for_everyone()
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """Yield this process's share of `inputs` (list, tuple, dict of such, tensor or datasets' Dataset).
+
+        Shares differ by at most one element, the first processes having the larger; with `apply_padding` the last
+        element is repeated so that all have the same length.
+        """
+        yield process_share(inputs, self.num_processes, self.process_index, apply_padding)
+
+    def on_main_process(self, function: F | None = None) -> F | Callable[[F], F]:
+        """Decorate a function so that only the main process runs it; elsewhere it returns None."""
+        return self._only_if(lambda: self.is_main_process, function)
+
+    def on_local_main_process(self, function: F | None = None) -> F | Callable[[F], F]:
+        """Decorate a function so that only the main process of each machine runs it."""
+        return self._only_if(lambda: self.is_local_main_process, function)
+
+    def on_last_process(self, function: F | None = None) -> F | Callable[[F], F]:
+        """Decorate a function so that only the last process runs it."""
+        return self._only_if(lambda: self.is_last_process, function)
+
+    def on_process(self, function: F | None = None, process_index: int | None = None) -> F | Callable[[F], F]:
+        """Decorate a function so that only process number `process_index` runs it."""
+        if process_index is None:
+            raise TrainError("on_process needs process_index, the number of the process that is to run the function")
+        return self._only_if(lambda: self.process_index == process_index, function)
+
+    def on_local_process(
+        self, function: F | None = None, local_process_index: int | None = None
+    ) -> F | Callable[[F], F]:
+        """Decorate a function so that only process number `local_process_index` of each machine runs it."""
+        if local_process_index is None:
+            raise TrainError("on_local_process needs local_process_index, the number on its machine of the process")
+        return self._only_if(lambda: self.local_process_index == local_process_index, function)
+
+    def _only_if(self, condition: Callable[[], bool], function: F | None) -> F | Callable[[F], F]:
+        if function is None:
+            return partial(self._only_if, condition)  # type: ignore[return-value]
+
+        @wraps(function)
+        def run_if(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if condition() else None
+
+        return run_if  # type: ignore[return-value]
