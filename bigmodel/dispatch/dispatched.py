@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..errors import DispatchError
+from ..plan import Plan
 from .attach import AttachedForward, RefuseConversion
 from .block import Registry
 from .offload_folder import TemporaryFile
@@ -31,6 +32,7 @@ class Dispatched:
         self.attachments: dict[str, AttachedForward] = {}
         self.streamers: list[Streamer] = []
         self.temporary_files: list[TemporaryFile] = []
+        self.plan: Plan | None = None
         self.ties: dict[str, str] = {}
         """For each further name of a tied tensor, its first name."""
 

@@ -189,9 +189,8 @@ class Streamer:
         return Slot(torch.empty(block.layout.nbytes, dtype=torch.uint8, device=self.device), transient=True)
 
     def _fetch(self, block: Block, slot: Slot) -> None:
-        if slot.content is not None:
-            self._slot_of.pop(slot.content, None)
         block.adopt_replaced()
+        self._forget(slot)
         slot.content, slot.version = block, block.version()
         slot.ready = self._fetcher.fetch(block, slot.slab, slot.marks)
         slot.marks = []

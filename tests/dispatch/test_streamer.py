@@ -106,15 +106,19 @@ def test_a_block_within_a_block_gets_room_of_its_own_when_the_slots_are_taken() 
     assert memory_allocated(0) == streamer.slot_bytes
 
 
-def test_a_fetch_that_fails_is_reported_and_leaves_everything_as_it_was() -> None:
+def test_a_fetch_that_fails_is_reported_and_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     made, registries = blocks(2)
     host = registries[0]["weight"]
     streamer = streamer_of(made)
-    made[0].tensors[0].value = torch.zeros(3)
-    with pytest.raises(RuntimeError, match="size"), streamer.use(made[0]):
-        pass
+
+    def fail(slab: torch.Tensor) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(made[0], "fetch", fail)
+        with pytest.raises(OSError, match="the disk is gone"), streamer.use(made[0]):
+            pass
     assert registries[0]["weight"] is host
-    made[0].tensors[0].value = host
     with streamer.use(made[0]):
         assert registries[0]["weight"].cpu()[0] == 0
 

@@ -1,0 +1,5 @@
+"""`python -m bigmodel` is the `bigmodel` command."""
+
+from .cli.main import main
+
+main()

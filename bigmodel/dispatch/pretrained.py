@@ -1,0 +1,170 @@
+"""From a model's name to a model that runs: build on meta, plan, place the weights, dispatch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from ..checkpoint import load_checkpoint_in_model
+from ..devices import DeviceLike, device_key
+from ..devices.empty import init_empty_weights
+from ..errors import CheckpointError, CheckpointFormatError
+from ..plan import STRATEGIES, Plan, make_plan
+from ..profile import open_source
+from .build import Options
+from .device_map import DeviceMap, resolve_device_map
+from .dispatch import place_and_attach
+from .dispatched import dispatched
+
+
+def from_pretrained(
+    id_or_path: str | os.PathLike[str],
+    device_map: DeviceMap = "auto",
+    max_memory: Mapping[DeviceLike, int | str] | None = None,
+    dtype: str | torch.dtype = "auto",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    main_device: DeviceLike | None = None,
+    batch_size: int = 1,
+    context_length: int | None = None,
+    no_split_module_classes: Collection[str] | None = None,
+    offload_buffers: bool = False,
+    offload_folder: str | os.PathLike[str] | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    local_files_only: bool = False,
+) -> PreTrainedModel:
+    """Load a transformers model from a folder or the Hub, placed by plan and dispatched.
+
+    The model is built without memory, planned under the budgets, and each weight is then put where the plan wants
+    it: copied to an accelerator, held in RAM, or left in the checkpoint as a view of its memory map.
+
+    Args:
+        id_or_path: A folder with config and weights, or a repository on the Hub.
+        device_map: As for `dispatch_model`.
+        max_memory: Budgets by device (bytes, or text such as ``"10GiB"``); None: what is free.
+        dtype: ``"auto"`` for the checkpoint's own, or what weights are cast to where they run.
+        revision: Branch, tag or commit on the Hub.
+        trust_remote_code: Run code that the repository brings. Leave it off for models you have not read.
+        main_device: Where offloaded modules run; None: the first accelerator of the plan, else the host.
+        batch_size: Sequences at once that memory is planned for.
+        context_length: Tokens per sequence that memory is planned for; None: a modest default of the planner's.
+        no_split_module_classes: Classes whose modules stay in one piece; None finds them.
+        offload_buffers: Stream the buffers of offloaded modules too.
+        offload_folder: Where weights for ``"disk"`` go that no file holds as they are (fused or ``.bin`` ones).
+        token: Access token for the Hub.
+        cache_dir: Where downloads go.
+        local_files_only: Use the cache alone.
+
+    Returns:
+        The model in eval mode, with `hf_device_map`; `get_plan(model)` returns its plan.
+
+    Raises:
+        CheckpointError: There is no such model, or its files are damaged.
+        PlanError: It does not fit the budgets.
+    """
+    source = open_source(id_or_path, revision, token, cache_dir, local_files_only, trust_remote_code)
+    folder = source.fetch_weights()
+    folder = folder if folder.is_dir() else folder.parent
+    model = build_on_meta(folder, dtype, trust_remote_code)
+    wanted = None if dtype == "auto" else _dtype(dtype)
+    plan = None
+    if isinstance(device_map, str) and device_map in STRATEGIES:
+        plan = make_plan(
+            model,
+            max_memory=max_memory,
+            strategy=device_map,
+            batch_size=batch_size,
+            context_length=context_length,
+            no_split_module_classes=no_split_module_classes,
+            main_device=main_device,
+        )
+        resolved: dict[str, DeviceLike] = dict(plan.device_map)
+        main_device = plan.main_device if main_device is None else main_device
+    else:
+        resolved = resolve_device_map(model, device_map, max_memory, no_split_module_classes)
+    load_checkpoint_in_model(
+        model,
+        Path(id_or_path) if Path(id_or_path).is_file() else folder,
+        device_map={name: device_key(device) for name, device in resolved.items()},
+        dtype=wanted,
+        offload_folder=offload_folder,
+        offload_buffers=offload_buffers,
+    )
+    skip_keys = getattr(model, "_skip_keys_device_placement", None)
+    options = Options(offload_buffers, skip_keys, no_split_module_classes, dtype=wanted)
+    place_and_attach(model, resolved, main_device, options, offload_folder)
+    found = dispatched(model)
+    assert found is not None
+    found.plan = plan
+    return model.eval()
+
+
+def get_plan(model: nn.Module) -> Plan | None:
+    """Return the plan that `model` was dispatched by; None if its device map was given, or it is not dispatched."""
+    found = dispatched(model)
+    return None if found is None else found.plan
+
+
+def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_code: bool = False) -> PreTrainedModel:
+    """Return the model that the config in `folder` describes, its parameters on meta, its buffers real.
+
+    Args:
+        folder: Where ``config.json`` lies.
+        dtype: ``"auto"`` takes the config's.
+        trust_remote_code: Run code from `folder`.
+
+    Raises:
+        CheckpointFormatError: transformers does not know the architecture, or the weights are quantised.
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (ValueError, KeyError, OSError) as error:
+        raise CheckpointFormatError(f"{folder}/config.json: {error}") from error
+    if getattr(config, "quantization_config", None):
+        raise CheckpointFormatError(
+            f"{folder}: the weights are quantised ({_method(config)}), which is not supported; use the full-precision "
+            "checkpoint and dispatch_model's offload_dtype"
+        )
+    wanted = config.dtype if dtype == "auto" else _dtype(dtype)
+    builder = _class_of(config, trust_remote_code)
+    with init_empty_weights():
+        model: PreTrainedModel = builder(config, dtype=wanted or torch.float32)
+    model.tie_weights()
+    if model.can_generate() and (folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    model.config.name_or_path = str(folder)
+    return model
+
+
+def _class_of(config: Any, trust_remote_code: bool) -> Any:
+    """Return what builds the architecture that `config` names, with a language-modelling head if it names none."""
+    import transformers
+
+    for name in getattr(config, "architectures", None) or ():
+        architecture = getattr(transformers, name, None)
+        if isinstance(architecture, type) and issubclass(architecture, PreTrainedModel):
+            return architecture._from_config
+    if trust_remote_code:
+        return lambda config, dtype: AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=True)
+    return AutoModelForCausalLM.from_config
+
+
+def _method(config: Any) -> str:
+    quantization = config.quantization_config
+    return str(quantization.get("quant_method") if isinstance(quantization, dict) else quantization)
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    found = getattr(torch, dtype.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"dtype {dtype!r} is unknown; use for example 'float32', 'bfloat16' or 'auto'")
+    return found

@@ -1,0 +1,73 @@
+import subprocess
+import sys
+
+import pytest
+
+from bigmodel.cli import main as cli
+from bigmodel.errors import BudgetError
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Let `bigmodel env` raise what it is given."""
+
+    def let(error: BaseException) -> None:
+        def env() -> None:
+            raise error
+
+        monkeypatch.setattr("bigmodel.cli.env.env", env)
+
+    return let
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in cli.COMMANDS)
+
+
+def test_a_wrong_command_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plam"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.count("\n") == 1
+    assert "plam" in output.err
+
+
+@pytest.mark.parametrize("error", [BudgetError("it is\n  too big"), FileNotFoundError("no file here")])
+def test_a_failure_is_one_line_and_exit_code_1(failing, error, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    failing(error)
+    assert cli.run(["env"]) == 1
+    output = capsys.readouterr()
+    assert output.err == "bigmodel: " + " ".join(str(error).split()) + "\n"
+
+
+def test_debug_shows_the_traceback(failing, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    failing(BudgetError("too big"))
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["env", "--debug"])
+    assert exit_.value.code == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interrupting_is_exit_code_130(failing, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
+    failing(KeyboardInterrupt())
+    assert cli.run(["env"]) == 130
+    assert capsys.readouterr().err == "bigmodel: interrupted\n"
+
+
+def test_a_mistake_of_ours_is_not_hidden(failing) -> None:  # type: ignore[no-untyped-def]
+    failing(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        cli.run(["env"])
+
+
+def test_debug_after_the_script_belongs_to_the_script() -> None:
+    arguments = ["launch", "train.py", "--debug"]
+    assert cli._take_debug(arguments) is False
+    assert arguments == ["launch", "train.py", "--debug"]
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys; from bigmodel.cli.main import run; run(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
