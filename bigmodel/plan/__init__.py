@@ -5,12 +5,20 @@ from __future__ import annotations
 from .balance import balanced_caps, get_balanced_memory
 from .device_map import check_device_map, clean_device_map, owner_of
 from .infer import infer_auto_device_map
+from .make import STRATEGIES, make_plan
+from .plan import DevicePlan, Part, Plan, Prediction
 
 __all__ = [
+    "STRATEGIES",
+    "DevicePlan",
+    "Part",
+    "Plan",
+    "Prediction",
     "balanced_caps",
     "check_device_map",
     "clean_device_map",
     "get_balanced_memory",
     "infer_auto_device_map",
+    "make_plan",
     "owner_of",
 ]

@@ -21,16 +21,23 @@ class Item:
     """What placing one group of units takes.
 
     Attributes:
-        nbytes: bytes of its weights and buffers, where it is held.
-        kv_cache: bytes of KV cache, on the device where it runs.
-        slab: bytes of the largest slot any of its units needs when streamed.
-        units: how many of its units would pass through a slot.
+        weights: bytes that lie where the group is held.
+        working: bytes of KV cache (and buffers) that lie where the group runs.
+        slab: bytes of the largest slot any of its units needs when streamed; 0 if none is streamed.
+        streams: how many of its units pass through a slot when streamed.
+        pinned: it must be resident on the main device wherever there is one.
     """
 
-    nbytes: int
-    kv_cache: int = 0
+    weights: int
+    working: int = 0
     slab: int = 0
-    units: int = 1
+    streams: int = 1
+    pinned: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes where it is both held and run."""
+        return self.weights + self.working
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Placement:
     Attributes:
         held: device key of each item.
         runs: device key of each item; differs from `held` for what is streamed or viewed on disk.
-        main: where streamed items run.
+        main: where inputs are, and where streamed items run.
         slots: how many slots are reserved on `main`.
         slot_bytes: bytes of one slot.
     """
@@ -84,17 +91,19 @@ class Placement:
 def place_greedily(items: Sequence[Item], room: Room) -> Placement | None:
     """Return the greedy placement, or None if the items cannot be placed under the budgets."""
     best: Placement | None = None
-    for cap, slots in _slot_choices(items, room):
-        placement = _with_slots(items, room, cap, slots)
+    for slab, slots in _slot_choices(items, room):
+        placement = _with_slots(items, room, slab, slots)
         if placement is not None and (best is None or _score(items, placement) > _score(items, best)):
             best = placement
+        if best is not None and all(map(is_accelerator, best.held)):
+            return best
     return best or _on_host(items, room)
 
 
 def _score(items: Sequence[Item], placement: Placement) -> tuple[int, int]:
     """More is better: bytes that run on accelerators, then bytes resident there."""
-    on = [is_accelerator(key) for key in placement.runs], [is_accelerator(key) for key in placement.held]
-    runs, held = (sum(item.nbytes for item, there in zip(items, flags, strict=True) if there) for flags in on)
+    runs = sum(it.weights for it, key in zip(items, placement.runs, strict=True) if is_accelerator(key))
+    held = sum(it.weights for it, key in zip(items, placement.held, strict=True) if is_accelerator(key))
     return runs, held
 
 
@@ -110,26 +119,27 @@ def _slot_choices(items: Sequence[Item], room: Room) -> Iterator[tuple[int, int]
 
 def _with_slots(items: Sequence[Item], room: Room, slab: int, slots: int) -> Placement | None:
     """Place with `slots` slots of `slab` bytes set aside on the main device; None if that cannot be."""
-    streamable = [item.slab <= slab and slots > 0 for item in items]
-    streamed_kv = 0
+    streamable = [item.slab <= slab for item in items]
+    working = 0
     while True:
-        bins = _accelerator_bins(room, slots * slab + streamed_kv)
-        if bins is None:
+        bins = _accelerator_bins(room, slots * slab + working)
+        if bins is None or not _pin(items, room, bins):
             return None
         left: list[int] = []
         for turn in (False, True):  # what cannot be streamed is placed first
-            costs = [(i, it.nbytes + it.kv_cache) for i, it in enumerate(items) if streamable[i] is turn]
-            left += fill_in_order(costs, bins)
+            chosen = (i for i, item in enumerate(items) if streamable[i] is turn and not item.pinned)
+            left += fill_in_order(((i, items[i].nbytes) for i in chosen), bins)
         streamed = [index for index in left if streamable[index]]
-        needed = sum(items[index].kv_cache for index in streamed)
-        if needed <= streamed_kv:
+        needed = sum(items[index].working for index in streamed)
+        if needed <= working:
             break
-        streamed_kv = needed
-    if sum(items[index].units for index in streamed) > 1 and slots < room.slots:
+        working = needed
+    if sum(items[index].streams for index in streamed) > 1 and slots < room.slots:
         return None
     placed = {index: bin_.device for bin_ in bins for index in bin_.placed}
     runs = {**placed, **{i: room.main if streamable[i] else HOST for i in left}}
-    return _hold_the_rest(items, room, placed, runs, (slots, slab) if streamed else (0, 0))
+    used = any(items[index].slab for index in streamed)
+    return _hold_the_rest(items, room, placed, runs, (slots, slab) if used else (0, 0))
 
 
 def _accelerator_bins(room: Room, reserve: int) -> list[Bin] | None:
@@ -138,8 +148,20 @@ def _accelerator_bins(room: Room, reserve: int) -> list[Bin] | None:
         free = room.budgets[key] - room.activations - (reserve if key == room.main else 0)
         if free < 0 and key == room.main:
             return None
-        bins.append(Bin(key, max(free, 0)))
+        if free >= 0:
+            bins.append(Bin(key, free))
     return bins
+
+
+def _pin(items: Sequence[Item], room: Room, bins: Sequence[Bin]) -> bool:
+    """Place what must be on the main device; False if it does not fit."""
+    main = next((bin_ for bin_ in bins if bin_.device == room.main), None)
+    for index, item in enumerate(items):
+        if item.pinned:
+            if main is None or not main.fits(item.nbytes):
+                return False
+            main.place(index, item.nbytes)
+    return True
 
 
 def _on_host(items: Sequence[Item], room: Room) -> Placement | None:
@@ -156,12 +178,12 @@ def _hold_the_rest(
 ) -> Placement | None:
     """Give what is on no accelerator a place in RAM, else on disk."""
     host_runs = [index for index, key in runs.items() if key == HOST]
-    working = sum(items[i].kv_cache for i in host_runs) + (room.activations if host_runs else 0)
+    working = sum(items[i].working for i in host_runs) + (room.activations if host_runs else 0)
     free = room.budgets.get(HOST, 0) - working
-    if host_runs and free < 0 and (HOST in room.budgets or working):
+    if free < 0 and working:
         return None
     bins = [Bin(HOST, max(free, 0)), Bin(DISK, room.budgets.get(DISK))]
-    rest = [(i, item.nbytes) for i, item in enumerate(items) if i not in placed]
+    rest = [(i, item.weights) for i, item in enumerate(items) if i not in placed]
     if fill_in_order(rest, bins):
         return None
     held = {**placed, **{index: bin_.device for bin_ in bins for index in bin_.placed}}

@@ -56,7 +56,7 @@ def infer_auto_device_map(
     items = [_item(group, units) for group in groups]
     placement = place_greedily(items, room)
     if placement is None:
-        total = sum(item.nbytes + item.slab for item in items)
+        total = sum(item.weights + item.slab for item in items)
         fits = lambda budgets: place_greedily(items, Room(budgets, slots=1)) is not None  # noqa: E731
         raise budget_error(room.budgets, total, fits)
     if not offload_buffers:
@@ -70,7 +70,7 @@ def infer_auto_device_map(
 
 def _item(group: Group, units: Sequence[UnitProfile]) -> Item:
     members = [units[index] for index in group.members]
-    return Item(group.nbytes, slab=max(unit.nbytes for unit in members), units=len(members))
+    return Item(group.nbytes, slab=max(unit.nbytes for unit in members), streams=len(members))
 
 
 def _in_order(

@@ -9,12 +9,13 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from ..devices import torch_device
 from ..errors import PlanError
 from .dry_run import Example, Phase, dry_run
 from .dtypes import CustomDtype, DtypeLike, dtype_name, normalize_dtype, planned_dtype
 from .repeat import renamed
 from .tensors import named_tensors
-from .trace import Device, Trace
+from .trace import D, Trace
 from .units import UnitProfile, profile_units
 from .workload import Workload
 
@@ -75,9 +76,7 @@ class Profile:
         """Most bytes of activations alive at once, beside the final KV cache, when everything runs on one device."""
         return self.dynamic_peaks({}, main=None)[None] - sum(self.kv_cache)
 
-    def dynamic_peaks(
-        self, runs_on: Mapping[int, Device], main: Device, rounding: Callable[[int], int] = int
-    ) -> dict[Device, int]:
+    def dynamic_peaks(self, runs_on: Mapping[int, D], main: D, rounding: Callable[[int], int] = int) -> dict[D, int]:
         """Return the most bytes of activations and KV cache alive at once on each device, over all phases.
 
         Args:
@@ -85,7 +84,7 @@ class Profile:
             main: where inputs are.
             rounding: what the allocator makes of a number of bytes.
         """
-        peaks: dict[Device, int] = {main: 0}
+        peaks: dict[D, int] = {main: 0}
         for phase in self.phases:
             for device, peak in phase.trace.replay(runs_on, main, rounding).peak.items():
                 peaks[device] = max(peaks.get(device, 0), peak)
@@ -131,7 +130,7 @@ def profile_model(
     wanted = None if dtype is None else normalize_dtype(dtype)
     phases: list[Phase] = []
     if length > 0 or example is not None:
-        phases = dry_run(model, units, work, torch.device(device_type), _cast(model, wanted), example)
+        phases = dry_run(model, units, work, torch_device(device_type), _cast(model, wanted), example)
     order = execution_order(units, phases)
     return Profile(
         name=type(model).__name__,

@@ -59,12 +59,14 @@ class UnitModule:
         is_block: it is one of the repeated blocks, or was named as not to be split.
         is_tensor: `name` is a parameter or buffer, not a module.
         class_name: class of the module, or "Parameter" / "Buffer".
+        is_lookup: an embedding: a few rows of its table are read, so it is best run where the table lies.
     """
 
     name: str
     is_block: bool
     is_tensor: bool
     class_name: str
+    is_lookup: bool = False
 
 
 def as_class_names(classes: Iterable[str] | str | None) -> frozenset[str]:
@@ -96,13 +98,17 @@ def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | 
         is_block = name != "" and type(module).__name__ in classes
         composite = bool(skeleton) and name not in skeleton and not isinstance(module, CONTAINERS)
         if is_block or composite or not children:
-            units.append(UnitModule(name, is_block, False, type(module).__name__))
+            units.append(UnitModule(name, is_block, False, type(module).__name__, _is_lookup(module)))
             continue
         dot = f"{name}." if name else ""
         for kind, tensors in (("Parameter", module._parameters), ("Buffer", module._buffers)):
             units += [UnitModule(dot + n, False, True, kind) for n, t in tensors.items() if t is not None]
         stack.extend((dot + child, value) for child, value in reversed(children))
     return units
+
+
+def _is_lookup(module: nn.Module) -> bool:
+    return type(module) is nn.Embedding and module.max_norm is None
 
 
 def _names_around_blocks(model: nn.Module, classes: frozenset[str]) -> set[str]:

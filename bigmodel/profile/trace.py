@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from ..devices import HOST
 
 OUTSIDE = -1
 """The unit index of what runs between units."""
 
-Device = Hashable
+D = TypeVar("D", bound=Hashable)
 Rounding = Callable[[int], int]
 """How many bytes an allocator takes for so many bytes."""
 
@@ -84,7 +85,7 @@ class Trace:
         """Return the units in the order they first ran."""
         return list(dict.fromkeys(event.unit for event in self.events if isinstance(event, Enter)))
 
-    def replay(self, runs_on: Mapping[int, Device], main: Device, rounding: Rounding = int) -> Ledger:
+    def replay(self, runs_on: Mapping[int, D], main: D, rounding: Rounding = int) -> Ledger[D]:
         """Return the books after this forward on the given devices.
 
         Args:
@@ -100,17 +101,17 @@ class Trace:
         return ledger
 
 
-class Ledger:
+class Ledger(Generic[D]):
     """Bytes alive on each device, `now` and at the highest mark, `peak`."""
 
-    def __init__(self, runs_on: Mapping[int, Device], main: Device, rounding: Rounding) -> None:
-        self.now: dict[Device, int] = {}
-        self.peak: dict[Device, int] = {}
+    def __init__(self, runs_on: Mapping[int, D], main: D, rounding: Rounding) -> None:
+        self.now: dict[D, int] = {}
+        self.peak: dict[D, int] = {}
         self._runs_on = runs_on
         self._main = main
         self._rounding = rounding
-        self._alive: dict[int, tuple[Device, int]] = {}
-        self._running: list[tuple[Device, int]] = []  # device of each unit, bytes of inputs copied to it
+        self._alive: dict[int, tuple[D, int]] = {}
+        self._running: list[tuple[D, int]] = []  # device of each unit, bytes of inputs copied to it
 
     def hold(self, held: Held) -> None:
         """Book a storage that is alive from the start."""
@@ -132,7 +133,7 @@ class Ledger:
         else:
             self._leave(event)
 
-    def _place(self, event: Allocate) -> Device:
+    def _place(self, event: Allocate) -> D:
         if self._running:
             return self._running[-1][0]
         return self._alive.get(event.source, (self._main, 0))[0]
@@ -152,7 +153,7 @@ class Ledger:
             self._hand_over(event, device)
         self._add(device, -copied)
 
-    def _hand_over(self, event: Leave, device: Device) -> None:
+    def _hand_over(self, event: Leave, device: D) -> None:
         """What a unit computed on the host beside an accelerator goes to the main device at once."""
         for storage, nbytes in event.outputs:
             if self._alive.get(storage, (None, 0))[0] == device:
@@ -160,11 +161,11 @@ class Ledger:
                 self._take(storage, self._main, self._rounding(nbytes))
                 self._add(device, -taken)
 
-    def _take(self, storage: int, device: Device, nbytes: int) -> None:
+    def _take(self, storage: int, device: D, nbytes: int) -> None:
         self._alive[storage] = (device, nbytes)
         self._add(device, nbytes)
 
-    def _add(self, device: Device, nbytes: int) -> None:
+    def _add(self, device: D, nbytes: int) -> None:
         total = self.now[device] = self.now.get(device, 0) + nbytes
         if total > self.peak.get(device, 0):
             self.peak[device] = total

@@ -26,6 +26,7 @@ class UnitProfile:
         is_block: it is one of the repeated blocks (or was named as not to be split).
         is_tensor: `name` is a tensor.
         tensors: every name inside it, tied ones once per name.
+        is_lookup: an embedding, best run where its table lies.
     """
 
     name: str
@@ -33,6 +34,7 @@ class UnitProfile:
     is_block: bool
     is_tensor: bool
     tensors: tuple[TensorSpec, ...]
+    is_lookup: bool = False
 
     @cached_property
     def storages(self) -> dict[int, TensorSpec]:
@@ -58,10 +60,13 @@ class UnitProfile:
         """Bytes of its parameters and buffers."""
         return self.weights + self.buffers
 
-    @cached_property
-    def slab(self) -> int:
-        """Bytes of the contiguous slot it is streamed through: each tensor aligned to `SLAB_ALIGNMENT`."""
-        return sum(-(-spec.nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT for spec in self.storages.values())
+    def slab(self, with_buffers: bool = False) -> int:
+        """Return the bytes of the slot it is streamed through: each tensor aligned to `SLAB_ALIGNMENT`."""
+        return sum(
+            -(-spec.nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
+            for spec in self.storages.values()
+            if with_buffers or not spec.is_buffer
+        )
 
 
 def profile_units(
@@ -81,7 +86,14 @@ def profile_units(
         owner = next(name for name in _itself_and_ancestors(spec.name) if name in inside)
         inside[owner].append(spec)
     return [
-        UnitProfile(unit.name, unit.class_name, unit.is_block, unit.is_tensor, tuple(inside[unit.name]))
+        UnitProfile(
+            name=unit.name,
+            class_name=unit.class_name,
+            is_block=unit.is_block,
+            is_tensor=unit.is_tensor,
+            tensors=tuple(inside[unit.name]),
+            is_lookup=unit.is_lookup,
+        )
         for unit in units
     ]
 

@@ -1,0 +1,89 @@
+"""From an assignment to the plan that people and programs read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..devices import HOST, is_accelerator
+from ..profile import Profile
+from .evaluate import Assignment, DeviceUse, device_uses
+from .plan import DevicePlan, Part, Plan, Prediction
+
+Key = int | str
+
+
+def assemble(
+    profile: Profile,
+    assignment: Assignment,
+    budgets: Mapping[Key, int],
+    strategy: str,
+    prediction: Prediction | None = None,
+    reasons: Mapping[int, str] | None = None,
+) -> Plan:
+    """Return the plan of an assignment.
+
+    Args:
+        profile: the model.
+        assignment: where its units are held and run.
+        budgets: bytes by device key.
+        strategy: how the assignment was found.
+        prediction: its predicted time.
+        reasons: why a unit is where it is, by position, where more is known than the place itself says.
+    """
+    uses = device_uses(profile, assignment)
+    keys = [*budgets, *(key for key in uses if key not in budgets)]
+    devices = {key: _device_plan(key, budgets.get(key), uses.get(key, DeviceUse())) for key in keys}
+    parts = tuple(
+        Part(
+            name=unit.name,
+            device=assignment.held[index],
+            runs_on=assignment.runs[index],
+            bytes=unit.nbytes,
+            reason=(reasons or {}).get(index) or reason(assignment, index, profile),
+            kind=unit.class_name,
+        )
+        for index, unit in enumerate(profile.units)
+        if unit.tensors
+    )
+    return Plan(
+        model=profile.name,
+        strategy=strategy,
+        main_device=assignment.main,
+        devices=devices,
+        parts=parts,
+        slots=assignment.slots,
+        slot_bytes=assignment.slot_bytes,
+        batch_size=profile.workload.batch_size,
+        context_length=profile.workload.context_length,
+        new_tokens=profile.workload.new_tokens,
+        dtype=profile.dtype,
+        prediction=prediction,
+        notes=_notes(profile),
+    )
+
+
+def _device_plan(key: Key, budget: int | None, use: DeviceUse) -> DevicePlan:
+    return DevicePlan(key, budget, use.weights, use.buffers, use.kv_cache, use.activations, use.slots)
+
+
+def reason(assignment: Assignment, index: int, profile: Profile) -> str:
+    """Return why unit `index` is where it is, as far as its place tells."""
+    held, runs = assignment.held[index], assignment.runs[index]
+    if is_accelerator(held):
+        if profile.units[index].is_tensor:
+            return "held by a split module itself, so resident on the main device"
+        return "resident: it fits"
+    place = "in RAM" if held == HOST else "on disk"
+    if is_accelerator(runs):
+        return f"does not fit beside the rest: streamed from {place.removeprefix('in ').removeprefix('on ')}"
+    if not is_accelerator(assignment.main):
+        return "runs on the CPU" if held == HOST else "runs on the CPU, viewed in the checkpoint: RAM is full"
+    if profile.units[index].is_lookup:
+        return f"looked up {place}: a few rows cross the link, not the table"
+    return f"too big for a slot: runs on the CPU, {place}"
+
+
+def _notes(profile: Profile) -> tuple[str, ...]:
+    if profile.phases or profile.workload.context_length == 0:
+        return ()
+    return ("activations and KV cache are not known for this model and count as 0",)

@@ -1,0 +1,106 @@
+"""The one place that says what a placement costs each device. Planner, search, tests and reports all ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..devices import HOST, is_accelerator
+from ..profile import Profile
+
+Key = int | str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where every unit of a profile is held and where it runs, by position.
+
+    Attributes:
+        held: device key of each unit's weights.
+        runs: device key on which each unit runs.
+        main: where inputs are, and where streamed units run.
+        slots: how many slots there are on `main`.
+        slot_bytes: bytes of one slot.
+        stream_buffers: buffers of a unit lie with its weights, and not where it runs.
+    """
+
+    held: tuple[Key, ...]
+    runs: tuple[Key, ...]
+    main: Key
+    slots: int = 0
+    slot_bytes: int = 0
+    stream_buffers: bool = False
+
+    def streamed(self, index: int) -> bool:
+        """Whether unit `index` is copied to an accelerator each time it runs."""
+        return is_accelerator(self.runs[index]) and not is_accelerator(self.held[index])
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """Predicted bytes on one device, by purpose."""
+
+    weights: int = 0
+    buffers: int = 0
+    kv_cache: int = 0
+    activations: int = 0
+    slots: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it: the peak."""
+        return self.weights + self.buffers + self.kv_cache + self.activations + self.slots
+
+
+def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DeviceUse]:
+    """Return what an assignment takes on every device that holds or runs something."""
+    weights, buffers = _stored(profile, assignment)
+    kv: dict[Key, int] = {}
+    for index, nbytes in enumerate(profile.kv_cache):
+        kv[assignment.runs[index]] = kv.get(assignment.runs[index], 0) + nbytes
+    peaks = profile.dynamic_peaks(dict(enumerate(assignment.runs)), assignment.main)
+    found = {}
+    for device in dict.fromkeys([*weights, *buffers, *peaks]):
+        cache = kv.get(device, 0)
+        found[device] = DeviceUse(
+            weights=weights.get(device, 0),
+            buffers=buffers.get(device, 0),
+            kv_cache=cache,
+            activations=max(peaks.get(device, 0) - cache, 0),
+            slots=assignment.slots * assignment.slot_bytes if device == assignment.main else 0,
+        )
+    return found
+
+
+def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], dict[Key, int]]:
+    """Return bytes of parameters and of buffers by device, each storage once per device."""
+    weights: dict[Key, int] = {}
+    buffers: dict[Key, int] = {}
+    seen: set[tuple[Key, int]] = set()
+    parameters = {s for unit in profile.units for s, spec in unit.storages.items() if not spec.is_buffer}
+    for index, unit in enumerate(profile.units):
+        for storage, spec in unit.storages.items():
+            is_buffer = storage not in parameters
+            moves = is_buffer and not assignment.stream_buffers
+            device = assignment.runs[index] if moves else assignment.held[index]
+            if (device, storage) not in seen:
+                seen.add((device, storage))
+                books = buffers if is_buffer else weights
+                books[device] = books.get(device, 0) + spec.nbytes
+    return weights, buffers
+
+
+def over_budget(uses: Mapping[Key, DeviceUse], budgets: Mapping[Key, int]) -> dict[Key, int]:
+    """Return by how many bytes each device passes its budget; the disk has none unless it is given."""
+    found = {}
+    for device, use in uses.items():
+        budget = budgets.get(device, use.total if device == "disk" else 0)
+        if use.total > budget:
+            found[device] = use.total - budget
+    return found
+
+
+def host_only(profile: Profile) -> Assignment:
+    """Return the assignment in which the CPU holds and runs everything."""
+    everywhere = (HOST,) * len(profile.units)
+    return Assignment(everywhere, everywhere, HOST)
