@@ -12,7 +12,7 @@ from torch import nn
 from ..checkpoint import mapped_region
 from ..devices import HOST, is_accelerator, torch_device
 from ..errors import DispatchError
-from ..profile import find_units, storage_key
+from ..profile import find_no_split_classes, find_units, storage_key
 from .block import Block, HostTensor
 from .dispatched import Dispatched, Journal
 from .parameter import moved_like
@@ -53,6 +53,7 @@ class Builder:
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.placed: dict[str, Placed] = {p.name: p for p in placement.tensors(model)}
         self.execution = placement.execution_devices()
+        self._whole = set(options.no_split_module_classes or find_no_split_classes(model))
         self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
 
     def build(self, device_map: dict[str, int | str]) -> Dispatched:
@@ -214,11 +215,9 @@ class Builder:
         """Attach to modules whose inputs may come from another device."""
         several = len(self.execution) > 1
         if several:
-            for name, names, encloses in self._pieces():
-                forward = result.forward_of(name, self.modules[name])
-                if forward.device is None and names and not encloses:
-                    forward.device = torch_device(self.placement.runs_on(self.placed[names[0]].device))
-        if several or result.attachments or self.options.force_hooks:
+            self._align_pieces(result)
+        offloads = is_accelerator(self.main) and any(placed.offloaded for placed in self.placed.values())
+        if several or offloads or result.attachments or self.options.force_hooks:
             root = result.forward_of("", self.model)
             root.device = root.device or self.main
             root.returns_to_input = True
@@ -227,6 +226,38 @@ class Builder:
         for forward in result.attachments.values():
             skip = self.options.skip_keys
             forward.skip_keys = {skip} if isinstance(skip, str) else set(skip or ())
+
+    def _align_pieces(self, result: Dispatched) -> None:
+        """Bring inputs to each piece, and its output to the module around it where that computes with it."""
+        for name, names, encloses in self._pieces():
+            if encloses or not names:
+                continue
+            forward = result.forward_of(name, self.modules[name])
+            if forward.device is None:
+                forward.device = torch_device(self.placement.runs_on(self.placed[names[0]].device))
+            parent = name.rpartition(".")[0]
+            while parent and type(self.modules[parent]).forward is nn.Module.forward:
+                parent = parent.rpartition(".")[0]
+            if name and self._computes(parent):
+                home = torch_device(self.placement.runs_on(self._device_around(parent)))
+                forward.output_device = home
+                if parent:
+                    result.forward_of(parent, self.modules[parent]).device = home
+
+    def _computes(self, name: str) -> bool:
+        """Whether the split module `name` may combine what modules inside it return: it holds tensors itself, or it
+        is not of a model that declares what must not be split and thereby that all else may be."""
+        module = self.modules[name]
+        if not getattr(self.model, "_no_split_modules", None) or type(module).__name__ in self._whole:
+            return True
+        return any(t is not None for t in (*module._parameters.values(), *module._buffers.values()))
+
+    def _device_around(self, name: str) -> str:
+        """Return the device of the split module `name`: that of its own tensors, else of its first one."""
+        dot = f"{name}." if name else ""
+        inside = [n for n in self.placed if n.startswith(dot)]
+        own = [n for n in inside if "." not in n[len(dot) :]]
+        return self.placed[(own or inside)[0]].device
 
     def _align_skeleton(self, result: Dispatched) -> None:
         """Attach to the modules around streamed ones: an encoder may be called without its model."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..devices import virtual
+
 
 def like(original: torch.Tensor, value: torch.Tensor, requires_grad: bool | None = None) -> torch.Tensor:
     """Return `value` as what `original` is: a Parameter with its attributes, or a plain tensor.
@@ -24,7 +26,7 @@ def like(original: torch.Tensor, value: torch.Tensor, requires_grad: bool | None
     else:
         result = nn.Parameter(value, requires_grad=wants)
     if original.__dict__:
-        result.__dict__.update({k: v for k, v in original.__dict__.items() if k not in result.__dict__})
+        result.__dict__.update(virtual.user_attributes(original))
     return result
 
 

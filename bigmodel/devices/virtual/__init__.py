@@ -17,9 +17,9 @@ from ..sizes import parse_size
 from .arena import Arena
 from .backend import register
 from .link import VirtualLink
-from .tensor import TYPE, VirtualTensor, board
+from .tensor import TYPE, VirtualTensor, board, user_attributes
 
-__all__ = ["TYPE", "VirtualLink", "VirtualTensor", "configure", "count", "disable", "enable", "link"]
+__all__ = ["TYPE", "VirtualLink", "VirtualTensor", "configure", "count", "disable", "enable", "link", "user_attributes"]
 
 Capacity = int | str | None
 

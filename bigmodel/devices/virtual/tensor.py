@@ -34,6 +34,9 @@ _MAY_MIX = {
 }
 
 
+_OWN = {"held", "_allocation", "_is_param"}
+
+
 class Board:
     """The arenas and links of all virtual accelerators of this process."""
 
@@ -191,6 +194,11 @@ def _over_link(call: _Call, func: OpOverload, args: tuple[Any, ...], target: int
     link = board.links[destination if destination is not None else source or 0]
     link.transfer(lambda: output.append(run()), nbytes, to_device=to_device)
     return output[0]
+
+
+def user_attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return what code has set on `tensor` as attributes, leaving out what a virtual tensor is made of."""
+    return {name: value for name, value in tensor.__dict__.items() if name not in _OWN}
 
 
 def _index_of(value: Any) -> int | None:

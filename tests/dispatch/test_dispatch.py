@@ -1,0 +1,306 @@
+"""dispatch_model on the virtual accelerator, against the model that was never dispatched."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import os
+import pickle
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
+from bigmodel.dispatch import dispatch_model, undispatch
+from bigmodel.errors import BudgetError, DeviceMapError, DispatchError
+
+from .models import Stack, ids, llama, stack
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+MAPS: list[dict[str, object]] = [
+    {"": 0},
+    {"": 0, "blocks.2": 1},
+    {"": "cpu"},
+    {"": 0, "blocks": "cpu"},
+    {"": "cpu", "blocks.1": 0, "blocks.3": 1},
+    {"embed": 1, "head": 1, "scale": 0, "used": 0, "norm": "cpu", "blocks": 0, "blocks.1": "cpu", "blocks.2": "cpu"},
+    {"": 0, "blocks.0.up": "cpu", "blocks.0.down": 1},
+    {"": 0, "scale": "cpu", "embed": "cpu"},
+]
+
+
+def resident_output(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The slow, obvious twin: the whole model on one accelerator."""
+    with torch.no_grad():
+        return copy.deepcopy(model).to("virtual:0")(x.to("virtual:0")).cpu()
+
+
+@pytest.mark.parametrize("device_map", MAPS)
+def test_the_output_has_the_bits_of_the_resident_model_and_is_where_the_input_is(device_map: dict[str, object]) -> None:
+    model = stack()
+    expected = resident_output(model, ids())
+    dispatch_model(model, device_map, main_device="virtual:0")
+    for _ in range(3):
+        with torch.no_grad():
+            # Nothing is attached to a model that lives on one device, so nothing brings its inputs there.
+            x = ids().to("virtual:0") if device_map == {"": 0} else ids()
+            output = model(x)
+        assert output.device == x.device
+        assert torch.equal(output.cpu(), expected)
+
+
+@pytest.mark.parametrize("device_map", MAPS)
+def test_parameters_are_real_and_readable_before_during_and_after(device_map: dict[str, object]) -> None:
+    model = stack()
+    values = {name: p.detach().clone() for name, p in model.named_parameters()}
+    dispatch_model(model, device_map, main_device="virtual:0")
+    seen: list[bool] = []
+    for module in model.modules():
+        module.register_forward_pre_hook(lambda m, _: seen.append(not any(p.is_meta for p in m.parameters())))
+    with torch.no_grad():
+        model(ids().to("virtual:0"))
+    assert seen
+    assert all(seen)
+    assert model.state_dict().keys() == stack().state_dict().keys()
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter.detach().cpu(), values[name]), name
+
+
+@pytest.mark.parametrize("device_map", MAPS)
+def test_undispatch_gives_the_plain_model_back(device_map: dict[str, object]) -> None:
+    model, plain = stack(), stack()
+    dispatch_model(model, device_map, main_device="virtual:0")
+    with torch.no_grad():
+        model(ids().to("virtual:0"))
+    undispatch(model, "cpu")
+    assert {t.device.type for t in model.state_dict().values()} == {"cpu"}
+    assert model.head.weight is model.embed.weight
+    assert all(m.__dict__.keys() == p.__dict__.keys() for m, p in zip(model.modules(), plain.modules()))
+    plain.used += 1
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), plain.state_dict().values()))
+    assert torch.equal(model(ids()), plain(ids()))
+    model.half()
+    pickle.loads(pickle.dumps(model))
+    gc.collect()
+    assert memory_allocated(0) == memory_allocated(1) == 0
+
+
+def test_a_module_that_lives_where_it_runs_has_nothing_attached() -> None:
+    model = dispatch_model(stack(), {"": 0})
+    assert not any("forward" in m.__dict__ for m in model.modules())
+    assert model.hf_device_map == {"": 0}
+    model = dispatch_model(stack(), {"": 0, "blocks.1": "cpu"})
+    attached = {name for name, m in model.named_modules() if "forward" in m.__dict__}
+    assert attached == {"", "blocks.1"}
+
+
+def test_on_the_host_nothing_is_attached_at_all() -> None:
+    model = dispatch_model(stack(), {"": "cpu"})
+    assert not any("forward" in m.__dict__ for m in model.modules())
+    assert torch.equal(model(ids()), stack()(ids()))
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 3])
+def test_a_forward_that_raises_leaves_weights_and_memory_as_they_were(fail_at: int) -> None:
+    model = dispatch_model(stack(), {"": 0, "blocks": "cpu"})
+    expected = model(ids()).detach()
+    held = memory_allocated(0)
+    devices = [p.device for p in model.parameters()]
+    for _ in range(3):
+        with pytest.raises(ValueError, match="asked to fail"), torch.no_grad():
+            model(ids(), fail_at=fail_at)
+    gc.collect()
+    assert [p.device for p in model.parameters()] == devices
+    assert memory_allocated(0) == held
+    assert torch.equal(model(ids()), expected)
+
+
+def test_running_out_of_memory_in_forward_leaves_the_model_usable() -> None:
+    model = dispatch_model(stack(), {"": 0, "blocks": "cpu"})
+    expected = model(ids()).detach()
+    held = memory_allocated(0)
+    virtual.configure(0, held + 100)
+    with pytest.raises(torch.OutOfMemoryError), torch.no_grad():
+        model(ids())
+    virtual.configure(0, None)
+    gc.collect()
+    assert memory_allocated(0) == held
+    assert torch.equal(model(ids()), expected)
+
+
+def test_threads_may_share_a_dispatched_model() -> None:
+    model = llama()
+    tokens = torch.arange(12).view(2, 6)
+    expected = copy.deepcopy(model).to("virtual:0")(tokens.to("virtual:0")).logits.detach().cpu()
+    dispatch_model(model, {"": "cpu", "model.layers.1": 0}, main_device="virtual:0")
+    wrong: list[object] = []
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in range(15):
+                if not torch.equal(model(tokens).logits, expected):
+                    wrong.append(threading.current_thread().name)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=100)
+        assert not thread.is_alive()
+    assert wrong == []
+    assert all(p.device.type == "cpu" for name, p in model.named_parameters() if "layers.1" not in name)
+
+
+@pytest.mark.parametrize("offload_buffers", [False, True])
+@pytest.mark.parametrize("device_map", [{"": "cpu"}, {"": 0, "norm": "cpu"}, {"": 1, "norm": 0}])
+def test_state_written_in_forward_stays(device_map: dict[str, object], offload_buffers: bool) -> None:
+    plain, model = stack().train(), stack().train()
+    dispatch_model(model, device_map, main_device="virtual:0", offload_buffers=offload_buffers)
+    with torch.no_grad():
+        for _ in range(3):
+            model(ids())
+            plain(ids())
+    assert model.used.item() == 3
+    assert model.norm.num_batches_tracked.item() == 3
+    torch.testing.assert_close(model.norm.running_mean.cpu(), plain.norm.running_mean)
+
+
+def test_offloaded_buffers_live_on_the_host_when_asked() -> None:
+    model = dispatch_model(stack(), {"": 0, "norm": "cpu"}, offload_buffers=True)
+    assert model.norm.running_mean.device.type == "cpu"
+    model = dispatch_model(stack(), {"": 0, "norm": "cpu"})
+    assert str(model.norm.running_mean.device) == "virtual:0"
+
+
+def test_an_offloaded_embedding_is_looked_up_where_it_lies() -> None:
+    model = dispatch_model(nn.Sequential(nn.Embedding(1000, 8), nn.Linear(8, 8)), {"0": "cpu", "1": 0})
+    virtual.link(0).bytes_to_device = 0
+    model(torch.tensor([[1, 2]]))
+    rows, indices = 2 * 8 * 4, 2 * 8
+    assert virtual.link(0).bytes_to_device == rows + indices
+
+
+def test_budgets_hold_and_device_memory_is_slots_and_residents() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(10)))
+    block = sum(p.nbytes for p in model[0].parameters())
+    dispatch_model(model, "auto", max_memory={0: 5 * block, "cpu": "1GiB"})
+    reset_peak_memory(0)
+    with torch.no_grad():
+        model(torch.randn(1, 64))
+    assert "cpu" in model.hf_device_map.values()
+    assert 0 in model.hf_device_map.values()
+    assert max_memory_allocated(0) <= 5 * block
+
+
+def test_a_model_that_cannot_fit_says_by_how_much() -> None:
+    with pytest.raises(BudgetError, match=r"bytes|KiB|MiB|B"):
+        dispatch_model(stack(), "auto", max_memory={0: 10, "cpu": 10, "disk": 0})
+
+
+def test_what_cannot_be_done_to_a_dispatched_model_is_refused_clearly() -> None:
+    model = dispatch_model(stack(), {"": "cpu"}, main_device=0)
+    for attempt in (
+        lambda: model.to("cpu"),
+        lambda: model.half(),
+        lambda: model.blocks[0].cpu(),
+        lambda: copy.deepcopy(model),
+        lambda: pickle.dumps(model),
+    ):
+        with pytest.raises(DispatchError, match="undispatch"):
+            attempt()
+    assert torch.equal(undispatch(model)(ids()), stack()(ids()))
+
+
+def test_dispatching_again_replaces_the_first_dispatch() -> None:
+    model = dispatch_model(stack(), {"": "cpu"}, main_device=0)
+    dispatch_model(model, {"": 0, "blocks": 1})
+    assert torch.equal(model(ids()).detach(), resident_output(stack(), ids()))
+    assert str(model.blocks[0].up.weight.device) == "virtual:1"
+
+
+def test_a_failed_dispatch_leaves_the_model_as_it_was() -> None:
+    model = stack()
+    virtual.configure(1, 300)
+    with pytest.raises(torch.OutOfMemoryError):
+        dispatch_model(model, {"": 0, "blocks": 1})
+    assert not hasattr(model, "hf_device_map")
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert model.head.weight is model.embed.weight
+    assert torch.equal(model(ids()), stack()(ids()))
+    gc.collect()
+    assert memory_allocated(0) == memory_allocated(1) == 0
+
+
+def test_a_map_that_does_not_cover_the_model_is_refused() -> None:
+    with pytest.raises(DeviceMapError):
+        dispatch_model(stack(), {"blocks": 0})
+
+
+def test_weights_without_values_are_refused_by_name() -> None:
+    with torch.device("meta"):
+        model = Stack()
+    with pytest.raises(DispatchError, match="scale"):
+        dispatch_model(model, {"": "cpu"})
+
+
+def test_the_signature_and_the_generation_of_the_model_stay() -> None:
+    plain, model = llama(), llama()
+    tokens = torch.arange(6).view(1, 6)
+    with torch.no_grad():
+        expected = plain.to("virtual:0").generate(tokens.to("virtual:0"), max_new_tokens=8, do_sample=False).cpu()
+    dispatch_model(model, {"": "cpu", "model.layers.2": 1}, main_device=0)
+    assert inspect.signature(model.forward) == inspect.signature(plain.forward)
+    assert torch.equal(model.generate(tokens, max_new_tokens=8, do_sample=False), expected)
+
+
+def test_nothing_is_left_when_the_model_is_deleted() -> None:
+    model = dispatch_model(stack(), {"": "cpu", "blocks.1": 1}, main_device=0)
+    model(ids())
+    threads = [t for t in threading.enumerate() if t.name.startswith("copy to")]
+    assert threads
+    del model
+    gc.collect()
+    for thread in threads:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+    assert memory_allocated(0) == memory_allocated(1) == 0
+
+
+def test_a_forked_child_can_use_the_model() -> None:
+    model = dispatch_model(stack(), {"": "cpu"}, main_device=0)
+    expected = model(ids()).detach()
+    child = os.fork()
+    if child == 0:
+        same = False
+        try:
+            same = torch.equal(model(ids()).detach(), expected)
+        finally:
+            os._exit(0 if same else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+devices = st.sampled_from([0, 1, "cpu"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_every_placement_gives_the_same_bits(data: st.DataObject) -> None:
+    names = ["embed", "head", "scale", "used", "norm", *(f"blocks.{n}" for n in range(4))]
+    device_map = {name: data.draw(devices, label=name) for name in names}
+    for inside in data.draw(
+        st.lists(st.sampled_from(["blocks.1.up", "blocks.2.down.bias", "norm.weight"]), unique=True)
+    ):
+        device_map[inside] = data.draw(devices, label=inside)
+    model = stack()
+    expected = resident_output(model, ids())
+    dispatch_model(model, device_map, main_device=data.draw(st.sampled_from([0, 1]), label="main"))
+    alone = set(device_map.values())
+    x = ids().to(f"virtual:{alone.pop()}") if len(alone) == 1 and "cpu" not in alone else ids()
+    with torch.no_grad():
+        assert torch.equal(model(x).cpu(), expected)
