@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from server import errors
 from server.engine import build_engine
 from server.guard import BodyLimit, KeyGuard
+from server.metrics import Metrics
 from server.routes import ROUTERS
 from server.state import Loading, ServerState, Settings
 from server.text.codec import TextCodec
@@ -57,6 +58,7 @@ def create_app(
     if model_name is not None:
         settings = replace(settings, model_name=model_name)
     state = ServerState(settings)
+    state.metrics = Metrics(state)
     start = _Start(state, loader or (lambda _: Loaded(model, tokenizer, plan)), on_failure)
     if loader is None:
         start.build()

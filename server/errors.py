@@ -85,22 +85,27 @@ def install(app: FastAPI) -> None:
 
     async def api_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, APIError)
-        return error.response()
+        return _counted(app, error)
 
     async def validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return from_validation(list(error.errors())).response()
+        return _counted(app, from_validation(list(error.errors())))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         answer = APIError(error.status_code, str(error.detail), headers=error.headers)
-        return answer.response()
+        return _counted(app, answer)
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return APIError(500, "internal error; the server's log says more").response()
+        return _counted(app, APIError(500, "internal error; the server's log says more"))
 
     app.add_exception_handler(APIError, api_error)
     app.add_exception_handler(RequestValidationError, validation)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, unexpected)
+
+
+def _counted(app: FastAPI, error: APIError) -> JSONResponse:
+    app.state.server.metrics.refused(error.status)
+    return error.response()

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from server.engine import Engine, EngineStoppedError, QueueFullError, Request, SamplingParams
+from server.engine.grammar import Grammar, GrammarError, available
 from server.engine.request import Sink
 from server.errors import APIError, bad_value
 from server.schemas import ChatBody, CompletionBody, Message, Sampling
@@ -98,8 +99,32 @@ def token_limit(asked: int | None, default: int | None, prompt: int, longest: in
     return asked
 
 
+async def grammar_of(body: Sampling, state: ServerState) -> Grammar | None:
+    """The compiled ``response_format``, None for free text; 400 for one that cannot be enforced."""
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if not available():
+        raise bad_value(
+            "response_format",
+            "this server cannot enforce a format: xgrammar is not installed",
+            code="unsupported_parameter",
+        )
+    schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
+    try:
+        return await run_in_threadpool(lambda: state.grammar_compiler().compile(schema))
+    except GrammarError as error:
+        raise bad_value("response_format", str(error)) from error
+
+
 def sampling_params(
-    body: Sampling, codec: TextCodec, *, max_tokens: int, logprobs: int | None, prompt_logprobs: bool = False
+    body: Sampling,
+    codec: TextCodec,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: bool = False,
+    grammar: Grammar | None = None,
 ) -> SamplingParams:
     """The engine's parameters; fields not given take OpenAI's defaults."""
     return SamplingParams(
@@ -117,6 +142,7 @@ def sampling_params(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         ignore_eos=body.ignore_eos,
+        grammar=grammar,
     )
 
 

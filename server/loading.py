@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from bigmodel.errors import ServeError, SizeError
 from server.app import Loaded
 from server.state import Loading
 
 
-def parse_max_memory(text: str | None) -> dict[int | str, str] | None:
+def parse_max_memory(text: str | None) -> dict[int | str | torch.device, int | str] | None:
     """``"0=10GiB,cpu=8GiB"`` as a mapping; None stays None. Raises SizeError for anything else."""
     if text is None:
         return None
-    budgets: dict[int | str, str] = {}
+    budgets: dict[int | str | torch.device, int | str] = {}
     for part in text.split(","):
         device, equals, size = (piece.strip() for piece in part.partition("="))
         if not (device and equals and size):
@@ -27,19 +30,22 @@ def load(
     model: str,
     *,
     device_map: str = "auto",
-    max_memory: dict[int | str, str] | None = None,
+    max_memory: Mapping[int | str | torch.device, int | str] | None = None,
     dtype: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    batch_size: int = 1,
+    context_length: int | None = None,
     progress: Loading | None = None,
 ) -> Loaded:
     """Load ``model`` (a folder or a Hub id), placed by plan, with its tokenizer.
 
-    ``device_map`` is a strategy ("auto", "balanced", "sequential", ...) or one device.
+    ``device_map`` is a strategy ("auto", "balanced", "sequential", ...) or one device. Memory for keys and
+    values is planned for ``batch_size`` sequences of ``context_length`` tokens (None: the planner's default).
     """
     from transformers import AutoTokenizer
 
-    import bigmodel
+    from bigmodel.dispatch.pretrained import from_pretrained, get_plan
 
     progress = progress or Loading()
     progress.stage = "loading the tokenizer"
@@ -48,15 +54,17 @@ def load(
     except (OSError, ValueError) as error:
         raise ServeError(f"no tokenizer can be loaded from '{model}': {error}") from error
     progress.stage = "loading the weights"
-    placed = bigmodel.from_pretrained(
+    placed = from_pretrained(
         model,
         device_map=device_map,
         max_memory=max_memory,
         dtype=dtype,
         revision=revision,
         trust_remote_code=trust_remote_code,
+        batch_size=batch_size,
+        context_length=context_length,
     )
-    return Loaded(placed, tokenizer, getattr(placed, "plan", None))
+    return Loaded(placed, tokenizer, get_plan(placed))
 
 
 def display_name(model: str) -> str:

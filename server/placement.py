@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from server.state import ServerState
+from bigmodel.checkpoint.mapping import mapped_region
+from bigmodel.devices import max_memory_allocated, memory_allocated, normalize_device
+from server.engine.build import plan_devices
+
+if TYPE_CHECKING:
+    from server.state import ServerState
 
 
 def devices(state: ServerState) -> list[dict[str, Any]]:
@@ -19,7 +24,7 @@ def devices(state: ServerState) -> list[dict[str, Any]]:
     if state.model is None:
         return []
     weights = weight_bytes(state.model)
-    planned = _planned(state.plan)
+    planned = plan_devices(state.plan)
     names = list(dict.fromkeys([*weights, *planned]))
     return [_entry(state, name, weights.get(name, 0), planned.get(name)) for name in names]
 
@@ -29,7 +34,9 @@ def weight_bytes(model: torch.nn.Module) -> dict[str, int]:
     seen: set[tuple[str, int]] = set()
     total: dict[str, int] = {}
     for tensor in (*model.parameters(), *model.buffers()):
-        key = (str(tensor.device), tensor.data_ptr())
+        # Wrapper tensors of accelerators written in Python have no address of their own.
+        addressed = tensor.device.type in ("cpu", "cuda")
+        key = (str(tensor.device), tensor.data_ptr() if addressed else id(tensor))
         if key in seen or not tensor.nbytes:
             continue
         seen.add(key)
@@ -38,15 +45,19 @@ def weight_bytes(model: torch.nn.Module) -> dict[str, int]:
     return total
 
 
+def streamed(state: ServerState) -> list[dict[str, Any]]:
+    """What streaming did, by device: bytes fetched from RAM and disk, seconds waited; empty if nothing streams."""
+    stats = getattr(state.model, "dispatch_stats", None)
+    if stats is None:
+        return []
+    return [{"device": device, **counters} for device, counters in stats().items()]
+
+
 def _holder(tensor: torch.Tensor) -> str:
-    """The name of what holds a tensor's bytes."""
-    return str(tensor.device)
-
-
-def _planned(plan: Any) -> dict[str, Any]:
-    from server.engine.build import plan_devices
-
-    return plan_devices(plan)
+    """The name of what holds a tensor's bytes: its device, or "disk" for a view of a checkpoint file."""
+    if mapped_region(tensor) is not None:
+        return "disk"
+    return normalize_device(tensor.device)
 
 
 def _entry(state: ServerState, name: str, weights: int, planned: Any) -> dict[str, Any]:
@@ -67,8 +78,6 @@ def _kv(state: ServerState, name: str) -> dict[str, int]:
 
 
 def _counters(name: str) -> dict[str, int | None]:
-    from bigmodel.devices import max_memory_allocated, memory_allocated
-
     if name == "disk":
         return {"allocated": None, "peak": None}
     return {"allocated": memory_allocated(name), "peak": max_memory_allocated(name)}

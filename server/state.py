@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from fastapi import Request
 
 from server.engine import Engine, EngineOptions
+from server.engine.grammar import GrammarCompiler
 from server.errors import APIError
 from server.mailbox import Mailbox, Relay
 from server.text.codec import TextCodec
@@ -55,12 +57,24 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Any = None
     _relay: Relay | None = None
+    _grammars: GrammarCompiler | None = None
+    _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def mailbox(self) -> Mailbox:
         """A mailbox of the running event loop."""
         if self._relay is None:
             self._relay = Relay(asyncio.get_running_loop())
         return Mailbox(self._relay)
+
+    def grammar_compiler(self) -> GrammarCompiler:
+        """The compiler of answer formats, made when first asked for. May be called from any thread."""
+        with self._grammar_lock:
+            if self._grammars is None:
+                assert self.engine is not None
+                assert self.codec is not None
+                core = self.engine.core
+                self._grammars = GrammarCompiler(self.codec.tokenizer, core.vocabulary_size, core.eos_ids)
+            return self._grammars
 
     def ready_engine(self) -> tuple[Engine, TextCodec]:
         """The engine and tokenizer, or 503 while they are not there."""

@@ -83,6 +83,8 @@ def serve(
         "dtype": dtype,
         "revision": revision,
         "trust_remote_code": trust_remote_code,
+        "batch_size": max_sequences,
+        "context_length": max_model_len,
     }
     raise typer.Exit(_serve(model, settings, options, host, port, log_level))
 

@@ -56,13 +56,17 @@ def build_engine(
     pool = TokenPool(budget.tokens)
     prefix = PrefixCache(pool, enabled=options.prefix_cache and not isinstance(runner, PlainRunner))
     scheduler = Scheduler(pool, prefix, max_sequences=options.max_sequences, max_batch_tokens=options.max_batch_tokens)
+    codec = tokenizer if isinstance(tokenizer, TextCodec) else TextCodec(tokenizer)
+    # A tokenizer may know more tokens than the model was trained for; those cannot be computed.
+    codec.vocabulary_size = min(codec.vocabulary_size, vocabulary_size(model))
     core = EngineCore(
         runner,
         scheduler,
-        tokenizer if isinstance(tokenizer, TextCodec) else TextCodec(tokenizer),
+        codec,
         observer or Silent(),
         eos_ids=end_tokens(model, tokenizer),
         max_length=min(options.max_length or context_length(model), pool.capacity),
+        vocabulary_size=vocabulary_size(model),
     )
     return Engine(
         core,
@@ -108,3 +112,9 @@ def context_length(model: torch.nn.Module) -> int:
     """Positions the model was made for."""
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     return int(getattr(config, "max_position_embeddings", None) or 1 << 20)
+
+
+def vocabulary_size(model: torch.nn.Module) -> int:
+    """The width of the model's logits."""
+    config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    return int(config.vocab_size)

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 class EngineCore:
     """Owns the requests at work. Single-threaded; :class:`server.engine.engine.Engine` gives it a thread.
 
-    ``max_length`` bounds prompt plus output of a sequence, in tokens.
+    ``max_length`` bounds prompt plus output of a sequence, in tokens; ``vocabulary_size`` is the
+    width of the model's logits; ``eos_ids`` are the tokens that end a text.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class EngineCore:
         *,
         eos_ids: frozenset[int],
         max_length: int,
+        vocabulary_size: int,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -41,8 +43,9 @@ class EngineCore:
         self.steps = 0
         self._codec = codec
         self._observer = observer
-        self._eos_ids = eos_ids
+        self.eos_ids = eos_ids
         self.max_length = max_length
+        self.vocabulary_size = vocabulary_size
 
     # --- requests ---------------------------------------------------------------------------------
 
@@ -50,7 +53,7 @@ class EngineCore:
         """Take a request in; its sequences wait for their turn."""
         self.requests[request.request_id] = request
         for sequence in request.sequences:
-            sequence.text = Choice(sequence, self._codec, self._eos_ids, self.max_length)
+            sequence.text = Choice(sequence, self._codec, self.eos_ids, self.max_length)
             if request.params.grammar is not None:
                 sequence.grammar_state = request.params.grammar.state()
             self.scheduler.add(sequence)

@@ -44,12 +44,15 @@ def wants_all(grant: Grant) -> bool:
 
 
 def input_device(model: torch.nn.Module) -> torch.device:
-    """Where the model takes its tokens: the device of its embedding's weight, or where hooks will fetch it."""
-    execution = getattr(model, "main_device", None)
-    if execution is not None:
-        return torch.device(execution)
-    device: torch.device = model.device  # type: ignore[assignment]
-    return device
+    """Where the model takes its tokens: the main device of a dispatched model, else where its weights are."""
+    if not hasattr(model, "hf_device_map"):
+        device: torch.device = model.device  # type: ignore[assignment]
+        return device
+    from bigmodel.dispatch.dispatched import dispatched
+
+    found = dispatched(model)
+    assert found is not None
+    return found.main_device
 
 
 class PackedRunner:
@@ -102,7 +105,7 @@ class PackedRunner:
             ).logits[0]
         if not self._keeps_rows:
             logits = logits[rows]
-        return logits[: len(keep)]
+        return _readable(logits[: len(keep)])
 
     def last_logits(self, prompts: Seq[list[int]]) -> list[torch.Tensor]:
         """The logits [vocabulary] after each of ``prompts``, all computed in one forward."""
@@ -170,7 +173,7 @@ class PlainRunner:
                 past_key_values=cache,
                 use_cache=True,
             ).logits[0]
-        return logits
+        return _readable(logits)
 
     def bytes_per_token(self) -> dict[str, int]:
         """Bytes of keys and values per position on each device, learnt from a forward of a few tokens."""
@@ -220,3 +223,8 @@ def _close(packed: torch.Tensor, plain: torch.Tensor) -> bool:
 def _empty_cache(model: torch.nn.Module) -> DynamicCache:
     config: Any = model.config
     return DynamicCache(config=config)
+
+
+def _readable(logits: torch.Tensor) -> torch.Tensor:
+    """Logits where tokens can be chosen: left on CUDA, brought to the host from any other accelerator."""
+    return logits if logits.device.type in ("cpu", "cuda") else logits.cpu()

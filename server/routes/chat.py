@@ -11,7 +11,7 @@ from starlette.responses import Response
 from server.answering import Joined, respond
 from server.answers.chat import ChatAnswer
 from server.errors import bad_value
-from server.intake import chat_prompt, make_request, sampling_params, submit_all, token_limit
+from server.intake import chat_prompt, grammar_of, make_request, sampling_params, submit_all, token_limit
 from server.schemas import ChatBody
 from server.state import state_of
 
@@ -33,6 +33,7 @@ async def chat_completions(body: ChatBody, http: Request) -> Response:
         codec,
         max_tokens=token_limit(asked, None, len(prompt), engine.core.max_length),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=await grammar_of(body, state),
     )
     mailbox = state.mailbox()
     request = make_request(state, body, prompt, params, mailbox.slot(0))

@@ -14,6 +14,7 @@ from server.errors import bad_value
 from server.intake import (
     DEFAULT_COMPLETION_TOKENS,
     completion_prompts,
+    grammar_of,
     make_request,
     sampling_params,
     submit_all,
@@ -37,6 +38,7 @@ async def completions(body: CompletionBody, http: Request) -> Response:
         raise bad_value("max_tokens", "0 is only allowed with echo=true")
     mailbox = state.mailbox()
     requests = []
+    grammar = await grammar_of(body, state)
     for number, prompt in enumerate(prompts):
         longest = engine.core.max_length
         limit = token_limit(body.max_tokens, DEFAULT_COMPLETION_TOKENS, len(prompt), longest)
@@ -46,6 +48,7 @@ async def completions(body: CompletionBody, http: Request) -> Response:
             max_tokens=limit,
             logprobs=body.logprobs,
             prompt_logprobs=echo and body.logprobs is not None,
+            grammar=grammar,
         )
         requests.append(make_request(state, body, prompt, params, mailbox.slot(number)))
     answer = CompletionAnswer(

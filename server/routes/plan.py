@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from server.placement import devices
+from server.placement import devices, streamed
 from server.state import ServerState, state_of
 
 router = APIRouter()
@@ -21,6 +21,7 @@ async def plan(http: Request) -> dict[str, Any]:
         "model": state.settings.model_name,
         "plan": None if state.plan is None else json.loads(state.plan.to_json()),
         "devices": devices(state),
+        "streamed": streamed(state),
         "engine": _engine(state),
     }
 

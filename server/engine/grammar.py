@@ -1,0 +1,114 @@
+"""Answers held to a JSON schema: at every token, only those that can still lead to a valid answer are allowed.
+
+The work is done by xgrammar (``pip install bigmodel[structured]``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from bigmodel.errors import ServeError
+
+_WHITESPACE = 4  # characters in a row between the parts of an answer; without a bound a model may never end
+
+
+class GrammarError(ServeError, ValueError):
+    """A schema that cannot be enforced."""
+
+
+def available() -> bool:
+    """Whether xgrammar is installed."""
+    return importlib.util.find_spec("xgrammar") is not None
+
+
+class GrammarCompiler:
+    """Compiles schemas for one tokenizer; compiled ones are kept. May be called from any thread.
+
+    ``vocabulary_size`` is the width of the model's logits; ``stop_ids`` the tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary_size: int, stop_ids: Iterable[int]) -> None:
+        import xgrammar
+
+        stops = sorted(stop_ids)
+        info = xgrammar.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=vocabulary_size, stop_token_ids=stops or None
+        )
+        self._vocabulary_size = vocabulary_size
+        self._stops = tuple(stops)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=2)
+
+    def compile(self, schema: dict[str, Any] | None) -> Grammar:
+        """A grammar for ``schema``, or for any JSON value with None. Raises :class:`GrammarError`."""
+        try:
+            if schema is None:
+                compiled = self._compiler.compile_builtin_json_grammar()
+            else:
+                compiled = self._compiler.compile_json_schema(json.dumps(schema), max_whitespace_cnt=_WHITESPACE)
+        except (RuntimeError, ValueError) as error:
+            raise GrammarError(f"the schema cannot be enforced: {_last_line(error)}") from error
+        return Grammar(compiled, self._vocabulary_size, self._stops)
+
+
+class Grammar:
+    """A compiled grammar, shared by the sequences of a request."""
+
+    def __init__(self, compiled: Any, vocabulary_size: int, stop_ids: tuple[int, ...]) -> None:
+        self._compiled = compiled
+        self._vocabulary_size = vocabulary_size
+        self._stop_ids = stop_ids
+
+    def state(self) -> GrammarState:
+        """A fresh state, for one sequence."""
+        return GrammarState(self._compiled, self._vocabulary_size, self._stop_ids)
+
+
+class GrammarState:
+    """How far one sequence has come in its grammar."""
+
+    def __init__(self, compiled: Any, vocabulary_size: int, stop_ids: tuple[int, ...]) -> None:
+        import xgrammar
+
+        self._xgrammar = xgrammar
+        self._matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=not stop_ids)
+        self._bitmask = xgrammar.allocate_token_bitmask(1, vocabulary_size)
+        self._stops = torch.zeros_like(self._bitmask)
+        for token in stop_ids:
+            self._stops[0, token // 32] |= _bit(token % 32)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is whole and nothing could follow it."""
+        if self._matcher.is_terminated():
+            return True
+        if not self._matcher.is_completed():
+            return False
+        # A number may go on after it is valid; only where nothing but an end token can follow is it over.
+        self._matcher.fill_next_token_bitmask(self._bitmask)
+        return not bool((self._bitmask & ~self._stops).any())
+
+    def mask(self, scores: torch.Tensor) -> None:
+        """Set the scores [vocabulary] of tokens that cannot come next to minus infinity, in place."""
+        self._matcher.fill_next_token_bitmask(self._bitmask)
+        self._xgrammar.apply_token_bitmask_inplace(scores[None], self._bitmask.to(scores.device))
+
+    def advance(self, token_id: int) -> None:
+        """Account for a chosen token."""
+        if not self._matcher.accept_token(token_id):
+            raise RuntimeError(f"token {token_id} does not fit the grammar")
+
+
+def _last_line(error: Exception) -> str:
+    """xgrammar's message without the place in its source."""
+    text = str(error).strip().splitlines()[-1]
+    return text.split(": ", 1)[-1] if text.startswith("[") else text
+
+
+def _bit(position: int) -> int:
+    """Bit ``position`` of a signed 32-bit word."""
+    return 1 << position if position < 31 else -(1 << 31)

@@ -1,0 +1,16 @@
+"""GET /metrics."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from server.state import state_of
+
+router = APIRouter()
+
+
+@router.get("/metrics")
+def metrics(http: Request) -> Response:
+    """Everything counted, in Prometheus' text format."""
+    return Response(state_of(http).metrics.render(), media_type=CONTENT_TYPE_LATEST)
