@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from bigmodel.errors import CheckpointFormatError, CheckpointNotFoundError
+from ..errors import CheckpointFormatError, CheckpointNotFoundError
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000

@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from bigmodel.errors import CheckpointError, CheckpointNotFoundError
+from ..errors import CheckpointError, CheckpointNotFoundError
 
 _HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 """The base of the HTTP library's own errors: httpx in one release of huggingface_hub, httpx2 in another."""

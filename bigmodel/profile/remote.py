@@ -19,11 +19,11 @@ from huggingface_hub import constants
 from huggingface_hub import utils as hub_utils
 from tqdm import tqdm
 
-from bigmodel.errors import CheckpointFormatError, CheckpointNotFoundError
-from bigmodel.profile.headers import LENGTH_BYTES, SafetensorsHeader, header_length, parse_header
-from bigmodel.profile.hub_errors import UnreachableError, hub_endpoint, hub_errors
-from bigmodel.profile.index import choose_checkpoint_file, merge_weight_map, read_index
-from bigmodel.profile.resolve import CONFIG_FILE, LocalSource, ModelSource, parse_config
+from ..errors import CheckpointFormatError, CheckpointNotFoundError
+from .headers import LENGTH_BYTES, SafetensorsHeader, header_length, parse_header
+from .hub_errors import UnreachableError, hub_endpoint, hub_errors
+from .index import choose_checkpoint_file, merge_weight_map, read_index
+from .resolve import CONFIG_FILE, LocalSource, ModelSource, parse_config
 
 logger = logging.getLogger(__name__)
 _http: Any = hub_utils  # its names are exported lazily, which a type checker does not see

@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bigmodel.errors import CheckpointFormatError, CheckpointNotFoundError
-from bigmodel.profile.headers import SafetensorsHeader, read_header
-from bigmodel.profile.index import find_checkpoint_file, merge_weight_map, read_index
+from ..errors import CheckpointFormatError, CheckpointNotFoundError
+from .headers import SafetensorsHeader, read_header
+from .index import find_checkpoint_file, merge_weight_map, read_index
 
 CONFIG_FILE = "config.json"
 
@@ -46,7 +46,7 @@ def open_source(
     if _looks_like_path(name):
         raise CheckpointNotFoundError(f"{name}: there is no such folder or file")
     # Imported here: a local model needs no HTTP client.
-    from bigmodel.profile.remote import open_remote
+    from .remote import open_remote
 
     return open_remote(
         name,

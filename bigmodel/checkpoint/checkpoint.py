@@ -1,0 +1,127 @@
+"""A checkpoint as it lies on disk: validated when opened, read where it lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from ..devices import DeviceLike
+from ..errors import CheckpointMismatchError, CheckpointNotFoundError
+from ..profile.headers import TensorEntry, read_header
+from ..profile.index import find_checkpoint_file, merge_weight_map, read_index
+from .legacy import LegacyShard
+from .placement import Placement
+from .shards import SafetensorsShard, Shard
+
+
+class Checkpoint(Mapping[str, torch.Tensor]):
+    """A mapping of tensor name to tensor over the files of a checkpoint. Only headers are read.
+
+    Attributes:
+        path: the index, or the single file, that the checkpoint was opened by.
+        shards: its files by name.
+    """
+
+    def __init__(self, path: Path, shards: dict[str, Shard], weight_map: dict[str, str]) -> None:
+        self.path = path
+        self.shards = shards
+        self._weight_map = weight_map
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """Open and check a checkpoint.
+
+        Args:
+            path: a folder, a ``.safetensors`` or ``.bin`` file, or an ``.index.json``. Which file of a folder counts
+                is said at `bigmodel.profile.index.find_checkpoint_file`.
+
+        Raises:
+            CheckpointNotFoundError: there is no checkpoint, or its index names a file that is not there.
+            CheckpointFormatError: a file is damaged or no checkpoint, the index names a file outside its folder, or
+                index and files contradict each other.
+        """
+        file = find_checkpoint_file(Path(path))
+        index = read_index(file) if file.suffix == ".json" else None
+        names = [file.name] if index is None else sorted(set(index.values()))
+        shards = {name: _open_shard(file.parent / name, file) for name in names}
+        weight_map = merge_weight_map({name: shard.keys() for name, shard in shards.items()}, index, str(file))
+        return cls(file, shards, weight_map)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weight_map)
+
+    def __len__(self) -> int:
+        return len(self._weight_map)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weight_map
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.shards[self._weight_map[name]].tensor(name)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.path)!r}, {len(self)} tensors in {len(self.shards)} files)"
+
+    def file(self, name: str) -> str:
+        """Name of the file that holds the tensor `name`, relative to the checkpoint's folder."""
+        return self._weight_map[self._known(name)]
+
+    def entry(self, name: str) -> TensorEntry:
+        """Dtype, shape, size and place of the tensor `name`; its offset is -1 where it cannot be used in place."""
+        return self.shards[self.file(name)].entry(name)
+
+    def is_mappable(self, name: str) -> bool:
+        """Whether the tensor `name` can be used where it lies; one that is stored unaligned has to be copied."""
+        entry = self.entry(name)
+        return entry.offset >= 0 and entry.offset % entry.dtype.itemsize == 0
+
+    def tensor(self, name: str, resident: bool = False) -> torch.Tensor:
+        """The tensor `name`, showing the file's bytes through a private, copy-on-write memory map.
+
+        Nothing is read until it is used, and writing to it never reaches the file. The map of a file is made once,
+        and goes when this checkpoint and the last tensor made from it have gone.
+
+        Args:
+            name: a key of the checkpoint.
+            resident: the tensor shall count as memory: `mapped_region` does not find it. (Its pages still come in
+                as they are used; see `bigmodel.checkpoint.pages.populate`.)
+        """
+        return self.shards[self.file(name)].tensor(name, resident)
+
+    def total_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(self.entry(name).nbytes for name in self)
+
+    def _known(self, name: str) -> str:
+        if name not in self._weight_map:
+            raise CheckpointMismatchError(f"{self.path}: holds no tensor {name!r}")
+        return name
+
+
+def _open_shard(path: Path, opened_by: Path) -> Shard:
+    if not path.is_file():
+        raise CheckpointNotFoundError(
+            f"{opened_by}: names the file {path.name}, which is not in {path.parent}; copy or download it again"
+        )
+    if path.suffix == ".safetensors":
+        return SafetensorsShard(path, read_header(path))
+    return LegacyShard(path)
+
+
+def load_state_dict(
+    checkpoint_file: str | os.PathLike[str], device_map: Mapping[str, DeviceLike] | None = None
+) -> dict[str, torch.Tensor]:
+    """The tensors of a checkpoint by name, as `accelerate.utils.load_state_dict` returns them.
+
+    Args:
+        checkpoint_file: a file or folder, as for `Checkpoint.open`.
+        device_map: module name -> device; a tensor goes where the longest matching name says. Tensors for the CPU
+            and for disk show the mapped file. None leaves all on the CPU.
+    """
+    checkpoint = Checkpoint.open(checkpoint_file)
+    placement = Placement({"": "cpu"} if device_map is None else device_map)
+    placement.check(checkpoint)
+    return {name: checkpoint.tensor(name).to(placement.torch_device(name)) for name in checkpoint}

@@ -1,0 +1,118 @@
+"""A legacy ``.bin`` file: what ``torch.save`` wrote. Only tensors are unpickled, never code.
+
+Such a file is a zip archive of one pickle and one uncompressed record per storage, so its tensors, too, can be used
+where they lie once torch has said which record each is made from. Its loader tells that when it loads to ``meta``.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import zipfile
+from collections.abc import KeysView
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import CheckpointFormatError, CheckpointNotFoundError
+from ..profile.headers import TensorEntry
+from .shards import ShardMaps
+
+NOT_IN_PLACE = -1
+"""The offset of a tensor that cannot be used where it lies: the file is too old, or torch would have to convert it."""
+
+
+class LegacyShard:
+    """A ``.bin`` file. Nothing but its pickle is read unless it is of a kind that cannot be used in place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tensors = _tensors(path, _unpickle(path, "meta"))
+        records = _plain_records(path)
+        self._offsets = {name: _offset(tensor, records) for name, tensor in self._tensors.items()}
+        self._maps = ShardMaps(path, path.stat().st_size)
+        self._loaded: dict[str, torch.Tensor] | None = None
+
+    def keys(self) -> KeysView[str]:
+        return self._tensors.keys()
+
+    def entry(self, name: str) -> TensorEntry:
+        tensor = self._tensors[name]
+        return TensorEntry(name, tensor.dtype, tuple(tensor.shape), self._offsets[name], tensor.nbytes)
+
+    def tensor(self, name: str, resident: bool = False) -> torch.Tensor:
+        offset = self._offsets[name]
+        if offset == NOT_IN_PLACE:
+            if self._loaded is None:
+                self._loaded = _tensors(self.path, _unpickle(self.path, "cpu"))
+            return self._loaded[name].contiguous()
+        meta = self._tensors[name]
+        return self._maps.get(resident).tensor(meta.dtype, tuple(meta.shape), offset)
+
+
+def _unpickle(path: Path, device: str) -> Any:
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"{path}: there is no such file") from error
+    except pickle.UnpicklingError as error:
+        raise CheckpointFormatError(
+            f"{path}: holds more than tensors, and loading it could run code, or is damaged ({_first_line(error)}); "
+            "if you trust it, load it with torch.load and write it again with bigmodel.save_model"
+        ) from error
+    except Exception as error:  # torch reports damage as whatever its readers stumbled over
+        raise CheckpointFormatError(
+            f"{path}: is not a file of torch.save, or is damaged ({_first_line(error)}); copy or download it again"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
+def _tensors(path: Path, content: Any) -> dict[str, torch.Tensor]:
+    if not isinstance(content, dict):
+        raise CheckpointFormatError(f"{path}: holds a {type(content).__name__}, where tensors by name are wanted")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise CheckpointFormatError(
+                f"{path}: {name!r} is a {type(value).__name__}, not a tensor; if the weights lie within it, "
+                "write them to a file of their own"
+            )
+        if value.layout is not torch.strided or value.is_quantized:
+            raise CheckpointFormatError(f"{path}: {name!r} is sparse or quantized; only plain tensors can be loaded")
+    return {name: value.detach() for name, value in content.items()}
+
+
+def _plain_records(path: Path) -> dict[int, int]:
+    """Offset -> bytes of each record that holds a storage as it is; none if any would have to be converted."""
+    try:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            records: dict[int, int] = {}
+            for info in archive.infolist():
+                kind = info.filename.partition("/")[2]
+                if kind == "byteorder" and archive.read(info).decode() != sys.byteorder:
+                    return {}
+                if not kind.startswith("data/"):
+                    continue
+                if info.compress_type != zipfile.ZIP_STORED:
+                    return {}
+                # The bytes begin after the local header, whose own name and padding may differ from the directory's.
+                file.seek(info.header_offset + 26)
+                lengths = file.read(4)
+                start = info.header_offset + 30
+                start += int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+                records[start] = info.file_size
+            return records
+    except zipfile.BadZipFile:
+        return {}  # the format before torch 1.6
+
+
+def _offset(tensor: torch.Tensor, records: dict[int, int]) -> int:
+    """Where in the file the elements of a tensor loaded to ``meta`` lie one after another."""
+    storage = tensor.untyped_storage()
+    start = getattr(storage, "_checkpoint_offset", None)
+    if start is None or records.get(start) != storage.nbytes() or not tensor.is_contiguous():
+        return NOT_IN_PLACE
+    return int(start + tensor.storage_offset() * tensor.element_size())

@@ -1,0 +1,136 @@
+"""Load a checkpoint into a model that exists already, on meta or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..devices import DeviceLike
+from ..errors import CheckpointError
+from ..profile import normalize_dtype
+from .checkpoint import Checkpoint
+from .conversion import Conversion, is_transformers_model
+from .distributed import is_distributed_load, load_distributed
+from .match import Assignment, Wanted, match
+from .placement import Placement
+from .read import Reader
+
+_RUN_DTYPE = "_bigmodel_run_dtype"
+
+
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str] | Checkpoint,
+    device_map: Mapping[str, DeviceLike] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+    dtype: str | torch.dtype | None = None,
+    offload_state_dict: bool = False,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: Sequence[str] | None = None,
+    offload_8bit_bnb: bool = False,
+    strict: bool = False,
+    full_state_dict: bool = True,
+    broadcast_from_rank0: bool = False,
+) -> None:
+    """Fill `model` from a checkpoint. Either all of it is loaded or, after an exception, nothing is changed.
+
+    Args:
+        model: any module; its tensors may be on meta or real. A transformers model takes checkpoints of every layout
+            that its own ``from_pretrained`` takes.
+        checkpoint: a folder, a ``.safetensors`` or ``.bin`` file, an ``.index.json``, or an open `Checkpoint`.
+        device_map: module name -> device, the longest matching name deciding. On ``"disk"`` a parameter becomes a view
+            of the memory-mapped file: not read, not copied, in the file's dtype. On ``"cpu"`` it is brought into
+            memory, as a mapped file where it need not be cast. None fills every tensor where it is, and puts what is
+            on meta on the CPU.
+        offload_folder: for tensors on ``"disk"`` that cannot be used where they lie (fused experts of a mixture, old
+            ``.bin`` files). They are written to a file there that vanishes with the model.
+        dtype: what floating-point tensors are cast to; None casts to the model's own dtypes. Tensors on disk are
+            cast where they run: see `run_dtype`.
+        offload_state_dict: accepted for accelerate's sake; never more than one tensor is held beside the model.
+        offload_buffers: buffers mapped to ``"disk"`` stay there, too, instead of coming to the CPU.
+        keep_in_fp32_modules: names of modules whose parameters are float32 whenever `dtype` is narrower.
+        offload_8bit_bnb: not supported, must be False.
+        strict: also refuse a checkpoint that holds more than the model has, or less than it has (without `strict`,
+            a tensor that has a value already may be missing).
+        full_state_dict: as for ``torch.distributed.checkpoint.state_dict``; for models made of DTensors.
+        broadcast_from_rank0: only rank 0 reads, and sends the others what they need.
+
+    Raises:
+        CheckpointNotFoundError: there is no checkpoint, or a file of it is missing.
+        CheckpointFormatError: a file is damaged, or no checkpoint.
+        CheckpointMismatchError: the checkpoint does not fit the model: a missing key, a wrong shape, a wrong dtype.
+        DeviceMapError: the map does not cover the model, or puts on disk what cannot lie there.
+    """
+    if offload_8bit_bnb:
+        raise CheckpointError("offload_8bit_bnb=True is not supported: bitsandbytes weights stay on their accelerator")
+    opened = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
+    if is_distributed_load(model, device_map, broadcast_from_rank0):
+        load_distributed(model, opened, strict, full_state_dict, broadcast_from_rank0)
+        return
+    wanted = Wanted(
+        placement=None if device_map is None else Placement(device_map),
+        dtype=None if dtype is None else _torch_dtype(dtype),
+        keep_in_fp32_modules=tuple(keep_in_fp32_modules or ()),
+        strict=strict,
+    )
+    assignments, conversion = match(model, opened, wanted)
+    folder = None if offload_folder is None else Path(offload_folder)
+    values = Reader(opened, offload_buffers, folder).read(assignments)
+    _commit(model, assignments, values, conversion, in_place=device_map is None)
+
+
+def run_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """The dtype in which a loaded tensor shall run: its own, or for one on disk what it is to be cast to."""
+    dtype = getattr(tensor, _RUN_DTYPE, tensor.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _commit(
+    model: nn.Module,
+    assignments: list[Assignment],
+    values: dict[str, torch.Tensor],
+    conversion: Conversion,
+    in_place: bool,
+) -> None:
+    """Put the values into the model. Nothing here can fail half-way."""
+    is_transformers = is_transformers_model(model)
+    for assignment in assignments:
+        slot, value = assignment.slot, values[assignment.name]
+        if in_place and _fits_in(slot.tensor, value):
+            with torch.no_grad():
+                slot.tensor.copy_(value)  # the same Parameter stays: an optimizer may hold it
+        else:
+            slot.fill(value)
+        if slot.tensor.dtype != assignment.dtype:
+            setattr(slot.tensor, _RUN_DTYPE, assignment.dtype)
+        if is_transformers:
+            slot.tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+    if conversion.used is not None:
+        model._weight_conversions = conversion.used  # type: ignore[assignment]
+    if is_transformers:
+        _forget_ties(model, assignments)
+
+
+def _forget_ties(model: Any, assignments: list[Assignment]) -> None:
+    """Take from transformers' record the ties that turned out not to be any."""
+    owner = {name: id(assignment.slot) for assignment in assignments for name in assignment.slot.names}
+    ties = getattr(model, "all_tied_weights_keys", None) or {}
+    for tied in [tied for tied, kept in ties.items() if owner.get(tied) != owner.get(kept)]:
+        del ties[tied]
+
+
+def _fits_in(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    return not tensor.is_meta and tensor.device == value.device and tensor.dtype == value.dtype
+
+
+def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
+    found = normalize_dtype(dtype)
+    if not isinstance(found, torch.dtype):
+        raise CheckpointError(f"{dtype!r} is no dtype that torch can compute in; use one such as 'bfloat16'")
+    return found

@@ -1,0 +1,135 @@
+"""What the kernel knows about the pages behind tensors: bring them in, let them go, tell whether any was changed."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import sys
+from collections.abc import Iterable
+
+import torch
+
+from ..errors import CheckpointError
+
+_MADV_DONTNEED, _MADV_HUGEPAGE, _MADV_POPULATE_READ = 4, 14, 22
+_CHUNK = 64 * 2**20
+_GAP = 64 * 2**10
+"""Ranges this close to each other are brought in as one: asking twice costs more than reading what lies between."""
+
+_HUGE = 4 * 2**20
+_FILE_PAGE, _SWAPPED, _PRESENT = 1 << 61, 1 << 62, -(1 << 63)
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+if _libc is not None:
+    _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def populate(tensors: Iterable[torch.Tensor]) -> None:
+    """Bring the pages behind CPU tensors into memory and into this process's page table.
+
+    Afterwards their first use meets no page fault. The kernel does the reading, so threads may share the work.
+
+    Raises:
+        CheckpointError: the file behind a tensor cannot be read, or has become shorter since it was mapped.
+    """
+    for begin, end in _merged(sorted(_pages(tensor) for tensor in tensors if tensor.numel())):
+        start = begin
+        while start < end:
+            size = min(_CHUNK, end - start)
+            problem = _advise(start, size, _MADV_POPULATE_READ)
+            if problem == errno.EINTR:
+                continue
+            if problem == errno.EINVAL:  # not Linux, or older than 5.14
+                _touch(start, size)
+            elif problem:
+                raise CheckpointError(
+                    f"{size} bytes of a mapped checkpoint cannot be read ({os.strerror(problem)}): "
+                    "the file was cut short or the disk failed; copy or download it again"
+                )
+            start += size
+
+
+def release(tensor: torch.Tensor) -> None:
+    """Forget the pages that only `tensor` lies on, a tensor that shows a private map of a file and was not written to.
+
+    They no longer count as memory of this process; the next use reads them again.
+    """
+    begin, end = _pages(tensor)
+    exact = tensor.data_ptr()
+    begin += mmap.PAGESIZE if begin != exact else 0
+    end -= mmap.PAGESIZE if end != exact + _span(tensor) else 0
+    if begin < end and _libc is not None:
+        _advise(begin, end - begin, _MADV_DONTNEED)
+
+
+def empty_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An uninitialised CPU tensor in memory of its own, on huge pages where it is large: filling it costs half."""
+    tensor = torch.empty(shape, dtype=dtype)
+    if tensor.nbytes >= _HUGE:
+        begin, end = _pages(tensor)
+        _advise(begin + mmap.PAGESIZE, end - begin - 2 * mmap.PAGESIZE, _MADV_HUGEPAGE)
+    return tensor
+
+
+def is_untouched(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that shows a private map still has the bytes of the file, none having been written to.
+
+    Asks the kernel, so it sees every change, also one through ``.data`` or another view. A change on the same page
+    by a neighbour counts too. Where the kernel does not tell (not Linux) the answer is False.
+    """
+    start, end = _pages(tensor)
+    if start == end:
+        return True
+    count = (end - start) // mmap.PAGESIZE
+    try:
+        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+            raw = os.pread(pagemap.fileno(), count * 8, start // mmap.PAGESIZE * 8)
+    except OSError:
+        return False
+    if len(raw) < count * 8:
+        return False
+    entries = torch.frombuffer(bytearray(raw), dtype=torch.int64)
+    in_memory = (entries & (_PRESENT | _SWAPPED)) != 0
+    return not bool((in_memory & ((entries & _FILE_PAGE) == 0)).any())
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from the first element of `tensor` to the end of its last."""
+    if tensor.numel() == 0:
+        return 0
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((size - 1) * stride for size, stride in strides)) * tensor.element_size()
+
+
+def _pages(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte of the first page behind `tensor`, and the first byte after its last page."""
+    if tensor.numel() == 0:
+        return 0, 0
+    begin = tensor.data_ptr()
+    end = begin + _span(tensor)
+    return begin - begin % mmap.PAGESIZE, end + -end % mmap.PAGESIZE
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        if merged and begin <= merged[-1][1] + _GAP:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def _advise(start: int, size: int, advice: int) -> int:
+    """0, or the error number of the kernel's refusal."""
+    if _libc is None:
+        return errno.EINVAL
+    return ctypes.get_errno() if _libc.madvise(start, size, advice) else 0
+
+
+def _touch(start: int, size: int) -> None:
+    """Read a byte of each page."""
+    raw = (ctypes.c_char * size).from_address(start)
+    torch.frombuffer(raw, dtype=torch.uint8)[:: mmap.PAGESIZE].sum()

@@ -1,0 +1,55 @@
+"""Where each tensor goes by a device map: the longest name in the map that is a prefix of its own decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from ..devices import DISK, DeviceLike, normalize_device, torch_device
+from ..errors import DeviceMapError
+
+
+class Placement:
+    """A device map, looked up by tensor name.
+
+    Args:
+        device_map: module or tensor name -> device; ``""`` stands for the whole model.
+
+    Raises:
+        DeviceError: something in the map names no device.
+    """
+
+    def __init__(self, device_map: Mapping[str, DeviceLike]) -> None:
+        self._devices = {name: normalize_device(device) for name, device in device_map.items()}
+
+    def find(self, name: str) -> str | None:
+        """The canonical device of the tensor `name`, ``"disk"`` included; None if the map does not cover it."""
+        while name not in self._devices:
+            if not name:
+                return None
+            name = name.rpartition(".")[0]
+        return self._devices[name]
+
+    def on_disk(self, name: str) -> bool:
+        """Whether the tensor `name` stays on disk."""
+        return self.find(name) == DISK
+
+    def torch_device(self, name: str) -> torch.device:
+        """The device on which the tensor `name` lies; the CPU for one that stays on disk."""
+        found = self.find(name)
+        assert found is not None, "the map has been checked"
+        return torch_device(found)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Refuse a map that leaves one of the tensors `names` without a device.
+
+        Raises:
+            DeviceMapError: names the first of them.
+        """
+        missing = [name for name in names if self.find(name) is None]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise DeviceMapError(
+                f"device_map gives no device for {missing[0]}{more}; name its module, or add '' for all the rest"
+            )
