@@ -1,0 +1,190 @@
+"""`FullyShardedDataParallelPlugin`: what is sharded, how, and in which precision."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from bigmodel.errors import TrainError
+from bigmodel.train import environment
+
+_PREFIX = "FSDP_"
+_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+_STATE_DICT_TYPES = ("FULL_STATE_DICT", "SHARDED_STATE_DICT")
+_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+# What FSDP1's strategies mean for FSDP2: free parameters after forward or keep them until backward.
+_RESHARD = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "HYBRID_SHARD_ZERO2": False}
+
+
+@dataclass
+class FullyShardedDataParallelPlugin:
+    """Settings of fully sharded data parallelism, which is FSDP2 (`torch.distributed.fsdp.fully_shard`) always.
+
+    Fields left at None are read from the FSDP_* variables that `bigmodel launch` sets. Fields that only FSDP1 had are
+    accepted so that existing scripts work; what they ask for is what FSDP2 does, or has no counterpart.
+
+    Attributes:
+        fsdp_version: 1 or 2; both run FSDP2.
+        reshard_after_forward: True frees gathered parameters after forward (less memory), False keeps them until
+            backward (less traffic), a number reshards to that many ranks. FSDP1's strategy names are understood.
+        mixed_precision_policy: a `MixedPrecisionPolicy`, a dict of its arguments, or "bf16" / "fp16".
+        auto_wrap_policy: "transformer_based_wrap", "size_based_wrap", "no_wrap" or a function of a module that says
+            whether it is a unit of its own. None: the blocks the model names, else its repeated blocks.
+        transformer_cls_names_to_wrap: class names of the blocks for transformer_based_wrap.
+        min_num_params: number of parameters that makes a unit with size_based_wrap.
+        cpu_offload: keep shards, gradients and optimizer state in RAM; True, False or a `CPUOffloadPolicy`.
+        ignored_modules: modules, or a regular expression of their names, that stay whole on every rank.
+        state_dict_type: "SHARDED_STATE_DICT" (each rank writes its shards) or "FULL_STATE_DICT" (one file).
+        activation_checkpointing: recompute each unit's activations in backward.
+        activation_checkpointing_offload: keep what is saved for backward in RAM.
+        cpu_ram_efficient_loading: ranks other than 0 may build the model on the meta device.
+
+    Raises:
+        TrainError: a value that is not understood.
+    """
+
+    fsdp_version: int | None = None
+    sharding_strategy: Any = None
+    reshard_after_forward: Any = None
+    backward_prefetch: Any = None
+    mixed_precision_policy: Any = None
+    auto_wrap_policy: str | Callable[..., Any] | None = None
+    cpu_offload: Any = None
+    ignored_modules: Iterable[nn.Module] | str | None = None
+    state_dict_type: Any = None
+    state_dict_config: Any = None
+    optim_state_dict_config: Any = None
+    limit_all_gathers: bool = True
+    use_orig_params: bool | None = None
+    param_init_fn: Callable[[nn.Module], None] | None = None
+    sync_module_states: bool | None = None
+    forward_prefetch: bool | None = None
+    activation_checkpointing: bool | None = None
+    activation_checkpointing_offload: bool | None = None
+    cpu_ram_efficient_loading: bool | None = None
+    transformer_cls_names_to_wrap: list[str] | None = None
+    min_num_params: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.fsdp_version is None:
+            self.fsdp_version = environment.integer(_PREFIX + "VERSION", 2)
+        if self.fsdp_version not in (1, 2):
+            raise TrainError(f"fsdp_version is {self.fsdp_version}; it must be 1 or 2 (both run FSDP2)")
+        self.reshard_after_forward = _reshard(self._strategy())
+        self._read_flags()
+        self._read_wrapping()
+        self.set_state_dict_type(self.state_dict_type)
+        if self.ignored_modules is None:
+            self.ignored_modules = os.environ.get(_PREFIX + "IGNORED_MODULES") or None
+        self.mixed_precision_policy = _policy(self.mixed_precision_policy)
+
+    @property
+    def offload_to_cpu(self) -> bool:
+        """Whether shards live in RAM."""
+        return bool(getattr(self.cpu_offload, "offload_params", True)) if self.cpu_offload else False
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether each machine holds one sharded copy (FSDP1's HYBRID_SHARD)."""
+        return "HYBRID" in _name(self._strategy())
+
+    def set_state_dict_type(self, state_dict_type: Any = None) -> None:
+        """Choose how checkpoints are written.
+
+        Raises:
+            TrainError: neither FULL_STATE_DICT nor SHARDED_STATE_DICT.
+        """
+        chosen = state_dict_type or os.environ.get(_PREFIX + "STATE_DICT_TYPE") or _STATE_DICT_TYPES[1]
+        name = _name(chosen)
+        if name == "LOCAL_STATE_DICT":
+            name = "SHARDED_STATE_DICT"
+        if name not in _STATE_DICT_TYPES:
+            raise TrainError(f"state_dict_type is {chosen!r}; one of: {', '.join(_STATE_DICT_TYPES)}")
+        self.state_dict_type = name
+
+    def set_mixed_precision(self, mixed_precision: str, override: bool = False) -> None:
+        """Take the policy that follows from the Accelerator's `mixed_precision`, unless one was given.
+
+        Parameters are gathered and computed with in the 16-bit type; gradients are reduced in float32.
+        """
+        dtype = _DTYPES.get(mixed_precision)
+        if dtype is not None and (override or self.mixed_precision_policy is None):
+            self.mixed_precision_policy = MixedPrecisionPolicy(
+                param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32
+            )
+
+    def _strategy(self) -> Any:
+        if self.reshard_after_forward is not None:
+            return self.reshard_after_forward
+        if self.sharding_strategy is not None:
+            return self.sharding_strategy
+        reshard = os.environ.get(_PREFIX + "RESHARD_AFTER_FORWARD")
+        return reshard or os.environ.get(_PREFIX + "SHARDING_STRATEGY") or True
+
+    def _read_flags(self) -> None:
+        if self.cpu_offload is None:
+            self.cpu_offload = environment.flag(_PREFIX + "OFFLOAD_PARAMS")
+        names = ("use_orig_params", "sync_module_states", "forward_prefetch", "cpu_ram_efficient_loading")
+        for name in (*names, "activation_checkpointing", "activation_checkpointing_offload"):
+            if getattr(self, name) is None:
+                setattr(self, name, environment.flag(_PREFIX + name.upper()))
+        if self.cpu_ram_efficient_loading:
+            # transformers reads it in from_pretrained: only rank 0 then holds real weights.
+            os.environ[_PREFIX + "CPU_RAM_EFFICIENT_LOADING"] = "true"
+
+    def _read_wrapping(self) -> None:
+        if self.auto_wrap_policy is None:
+            self.auto_wrap_policy = os.environ.get(_PREFIX + "AUTO_WRAP_POLICY") or None
+        if isinstance(self.auto_wrap_policy, str):
+            name = self.auto_wrap_policy.upper()
+            if name not in _POLICIES:
+                allowed = ", ".join(_POLICIES).lower()
+                raise TrainError(f"auto_wrap_policy is {self.auto_wrap_policy!r}; one of: {allowed}, or a function")
+            self.auto_wrap_policy = name
+        if self.transformer_cls_names_to_wrap is None:
+            names = os.environ.get(_PREFIX + "TRANSFORMER_CLS_TO_WRAP", "")
+            self.transformer_cls_names_to_wrap = [n.strip() for n in names.split(",") if n.strip()] or None
+        elif isinstance(self.transformer_cls_names_to_wrap, str):
+            self.transformer_cls_names_to_wrap = [self.transformer_cls_names_to_wrap]
+        if self.min_num_params is None:
+            self.min_num_params = environment.integer(_PREFIX + "MIN_NUM_PARAMS", 0)
+
+
+def _name(value: Any) -> str:
+    """The upper-case name of an enumeration's member or of a text."""
+    return str(getattr(value, "name", value)).upper()
+
+
+def _reshard(value: Any) -> bool | int:
+    if isinstance(value, int):
+        return value
+    name = _name(value)
+    if name in ("TRUE", "FALSE"):
+        return name == "TRUE"
+    if name.isdigit() and int(name) > 4:
+        return int(name)
+    # FSDP1 numbered its strategies from 1: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD.
+    name = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD"}.get(name, name)
+    if name == "NO_SHARD":
+        raise TrainError("the FSDP strategy NO_SHARD is plain data parallelism; leave FSDP out (MULTI_GPU)")
+    if name not in _RESHARD:
+        raise TrainError(f"reshard_after_forward is {value!r}; it must be true, false, a number or an FSDP1 strategy")
+    return _RESHARD[name]
+
+
+def _policy(value: Any) -> MixedPrecisionPolicy | None:
+    if value is None or isinstance(value, MixedPrecisionPolicy):
+        return value
+    if isinstance(value, str):
+        if value not in _DTYPES:
+            raise TrainError(f"mixed_precision_policy is {value!r}; one of: {', '.join(_DTYPES)}, or a policy")
+        return MixedPrecisionPolicy(param_dtype=_DTYPES[value], reduce_dtype=torch.float32)
+    given = value if isinstance(value, dict) else vars(value)
+    known = ("param_dtype", "reduce_dtype", "output_dtype", "cast_forward_inputs")
+    return MixedPrecisionPolicy(**{name: given[name] for name in known if name in given})
