@@ -11,7 +11,7 @@ from torch import nn
 
 from ..checkpoint import mapped_region
 from ..devices import HOST, is_accelerator, torch_device
-from ..errors import DispatchError
+from ..errors import DeviceMapError, DispatchError
 from ..profile import find_no_split_classes, find_units, storage_key
 from .block import Block, HostTensor
 from .dispatched import Dispatched, Journal
@@ -62,6 +62,7 @@ class Builder:
         result.ties = self._ties()
         try:
             self._refuse_meta()
+            self._refuse_torn_modules()
             self._move_residents()
             blocks = self._blocks(result)
             self._stream(blocks, result)
@@ -79,6 +80,18 @@ class Builder:
                 f"{shown}: no value yet (device meta). Load the checkpoint first with load_checkpoint_in_model, "
                 "or use load_checkpoint_and_dispatch"
             )
+
+    def _refuse_torn_modules(self) -> None:
+        """Raise for a module whose own tensors would have to meet on two devices at once."""
+        first: dict[str, Placed] = {}
+        for placed in self.placed.values():
+            owner = placed.name.rpartition(".")[0]
+            other = first.setdefault(owner, placed)
+            if self.placement.runs_on(placed.device) != self.placement.runs_on(other.device):
+                raise DeviceMapError(
+                    f"the device map has {other.name} run on {self.placement.runs_on(other.device)} and {placed.name} "
+                    f"on {self.placement.runs_on(placed.device)}, but one module computes with both; map {owner!r} whole"
+                )
 
     def _ties(self) -> dict[str, str]:
         first: dict[object, str] = {}

@@ -16,7 +16,7 @@ from ..devices import DeviceLike, device_key
 from ..devices.empty import init_empty_weights
 from ..errors import CheckpointError, CheckpointFormatError
 from ..plan import STRATEGIES, Plan, make_plan
-from ..profile import open_source
+from ..profile.resolve import open_source
 from .build import Options
 from .device_map import DeviceMap, resolve_device_map
 from .dispatch import place_and_attach
