@@ -36,7 +36,7 @@ class AcceleratedOptimizer(Optimizer):
         return getattr(self.optimizer, name)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The optimizer's parameter groups."""
         return self.optimizer.param_groups
 
@@ -45,7 +45,7 @@ class AcceleratedOptimizer(Optimizer):
         self.optimizer.param_groups = param_groups
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The optimizer's state by parameter."""
         return self.optimizer.state
 
@@ -54,7 +54,7 @@ class AcceleratedOptimizer(Optimizer):
         self.optimizer.state = state
 
     @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+    def defaults(self) -> dict[str, Any]:
         """The optimizer's default options."""
         return self.optimizer.defaults
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
 from typing import Any
 
 import torch
+from torch import nn
 
 from bigmodel.errors import TrainError
+from bigmodel.train.fp8 import check_fp8
 from bigmodel.train.handlers import AutocastKwargs
 from bigmodel.train.operations.nested import convert_to_fp32
 from bigmodel.train.types import PrecisionType
@@ -27,6 +29,8 @@ def check_precision(precision: str, device: torch.device) -> str:
         raise TrainError(f"unknown mixed_precision {precision!r}; choose among {PrecisionType.list()}")
     if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise TrainError(f"{torch.cuda.get_device_name(device)} does not compute in bf16; use mixed_precision='fp16'")
+    if precision == "fp8":
+        check_fp8(device)
     return precision
 
 
@@ -46,15 +50,36 @@ def _autocast_type(device: torch.device) -> str:
     return device.type if torch.amp.is_autocast_available(device.type) else "cpu"
 
 
-def autocast_forward(
-    forward: Callable[..., Any], precision: str, device: torch.device, handler: AutocastKwargs | None = None
-) -> Callable[..., Any]:
-    """Return `forward` run under autocast, its half-precision outputs converted to float32."""
+class MixedPrecisionForward:
+    """A module's forward run under autocast, its half-precision outputs converted to float32.
 
-    @wraps(forward)
-    def forward_in_mixed_precision(*args: Any, **kwargs: Any) -> Any:
-        with autocast_context(precision, device, handler):
-            outputs = forward(*args, **kwargs)
+    Set as `forward` on the module itself; it can be copied and pickled with the module.
+    """
+
+    def __init__(
+        self, forward: Callable[..., Any], precision: str, device: torch.device, handler: AutocastKwargs | None
+    ) -> None:
+        self.forward, self.precision, self.device, self.handler = forward, precision, device, handler
+        self.__signature__ = inspect.signature(forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with autocast_context(self.precision, self.device, self.handler):
+            outputs = self.forward(*args, **kwargs)
         return convert_to_fp32(outputs)
 
-    return forward_in_mixed_precision
+    @classmethod
+    def install(
+        cls, model: nn.Module, precision: str, device: torch.device, handler: AutocastKwargs | None = None
+    ) -> None:
+        """Let `model` run in mixed precision; once."""
+        if not isinstance(model.forward, cls):
+            model.__dict__["forward"] = cls(model.forward, precision, device, handler)
+
+    @classmethod
+    def remove(cls, model: nn.Module) -> None:
+        """Give the model its own forward back."""
+        installed = model.__dict__.get("forward")
+        if isinstance(installed, cls):
+            del model.__dict__["forward"]
+            if getattr(model.forward, "__func__", None) is not getattr(installed.forward, "__func__", None):
+                model.__dict__["forward"] = installed.forward  # another library's instance forward was there

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ import torch
 
 def host_state() -> dict[str, Any]:
     """Return the states of Python's, NumPy's and PyTorch's CPU generators, as tensors, numbers and tuples."""
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, cached = cast("tuple[str, Any, int, int, float]", np.random.get_state(legacy=True))
     return {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)),

@@ -36,7 +36,7 @@ class AcceleratedScheduler:
         data_processes: int = 1,
     ) -> None:
         self.scheduler = scheduler
-        self.optimizers = list(optimizers) if isinstance(optimizers, (list, tuple)) else [optimizers]
+        self.optimizers = [optimizers] if isinstance(optimizers, AcceleratedOptimizer) else list(optimizers)
         self.split_batches, self.step_with_optimizer = split_batches, step_with_optimizer
         self.gradient_state = GradientState()
         self._moves = 1 if split_batches or isinstance(scheduler, ReduceLROnPlateau) else data_processes
@@ -60,7 +60,7 @@ class AcceleratedScheduler:
 
     def get_last_lr(self) -> list[float]:
         """Return the last learning rates."""
-        return self.scheduler.get_last_lr()  # type: ignore[no-any-return]
+        return self.scheduler.get_last_lr()
 
     def get_lr(self) -> Any:
         """Return the learning rates that the scheduler computes."""
@@ -72,7 +72,7 @@ class AcceleratedScheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state dict."""
-        return self.scheduler.state_dict()  # type: ignore[no-any-return]
+        return self.scheduler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""

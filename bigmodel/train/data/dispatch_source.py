@@ -108,8 +108,9 @@ class DispatchSource:
             for tensor in buffers[rank]:
                 waiting.append(dist.isend(_as_bytes(tensor.cpu().contiguous()), rank, group=self._group))
         for work in waiting:
+            assert work is not None
             work.wait()
-        return headers[0][1]._replace(batch=parts[0].batch)  # type: ignore[no-any-return]
+        return headers[0][1]._replace(batch=parts[0].batch)
 
     def _receive(self) -> Iterator[Step]:
         while (header := self._announce(None)) is not None:

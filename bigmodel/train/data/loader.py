@@ -52,7 +52,7 @@ class DataLoaderShard(DataLoader[Any]):
         self.base_dataloader = source.base
         self.gradient_state = GradientState()
         self.device, self.end_of_dataloader, self.remainder = device, False, -1
-        self._source, self._non_blocking = source, non_blocking
+        self.source, self._non_blocking = source, non_blocking
         self._resumes_by_itself = resumes_by_itself
         self.rng_types, self.synchronized_generator = tuple(rng_types), generator
         self.__dict__["batch_size"] = batch_size
@@ -66,12 +66,12 @@ class DataLoaderShard(DataLoader[Any]):
         return getattr(self.base_dataloader, name)
 
     def __len__(self) -> int:
-        return max(len(self._source) - self.skip_batches, 0)
+        return max(len(self.source) - self.skip_batches, 0)
 
     @property
     def total_dataset_length(self) -> int:
         """Samples in the whole dataset."""
-        dataset = self.base_dataloader.dataset
+        dataset: Any = self.base_dataloader.dataset
         return len(getattr(dataset, "total_dataset", dataset))
 
     @property
@@ -91,7 +91,11 @@ class DataLoaderShard(DataLoader[Any]):
     def _tell_epoch(self, epoch: int) -> None:
         batch_sampler = self.base_dataloader.batch_sampler
         dealt = getattr(batch_sampler, "batch_sampler", batch_sampler)
-        listeners = (dealt, getattr(dealt, "sampler", self.base_dataloader.sampler), self.base_dataloader.dataset)
+        listeners: tuple[Any, ...] = (
+            dealt,
+            getattr(dealt, "sampler", self.base_dataloader.sampler),
+            self.base_dataloader.dataset,
+        )
         for listener in listeners:
             if hasattr(listener, "set_epoch"):
                 listener.set_epoch(epoch)
@@ -107,7 +111,7 @@ class DataLoaderShard(DataLoader[Any]):
         if self._resumes_by_itself and self._progress.batches:
             resumed = self._resume()
         with self._progress.begin(skip + resumed):
-            steps = self._source.open(skip if self._progress.loader_state is not None else skip + resumed)
+            steps = self.source.open(skip if self._progress.loader_state is not None else skip + resumed)
         return self._moved(steps)
 
     def _resume(self) -> int:
@@ -122,7 +126,7 @@ class DataLoaderShard(DataLoader[Any]):
         device = self.device
         if device is None or device.type == "cpu":
             return steps
-        if self._source.runs_ahead and is_accelerator(device) and device.type != "mps":
+        if self.source.runs_ahead and is_accelerator(device) and device.type != "mps":
             return move_ahead(steps, device)
         return move_each(steps, device, self._non_blocking)
 

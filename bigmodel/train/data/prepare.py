@@ -62,9 +62,8 @@ class _Request:
 
     @property
     def whole_batch_size(self) -> int | None:
-        loader = self.loader
-        size = loader.batch_size if loader.batch_size is not None else getattr(loader.batch_sampler, "batch_size", None)
-        return size
+        size = self.loader.batch_size
+        return size if size is not None else getattr(self.loader.batch_sampler, "batch_size", None)
 
     @property
     def share(self) -> int | None:
@@ -134,7 +133,8 @@ def prepare_data_loader(
 
 def _prepare(request: _Request) -> DataLoaderShard:
     loader, config = request.loader, request.config
-    if isinstance(getattr(loader, "sampler", None), DistributedSampler) and loader.sampler.num_replicas > 1:
+    sampler = getattr(loader, "sampler", None)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         request.processes, request.index = 1, 0  # the user has dealt the data already
     iterable = isinstance(loader.dataset, IterableDataset)
     dispatch = config.dispatch_batches
@@ -298,7 +298,7 @@ def _stateful_class() -> type[DataLoader[Any]]:
 
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoaderShard:
-    """Return a loader whose passes leave out the first `num_batches` batches. Use it to finish one interrupted epoch."""
+    """Return a loader whose passes leave out the first `num_batches` batches, to finish an epoch."""
     if not isinstance(dataloader, DataLoaderShard):
         dataloader = prepare_data_loader(dataloader, num_processes=1, process_index=0)
     return dataloader.skipping(num_batches)

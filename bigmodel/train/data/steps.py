@@ -79,9 +79,7 @@ class MapSource:
 
 
 def _with_notes(batches: Iterator[Any], stream: BatchStream) -> Iterator[Step]:
-    given = 0
-    for batch in batches:
-        given += 1
+    for given, batch in enumerate(batches, 1):
         _, rows, real, uneven, total_real = stream.notes.popleft()
         last = stream.exhausted and given == stream.produced
         yield Step(batch, last, uneven, rows, real, total_real)

@@ -13,6 +13,9 @@ from bigmodel.train.operations.checks import verify_operation
 from bigmodel.train.operations.nested import recursively_apply
 from bigmodel.train.state.partial import PartialState
 
+# torch 2.13 renamed it.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 @verify_operation
 def gather(tensor: Any) -> Any:
@@ -32,7 +35,7 @@ def _gather_one(tensor: Tensor) -> Tensor:
     part = (tensor.reshape(1) if tensor.ndim == 0 else tensor).contiguous()
     whole = torch.empty((state.num_processes * part.shape[0], *part.shape[1:]), dtype=part.dtype, device=part.device)
     # As bytes: a gather only moves them, and backends do not know every dtype.
-    dist.all_gather_into_tensor(whole.view(-1).view(torch.uint8), part.view(-1).view(torch.uint8))
+    _all_gather(whole.view(-1).view(torch.uint8), part.view(-1).view(torch.uint8))
     return whole
 
 

@@ -53,6 +53,8 @@ def choose_kind(processes: DistributedType, plugins: Plugins) -> Kind:
         return Kind(DistributedType.DEEPSPEED, deepspeed, parallelism)
     if fsdp is not None:
         return Kind(DistributedType.FSDP, fsdp, parallelism)
+    if getattr(parallelism, "dp_shard_size", 1) > 1:
+        return Kind(DistributedType.FSDP, load(PLUGINS[DistributedType.FSDP])(), parallelism)
     if plugins.tensor_parallel is not None or getattr(parallelism, "tp_size", 1) > 1:
         return Kind(DistributedType.TP, plugins.tensor_parallel, parallelism)
     return Kind(processes, None, parallelism)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from bigmodel.devices import accelerators
 from bigmodel.errors import TrainError
@@ -79,7 +80,7 @@ def make_process_group(
     if backend == "nccl":
         backend = _BACKENDS["cuda"] if device.type == "cuda" else None
     if numbers.world_size == 1 and init_method is None:
-        kwargs["store"] = dist.HashStore()  # a group of one needs no port
+        kwargs["store"] = HashStore()  # a group of one needs no port
     dist.init_process_group(
         backend or _BACKENDS[device.type],
         init_method=init_method,

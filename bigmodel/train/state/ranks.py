@@ -41,8 +41,8 @@ class RankOperations:
         return self.process_index == self.num_processes - 1
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on the main process; elsewhere do nothing."""
-        if self.is_main_process:
+        """Print on the main process of each machine; elsewhere do nothing."""
+        if self.is_local_main_process:
             builtins.print(*args, **kwargs)
 
     @contextmanager
@@ -107,4 +107,4 @@ class RankOperations:
         def run_if(*args: Any, **kwargs: Any) -> Any:
             return function(*args, **kwargs) if condition() else None
 
-        return run_if  # type: ignore[return-value]
+        return run_if

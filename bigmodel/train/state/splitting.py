@@ -50,8 +50,8 @@ def _take(inputs: Any, start: int, end: int, missing: int) -> Any:
         part = inputs[start:end]
         return torch.cat([part, *[inputs[-1:]] * missing]) if missing else part
     if isinstance(inputs, (list, tuple)):
-        part = inputs[start:end]
-        return part + type(inputs)([inputs[-1]] * missing) if missing else part
+        items = inputs[start:end]
+        return items + type(inputs)([inputs[-1]] * missing) if missing else items
     if hasattr(inputs, "select"):
         return inputs.select([*range(start, end), *[len(inputs) - 1] * missing])
     if missing:

@@ -159,6 +159,23 @@ class Strategy(ABC):
         """Return the full state dict. Every rank calls it; ranks where `should_save_model` is False may get {}."""
         return dict((self.unwrap(model) if unwrap else model).state_dict())
 
+    def export_model(
+        self,
+        model: nn.Module,
+        directory: Path,
+        max_shard_size: int | str,
+        *,
+        safe_serialization: bool = True,
+        writes: bool = True,
+    ) -> None:
+        """Write the model's weights in shards for others to read. Every rank calls it; those that `writes` write."""
+        from bigmodel.checkpoint import save_model
+
+        if writes:
+            save_model(
+                self.unwrap(model), directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
+            )
+
     # -- training checkpoints ----------------------------------------------------------------------------------
     # Every rank calls these, with the same folder, visible to all ranks. `index` numbers the prepared models
     # (optimizers). The Accelerator makes the folder appear under its final name only after every rank has returned.

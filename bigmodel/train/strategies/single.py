@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
-from bigmodel.train import files, model_files
+from bigmodel.train import files
 from bigmodel.train.strategies.base import Strategy
 from bigmodel.train.types import DistributedType
 
@@ -29,11 +29,11 @@ class SingleProcess(Strategy):
     def save_model(self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True) -> None:
         """Write one file, `model.safetensors` or `pytorch_model.bin` (`..._1` for the second model)."""
         if self.settings.process_index == 0:
-            model_files.save_model_file(self.unwrap(model), directory, index, safe_serialization=safe_serialization)
+            files.save_weights(self.unwrap(model).state_dict(), directory, index, safe_serialization=safe_serialization)
 
     def load_model(self, model: nn.Module, directory: Path, index: int, *, strict: bool = True) -> None:
         """Read the file back into the model's own tensors."""
-        model_files.load_model_file(self.unwrap(model), directory, index, strict=strict)
+        files.load_into(self.unwrap(model), directory, index, strict=strict)
 
     def save_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
         """Write `optimizer.bin` (`optimizer_1.bin` for the second optimizer)."""

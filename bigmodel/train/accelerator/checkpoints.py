@@ -1,0 +1,148 @@
+"""save_state and load_state: everything a run needs to go on as if it had never stopped."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+from bigmodel.errors import CheckpointNotFoundError, TrainError
+from bigmodel.train import checkpoint_folder
+from bigmodel.train.accelerator.base import AcceleratorCore
+from bigmodel.train.run_state import read_run_state, write_run_state
+
+_CHECKPOINTS = "checkpoints"
+
+
+class Checkpoints(AcceleratorCore):
+    """Whole training states on disk."""
+
+    _save_hooks: OrderedDict[int, Callable[..., None]]
+    _load_hooks: OrderedDict[int, Callable[..., None]]
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Also save and load these objects, by their `state_dict` and `load_state_dict`.
+
+        Raises TrainError for objects without them.
+        """
+        lacking = [obj for obj in objects if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"))]
+        if lacking:
+            names = ", ".join(type(obj).__name__ for obj in lacking)
+            raise TrainError(f"{names}: objects to checkpoint need state_dict and load_state_dict")
+        self._custom_objects.extend(objects)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call hook(models, weights, output_dir) before each save.
+
+        `models` are the prepared models, `weights` their state dicts; what the hook takes out of `weights` is left for
+        the hook to write.
+        """
+        handle = RemovableHandle(self._save_hooks)
+        self._save_hooks[handle.id] = hook
+        return handle
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call hook(models, input_dir) before each load; models it takes out of the list are left for it to load."""
+        handle = RemovableHandle(self._load_hooks)
+        self._load_hooks[handle.id] = hook
+        return handle
+
+    def save_state(
+        self, output_dir: str | os.PathLike[str] | None = None, safe_serialization: bool = True, **kwargs: Any
+    ) -> str:
+        """Write the training state to a folder, which has its name only when all of it is on the disk.
+
+        Models, optimizers, schedulers, data loaders, the fp16 scaler, generators and registered objects. Every process
+        must call it.
+
+        Args:
+            output_dir: the folder; with automatic naming `project_dir/checkpoints/checkpoint_<n>`, of which
+                `total_limit` are kept. A checkpoint that is there already is replaced.
+            safe_serialization: models as safetensors instead of `torch.save`'s format.
+
+        Returns:
+            The folder.
+
+        Raises:
+            TrainError: no folder is given and none is automatic, or the automatic one exists.
+        """
+        target = self._target(output_dir)
+        with checkpoint_folder.replaced(target, self.state, self._writes_files) as folder:
+            skipped = self._run_save_hooks(folder)
+            write_run_state(self, folder, safe_serialization=safe_serialization, skipped=skipped)
+        if self.project_configuration.automatic_checkpoint_naming:
+            self.project_configuration.iteration += 1
+            limit = self.project_configuration.total_limit
+            if limit is not None and self._writes_files:
+                checkpoint_folder.remove_oldest(target.parent, limit)
+            self.wait_for_everyone()
+        return str(target)
+
+    def load_state(
+        self, input_dir: str | os.PathLike[str] | None = None, load_kwargs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Read a training state back into what was prepared, in the same order.
+
+        Args:
+            input_dir: the folder; with automatic naming the newest by default.
+            load_kwargs: {"strict": False} loads models whose names differ.
+
+        Raises:
+            CheckpointNotFoundError: there is no checkpoint there.
+            CheckpointMismatchError: it does not fit what was prepared.
+        """
+        folder = self._source(input_dir)
+        models = list(self._models)
+        for hook in list(self._load_hooks.values()):
+            hook(models, str(folder))
+        kept = [index for index, model in enumerate(self._models) if any(model is left for left in models)]
+        options = {**(load_kwargs or {}), **kwargs}
+        read_run_state(self, folder, strict=bool(options.get("strict", True)), models=kept)
+        if self.project_configuration.automatic_checkpoint_naming:
+            number = checkpoint_folder.number_of(folder)
+            if number is not None:
+                self.project_configuration.iteration = number + 1
+        self.wait_for_everyone()
+
+    def _target(self, output_dir: str | os.PathLike[str] | None) -> Path:
+        config = self.project_configuration
+        if config.automatic_checkpoint_naming:
+            if config.project_dir is None:
+                raise TrainError("automatic checkpoint naming needs a project_dir")
+            target = self._folder(config.project_dir) / _CHECKPOINTS / f"checkpoint_{config.iteration}"
+            if target.exists():
+                raise TrainError(
+                    f"{target} exists; load it first, or set ProjectConfiguration.iteration above the last checkpoint"
+                )
+            return target
+        if output_dir is None:
+            raise TrainError("save_state needs output_dir, or a ProjectConfiguration with automatic_checkpoint_naming")
+        return self._folder(output_dir)
+
+    def _source(self, input_dir: str | os.PathLike[str] | None) -> Path:
+        config = self.project_configuration
+        if input_dir is not None:
+            folder = self._folder(input_dir)
+        elif config.automatic_checkpoint_naming and config.project_dir is not None:
+            folder = checkpoint_folder.newest(self._folder(config.project_dir) / _CHECKPOINTS)
+        else:
+            raise TrainError("load_state needs input_dir, or a ProjectConfiguration with automatic_checkpoint_naming")
+        if not self.state.use_distributed:
+            checkpoint_folder.recover(folder)
+        if not folder.is_dir():
+            raise CheckpointNotFoundError(f"there is no checkpoint {folder}")
+        return folder
+
+    def _run_save_hooks(self, folder: Path) -> set[int]:
+        """Run the hooks; return the numbers of the models they have written themselves."""
+        if not self._save_hooks:
+            return set()
+        weights = [self.strategy.state_dict(model) for model in self._models]
+        before = list(weights)
+        for hook in list(self._save_hooks.values()):
+            hook(list(self._models), weights, str(folder))
+        return {index for index, state in enumerate(before) if not any(state is left for left in weights)}

@@ -1,0 +1,136 @@
+"""The Accelerator: one object between a training loop and the processes and devices it runs on."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from bigmodel.train.accelerator import setup
+from bigmodel.train.accelerator.checkpoints import Checkpoints
+from bigmodel.train.accelerator.exchange import Exchange
+from bigmodel.train.accelerator.preparing import Preparing
+from bigmodel.train.accelerator.properties import Properties
+from bigmodel.train.accelerator.saving import Saving
+from bigmodel.train.accelerator.stepping import Stepping
+from bigmodel.train.accelerator.tracking import Tracking
+from bigmodel.train.configuration import (
+    DataLoaderConfiguration,
+    GradientAccumulationPlugin,
+    ProjectConfiguration,
+    TorchDynamoPlugin,
+)
+from bigmodel.train.handlers import (
+    AutocastKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    KwargsHandler,
+    ProfileKwargs,
+)
+from bigmodel.train.scaling import LossScaler
+from bigmodel.train.state import AcceleratorState, GradientState, Plugins
+from bigmodel.train.strategies import StrategySettings, make_strategy
+
+
+class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking, Properties):
+    """Lets one training loop run on a CPU, a GPU, or many processes, in the precision asked for.
+
+    Args:
+        device_placement: move models and batches to this process's device.
+        split_batches: as in `DataLoaderConfiguration`, which is the place for it.
+        mixed_precision: "no", "fp16", "bf16" or "fp8"; by default as launched, else "no".
+        gradient_accumulation_steps: backward passes to one optimizer step.
+        cpu: train on the CPU although there is an accelerator.
+        dataloader_config: how data loaders share the data.
+        deepspeed_plugin, deepspeed_plugins: train with DeepSpeed; several plugins by name for several models.
+        fsdp_plugin: train with FSDP2.
+        torch_tp_plugin: train with tensor parallelism.
+        megatron_lm_plugin: not supported.
+        rng_types: generators that all processes share at the start of each epoch ("torch", "cuda", "generator").
+        log_with: trackers, by name or as objects, or "all".
+        project_dir: the project's folder.
+        project_config: where and how the project writes.
+        gradient_accumulation_plugin: accumulation in detail, instead of the number of steps.
+        step_scheduler_with_optimizer: schedulers are stepped at each pass of the loop beside their optimizer.
+        kwargs_handlers: arguments for PyTorch objects that are made here (see `bigmodel.train.handlers`).
+        dynamo_backend, dynamo_plugin: compile models with `torch.compile`.
+        parallelism_config: sizes of the mesh of processes.
+
+    Raises:
+        TrainError: arguments that contradict each other, or that this machine cannot fulfil.
+    """
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        split_batches: bool | None = None,
+        mixed_precision: str | None = None,
+        gradient_accumulation_steps: int = 1,
+        cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        rng_types: Sequence[Any] | None = None,
+        log_with: Any = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: Sequence[KwargsHandler] | None = None,
+        dynamo_backend: Any = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
+    ) -> None:
+        self.handlers = setup.by_class(kwargs_handlers)
+        self.autocast_handler = self.handlers.get(AutocastKwargs)
+        self.profile_handler = self.handlers.get(ProfileKwargs)
+        self.device_placement = device_placement
+        self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
+        self.dataloader_config = setup.loader_configuration(dataloader_config, split_batches)
+        self.project_configuration = setup.project_configuration(project_config, project_dir)
+        self.rng_types = list(setup.rng_types(rng_types))
+        deepspeed = setup.one_deepspeed(deepspeed_plugin, deepspeed_plugins)
+        plugins = Plugins(deepspeed, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, parallelism_config)
+        group = self.handlers.get(InitProcessGroupKwargs, InitProcessGroupKwargs()).to_kwargs()
+        self.state = AcceleratorState(
+            mixed_precision, cpu, setup.dynamo(dynamo_backend, dynamo_plugin), plugins, **group
+        )
+        self.gradient_state = GradientState(
+            setup.accumulation_plugin(gradient_accumulation_steps, gradient_accumulation_plugin)
+        )
+        self._make_strategy()
+        self._begin()
+        self._choose_trackers(log_with)
+
+    def _make_strategy(self) -> None:
+        settings = StrategySettings(
+            device=self.device,
+            num_processes=self.num_processes,
+            process_index=self.process_index,
+            local_process_index=self.local_process_index,
+            mixed_precision=self.mixed_precision,
+            gradient_accumulation_steps=self.gradient_state.num_steps,
+            plugin=self.state.plugin,
+            parallelism_config=self.state.parallelism_config,
+            device_mesh=self.state.device_mesh,
+            handlers=self.handlers,
+        )
+        self.strategy = make_strategy(self.state.distributed_type, settings)
+        self._scaler = None
+        if self.mixed_precision == "fp16" and self.strategy.uses_grad_scaler:
+            kwargs = self.handlers.get(GradScalerKwargs, GradScalerKwargs()).to_kwargs()
+            self._scaler = LossScaler(self.strategy.make_grad_scaler(**kwargs))
+
+    def _begin(self) -> None:
+        self.step = 0
+        self._trigger = False
+        self._models, self._optimizers, self._schedulers = [], [], []
+        self._dataloaders, self._custom_objects = [], []
+        self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
+
+    def __repr__(self) -> str:
+        return f"Accelerator({self.state!r})"

@@ -1,0 +1,219 @@
+"""prepare: models, optimizers, data loaders and schedulers made ready for the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from bigmodel.errors import TrainError
+from bigmodel.train import environment
+from bigmodel.train.accelerator.base import AcceleratorCore
+from bigmodel.train.compiling import compile_model
+from bigmodel.train.data import DataLoaderShard, prepare_data_loader, skip_first_batches
+from bigmodel.train.fp8 import convert_to_fp8
+from bigmodel.train.handlers import AORecipeKwargs
+from bigmodel.train.optimizer import AcceleratedOptimizer
+from bigmodel.train.precision import MixedPrecisionForward
+from bigmodel.train.scheduler import AcceleratedScheduler
+from bigmodel.train.unwrapping import bare_model
+
+
+class Preparing(AcceleratorCore):
+    """The `prepare` family."""
+
+    def prepare(self, *args: Any, device_placement: Sequence[bool] | None = None) -> Any:
+        """Prepare any of models, optimizers, data loaders and schedulers, given in any order.
+
+        Args:
+            args: the objects; anything else is given back as it is.
+            device_placement: for each object, whether to move it to the device. Only for models and data loaders.
+
+        Returns:
+            The prepared objects in the order given; the object itself where there is one.
+        """
+        if device_placement is None:
+            device_placement = [self.device_placement] * len(args)
+        elif len(device_placement) != len(args):
+            raise TrainError(f"device_placement has {len(device_placement)} entries for {len(args)} objects")
+        fresh = [None if self._is_prepared(obj) else obj for obj in args]
+        precise = [self._in_precision(obj) if isinstance(obj, nn.Module) else obj for obj in fresh]
+        together = self.strategy.prepare_together(precise, device_placement)
+        result = list(args)
+        for position, prepared in together.items():
+            result[position] = self._register(prepared)
+        for kind in _ORDER:
+            for position, obj in enumerate(args):
+                if fresh[position] is not None and position not in together and kind(obj):
+                    result[position] = self._prepare_one(precise[position], device_placement[position])
+        for position, obj in enumerate(result):
+            if _is_scheduler(obj):
+                result[position] = self.prepare_scheduler(obj)
+        return result[0] if len(result) == 1 else tuple(result)
+
+    def _is_prepared(self, obj: Any) -> bool:
+        if isinstance(obj, (DataLoaderShard, AcceleratedOptimizer, AcceleratedScheduler)):
+            return True
+        return any(obj is model for model in self._models)
+
+    def _register(self, prepared: Any) -> Any:
+        """Take what the strategy prepared with other objects into the Accelerator's lists."""
+        if isinstance(prepared, nn.Module):
+            return self._finish_model(prepared)
+        if isinstance(prepared, Optimizer):
+            return self.prepare_optimizer(prepared)
+        return prepared
+
+    def _prepare_one(self, obj: Any, device_placement: bool) -> Any:
+        if isinstance(obj, DataLoader):
+            return self.prepare_data_loader(obj, device_placement)
+        if isinstance(obj, nn.Module):
+            return self._place_and_wrap(obj, device_placement)
+        return self.prepare_optimizer(obj)
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Move a model to the device, run its forward in the precision in force, wrap and compile it.
+
+        Args:
+            device_placement: whether to move it; as the Accelerator says by default.
+            evaluation_mode: the model will not be trained, and needs no wrapper for gradients.
+        """
+        if self._is_prepared(model):
+            return model
+        placed = self.device_placement if device_placement is None else device_placement
+        return self._place_and_wrap(self._in_precision(model), placed, evaluation_mode)
+
+    def _in_precision(self, model: nn.Module) -> nn.Module:
+        """Check that the model can be trained here, and let its forward run in the precision in force."""
+        if self.state.use_distributed and self.verify_device_map(model):
+            raise TrainError(
+                "a model dispatched over several devices cannot be trained by several processes; give each process "
+                "the whole model, or shard it with FSDP2"
+            )
+        if self.mixed_precision == "fp8":
+            model = convert_to_fp8(model, self.device, self.handlers.get(AORecipeKwargs))
+        if self.mixed_precision != "no" and self.strategy.autocast_forward:
+            MixedPrecisionForward.install(model, self.mixed_precision, self.device, self.autocast_handler)
+        return model
+
+    def _place_and_wrap(self, model: nn.Module, placed: bool, evaluation_mode: bool = False) -> nn.Module:
+        placed = placed and not hasattr(model, "hf_device_map")  # a dispatched model lies where it should
+        wrapped = self.strategy.prepare_model(model, device_placement=placed, evaluation_mode=evaluation_mode)
+        return self._finish_model(wrapped)
+
+    def _finish_model(self, model: nn.Module) -> nn.Module:
+        if self.state.dynamo_plugin.enabled:
+            model = compile_model(model, self.state.dynamo_plugin)
+        self._models.append(model)
+        return model
+
+    def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:
+        """Wrap an optimizer."""
+        if isinstance(optimizer, AcceleratedOptimizer):
+            return optimizer
+        wrapped = AcceleratedOptimizer(optimizer, self.strategy, self._scaler)
+        self._optimizers.append(wrapped)
+        return wrapped
+
+    def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
+        """Wrap a scheduler; it follows the prepared optimizer it was made for, or else all of them."""
+        if isinstance(scheduler, AcceleratedScheduler):
+            return scheduler
+        own = [
+            optimizer
+            for optimizer in self._optimizers
+            if getattr(scheduler, "optimizer", None) in (optimizer, optimizer.optimizer)
+        ]
+        wrapped = AcceleratedScheduler(
+            scheduler,
+            own or self._optimizers,
+            self.step_scheduler_with_optimizer,
+            self.dataloader_config.split_batches,
+            self.strategy.data_parallel()[0],
+        )
+        self._schedulers.append(wrapped)
+        return wrapped
+
+    def prepare_data_loader(
+        self,
+        data_loader: DataLoader[Any],
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    ) -> DataLoaderShard:
+        """Return a loader that gives this process its part of the data, on its device."""
+        if isinstance(data_loader, DataLoaderShard):
+            return data_loader
+        config = self.dataloader_config
+        replicas, index = self.strategy.data_parallel()
+        prepared = prepare_data_loader(
+            data_loader,
+            self.device,
+            num_processes=replicas,
+            process_index=index,
+            split_batches=config.split_batches,
+            put_on_device=self.device_placement if device_placement is None else device_placement,
+            rng_types=self.rng_types,
+            dispatch_batches=config.dispatch_batches,
+            even_batches=config.even_batches,
+            slice_fn_for_dispatch=slice_fn_for_dispatch,
+            use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=config.data_seed,
+            non_blocking=config.non_blocking,
+            use_stateful_dataloader=config.use_stateful_dataloader,
+        )
+        self._dataloaders.append(prepared)
+        return prepared
+
+    def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoaderShard:
+        """Return a loader like this one that leaves out its first batches, to finish an interrupted epoch."""
+        return skip_first_batches(dataloader, num_batches)
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Whether the model, or a part of it, is dispatched over several devices (unless told to ignore that)."""
+        if environment.flag(environment.BYPASS_DEVICE_MAP):
+            return False
+        return any(len(set(getattr(module, "hf_device_map", {}).values())) > 1 for module in model.modules())
+
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> nn.Module:
+        """Return the model that was given to `prepare`.
+
+        Args:
+            keep_fp32_wrapper: keep its forward in mixed precision; else give back the plain forward.
+            keep_torch_compile: keep it compiled.
+        """
+        return bare_model(model, self.strategy.unwrap, keep_fp32_wrapper, keep_torch_compile)
+
+    def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
+        """Not supported."""
+        raise TrainError("sequence parallelism is not supported; use tensor parallelism (tp_size) or FSDP2")
+
+
+def _is_model(obj: Any) -> bool:
+    return isinstance(obj, nn.Module)
+
+
+def _is_loader(obj: Any) -> bool:
+    return isinstance(obj, DataLoader)
+
+
+def _is_optimizer(obj: Any) -> bool:
+    return isinstance(obj, torch.optim.Optimizer)
+
+
+def _is_scheduler(obj: Any) -> bool:
+    return isinstance(obj, LRScheduler) or (
+        not isinstance(obj, (AcceleratedScheduler, torch.optim.Optimizer, nn.Module, DataLoader))
+        and all(hasattr(obj, name) for name in ("step", "state_dict", "load_state_dict", "get_last_lr"))
+    )
+
+
+_ORDER: tuple[Callable[[Any], bool], ...] = (_is_loader, _is_model, _is_optimizer)

@@ -1,0 +1,16 @@
+"""Files of training checkpoints."""
+
+from bigmodel.train.files.objects import load_object, numbered, save_object, sync_folder, written_atomically
+from bigmodel.train.files.weights import load_into, load_weights, save_weights, write_safetensors
+
+__all__ = [
+    "load_into",
+    "load_object",
+    "load_weights",
+    "numbered",
+    "save_object",
+    "save_weights",
+    "sync_folder",
+    "write_safetensors",
+    "written_atomically",
+]
