@@ -1,8 +1,8 @@
 """The greedy placement: as many bytes as possible resident on accelerators, the rest streamed through slots.
 
 What is not resident on an accelerator is held in RAM or viewed on disk. When a streamed unit's turn comes it is
-copied into a slot on the main device and runs there. A unit too big for the slots runs on the CPU. If the
-accelerators cannot host anything, they are left out and the CPU runs it all.
+copied into a slot on the main device and runs there. A unit too big for the slots runs on the CPU where that is
+allowed. If the accelerators cannot host what they must, they are left out and the CPU runs it all.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ class Room:
         activations: bytes of activations to keep free on each device that runs something.
         slots: how many slots streaming needs when more than one unit is streamed.
         main_device: where streamed units run; None: the first accelerator with a budget.
+        host_compute: units may run on the CPU although accelerators run others.
     """
 
     budgets: Mapping[Key, int]
     activations: int = 0
     slots: int = 2
     main_device: Key | None = None
+    host_compute: bool = False
 
     @property
     def accelerators(self) -> list[Key]:
@@ -135,6 +137,8 @@ def _with_slots(items: Sequence[Item], room: Room, slab: int, slots: int) -> Pla
             break
         working = needed
     if sum(items[index].streams for index in streamed) > 1 and slots < room.slots:
+        return None
+    if len(streamed) < len(left) and not room.host_compute:
         return None
     placed = {index: bin_.device for bin_ in bins for index in bin_.placed}
     runs = {**placed, **{i: room.main if streamable[i] else HOST for i in left}}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from torch import nn
 
@@ -52,12 +53,12 @@ def infer_auto_device_map(
     """
     units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
     groups = tie_groups(units)
-    room = Room(get_max_memory(max_memory), slots=1)
+    room = Room(get_max_memory(max_memory), slots=1, host_compute=True)
     items = [_item(group, units) for group in groups]
     placement = place_greedily(items, room)
     if placement is None:
         total = sum(item.weights + item.slab for item in items)
-        fits = lambda budgets: place_greedily(items, Room(budgets, slots=1)) is not None  # noqa: E731
+        fits = lambda budgets: place_greedily(items, replace(room, budgets=budgets)) is not None  # noqa: E731
         raise budget_error(room.budgets, total, fits)
     if not offload_buffers:
         _warn_about_buffers(groups, placement, room)

@@ -46,6 +46,7 @@ def make_plan(
     new_tokens: int = 1,
     offload_buffers: bool = False,
     slots: int = DEFAULT_SLOTS,
+    host_compute: bool = False,
 ) -> Plan:
     """Return a plan under which no device passes its budget.
 
@@ -65,6 +66,7 @@ def make_plan(
         new_tokens: how many of the context's tokens are generated.
         offload_buffers: buffers of a streamed unit are streamed too, and not kept where it runs.
         slots: how many streamed units may be on the main device at once.
+        host_compute: units may run on the CPU although accelerators run others (`Plan.execution` says which).
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -87,7 +89,7 @@ def make_plan(
         )
     if max_memory is None:
         budgets = with_headroom(budgets)
-    room = Room(budgets, profile.activations, slots, checked_main(main_device, budgets))
+    room = Room(budgets, profile.activations, slots, checked_main(main_device, budgets), host_compute)
     assignment = greedy_assignment(profile, room, strategy, offload_buffers)
     return assemble(profile, assignment, budgets, strategy)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .dry_run import Phase, dry_run
 from .dtypes import CustomDtype, DtypeLike, dtype_byte_size, normalize_dtype
+from .kv_cache import kv_cache_bytes, layer_cache_bytes
 from .model_profile import Profile, max_context, profile_model
 from .no_split import UnitModule, find_no_split_classes, find_units
 from .sizes import (
@@ -12,6 +13,7 @@ from .sizes import (
     compute_module_total_buffer_size,
     get_max_layer_size,
 )
+from .source import meta_model, model_config, profile_source
 from .tensors import TensorSpec, named_tensors, storage_key, tensor_specs
 from .ties import find_tied_parameters, retie_parameters
 from .trace import Trace
@@ -38,10 +40,15 @@ __all__ = [
     "find_tied_parameters",
     "find_units",
     "get_max_layer_size",
+    "kv_cache_bytes",
+    "layer_cache_bytes",
     "max_context",
+    "meta_model",
+    "model_config",
     "named_tensors",
     "normalize_dtype",
     "profile_model",
+    "profile_source",
     "profile_units",
     "retie_parameters",
     "storage_key",

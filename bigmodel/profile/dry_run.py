@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .clone import fake_clone, find_shortenings
 from .recorder import Recorder, cut
 from .repeat import Shortening, lengthen
-from .session import Session, use_as_configured, use_example
+from .session import ConstantsThroughHost, Session, use_as_configured, use_example
 from .trace import Trace
 from .units import UnitProfile
 from .workload import Workload
@@ -57,14 +58,26 @@ def dry_run(
         The phases in order: prefill and decode for a model that generates, else one forward. Empty if the inputs
         are not known, or if what the model does depends on values.
     """
+    with _quiet():
+        return _dry_run(model, units, workload, device, dtypes or {}, example)
+
+
+def _dry_run(
+    model: nn.Module,
+    units: Sequence[UnitProfile],
+    workload: Workload,
+    device: torch.device,
+    dtypes: Mapping[int, torch.dtype],
+    example: Example | None,
+) -> list[Phase]:
     shortenings = [] if example is not None else find_shortenings(model, units)
     if shortenings:
         try:
-            return _record(model, units, workload, device, dtypes or {}, example, shortenings)
+            return _record(model, units, workload, device, dtypes, example, shortenings)
         except Exception as error:  # the cut model cannot run or repeat: the whole one decides
             logger.debug("dry run of every layer, because %s", error)
     try:
-        return _record(model, units, workload, device, dtypes or {}, example, [])
+        return _record(model, units, workload, device, dtypes, example, [])
     except Exception as error:  # whatever a model's own forward raises when it sees no values
         logger.warning(
             "activations of %s are not known and count as 0, because its forward cannot run without values: %s",
@@ -72,6 +85,17 @@ def dry_run(
             error,
         )
     return []
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """PyTorch logs a fake kernel's refusal with its whole stack; what it means is said in one line here."""
+    noisy = logging.getLogger("torch._subclasses.fake_tensor")
+    disabled, noisy.disabled = noisy.disabled, True
+    try:
+        yield
+    finally:
+        noisy.disabled = disabled
 
 
 def _record(
@@ -88,7 +112,7 @@ def _record(
     recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]))
     _follow_units(clone, units, shortenings, recorder)
     session = Session(clone, recorder, workload, device)
-    with mode, recorder, torch.no_grad():
+    with mode, recorder, ConstantsThroughHost(), torch.no_grad():
         if example is not None:
             use_example(session, *example)
         else:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from .kernels import scratch_bytes
+from .kernels import run_fake, scratch_bytes
 from .trace import OUTSIDE, Allocate, Enter, Event, Free, Held, Leave, Scratch, Trace
 
 
@@ -33,7 +33,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        output = func(*args, **(kwargs or {}))
+        output = run_fake(func, args, kwargs or {})
         source = OUTSIDE if self._units else self._source(args)
         for tensor in tree_iter(output):
             if isinstance(tensor, torch.Tensor):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from .recorder import Recorder
@@ -58,6 +59,20 @@ class Session:
             return torch.zeros(item.shape, dtype=item.dtype, device=self._device)
 
         return tree_map(one, value)
+
+
+class ConstantsThroughHost(TorchFunctionMode):
+    """Lets `torch.tensor(data, device=...)` look at its data on the CPU: elsewhere it would make a real tensor."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        device = kwargs.get("device")
+        if func not in (torch.tensor, torch.as_tensor) or device is None or torch.device(device).type == "cpu":
+            return func(*args, **kwargs)
+        constant = func(*args, **{**kwargs, "device": "cpu"})
+        return torch.empty(constant.shape, dtype=constant.dtype, device=device)
 
 
 def use_example(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -1,0 +1,111 @@
+"""A model's profile from its config and checkpoint headers alone: no weight is read, no remote code is run."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import PlanError
+from .dtypes import CustomDtype, DtypeLike, normalize_dtype
+from .headers import SafetensorsHeader
+from .model_profile import Profile, profile_model
+from .resolve import ModelSource, open_source
+
+
+def profile_source(
+    id_or_path: str | os.PathLike[str],
+    dtype: DtypeLike = "auto",
+    revision: str | None = None,
+    **shapes: Any,
+) -> Profile:
+    """Profile a model in a folder or on the Hub, reading only its config and safetensors headers.
+
+    Args:
+        id_or_path: a folder or a repository on the Hub.
+        dtype: what weights are loaded as; "auto": what the config says, else what most of the checkpoint is.
+        revision: branch, tag or commit of a repository.
+        **shapes: further arguments of `profile_model`: `batch_size`, `context_length`, `new_tokens`, ...
+
+    Raises:
+        PlanError: transformers does not know the architecture, or a shape makes no sense.
+        CheckpointError: there is no such model, or it has no safetensors.
+    """
+    return profile_model(meta_model(open_source(id_or_path, revision), dtype), **shapes)
+
+
+def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
+    """Return the model of `source` on the meta device, with the dtypes it will be loaded as.
+
+    Raises:
+        PlanError: transformers does not know the architecture, or `dtype` is none that it can be loaded as.
+        CheckpointError: the source has no config or no safetensors.
+    """
+    config = model_config(source)
+    headers = source.headers()
+    if dtype == "auto":
+        wanted = _auto_dtype(config, headers)
+    else:
+        given = normalize_dtype(dtype)
+        if isinstance(given, CustomDtype):
+            raise PlanError(f"{source.name} cannot be loaded as {given.value}; give a torch dtype")
+        wanted = given
+    model_class = _model_class(config, source.name)
+    with torch.device("meta"):
+        model: nn.Module = model_class._from_config(config, dtype=wanted)
+    return model
+
+
+def model_config(source: ModelSource) -> Any:
+    """Return the transformers config of `source`.
+
+    Raises:
+        PlanError: its `model_type` is missing or not known to transformers.
+    """
+    from transformers import AutoConfig
+
+    content = dict(source.config_dict())
+    model_type = content.pop("model_type", None)
+    if not isinstance(model_type, str):
+        raise PlanError(f"{source.name}: config.json names no model_type, so the architecture is not known")
+    try:
+        return AutoConfig.for_model(model_type, **content)
+    except ValueError as error:
+        import transformers
+
+        raise PlanError(
+            f"{source.name}: transformers {transformers.__version__} does not know the architecture "
+            f"{model_type!r}; a newer transformers may, code from the repository is not run ({error})"
+        ) from None
+
+
+def _model_class(config: Any, name: str) -> Any:
+    import transformers
+
+    for architecture in getattr(config, "architectures", None) or ():
+        found = getattr(transformers, architecture, None)
+        if found is not None:
+            return found
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForSeq2SeqLM, transformers.AutoModel):
+        if type(config) in auto._model_mapping:
+            return auto._model_mapping[type(config)]
+    raise PlanError(f"{name}: transformers has no model for {type(config).__name__}")
+
+
+def _auto_dtype(config: Any, headers: Mapping[str, SafetensorsHeader]) -> torch.dtype:
+    """Return what the config says, else the floating point dtype that most bytes of the checkpoint have."""
+    said = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    if isinstance(said, str):
+        said = normalize_dtype(said)
+    if isinstance(said, torch.dtype):
+        return said
+    votes: Counter[torch.dtype] = Counter()
+    for header in headers.values():
+        for entry in header.values():
+            if entry.dtype.is_floating_point:
+                votes[entry.dtype] += entry.nbytes
+    return votes.most_common(1)[0][0] if votes else torch.float32
