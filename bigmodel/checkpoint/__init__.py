@@ -8,6 +8,7 @@ from .fusion import Fusion, Piece
 from .load import load_checkpoint_in_model, run_dtype
 from .mapping import MappedRegion, mapped_region
 from .pages import is_untouched, populate, release
+from .save import save_model
 
 __all__ = [
     "Checkpoint",
@@ -24,4 +25,5 @@ __all__ = [
     "populate",
     "release",
     "run_dtype",
+    "save_model",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -14,6 +15,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 LEGACY_SINGLE_FILE = "pytorch_model.bin"
 LEGACY_INDEX_FILE = "pytorch_model.bin.index.json"
+
+_ONE_OF_SEVERAL = re.compile(r"-\d{5}-of-(?!00001\.)\d{5}\.(safetensors|bin)$")
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -101,6 +104,7 @@ def find_checkpoint_file(path: Path) -> Path:
 
     In a folder, the first of: ``model.safetensors``, its index, the only ``*.safetensors.index.json``, the
     only ``*.safetensors``, ``pytorch_model.bin``, its index, the only ``*.bin``. It is transformers' order.
+    One of several shards (``...-00001-of-00003.safetensors``) is never taken for the whole.
 
     Raises:
         CheckpointNotFoundError: there is nothing at `path`, or no checkpoint in the folder.
@@ -132,8 +136,9 @@ def choose_checkpoint_file(names: Iterable[str], source: str) -> str:
     candidates = sorted(names)
     for whole, suffix in rules:
         found = [name for name in candidates if name == whole or (suffix and name.endswith(suffix))]
-        if len(found) == 1:
-            return found[0]
+        complete = [name for name in found if not _ONE_OF_SEVERAL.search(name)]
+        if len(complete) == 1:
+            return complete[0]
         if found:
             raise CheckpointFormatError(
                 f"{source}: holds {', '.join(found[:5])}{', ...' if len(found) > 5 else ''} and no "

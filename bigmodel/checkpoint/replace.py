@@ -1,0 +1,158 @@
+"""Replace the checkpoint in a folder as a whole, so that at every moment the folder loads as the old or the new one.
+
+A folder is loaded by one file: ``model.safetensors`` before ``model.safetensors.index.json`` before the legacy names
+(`bigmodel.profile.index.find_checkpoint_file`; transformers does the same). So the new files are written to a folder
+within, shards move out under names that nothing refers to, and then a single rename, or the removal of the file that
+takes precedence, makes them count. What no longer counts is removed last.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+
+from ..errors import CheckpointError
+from ..profile.index import (
+    INDEX_FILE,
+    LEGACY_INDEX_FILE,
+    LEGACY_SINGLE_FILE,
+    SINGLE_FILE,
+    choose_checkpoint_file,
+    read_index,
+)
+
+_PREFIX = ".saving-"
+_SHARD = re.compile(r"(model|pytorch_model)(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.(safetensors|bin)")
+
+
+class Replacement:
+    """The files of a checkpoint in the making. Use as a context: what is not committed leaves nothing behind.
+
+    Args:
+        folder: where the checkpoint goes; must exist.
+        safe: whether it is made of safetensors, not of legacy ``.bin`` files.
+
+    Raises:
+        CheckpointError: another file in the folder would be loaded instead of the new ones.
+    """
+
+    def __init__(self, folder: Path, safe: bool) -> None:
+        self.folder = folder
+        self.safe = safe
+        self._single = SINGLE_FILE if safe else LEGACY_SINGLE_FILE
+        self._index = INDEX_FILE if safe else LEGACY_INDEX_FILE
+        self._shards: list[str] = []
+        self._beside: list[str] = []
+        self._has_index = False
+        self._old = self._old_files()
+        self._refuse_if_hidden()
+        self._temporary = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
+
+    def __enter__(self) -> Replacement:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def shard_names(self, count: int) -> list[str]:
+        """Names for `count` files of weights; where there are several, none that the folder holds already."""
+        if count == 1:
+            self._shards = [self._single]
+            return self._shards
+        stem, _, suffix = self._single.rpartition(".")
+        tag = ""
+        while True:
+            names = [f"{stem}{tag}-{i + 1:05}-of-{count:05}.{suffix}" for i in range(count)]
+            if not any((self.folder / name).exists() for name in names):
+                self._shards = names
+                return names
+            tag = f"-{uuid.uuid4().hex[:8]}"
+
+    def path(self, name: str) -> Path:
+        """Where to write the file that will be called `name`."""
+        return self._temporary / name
+
+    def write_index(self, content: bytes) -> None:
+        """Write the index of several shards."""
+        self._has_index = True
+        self._write(self._index, content)
+
+    def write_beside(self, name: str, content: bytes) -> None:
+        """Write a small file that takes its place just before the weights do."""
+        self._beside.append(name)
+        self._write(name, content)
+
+    def commit(self) -> None:
+        """Make the folder load as the new checkpoint, and remove what is left of the old one."""
+        if self._has_index:
+            for name in self._shards:
+                os.rename(self.path(name), self.folder / name)
+            _sync(self.folder)
+        for name in self._beside:
+            os.replace(self.path(name), self.folder / name)
+        entry = self._index if self._has_index else self._single
+        os.replace(self.path(entry), self.folder / entry)
+        _sync(self.folder)
+        new = {entry, *self._shards, *self._beside}
+        # Those that take precedence over the new entry, the first of them last: until it is gone, the old one counts.
+        for name in (INDEX_FILE, SINGLE_FILE) if not self.safe else (SINGLE_FILE,):
+            if name not in new and name in self._old:
+                os.unlink(self.folder / name)
+        _sync(self.folder)
+        self._clean(new)
+
+    def _clean(self, new: set[str]) -> None:
+        for name in sorted(self._old - new):
+            (self.folder / name).unlink(missing_ok=True)
+        for leftover in self.folder.glob(f"{_PREFIX}*"):  # of a save that was cut off
+            shutil.rmtree(leftover, ignore_errors=True)
+        _sync(self.folder)
+
+    def _old_files(self) -> set[str]:
+        """The files of an older checkpoint that must go: of the same format, or of safetensors in any case."""
+        present = {entry.name for entry in self.folder.iterdir() if entry.is_file() or entry.is_symlink()}
+        formats = [(SINGLE_FILE, INDEX_FILE, ".safetensors")]
+        if not self.safe:
+            formats.append((LEGACY_SINGLE_FILE, LEGACY_INDEX_FILE, ".bin"))
+        old: set[str] = set()
+        for single, index, suffix in formats:
+            old |= {single, index} | {name for name in present if _SHARD.fullmatch(name) and name.endswith(suffix)}
+            if index in present:
+                old |= _named_in(self.folder / index)
+        return old & present
+
+    def _refuse_if_hidden(self) -> None:
+        present = {entry.name for entry in self.folder.iterdir() if entry.is_file()} - self._old
+        chosen = choose_checkpoint_file({*present, self._single}, str(self.folder))
+        if chosen != self._single:
+            raise CheckpointError(
+                f"{self.folder}: holds {chosen}, which would be loaded instead of {self._single}; "
+                "save with safe_serialization=True, or to another folder"
+            )
+
+    def _write(self, name: str, content: bytes) -> None:
+        with self.path(name).open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _named_in(index: Path) -> set[str]:
+    """The files of an older checkpoint; a damaged index names none."""
+    try:
+        return set(read_index(index).values())
+    except CheckpointError:
+        return set()
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names in `folder` are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
