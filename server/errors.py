@@ -64,9 +64,10 @@ def bad_value(param: str, message: str, *, code: str | None = None) -> APIError:
 
 def from_validation(errors: list[Any]) -> APIError:
     """What pydantic found, as one error about the first field at fault."""
-    first = errors[0]
-    where = [str(part) for part in first["loc"] if part != "body"]
-    param = ".".join(where) or None
+    # Where a field may have one of several shapes there is an error for each: one about the value says more
+    # than those about shapes it was not meant to have.
+    first = min(errors, key=lambda error: _is_shape_error(error["type"]))
+    param = ".".join(str(part) for part in first["loc"][1:] if not _is_shape_name(part)) or None
     kind: str = first["type"]
     if kind == "json_invalid":
         return APIError(400, f"the body is no valid JSON: {first['ctx']['error']}", code="invalid_json")
@@ -75,9 +76,18 @@ def from_validation(errors: list[Any]) -> APIError:
     message = f"'{param}': {first['msg']}" if param else str(first["msg"])
     if kind == "missing":
         return APIError(422, message, param=param, code="missing_required_parameter")
-    if kind.endswith(("_type", "_parsing")) or kind.startswith(("union_tag", "model_")):
+    if _is_shape_error(kind):
         return APIError(422, message, param=param, code="invalid_type")
     return APIError(400, message, param=param, code="invalid_value")
+
+
+def _is_shape_error(kind: str) -> bool:
+    return kind.endswith(("_type", "_parsing")) or kind.startswith(("union_tag", "model_"))
+
+
+def _is_shape_name(part: Any) -> bool:
+    """Whether a part of an error's place names an alternative shape, not a field."""
+    return isinstance(part, str) and (not part.isidentifier() or part in ("str", "int", "float", "bool", "list"))
 
 
 def install(app: FastAPI) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import APIError
@@ -54,7 +55,6 @@ class BodyLimit:
         if announced.isdecimal() and int(announced[:20]) > self._limit:
             await self._refuse(scope, receive, send)
             return
-        started = False
         seen = 0
 
         async def counted() -> Message:
@@ -62,25 +62,11 @@ class BodyLimit:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self._limit:
-                raise _TooLong
+                raise HTTPException(413, f"the body is longer than {self._limit} bytes")
             return message
 
-        async def watched(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, counted, watched)
-        except _TooLong:
-            if started:
-                raise
-            await self._refuse(scope, receive, send)
+        await self._app(scope, counted, send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = APIError(413, f"the body is longer than {self._limit} bytes", code="body_too_long")
         await error.response()(scope, receive, send)
-
-
-class _TooLong(Exception):
-    pass

@@ -1,0 +1,194 @@
+"""What the server refuses, with which status, and that nothing is held afterwards."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.live import MODEL, serving, tiny_app
+from tests.server.serve_tiny import SlowOrBroken
+from tests.server.tiny import tiny_model
+
+JSON = {"content-type": "application/json"}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": "the cat", "max_tokens": 4, "ignore_eos": True, **fields}
+
+
+def post(url: str, path: str = "/v1/completions", **kwargs: Any) -> httpx.Response:
+    return httpx.post(f"{url}{path}", timeout=60, **kwargs)
+
+
+def slow_model(delay: float) -> Any:
+    model = tiny_model()
+    model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, delay)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"temperature": -1}, 400, "temperature"),
+        ({"temperature": "1"}, 422, "temperature"),
+        ({"top_p": 0}, 400, "top_p"),
+        ({"min_p": 1.5}, 400, "min_p"),
+        ({"n": 0}, 400, "n"),
+        ({"n": True}, 422, "n"),
+        ({"max_tokens": -1}, 400, "max_tokens"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"max_tokens": 5000}, 400, "max_tokens"),
+        ({"stop": [""]}, 400, "stop"),
+        ({"logit_bias": {"cat": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"99999": 1}}, 400, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, 400, "logit_bias"),
+        ({"logprobs": 21}, 400, "logprobs"),
+        ({"prompt": []}, 400, "prompt"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": [100000]}, 400, "prompt"),
+        ({"prompt": 7}, 422, "prompt"),
+        ({"prompt": "\ud800"}, 400, "prompt"),
+        ({"prompt": "x" * 3000}, 413, "prompt"),
+        ({"stream_options": {"include_usage": True}}, 400, None),
+        ({"suffix": "end"}, 400, "suffix"),
+        ({"best_of": 3}, 400, None),
+        ({"response_format": {"type": "json_schema"}}, 400, "response_format"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format"),
+        ({"timeout": 0}, 400, "timeout"),
+    ],
+)
+def test_a_bad_value_is_named(url: str, fields: dict[str, Any], status: int, param: str | None) -> None:
+    answer = post(url, content=json.dumps(body(**fields)), headers=JSON)
+    error = answer.json()["error"]
+    assert (answer.status_code, str(error["param"] or "").split(".")[0] or None) == (status, param), error
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+
+
+def test_a_missing_field_is_named(url: str) -> None:
+    answer = post(url, json={"prompt": "x"})
+    assert answer.status_code == 422
+    assert answer.json()["error"]["param"] == "model"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"model": NaN}', "\x00"])
+def test_what_is_no_json_object_is_refused(url: str, text: str) -> None:
+    answer = post(url, content=text, headers=JSON)
+    assert answer.status_code in (400, 422)
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_unknown_routes_and_methods_are_errors_of_the_same_shape(url: str) -> None:
+    assert httpx.get(f"{url}/v1/nothing").json()["error"]["type"] == "invalid_request_error"
+    answer = httpx.get(f"{url}/v1/completions")
+    assert answer.status_code == 405
+    assert "error" in answer.json()
+
+
+def test_keys_open_the_api_and_health_needs_none() -> None:
+    with serving(tiny_app(api_keys=("alpha", "beta"))) as url:
+        for headers in ({}, {"Authorization": "Bearer gamma"}, {"Authorization": "Basic alpha"}):
+            answer = httpx.get(f"{url}/v1/models", headers=headers)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+            assert answer.json()["error"]["type"] == "authentication_error"
+        for key in ("alpha", "beta"):
+            assert httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/metrics").status_code == 401
+
+
+def test_a_body_too_long_is_refused_announced_or_not() -> None:
+    with serving(tiny_app(max_body_bytes=2000)) as url:
+        large = json.dumps(body(prompt="x" * 3000)).encode()
+        announced = post(url, content=large, headers=JSON)
+        assert announced.status_code == 413
+        assert announced.json()["error"]["code"] == "body_too_long"
+
+        def chunks() -> Iterator[bytes]:
+            yield from (large[at : at + 500] for at in range(0, len(large), 500))
+
+        assert post(url, content=chunks(), headers=JSON).status_code == 413
+        assert post(url, json=body()).status_code == 200
+
+
+def test_a_full_queue_is_429_and_empties_again() -> None:
+    app = tiny_app(slow_model(0.01), engine={"max_sequences": 1, "max_queue": 1})
+    with serving(app) as url:
+        statuses: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: statuses.append(post(url, json=body(max_tokens=40)).status_code))
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        engine = app.state.server.engine
+        wait_until(lambda: engine.unfinished == 2)
+        refused = post(url, json=body())
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        for thread in threads:
+            thread.join()
+        assert statuses == [200, 200]
+        assert post(url, json=body()).status_code == 200
+
+
+def test_more_choices_than_there_is_room_for_leave_nothing_behind() -> None:
+    app = tiny_app(engine={"max_sequences": 2, "max_queue": 1})
+    with serving(app) as url:
+        assert post(url, json=body(prompt=["a", "b"], n=2)).status_code == 429
+        wait_until(lambda: app.state.server.engine.unfinished == 0)
+        assert post(url, json=body(n=3)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_closed_connection_frees_slot_and_memory(stream: bool) -> None:
+    app = tiny_app(slow_model(0.01))
+    with serving(app) as url:
+        core = app.state.server.engine.core
+        host, port = url.removeprefix("http://").split(":")
+        text = json.dumps(body(max_tokens=900, stream=stream)).encode()
+        with socket.create_connection((host, int(port))) as connection:
+            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(text)}\r\n\r\n"
+            connection.sendall(head.encode() + text)
+            wait_until(lambda: core.generated > 3)
+        wait_until(lambda: not core.scheduler.running)
+        assert core.generated < 300
+        assert core.scheduler.pool.used == 0
+        assert app.state.server.engine.unfinished == 0
+
+
+def test_a_deadline_ends_a_request() -> None:
+    app = tiny_app(slow_model(0.01))
+    with serving(app) as url:
+        answer = post(url, json=body(max_tokens=900, timeout=0.2))
+        assert answer.status_code == 504
+        assert answer.json()["error"]["type"] == "timeout_error"
+        streamed = post(url, json=body(max_tokens=900, timeout=0.2, stream=True))
+        assert streamed.status_code == 200
+        *_, last, end = streamed.text.split("\n\n")
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
+        assert end == ""
+        assert app.state.server.engine.core.scheduler.pool.used == 0
+
+
+def test_the_servers_own_limit_holds_without_being_asked() -> None:
+    with serving(tiny_app(slow_model(0.01), request_timeout=0.2)) as url:
+        assert post(url, json=body(max_tokens=900)).status_code == 504
+        assert post(url, json=body(max_tokens=900, timeout=60)).status_code == 504
+
+
+def wait_until(condition: Any, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.002)
