@@ -108,7 +108,7 @@ def recover(target: Path) -> None:
 
 def describe(folder: Path, description: dict[str, object]) -> None:
     """Write what a checkpoint holds; called last, on one process."""
-    names = sorted(path.name for path in folder.iterdir()) + [_CONTENT]
+    names = [*sorted(path.name for path in folder.iterdir()), _CONTENT]
     _write_json({**description, "files": names}, folder / _CONTENT)
 
 

@@ -72,7 +72,8 @@ def _check_readable(path: Path, written: Path) -> None:
     if refused:
         raise TrainError(
             f"{path.name} would hold objects of {', '.join(refused)}, which are not read back for safety; "
-            "keep tensors, numbers and strings in state_dict, or allow the class with torch.serialization.add_safe_globals"
+            "keep tensors, numbers and strings in state_dict, "
+            "or allow the class with torch.serialization.add_safe_globals"
         )
 
 

@@ -1,43 +1,24 @@
-"""A model's weights in a training checkpoint: one safetensors file, written and read tensor by tensor."""
+"""A model's weights in a training checkpoint: one safetensors file, written tensor by tensor, read in place."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
-from bigmodel.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
-from bigmodel.train.files.objects import load_object, numbered, save_object, written_atomically
+from bigmodel.checkpoint import Checkpoint, write
+from bigmodel.errors import CheckpointMismatchError, CheckpointNotFoundError
+from bigmodel.profile.headers import read_header
+from bigmodel.train.files.objects import load_object, numbered, save_object
 
 SAFE_NAME = "model.safetensors"
 PICKLED_NAME = "pytorch_model.bin"
 EXTRA_NAME = "model_extra.bin"
 _TIED = "tied"
-
-_NAMES: dict[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
 
 def save_weights(state: Mapping[str, Any], directory: Path, index: int, *, safe_serialization: bool = True) -> None:
     """Write the state dict of the model number `index`; entries that are not tensors go to a file of their own."""
@@ -97,43 +78,25 @@ def _check_fits(model: nn.Module, state: Mapping[str, Any], directory: Path, str
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors to a safetensors file. At most one tensor is copied to the host at a time.
+    """Write tensors to a safetensors file, whole or not at all. At most one tensor is copied to the host at a time.
 
     Names of one and the same tensor (tied weights) are written once; the file's metadata says which.
     """
     kept, tied = _without_ties(tensors)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", _TIED: json.dumps(tied)}}
-    offset = 0
-    for name, tensor in kept.items():
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _dtype_name(name, tensor),
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with written_atomically(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in kept.values():
-            dense = tensor.detach().to("cpu").contiguous()
-            file.write(memoryview(dense.view(-1).view(torch.uint8).numpy()) if dense.numel() else b"")
-
-
-def _dtype_name(name: str, tensor: Tensor) -> str:
-    if tensor.dtype not in _NAMES:
-        raise CheckpointFormatError(
-            f"{name} is {tensor.dtype}, which safetensors files cannot hold; use safe_serialization=False"
-        )
-    return _NAMES[tensor.dtype]
+    metadata = {"format": "pt", _TIED: json.dumps(tied)}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write.write_safetensors(temporary, [write.Outgoing.of(*item) for item in kept.items()], metadata)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _without_ties(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     seen: dict[Any, str] = {}
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):  # keeps values aligned
+    for name, tensor in tensors.items():
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and place in seen:
             tied[name] = seen[place]
@@ -144,12 +107,9 @@ def _without_ties(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dic
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Return every tensor of a file, those of tied names included."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            tied = json.loads((file.metadata() or {}).get(_TIED, "{}"))
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception as error:
-        raise CheckpointFormatError(f"{path} is not a sound safetensors file: {error}") from error
-    tensors.update({name: tensors[first] for name, first in tied.items()})
+    """Return every tensor of a file, those of tied names included, as views of the mapped file."""
+    tied: dict[str, str] = json.loads((read_header(path).metadata or {}).get(_TIED, "{}"))
+    checkpoint = Checkpoint.open(path)
+    tensors = {name: checkpoint.tensor(name) for name in checkpoint}
+    tensors.update({name: tensors[first] for name, first in tied.items() if first in tensors})
     return tensors

@@ -50,8 +50,7 @@ def _take(inputs: Any, start: int, end: int, missing: int) -> Any:
         part = inputs[start:end]
         return torch.cat([part, *[inputs[-1:]] * missing]) if missing else part
     if isinstance(inputs, (list, tuple)):
-        items = inputs[start:end]
-        return items + type(inputs)([inputs[-1]] * missing) if missing else items
+        return type(inputs)([*inputs[start:end], *[inputs[-1]] * missing])
     if hasattr(inputs, "select"):
         return inputs.select([*range(start, end), *[len(inputs) - 1] * missing])
     if missing:

@@ -110,7 +110,7 @@ class Strategy(ABC):
         """Return a context whose backward synchronises gradients although the forward ran under `no_sync`."""
         return nullcontext()
 
-    def set_sync_gradients(self, value: bool) -> None:
+    def set_sync_gradients(self, value: bool) -> None:  # noqa: B027
         """Learn whether the coming backward closes an accumulation window."""
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor | None:
@@ -198,5 +198,5 @@ class Strategy(ABC):
 
     # -- the end -----------------------------------------------------------------------------------------------
 
-    def free(self) -> None:
+    def free(self) -> None:  # noqa: B027
         """Drop every reference to prepared objects."""
