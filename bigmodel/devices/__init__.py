@@ -48,3 +48,5 @@ __all__ = [
     "torch_device",
     "virtual",
 ]
+
+virtual.enable_from_environment()

@@ -6,6 +6,7 @@ from .dispatch import dispatch_model, undispatch
 from .load import load_checkpoint_and_dispatch
 from .move import send_to_device
 from .offload import UserCpuOffloadHook, cpu_offload, cpu_offload_with_hook, disk_offload
+from .pretrained import from_pretrained, get_plan
 
 __all__ = [
     "UserCpuOffloadHook",
@@ -13,6 +14,8 @@ __all__ = [
     "cpu_offload_with_hook",
     "disk_offload",
     "dispatch_model",
+    "from_pretrained",
+    "get_plan",
     "load_checkpoint_and_dispatch",
     "send_to_device",
     "undispatch",

@@ -87,10 +87,11 @@ class Builder:
         for placed in self.placed.values():
             owner = placed.name.rpartition(".")[0]
             other = first.setdefault(owner, placed)
-            if self.placement.runs_on(placed.device) != self.placement.runs_on(other.device):
+            one, two = self.placement.runs_on(other.device), self.placement.runs_on(placed.device)
+            if one != two:
                 raise DeviceMapError(
-                    f"the device map has {other.name} run on {self.placement.runs_on(other.device)} and {placed.name} "
-                    f"on {self.placement.runs_on(placed.device)}, but one module computes with both; map {owner!r} whole"
+                    f"the device map has {other.name} run on {one} and {placed.name} on {two}, but one module computes "
+                    f"with both; map {owner!r} whole"
                 )
 
     def _ties(self) -> dict[str, str]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from ..sizes import parse_size
 from .arena import Arena
 from .backend import register
+from .environment import from_environment
 from .link import VirtualLink
 from .tensor import TYPE, VirtualTensor, board, user_attributes
 
@@ -69,6 +70,14 @@ def disable() -> None:
 def count() -> int:
     """Return how many virtual accelerators are enabled."""
     return len(board.arenas)
+
+
+def enable_from_environment() -> None:
+    """Enable what the variable ``BIGMODEL_VIRTUAL`` asks for, if it is set."""
+    wanted = from_environment()
+    if wanted is not None:
+        count_, capacity, bandwidth = wanted
+        enable(count_, capacity, bandwidth)
 
 
 def link(index: int) -> VirtualLink:

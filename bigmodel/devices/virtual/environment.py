@@ -1,0 +1,31 @@
+"""Virtual accelerators for a whole process, from outside: ``BIGMODEL_VIRTUAL=2x1GiB@8GB bigmodel plan ...``"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ...errors import DeviceError
+from ..sizes import parse_size
+
+VARIABLE = "BIGMODEL_VIRTUAL"
+_FORM = re.compile(r"(\d+)(?:x([^@]+))?(?:@(.+))?")
+
+
+def from_environment() -> tuple[int, int | None, int | None] | None:
+    """Return the count, the capacity of each (bytes) and the link's bandwidth (bytes per second) that the variable
+    ``BIGMODEL_VIRTUAL`` asks for, as in ``2``, ``2x1GiB`` or ``2x1GiB@8GB``; None when it is not set.
+
+    Raises:
+        DeviceError: The variable has another form.
+    """
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    match = _FORM.fullmatch(text)
+    if match is None:
+        raise DeviceError(
+            f"{VARIABLE}={text!r} cannot be read; write COUNT, COUNTxCAPACITY or COUNTxCAPACITY@BYTES_PER_S"
+        )
+    count, capacity, bandwidth = match.groups()
+    return int(count), parse_size(capacity) if capacity else None, parse_size(bandwidth) if bandwidth else None

@@ -1,0 +1,49 @@
+"""The public names, frozen: a change here is a change of the interface."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import bigmodel
+
+
+def test_every_name_can_be_imported() -> None:
+    assert all(getattr(bigmodel, name) is not None for name in bigmodel.__all__)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(bigmodel.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == set(bigmodel.__all__) - {"__version__"}
+
+
+def test_the_names_of_accelerate_for_big_models_are_there() -> None:
+    assert set(bigmodel.__all__) >= {
+        "Accelerator",
+        "check_device_map",
+        "compute_module_sizes",
+        "cpu_offload",
+        "cpu_offload_with_hook",
+        "disk_offload",
+        "dispatch_model",
+        "find_executable_batch_size",
+        "find_tied_parameters",
+        "from_pretrained",
+        "get_balanced_memory",
+        "get_max_memory",
+        "infer_auto_device_map",
+        "init_empty_weights",
+        "init_on_device",
+        "load_checkpoint_and_dispatch",
+        "load_checkpoint_in_model",
+        "release_memory",
+        "save_model",
+        "undispatch",
+    }
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, bigmodel; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
