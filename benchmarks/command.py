@@ -1,0 +1,127 @@
+"""The command line that all questions share."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .harness.errors import UsageError
+from .harness.report import Report
+from .harness.show import csv_text, show
+from .harness.store import RESULTS, result_data, save_report
+
+FOLDER = Path(__file__).resolve().parent
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def questions() -> dict[str, str]:
+    """Return what can be asked: name -> the question in a line. No module is imported for it."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        tree = ast.parse(path.read_text())
+        functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        if {"run", "add_arguments"} <= functions:
+            found[path.stem.replace("_", "-")] = (ast.get_docstring(tree) or "").partition("\n")[0]
+    return found
+
+
+def main(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
+    """Answer one question and return the exit code: 0 answered, 1 failed (or a limit missed under --check), 2 usage."""
+    debug = "--debug" in arguments
+    given = [text for text in arguments if text != "--debug"]
+    try:
+        return run(given, program)
+    except UsageError as error:
+        return _fail(program, error, 2, debug)
+    except KeyboardInterrupt as error:
+        return _fail(program, error, 130, debug)
+    except Exception as error:
+        return _fail(program, error, 1, debug)
+
+
+def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
+    """Answer the question that `arguments` ask.
+
+    Raises:
+        UsageError: They ask none.
+        Exception: Whatever went wrong while answering.
+    """
+    # transformers reports on loading through its logger; here only what was asked is said.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    known = questions()
+    if not arguments or arguments[0] in ("-h", "--help"):
+        width = max(map(len, known), default=0)
+        print(f"usage: {program} NAME [options]\n\nquestions:")
+        print("\n".join(f"  {name.ljust(width)}  {question}" for name, question in known.items()))
+        return 0
+    name = arguments[0].replace("_", "-")
+    if name not in known:
+        raise UsageError(f"{arguments[0]!r} is no question; ask one of {', '.join(known)}")
+    module: Any = importlib.import_module(f"{__package__}.{name.replace('-', '_')}")
+    options = _parser(f"{program} {name}", known[name], module).parse_args(arguments[1:])
+    report: Report = module.run(options)
+    _print(report, options, arguments)
+    if options.results is not None or not options.quick:
+        path = save_report(report, arguments, options.results or RESULTS)
+        print(f"results kept in {path}", file=sys.stderr)
+    return 1 if options.check and not report.kept else 0
+
+
+def _parser(program: str, question: str, module: Any) -> argparse.ArgumentParser:
+    parser = _Parser(prog=program, description=question, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    common = parser.add_argument_group("every question")
+    common.add_argument("--rounds", type=_positive, default=5, help="values for each variant")
+    common.add_argument("--seed", type=int, default=0, help="of the order within rounds")
+    common.add_argument("--device", default="cpu", help="where to compute: cpu, cuda, or virtual")
+    common.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, not how fast")
+    common.add_argument("--workdir", type=Path, default=default_workdir(), help="where checkpoints are kept")
+    common.add_argument("--results", type=Path, default=None, help="folder for the JSON file; None: with the code")
+    common.add_argument("--threads", type=_positive, default=None, help="threads of torch; None: its own choice")
+    common.add_argument("--check", action="store_true", help="exit with 1 if a limit is missed")
+    form = common.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON")
+    form.add_argument("--csv", action="store_true", help="print CSV")
+    module.add_arguments(parser)
+    return parser
+
+
+def default_workdir() -> Path:
+    """Return the folder for checkpoints: of the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "bigmodel" / "benchmarks"
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _print(report: Report, options: argparse.Namespace, arguments: Sequence[str]) -> None:
+    if options.json:
+        print(json.dumps(result_data(report, arguments), indent=1))
+    elif options.csv:
+        sys.stdout.write(csv_text(report))
+    else:
+        show(report)
+
+
+def _fail(program: str, error: BaseException, code: int, debug: bool) -> int:
+    if debug:
+        raise error
+    message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+    print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
+    return code

@@ -1,0 +1,73 @@
+"""Work in a process of its own: fresh memory, fresh allocator, nothing imported that the work does not import.
+
+Whatever depends on a process's past (peak memory, page faults of first use, what a peer patches) is measured so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .errors import BenchmarkError
+
+TIMEOUT = 600.0
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def run_isolated(function: Callable[..., Any], timeout: float = TIMEOUT, **arguments: Any) -> Any:
+    """Call a function of a module in a fresh interpreter and return its result.
+
+    Args:
+        function: Of a module's top level. Arguments and result must be plain data, as in JSON.
+        timeout: Seconds after which the process is killed.
+        arguments: By name.
+
+    Raises:
+        BenchmarkError: The process failed; the message ends with what it said on stderr.
+        subprocess.TimeoutExpired: It took longer than `timeout`.
+    """
+    call = json.dumps({"module": function.__module__, "name": function.__qualname__, "arguments": arguments})
+    with tempfile.TemporaryFile("w+") as answer:
+        os.set_inheritable(answer.fileno(), True)
+        command = [sys.executable, "-m", __name__, str(answer.fileno())]
+        done = subprocess.run(
+            command,
+            input=call,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            pass_fds=[answer.fileno()],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_given_path()])},
+            check=False,
+        )
+        if done.returncode:
+            said = "\n".join(done.stderr.strip().splitlines()[-12:])
+            raise BenchmarkError(f"{function.__qualname__} failed in its own process (exit {done.returncode}):\n{said}")
+        answer.seek(0)
+        return json.load(answer)
+
+
+def _given_path() -> list[str]:
+    given = os.environ.get("PYTHONPATH")
+    return [given] if given else []
+
+
+def _main() -> None:
+    call = json.load(sys.stdin)
+    work: Any = importlib.import_module(call["module"])
+    for part in call["name"].split("."):
+        work = getattr(work, part)
+    result = work(**call["arguments"])
+    with os.fdopen(int(sys.argv[1]), "w", closefd=False) as answer:
+        json.dump(result, answer)
+
+
+if __name__ == "__main__":
+    _main()

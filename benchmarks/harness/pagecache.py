@@ -1,0 +1,111 @@
+"""The kernel's page cache: throw files out of it, bring them in, and count what is there.
+
+`posix_fadvise` leaves pages alone that any process has mapped, without saying so. So "cold" is never assumed here:
+`evict` counts what is left, by `mincore`, and refuses to go on when that is more than a trace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import BenchmarkError
+
+if TYPE_CHECKING:
+    import torch
+
+_MADV_DONTNEED = 4
+_TRACE = 0.001
+"""The share of a file that may stay cached: a page or two that the kernel will not give up."""
+
+
+def evict(files: Iterable[Path], tensors: Iterable[torch.Tensor] = ()) -> None:
+    """Throw `files` out of the page cache and make sure that they are out.
+
+    Args:
+        files: Clean ones; what was not written back yet cannot be thrown out.
+        tensors: Those of this process that show a file privately and untouched: their pages are unmapped first,
+            for mapped pages stay. They come back from the file when they are next read.
+
+    Raises:
+        BenchmarkError: Some of it stayed, because another process has it mapped, say.
+    """
+    for tensor in tensors:
+        unmap(tensor)
+    for file in files:
+        _advise_out(file)
+        left, total = cached_bytes(file), file.stat().st_size
+        if left > max(_TRACE * total, 16 * mmap.PAGESIZE):
+            raise BenchmarkError(
+                f"{left:,} of {total:,} bytes of {file.name} stayed in the page cache, so a cold read cannot be "
+                "measured; another process may have it mapped"
+            )
+
+
+def warm(files: Iterable[Path]) -> None:
+    """Read `files` once, so that they are in the page cache, and make sure that they are.
+
+    Raises:
+        BenchmarkError: They did not stay: there is too little memory for them.
+    """
+    buffer = bytearray(8 * 2**20)
+    for file in files:
+        with file.open("rb", buffering=0) as source:
+            while source.readinto(buffer):
+                pass
+        cached, total = cached_bytes(file), file.stat().st_size
+        if cached < (1 - _TRACE) * total - mmap.PAGESIZE:
+            raise BenchmarkError(f"only {cached:,} of {total:,} bytes of {file.name} stay in the page cache")
+
+
+def cached_bytes(file: Path) -> int:
+    """Return how many bytes of `file` are in the page cache."""
+    size = file.stat().st_size
+    if size == 0:
+        return 0
+    pages = -(-size // mmap.PAGESIZE)
+    libc = c_library()
+    with file.open("rb") as source, mmap.mmap(source.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ) as view:
+        address = address_of(view, size)
+        found = (ctypes.c_ubyte * pages)()
+        if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), found):
+            raise OSError(ctypes.get_errno(), f"mincore failed on {file}")
+    return sum(byte & 1 for byte in found) * mmap.PAGESIZE
+
+
+def unmap(tensor: torch.Tensor) -> None:
+    """Drop the pages behind a tensor that shows a private, untouched mapping of a file."""
+    start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    end = tensor.data_ptr() + tensor.nbytes
+    if tensor.nbytes and c_library().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), "madvise(MADV_DONTNEED) failed")
+
+
+def _advise_out(file: Path) -> None:
+    if not hasattr(os, "posix_fadvise"):
+        raise BenchmarkError("this system has no posix_fadvise, so cold reads cannot be measured on it")
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def address_of(view: mmap.mmap, size: int) -> int:
+    """Return where a read-only map lies; ctypes alone refuses to look at one."""
+    import numpy
+
+    return int(numpy.frombuffer(view, dtype=numpy.uint8, count=size).ctypes.data)
+
+
+def c_library() -> ctypes.CDLL:
+    """Return the C library, or say that this system lacks what is needed of it."""
+    if sys.platform != "linux":
+        raise BenchmarkError("the page cache can be looked at on Linux only")
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,108 @@
+"""The answer to a question: tables, limits with what was measured against them, and the data behind both."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+from .measure import Samples
+
+Cell: TypeAlias = "str | int | float | None"
+
+_RELATIONS = {"<=": operator.le, ">=": operator.ge, "==": operator.eq}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        name: Its head.
+        unit: How its numbers are shown: ``"seconds"``, ``"bytes"`` (exact), ``"rate"`` (bytes per second),
+            ``"ratio"``, ``"percent"`` (of 1), ``"count"``, or ``""`` for text.
+    """
+
+    name: str
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under named columns; None leaves a cell empty."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+
+    def records(self) -> list[dict[str, Cell]]:
+        """Return each row by column name."""
+        return [dict(zip((column.name for column in self.columns), row)) for row in self.rows]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound that a figure has to keep.
+
+    Attributes:
+        what: What is bounded, in words.
+        measured: The figure.
+        relation: ``"<="``, ``">="`` or ``"=="``.
+        bound: What it is held against.
+        unit: As for `Column`.
+    """
+
+    what: str
+    measured: float
+    relation: str
+    bound: float
+    unit: str = "ratio"
+
+    @property
+    def kept(self) -> bool:
+        """Whether the figure keeps the bound."""
+        return bool(_RELATIONS[self.relation](self.measured, self.bound))
+
+
+@dataclass
+class Report:
+    """The answer to one question.
+
+    Attributes:
+        name: The question's module.
+        device: Where it was answered, as ``--device`` names it.
+        settings: Sizes and options that the figures depend on.
+        tables: What is shown.
+        limits: What has to hold.
+        notes: What a reader must know to read the figures right.
+        samples: Every value behind the tables, by the name of the measurement.
+    """
+
+    name: str
+    device: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=list)
+    limits: list[Limit] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    samples: dict[str, Samples] = field(default_factory=dict)
+
+    @property
+    def kept(self) -> bool:
+        """Whether every limit is kept."""
+        return all(limit.kept for limit in self.limits)
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the report as plain data, ready for JSON."""
+        return {
+            "name": self.name,
+            "device": self.device,
+            "settings": dict(self.settings),
+            "tables": [
+                {"title": table.title, "units": {c.name: c.unit for c in table.columns}, "rows": table.records()}
+                for table in self.tables
+            ],
+            "limits": [{**asdict(limit), "kept": limit.kept} for limit in self.limits],
+            "notes": self.notes,
+            "samples": {name: asdict(samples) for name, samples in self.samples.items()},
+        }

@@ -1,0 +1,57 @@
+"""Results as data: one JSON file for each question and device, replaced whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import tempfile
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from .machine import describe_machine, device_slug
+from .report import Report
+
+RESULTS = Path(__file__).resolve().parent.parent / "results"
+
+
+def result_data(report: Report, arguments: Sequence[str]) -> dict[str, Any]:
+    """Return a report with what it takes to read and repeat it: machine, command line, date."""
+    return {
+        "command": command_line(arguments),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": describe_machine(),
+        **report.to_data(),
+    }
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """Return the command that was run, paths shortened to their last part: where they lay says nothing elsewhere."""
+    shown = [Path(text).name if os.sep in text and Path(text).exists() else text for text in arguments]
+    return shlex.join(["python", "-m", "benchmarks", *shown])
+
+
+def result_path(report: Report, folder: Path) -> Path:
+    """Return the file that a report is kept in."""
+    return folder / f"{report.name}-{device_slug(report.device)}.json"
+
+
+def save_report(report: Report, arguments: Sequence[str], folder: Path = RESULTS) -> Path:
+    """Write a report to `folder`, atomically, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = result_path(report, folder)
+    text = json.dumps(result_data(report, arguments), indent=1) + "\n"
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path

@@ -1,0 +1,104 @@
+"""The ways in which a checkpoint becomes a model that runs: ours, the peers', and the plain one in memory.
+
+All take the folder of a checkpoint and return a model in eval mode. A device map is given by layer, as
+`infer_auto_device_map` spells it, and is the same for everybody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+DeviceMap: TypeAlias = "dict[str, int | str]"
+
+
+def quiet() -> None:
+    """Let transformers and accelerate load without progress bars and advice."""
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+
+
+def layer_map(folder: Path, layers: int | str, rest: int | str) -> DeviceMap:
+    """Return the map that puts every layer on `layers` and what stands around them on `rest`."""
+    found: DeviceMap = {}
+    for name, module in skeleton(folder).named_children():
+        for child, inner in module.named_children():
+            if child == "layers":
+                found.update({f"{name}.layers.{index}": layers for index in range(len(list(inner.children())))})
+            else:
+                found[f"{name}.{child}"] = rest
+        if not list(module.children()):
+            found[name] = rest
+    return found
+
+
+def skeleton(folder: Path) -> nn.Module:
+    """Return the model of a checkpoint on meta."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    return model
+
+
+def ours(folder: Path, device_map: str | Mapping[str, int | str], **options: Any) -> nn.Module:
+    """Load and dispatch with bigmodel."""
+    from bigmodel.dispatch.pretrained import from_pretrained
+
+    model: nn.Module = from_pretrained(folder, device_map=device_map, **options)
+    return model
+
+
+def mapped(folder: Path) -> nn.Module:
+    """Load with transformers, whose weights on the CPU show the mapped file."""
+    from transformers import AutoModelForCausalLM
+
+    quiet()
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+    return model
+
+
+def resident(folder: Path, device: str = "cpu") -> nn.Module:
+    """Load with transformers and put every weight into memory of its own: nothing shows a file."""
+    model = mapped(folder)
+    seen: dict[int, torch.Tensor] = {}
+    for parameter in model.parameters():
+        own = seen.setdefault(parameter.data_ptr(), parameter.data.to(device, copy=True))
+        parameter.data = own
+    return model.to(device)
+
+
+def accelerate_dispatched(folder: Path, device_map: DeviceMap, offload_folder: Path) -> nn.Module:
+    """Load with accelerate's load_checkpoint_and_dispatch, which writes what is mapped to disk to `offload_folder`."""
+    from accelerate import init_empty_weights, load_checkpoint_and_dispatch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    quiet()
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off
+        dispatched: nn.Module = load_checkpoint_and_dispatch(
+            model, folder, device_map=device_map, offload_folder=offload_folder
+        )
+    return dispatched.eval()
+
+
+def accelerate_indexed(folder: Path, device_map: DeviceMap, offload_folder: Path) -> nn.Module:
+    """Load with transformers by a device map: accelerate's hooks then read from the checkpoint's own shards."""
+    from transformers import AutoModelForCausalLM
+
+    quiet()
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto", device_map=device_map, offload_folder=offload_folder
+    )
+    return model.eval()

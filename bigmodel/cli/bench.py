@@ -1,0 +1,21 @@
+"""`bigmodel bench`: the benchmarks, the same as `python -m benchmarks`."""
+
+from __future__ import annotations
+
+import typer
+
+CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Everything behind `bench` goes to the benchmarks as it is, `--help` included."""
+
+
+def bench(context: typer.Context) -> None:
+    """Answer a question with figures: memory, load, decode, ... (no NAME lists them; NAME --help explains one)."""
+    from benchmarks.command import run
+    from benchmarks.harness import UsageError
+
+    try:
+        code = run(context.args, program="bigmodel bench")
+    except UsageError as error:
+        typer.echo(f"bigmodel bench: {error}", err=True)
+        code = 2
+    raise typer.Exit(code)
