@@ -1,0 +1,97 @@
+"""Choosing tokens, against the plain-Python twin."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.engine.request import Sequence
+from server.engine.sampler import choose, choose_greedy, logprob_of
+from tests.server import oracle
+from tests.server.tiny import make_request
+
+
+def sequence(output: list[int] | None = None, **params: Any) -> Sequence:
+    params.setdefault("seed", 0)
+    made = make_request([1, 2, 2, 3], **params).sequences[0]
+    made.output = output or []
+    return made
+
+
+def test_greedy_takes_the_lowest_id_among_equals() -> None:
+    rows = torch.tensor([[0.0, 2.0, 2.0, 1.0], [5.0, 5.0, 5.0, 5.0], [0.0, 0.0, 0.0, 1.0]])
+    assert choose_greedy(rows) == [1, 0, 3]
+
+
+finite = st.floats(-20, 20, allow_nan=False, width=32)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    logits=st.lists(finite, min_size=8, max_size=40, unique=True),
+    output=st.lists(st.integers(0, 7), max_size=6),
+    params=st.fixed_dictionaries(
+        {
+            "temperature": st.sampled_from([0.0, 0.3, 1.0, 1.9]),
+            "top_p": st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+            "top_k": st.sampled_from([0, 1, 3, 100]),
+            "min_p": st.sampled_from([0.0, 0.1, 1.0]),
+            "presence_penalty": st.sampled_from([-1.0, 0.0, 2.0]),
+            "frequency_penalty": st.sampled_from([-0.5, 0.0, 1.5]),
+            "repetition_penalty": st.sampled_from([0.8, 1.0, 1.3]),
+            "logit_bias": st.sampled_from([{}, {3: 5.0, 4: -100.0}]),
+            "seed": st.integers(0, 2**32),
+        }
+    ),
+)
+def test_choices_are_the_twins(logits: list[float], output: list[int], params: dict[str, Any]) -> None:
+    made = sequence(output, **params)
+    rng = random.Random(params["seed"] * 1_000_003)
+    expected = oracle.choose(logits, made.request.prompt, output, made.params, rng)
+    assert choose(made, torch.tensor(logits)) == expected
+
+
+def test_draws_follow_the_distribution() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    made = sequence(temperature=1.0, seed=5)
+    counts = Counter(choose(made, logits) for _ in range(4000))
+    for token, probability in enumerate(torch.softmax(logits, 0).tolist()):
+        deviation = math.sqrt(probability * (1 - probability) / 4000)
+        assert abs(counts[token] / 4000 - probability) < 5 * deviation
+
+
+def test_a_sequence_draws_its_own_numbers() -> None:
+    """What others draw in between changes nothing; each choice of a request draws its own."""
+    logits = torch.zeros(50)
+    a, again, other = sequence(seed=1), sequence(seed=1), sequence(seed=2)
+    alone = [choose(a, logits) for _ in range(20)]
+    mixed = []
+    for _ in range(20):
+        choose(other, logits)
+        mixed.append(choose(again, logits))
+    assert alone == mixed
+    first, second = make_request([1], seed=1, n=2).sequences
+    assert [choose(first, logits) for _ in range(20)] != [choose(second, logits) for _ in range(20)]
+
+
+def test_adjusting_does_not_change_the_logits_given() -> None:
+    logits = torch.ones(10)
+    choose(sequence([1], temperature=0, presence_penalty=2.0, logit_bias={1: 3.0}), logits)
+    assert torch.equal(logits, torch.ones(10))
+
+
+def test_logprobs_are_of_the_models_own_distribution() -> None:
+    logits = torch.tensor([0.0, 1.0, 2.0])
+    entry = logprob_of(logits, 0, 2)
+    expected = torch.log_softmax(logits, 0)
+    assert entry.logprob == pytest.approx(float(expected[0]))
+    assert [token for token, _ in entry.top] == [2, 1]
+    assert entry.top[0][1] == pytest.approx(float(expected[2]))
+    assert logprob_of(logits, 0, 0).top == ()
