@@ -53,7 +53,7 @@ class ParameterMap:
             )
 
 
-def owners(model: nn.Module, parameters: Iterable[nn.Parameter]) -> bool:
+def owners(model: nn.Module, parameters: Iterable[Any]) -> bool:
     """Whether any of `parameters` belongs to `model`."""
     own = {id(parameter) for parameter in model.parameters()}
     return any(id(parameter) in own for parameter in parameters)

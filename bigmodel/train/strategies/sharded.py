@@ -114,6 +114,22 @@ class ShardedStrategy(Strategy):
         """Gather the full state dict in RAM on rank 0; other ranks get {}."""
         return get_model_state_dict(model, options=_FULL)
 
+    def export_model(
+        self,
+        model: nn.Module,
+        directory: Path,
+        max_shard_size: int | str,
+        *,
+        safe_serialization: bool = True,
+        writes: bool = True,
+    ) -> None:
+        """Gather the full weights in RAM on rank 0, which writes them in shards for others to read."""
+        from bigmodel.checkpoint import save_model
+
+        state = self.state_dict(model)
+        if self.settings.process_index == 0:
+            save_model(state, directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
+
     # -- training checkpoints ----------------------------------------------------------------------------------
 
     def save_model(self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True) -> None:
