@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..checkpoint import mapped_region
 from ..errors import DispatchError
 from .parameter import like
 from .slab import Layout
@@ -55,12 +56,21 @@ class Block:
         self.layout = Layout.of((t.device_dtype, t.value.shape) for t in tensors)
         self.has_state = any(t.is_buffer for t in tensors)
         self.casts = any(t.device_dtype != t.value.dtype for t in tensors)
+        self.nbytes = sum(t.value.nbytes for t in tensors)
         self.packed: torch.Tensor | None = None
+        self._on_disk: bool | None = None
         self.encloses = False
         """Other blocks run within this one's forward, so it must not occupy a slot that they wait for."""
 
     def __repr__(self) -> str:
         return f"Block({self.name!r}, {len(self.tensors)} tensors, {self.layout.nbytes} bytes)"
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether any of its tensors views a memory-mapped file."""
+        if self._on_disk is None:
+            self._on_disk = any(mapped_region(t.value) is not None for t in self.tensors)
+        return self._on_disk
 
     def pack(self, pin: bool) -> None:
         """Move the host tensors into one contiguous (pinned) slab of their own, so that one copy fetches them.
@@ -95,7 +105,7 @@ class Block:
                     f"{key!r} of {self.name!r} was removed or replaced by a tensor of another shape, dtype or device "
                     "while the model is dispatched; call undispatch(model) first"
                 )
-            tensor.value, self.packed, replaced = current, None, True
+            tensor.value, self.packed, self._on_disk, replaced = current, None, None, True
             tensor.show(current)
         return replaced
 

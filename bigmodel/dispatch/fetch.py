@@ -6,26 +6,42 @@ from collections.abc import Sequence
 
 import torch
 
-from ..checkpoint import mapped_region
 from ..devices import CopyStream, Event
 from .block import Block
+from .link import Link
+from .reader import DiskReader
+from .source_file import ReadPolicy
 from .stats import StreamStats
 
 
 class Fetcher:
-    """Fetches blocks to one device over its copy stream, and counts the bytes by where they came from."""
+    """Fetches blocks to one device: from memory straight over its link, from disk by way of staging memory.
 
-    def __init__(self, stream: CopyStream, device: torch.device, stats: StreamStats) -> None:
-        self._stream = stream
-        self._device = device
+    Args:
+        stream: The copy stream of the device.
+        device: Where blocks go.
+        stats: Where bytes and seconds are counted.
+        blocks: The blocks that are fetched again and again; how many bytes of them lie on disk decides whether the
+            page cache is worth filling.
+    """
+
+    def __init__(
+        self, stream: CopyStream, device: torch.device, stats: StreamStats, blocks: Sequence[Block] = ()
+    ) -> None:
         self._stats = stats
+        self._link = Link(stream, device, stats)
+        on_disk = sum(block.nbytes for block in blocks if block.on_disk)
+        self._disk = DiskReader(self._link, ReadPolicy(on_disk), stats, pin=device.type == "cuda")
 
     def fetch(self, block: Block, slab: torch.Tensor, after: Sequence[Event]) -> Event:
-        """Start bringing `block` into `slab` once the events `after` are done; return the event of its arrival."""
-        self._stats.fetches += 1
-        for tensor in block.tensors:
-            if mapped_region(tensor.value) is None:
-                self._stats.bytes_from_ram += tensor.value.nbytes
-            else:
-                self._stats.bytes_from_disk += tensor.value.nbytes
-        return self._stream.submit(lambda: block.fetch(slab), after)
+        """Start bringing `block` into `slab` once the events `after` are done; return the event of its arrival.
+
+        Waiting for that event raises what went wrong: CheckpointFormatError for a file that was cut short, OSError
+        for one that cannot be read.
+        """
+        if block.on_disk or self._disk.is_busy:
+            # Behind reads that are under way, so that a slab is never written by an older fetch after a newer one.
+            self._stats.add(fetches=1)
+            return self._disk.fetch(block, slab, after)
+        self._stats.add(fetches=1, from_ram=block.nbytes)
+        return self._link.copy(lambda: block.fetch(slab), after)

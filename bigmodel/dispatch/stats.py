@@ -1,35 +1,94 @@
-"""What streaming did: bytes, waits, hits and misses."""
+"""What streaming did: bytes, seconds, waits, hits and misses."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
-@dataclass
 class StreamStats:
-    """Counters of one device's streamed blocks since they were last reset.
+    """Counters of one device's weights since they were last reset. Threads may share them.
 
     Attributes:
         bytes_from_ram: Bytes fetched from host memory.
-        bytes_from_disk: Bytes fetched from memory-mapped checkpoints.
+        bytes_from_disk: Bytes fetched from files; for a model that runs on the host, bytes brought in ahead of use.
+        bytes_dropped: Bytes whose memory was given back, for the budget of the host to hold.
         fetches: Blocks fetched, prefetched ones included.
-        hits: Acquired blocks that were on the device or on their way to it.
-        misses: Acquired blocks whose fetch began only then.
-        seconds_waited: Seconds that forwards waited for fetches (on devices with streams of their own the device
-            waits instead, and this stays near zero).
+        hits: Visited blocks that were there or on their way.
+        misses: Visited blocks whose fetch began only then.
+        seconds_waited: Seconds that forwards waited for weights (on devices with streams of their own the device
+            waits for copies instead, and this counts the waiting for the disk alone).
+        seconds_reading: Seconds during which files were being read.
+        seconds_on_link: Seconds during which the link to the device was copying weights.
     """
 
-    bytes_from_ram: int = 0
-    bytes_from_disk: int = 0
-    fetches: int = 0
-    hits: int = 0
-    misses: int = 0
-    seconds_waited: float = 0.0
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the counters by name."""
-        return asdict(self)
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._readers = 0
+        self.reset()
 
     def reset(self) -> None:
         """Set all counters to zero."""
-        self.__init__()  # type: ignore[misc]
+        with self._lock:
+            self.bytes_from_ram = 0
+            self.bytes_from_disk = 0
+            self.bytes_dropped = 0
+            self.fetches = 0
+            self.hits = 0
+            self.misses = 0
+            self.seconds_waited = 0.0
+            self.seconds_reading = 0.0
+            self.seconds_on_link = 0.0
+            self._began = self._reading_since = time.perf_counter()
+
+    def add(
+        self,
+        *,
+        from_ram: int = 0,
+        from_disk: int = 0,
+        dropped: int = 0,
+        fetches: int = 0,
+        waited: float = 0.0,
+        on_link: float = 0.0,
+    ) -> None:
+        """Raise counters: bytes from RAM, from disk and dropped, blocks fetched, seconds waited and on the link."""
+        with self._lock:
+            self.bytes_from_ram += from_ram
+            self.bytes_from_disk += from_disk
+            self.bytes_dropped += dropped
+            self.fetches += fetches
+            self.seconds_waited += waited
+            self.seconds_on_link += on_link
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Count the time within this context as reading; several at once count once."""
+        with self._lock:
+            self._readers += 1
+            if self._readers == 1:
+                self._reading_since = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers -= 1
+                if self._readers == 0:
+                    self.seconds_reading += time.perf_counter() - self._reading_since
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits as a share of all visits; 0 before the first."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    @property
+    def link_busy(self) -> float:
+        """Share of the time since the last reset during which the link was copying."""
+        return min(1.0, self.seconds_on_link / max(1e-9, time.perf_counter() - self._began))
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the counters by name, with the hit rate and the share of time that the link was busy."""
+        with self._lock:
+            counters = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {**counters, "hit_rate": self.hit_rate, "link_busy": self.link_busy}

@@ -4,12 +4,14 @@
                      wait for the block's own fetch; show its weights to the module
     release(block):  show the host weights again; the slot keeps its content until somebody needs the room
 
-Which block comes next is learned: each thread remembers which block it acquired after which. A wrong guess, as after
-a skipped or repeated block, costs the time of one fetch and nothing else.
+Which block comes next is learned: each thread remembers which block it acquired after which; the first time through
+it is taken to be the order in which they were given. A wrong guess, as after a skipped or repeated block, costs the
+time of one fetch and nothing else.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -64,17 +66,32 @@ class Streamer:
     def __init__(self, device: torch.device, blocks: list[Block], slots: int = 2) -> None:
         self.device = device
         self.blocks = blocks
-        self.stats = StreamStats()
-        self._stream: CopyStream = copy_stream(device)
-        self._fetcher = Fetcher(self._stream, device, self.stats)
         nbytes = largest([block.layout for block in blocks])
         count = min(max(1, slots), len(blocks))
         self._slots = [Slot(torch.empty(nbytes, dtype=torch.uint8, device=device)) for _ in range(count)]
         self._slot_of: dict[Block, Slot] = {}
-        self._next: dict[Block, Block] = {}
+        # Until an order is learned, that in which the blocks were given is the best guess.
+        self._next: dict[Block, Block] = dict(zip(blocks, [*blocks[1:], *blocks[:1]]))
         self._thread = _Thread()
-        self._changed = threading.Condition()
         self._clock = 0
+        self._start()
+
+    def _start(self) -> None:
+        """Make what belongs to one process: threads, their locks, and what they are in the middle of."""
+        self._process = os.getpid()
+        self._changed = threading.Condition()
+        self.stats = StreamStats()
+        self._stream: CopyStream = copy_stream(self.device)
+        self._fetcher = Fetcher(self._stream, self.device, self.stats, self.blocks)
+
+    def _start_in_child(self) -> None:
+        """Begin anew after a fork: nothing that was on its way will arrive, and its threads are not here."""
+        self._start()
+        self._slot_of.clear()
+        for slot in self._slots:
+            if slot.content is not None and slot.users:
+                slot.content.show_host()
+            slot.content, slot.ready, slot.users, slot.marks = None, None, 0, []
 
     @property
     def slot_bytes(self) -> int:
@@ -96,6 +113,8 @@ class Streamer:
         Raises:
             Exception: Whatever the fetch raised; nothing is held then.
         """
+        if self._process != os.getpid():
+            self._start_in_child()
         thread = self._thread
         with self._changed:
             slot = self._find_or_fetch(block)
@@ -135,13 +154,14 @@ class Streamer:
         except BaseException:
             with self._changed:
                 slot.users -= 1
-                if self._slot_of.get(block) is slot:
+                # Unless the wait was interrupted and the fetch goes on: then its content is still to come.
+                if self._slot_of.get(block) is slot and slot.ready.done():
                     self._forget(slot)
                 self._changed.notify_all()
             raise
         waited = time.perf_counter() - started
         with self._changed:
-            self.stats.seconds_waited += waited
+            self.stats.add(waited=waited)
             block.show(self._views(block, slot))
 
     def _views(self, block: Block, slot: Slot) -> list[torch.Tensor]:
