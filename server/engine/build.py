@@ -12,9 +12,11 @@ from bigmodel.devices import free_memory_bytes, normalize_device
 from server.engine.core import EngineCore
 from server.engine.engine import Engine
 from server.engine.observer import Observer, Silent
+from server.engine.plain import PlainRunner
 from server.engine.pool import KVBudget, TokenPool
 from server.engine.prefix import PrefixCache
-from server.engine.runner import PlainRunner, Runner, choose_runner
+from server.engine.runner import Runner
+from server.engine.runner_choice import choose_runner
 from server.engine.scheduler import Scheduler
 from server.text.codec import TextCodec
 

@@ -16,6 +16,18 @@ from bigmodel.errors import ServeError
 
 _WHITESPACE = 4  # characters in a row between the parts of an answer; without a bound a model may never end
 
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
+
+# What xgrammar reads past. A promise that is not kept is worse than one that is not made.
+_UNENFORCED = frozenset(
+    (
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf"),
+        *("dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
+    )
+)
+# Keywords whose members are named by the schema's author, not by the language of schemas.
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+
 
 class GrammarError(ServeError, ValueError):
     """A schema that cannot be enforced."""
@@ -44,12 +56,14 @@ class GrammarCompiler:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=2)
 
     def compile(self, schema: dict[str, Any] | None) -> Grammar:
-        """A grammar for ``schema``, or for any JSON value with None. Raises :class:`GrammarError`."""
+        """A grammar for ``schema``, or for any JSON object with None. Raises :class:`GrammarError`.
+
+        Objects and arrays have no members beyond those the schema speaks of, unless it allows them by name.
+        """
+        wanted = ANY_OBJECT if schema is None else schema
+        _refuse_unenforced(wanted, "schema")
         try:
-            if schema is None:
-                compiled = self._compiler.compile_builtin_json_grammar()
-            else:
-                compiled = self._compiler.compile_json_schema(json.dumps(schema), max_whitespace_cnt=_WHITESPACE)
+            compiled = self._compiler.compile_json_schema(json.dumps(wanted), max_whitespace_cnt=_WHITESPACE)
         except (RuntimeError, ValueError) as error:
             raise GrammarError(f"the schema cannot be enforced: {_last_line(error)}") from error
         return Grammar(compiled, self._vocabulary_size, self._stops)
@@ -101,6 +115,27 @@ class GrammarState:
         """Account for a chosen token."""
         if not self._matcher.accept_token(token_id):
             raise RuntimeError(f"token {token_id} does not fit the grammar")
+
+
+def _refuse_unenforced(schema: Any, place: str) -> None:
+    """Raise :class:`GrammarError` for a part of ``schema`` that would be ignored."""
+    if isinstance(schema, list):
+        for index, part in enumerate(schema):
+            _refuse_unenforced(part, f"{place}[{index}]")
+    if not isinstance(schema, dict):
+        return
+    for keyword in sorted(_UNENFORCED & schema.keys()):
+        raise GrammarError(f"{place}: '{keyword}' is not supported")
+    if "pattern" in schema and schema.keys() & {"minLength", "maxLength"}:
+        raise GrammarError(f"{place}: 'pattern' together with a length is not supported; put it in the pattern")
+    if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
+        raise GrammarError(f"{place}: 'allOf' of several schemas is not supported")
+    for key, part in schema.items():
+        if key in _NAMED and isinstance(part, dict):
+            for name, inner in part.items():
+                _refuse_unenforced(inner, f"{place}.{key}.{name}")
+        elif key not in ("enum", "const", "default", "examples", "required"):
+            _refuse_unenforced(part, f"{place}.{key}")
 
 
 def _last_line(error: Exception) -> str:

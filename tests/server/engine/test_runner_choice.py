@@ -10,8 +10,11 @@ import torch
 import transformers
 
 from server.engine.cache import SequenceKV
+from server.engine.packed import PackedRunner
+from server.engine.plain import PlainRunner
 from server.engine.request import Sequence
-from server.engine.runner import PackedRunner, PlainRunner, Runner, choose_runner
+from server.engine.runner import Runner
+from server.engine.runner_choice import choose_runner
 from server.engine.scheduler import Grant
 from tests.server.tiny import make_request, tiny_model
 

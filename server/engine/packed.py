@@ -1,0 +1,101 @@
+"""One forward per step for the whole batch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence as Seq
+
+import torch
+
+from server.engine.attention import NAME, ragged_step, register
+from server.engine.cache import RaggedCache, SequenceKV, Span
+from server.engine.invariance import probe_row_multiple
+from server.engine.runner import input_device, readable, wants_all
+from server.engine.scheduler import Grant
+
+
+class PackedRunner:
+    """Packs the new tokens of every sequence into one row and computes them in one forward.
+
+    ``row_multiple``: the packed row is padded to a multiple of so many tokens, with which the matrix
+    multiplications of this machine give a row the same bits whatever the other rows are. "auto" measures it.
+    """
+
+    name = "packed"
+
+    def __init__(self, model: torch.nn.Module, *, row_multiple: int | str = "auto") -> None:
+        register()
+        model.set_attn_implementation(NAME)  # type: ignore[operator]
+        self.model = model
+        self.device = input_device(model)
+        self.row_multiple = probe_row_multiple(model, self.device) if row_multiple == "auto" else int(row_multiple)
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def run(self, grants: Seq[Grant]) -> list[torch.Tensor | None]:
+        tokens: list[int] = []
+        positions: list[int] = []
+        spans: list[Span] = []
+        keep: list[int] = []
+        for grant in grants:
+            sequence, start = grant.sequence, grant.sequence.computed
+            end = start + grant.tokens
+            assert sequence.kv is not None
+            spans.append(Span(sequence.kv, len(tokens), start, end, sequence.prompt_length))
+            tokens += sequence.token_slice(start, end)
+            positions += range(start, end)
+            if wants_all(grant):
+                keep += range(len(tokens) - grant.tokens, len(tokens))
+            elif grant.samples:
+                keep.append(len(tokens) - 1)
+        logits = self._forward(tokens, positions, RaggedCache(spans), keep)
+        return self._share_out(grants, logits)
+
+    def _forward(self, tokens: list[int], positions: list[int], cache: RaggedCache, keep: list[int]) -> torch.Tensor:
+        pad = -len(tokens) % self.row_multiple
+        rows = keep + [0] * (max(1, -(-len(keep) // self.row_multiple)) * self.row_multiple - len(keep))
+        extra = {"logits_to_keep": torch.tensor(rows, device=self.device)} if self._keeps_rows else {}
+        with torch.inference_mode(), ragged_step(cache):
+            logits: torch.Tensor = self.model(
+                input_ids=torch.tensor([tokens + [0] * pad], device=self.device),
+                position_ids=torch.tensor([positions + [0] * pad], device=self.device),
+                past_key_values=cache,
+                use_cache=True,
+                **extra,
+            ).logits[0]
+        if not self._keeps_rows:
+            logits = logits[rows]
+        return readable(logits[: len(keep)])
+
+    def last_logits(self, prompts: Seq[list[int]]) -> list[torch.Tensor]:
+        """The logits [vocabulary] after each of ``prompts``, all computed in one forward."""
+        tokens: list[int] = []
+        spans: list[Span] = []
+        for prompt in prompts:
+            kv = SequenceKV()
+            kv.reserve(len(prompt))
+            spans.append(Span(kv, len(tokens), 0, len(prompt), len(prompt)))
+            tokens += prompt
+        positions = [position for prompt in prompts for position in range(len(prompt))]
+        ends = [span.row + span.end - 1 for span in spans]
+        return list(self._forward(tokens, positions, RaggedCache(spans), ends))
+
+    def _share_out(self, grants: Seq[Grant], logits: torch.Tensor) -> list[torch.Tensor | None]:
+        shares: list[torch.Tensor | None] = []
+        row = 0
+        for grant in grants:
+            count = grant.tokens if wants_all(grant) else int(grant.samples)
+            shares.append(logits[row : row + count] if count else None)
+            row += count
+        return shares
+
+    def bytes_per_token(self) -> dict[str, int]:
+        """Bytes of keys and values per position on each device, learnt from a forward of one token."""
+        kv = SequenceKV()
+        kv.reserve(1)
+        self._forward([0], [0], RaggedCache([Span(kv, 0, 0, 1, 1)]), [0])
+        total: dict[str, int] = {}
+        for layer in kv.layers():
+            for tensor in kv.layer(layer):
+                key = str(tensor.device)
+                total[key] = total.get(key, 0) + tensor.nbytes // tensor.shape[1]
+        return total

@@ -1,0 +1,60 @@
+"""Which runner a model gets: the fastest one that computes what the model computes by itself."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from server.engine.packed import PackedRunner
+from server.engine.plain import PlainRunner
+from server.engine.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+_PROMPTS = ([1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0, 1])
+_CUTS = ((0, 3), (3, 4), (4, 7))
+
+
+def choose_runner(model: torch.nn.Module, *, row_multiple: int | str = "auto") -> Runner:
+    """Packed, else plain with the model's cache, else plain without: the first that gets the logits right.
+
+    Tried on short sequences: a model whose layers do not go through transformers' attention interface, mix
+    tokens outside attention, or have a cache that cannot be continued in pieces shows it here.
+    """
+    previous = getattr(model.config, "_attn_implementation", None)
+    whole = PlainRunner(model, cached=False)
+    expected = [whole.forward(prompt)[-1] for prompt in _PROMPTS]
+    try:
+        packed = PackedRunner(model, row_multiple=row_multiple)
+        if all(_close(a, b) for a, b in zip(packed.last_logits(_PROMPTS), expected, strict=True)):
+            return packed
+        reason = "its logits in a packed batch differ from those of its own forward"
+    except Exception as error:  # any model may be given: what it raises decides, and is said
+        reason = f"{type(error).__name__}: {error}"
+    logger.warning("sequences are computed one by one: %s", reason)
+    if previous is not None:
+        model.set_attn_implementation(previous)  # type: ignore[operator]
+    return _plain(model, expected[1], whole)
+
+
+def _plain(model: torch.nn.Module, expected: torch.Tensor, whole: PlainRunner) -> PlainRunner:
+    try:
+        runner = PlainRunner(model)
+        cache = runner.empty_cache()
+        for start, end in _CUTS:
+            logits = runner.forward(_PROMPTS[1][start:end], start, cache)
+        if _close(logits[-1], expected):
+            return runner
+        reason = "its logits with a cache continued in pieces differ from those of its own forward"
+    except Exception as error:  # as above
+        reason = f"{type(error).__name__}: {error}"
+    logger.warning("every token recomputes its whole text, which is slow: %s", reason)
+    return whole
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal up to rounding that has gone through many layers."""
+    scale = other.float().abs().max().clamp(min=1e-6)
+    tolerance = 1e-3 if other.dtype == torch.float32 else 0.05
+    return bool((one.float() - other.float()).abs().max() <= tolerance * scale)

@@ -1,0 +1,105 @@
+"""Answers held to a schema are valid, whatever the model would rather say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.live import MODEL
+
+pytest.importorskip("xgrammar", reason="xgrammar is not installed")
+
+from server.engine.grammar import GrammarCompiler, GrammarError
+from tests.server.tiny import ask, tiny_engine, tiny_tokenizer
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "kind": {"enum": ["cat", "dog"]},
+    },
+    "required": ["name", "age", "kind"],
+    "additionalProperties": False,
+}
+
+
+def compiler(stops: tuple[int, ...] = (260,)) -> GrammarCompiler:
+    return GrammarCompiler(tiny_tokenizer(), 261, stops)
+
+
+@pytest.mark.parametrize("stops", [(260,), ()])
+def test_random_models_write_valid_answers(stops: tuple[int, ...]) -> None:
+    grammar = compiler(stops).compile(SCHEMA)
+    engine = tiny_engine()
+    collectors = [ask(engine, "the cat", max_tokens=200, seed=s, grammar=grammar) for s in range(12)]
+    answers = []
+    for collector in collectors:
+        collector.wait()
+        assert collector.finish_reason() == "stop"
+        answers.append(json.loads(collector.text()))
+    engine.stop()
+    for answer in answers:
+        assert set(answer) == {"name", "age", "kind"}
+        assert answer["name"].isalpha()
+        assert len(answer["name"]) <= 8
+        assert 0 <= answer["age"] <= 150
+        assert answer["kind"] in ("cat", "dog")
+    assert len({json.dumps(answer) for answer in answers}) > 6
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
+    with pytest.raises(GrammarError, match="nonsense"):
+        compiler().compile({"type": "nonsense"})
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"type": "string", "pattern": "a+", "maxLength": 3}, "pattern"),
+        ({"type": "integer", "multipleOf": 3}, "multipleOf"),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "allOf"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(part: dict[str, Any], named: str) -> None:
+    with pytest.raises(GrammarError, match=f"schema.properties.x.*{named}"):
+        compiler().compile({"type": "object", "properties": {"x": part}})
+
+
+def test_a_property_may_be_named_like_a_keyword() -> None:
+    compiler().compile({"type": "object", "properties": {"not": {"enum": [{"if": 1}]}}})
+
+
+def chat(url: str, response_format: dict[str, Any], **fields: Any) -> httpx.Response:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "a cat"}],
+        "response_format": response_format,
+        "max_tokens": 200,
+        "seed": 4,
+        **fields,
+    }
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_over_http(url: str) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
+    answer = chat(url, wanted)
+    assert answer.status_code == 200, answer.text
+    assert json.loads(answer.json()["choices"][0]["message"]["content"])["kind"] in ("cat", "dog")
+    bad = chat(url, {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}})
+    assert bad.status_code == 400
+    assert bad.json()["error"]["param"] == "response_format"
+
+
+def test_any_json_object(url: str) -> None:
+    answer = chat(url, {"type": "json_object"}, seed=8, logit_bias={"92": 8, "1": 6}, temperature=0.7)
+    assert answer.status_code == 200
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert isinstance(json.loads(choice["message"]["content"]), dict)

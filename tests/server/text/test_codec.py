@@ -1,0 +1,59 @@
+"""Text to tokens and back, and the bytes of one token."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.text.codec import TextCodec
+from tests.server.tiny import EOS, tiny_tokenizer
+
+codec = TextCodec(tiny_tokenizer())
+
+
+@given(st.text())
+def test_any_text_comes_back(text: str) -> None:
+    assert codec.decode(codec.encode(text), skip_special_tokens=False) == text
+
+
+@given(st.text())
+def test_the_bytes_of_the_tokens_are_the_bytes_of_the_text(text: str) -> None:
+    assert b"".join(codec.token_bytes(token) for token in codec.encode(text)) == text.encode()
+
+
+def test_special_tokens_read_as_they_are_written() -> None:
+    assert codec.token_text(tiny_tokenizer().eos_token_id) == EOS
+    assert codec.token_bytes(tiny_tokenizer().eos_token_id) == EOS.encode()
+    assert codec.decode([tiny_tokenizer().eos_token_id]) == ""
+
+
+def test_byte_fallback_tokens_are_their_byte() -> None:
+    class Tokenizer:
+        all_special_ids: list[int] = []
+        backend_tokenizer = None
+
+        def __len__(self) -> int:
+            return 1
+
+        def convert_ids_to_tokens(self, token: int) -> str:
+            return "<0xE2>"
+
+    assert TextCodec(Tokenizer()).token_bytes(0) == b"\xe2"
+
+
+def test_chats_go_through_the_template() -> None:
+    messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+    assert codec.decode(codec.render_chat(messages)) == "<system>a\n<user>b\n<assistant>"
+    assert codec.decode(codec.render_chat(messages, add_generation_prompt=False)) == "<system>a\n<user>b\n"
+    assert codec.decode(codec.render_chat(messages, tools=[{"type": "function"}])).startswith("[tools: 1]")
+
+
+def test_a_tokenizer_without_a_template_gets_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", None)
+    assert codec.decode(codec.render_chat([{"role": "user", "content": "b"}])) == "user: b\nassistant:"
+
+
+def test_what_the_template_refuses_is_a_value_error() -> None:
+    with pytest.raises(ValueError, match="template refused"):
+        codec.render_chat([{"role": "user", "content": "b"}], extra={"messages": 5})

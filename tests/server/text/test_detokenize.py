@@ -1,0 +1,55 @@
+"""Pieces of text add up to the whole and never hold half a character."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.text.codec import TextCodec
+from server.text.detokenize import Detokenizer
+from tests.server.tiny import tiny_tokenizer
+
+codec = TextCodec(tiny_tokenizer())
+
+
+def pieces(ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(codec)
+    return [*(detokenizer.add(token) for token in ids), detokenizer.flush()]
+
+
+@given(st.text(alphabet=st.characters(exclude_characters="\ufffd")))
+def test_text_arrives_in_whole_characters(text: str) -> None:
+    parts = pieces(codec.encode(text))
+    assert "".join(parts) == text
+    assert not any("\ufffd" in part for part in parts)
+
+
+@given(st.lists(st.integers(0, 259), max_size=60))
+def test_any_tokens_add_up_to_their_text(ids: list[int]) -> None:
+    assert "".join(pieces(ids)) == codec.decode(ids)
+
+
+def test_a_character_is_held_back_until_it_is_whole() -> None:
+    euro = codec.encode("€")
+    assert len(euro) == 3
+    assert pieces(euro) == ["", "", "€", ""]
+    assert pieces(euro[:2]) == ["", "", "\ufffd"]
+
+
+def test_bytes_that_are_no_character_do_not_hold_text_back_for_ever() -> None:
+    continuation = codec.encode("€")[1:2]
+    parts = pieces(continuation * 100)
+    assert max(len(part) for part in parts) == 1
+    assert "".join(parts) == codec.decode(continuation * 100)
+
+
+@given(st.lists(st.sampled_from([94, 125, 126, 127, 200, 230, 33]), min_size=40, max_size=120))
+def test_long_runs_of_broken_bytes_add_up_too(ids: list[int]) -> None:
+    assert "".join(pieces(ids)) == codec.decode(ids)
+
+
+def test_special_tokens_show_nothing_and_cost_nothing() -> None:
+    detokenizer = Detokenizer(codec)
+    eos = tiny_tokenizer().eos_token_id
+    assert [detokenizer.add(eos) for _ in range(50)] == [""] * 50
+    assert detokenizer.add(codec.encode("a")[0]) == "a"
