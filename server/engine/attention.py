@@ -150,6 +150,7 @@ def ragged_attention(
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
+    cache.attended.add(layer)
     out = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
     for piece in cache.pieces:
         keys, values = piece.kv.layer(layer)

@@ -78,7 +78,7 @@ class RaggedCache(DynamicCache):
         super().__init__()
         self.spans = spans
         self.pieces: list[Piece] = []
-        self.touched: set[int] = set()
+        self.attended: set[int] = set()  # layers that attended through this cache
         for span in spans:
             for start, end in split_positions(span.start, span.end, span.prompt_length):
                 self.pieces.append(Piece(span.kv, span.row + start - span.start, start, end))
@@ -87,7 +87,6 @@ class RaggedCache(DynamicCache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the packed keys and values [1, heads, tokens, dim] of layer ``layer_idx``; returned unchanged."""
-        self.touched.add(layer_idx)
         for span in self.spans:
             rows = slice(span.row, span.row + span.end - span.start)
             span.kv.write(layer_idx, span.start, key_states[0, :, rows], value_states[0, :, rows])

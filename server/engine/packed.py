@@ -66,8 +66,11 @@ class PackedRunner:
             logits = logits[rows]
         return readable(logits[: len(keep)])
 
-    def last_logits(self, prompts: Seq[list[int]]) -> list[torch.Tensor]:
-        """The logits [vocabulary] after each of ``prompts``, all computed in one forward."""
+    def last_logits(self, prompts: Seq[list[int]]) -> tuple[list[torch.Tensor], int]:
+        """The logits [vocabulary] after each of ``prompts``, all computed in one forward.
+
+        Also the number of layers that stored keys and values and attended to them here.
+        """
         tokens: list[int] = []
         spans: list[Span] = []
         for prompt in prompts:
@@ -77,7 +80,9 @@ class PackedRunner:
             tokens += prompt
         positions = [position for prompt in prompts for position in range(len(prompt))]
         ends = [span.row + span.end - 1 for span in spans]
-        return list(self._forward(tokens, positions, RaggedCache(spans), ends))
+        cache = RaggedCache(spans)
+        logits = list(self._forward(tokens, positions, cache, ends))
+        return logits, len(cache.attended)
 
     def _share_out(self, grants: Seq[Grant], logits: torch.Tensor) -> list[torch.Tensor | None]:
         shares: list[torch.Tensor | None] = []
