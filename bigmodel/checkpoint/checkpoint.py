@@ -76,7 +76,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     def is_mappable(self, name: str) -> bool:
         """Whether the tensor `name` can be used where it lies; one that is stored unaligned has to be copied."""
         entry = self.entry(name)
-        return entry.offset >= 0 and entry.offset % entry.dtype.itemsize == 0
+        return entry.nbytes == 0 or (entry.offset >= 0 and entry.offset % entry.dtype.itemsize == 0)
 
     def tensor(self, name: str, resident: bool = False) -> torch.Tensor:
         """The tensor `name`, showing the file's bytes through a private, copy-on-write memory map.

@@ -6,6 +6,7 @@ where they lie once torch has said which record each is made from. Its loader te
 
 from __future__ import annotations
 
+import logging
 import pickle
 import sys
 import zipfile
@@ -19,6 +20,8 @@ from ..errors import CheckpointFormatError, CheckpointNotFoundError
 from ..profile.headers import TensorEntry
 from .shards import ShardMaps
 
+logger = logging.getLogger(__name__)
+
 NOT_IN_PLACE = -1
 """The offset of a tensor that cannot be used where it lies: the file is too old, or torch would have to convert it."""
 
@@ -28,11 +31,12 @@ class LegacyShard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._tensors = _tensors(path, _unpickle(path, "meta"))
         records = _plain_records(path)
-        self._offsets = {name: _offset(tensor, records) for name, tensor in self._tensors.items()}
+        # Not to meta where torch would turn the byte order: it does so even there, and crashes.
+        self._tensors = _tensors(path, _unpickle(path, "meta" if records else "cpu"))
+        self._offsets = {name: _offset(path, name, tensor, records) for name, tensor in self._tensors.items()}
         self._maps = ShardMaps(path, path.stat().st_size)
-        self._loaded: dict[str, torch.Tensor] | None = None
+        self._loaded = None if records else self._tensors
 
     def keys(self) -> KeysView[str]:
         return self._tensors.keys()
@@ -54,8 +58,6 @@ class LegacyShard:
 def _unpickle(path: Path, device: str) -> Any:
     try:
         return torch.load(path, map_location=device, weights_only=True)
-    except FileNotFoundError as error:
-        raise CheckpointNotFoundError(f"{path}: there is no such file") from error
     except pickle.UnpicklingError as error:
         raise CheckpointFormatError(
             f"{path}: holds more than tensors, and loading it could run code, or is damaged ({_first_line(error)}); "
@@ -90,6 +92,7 @@ def _plain_records(path: Path) -> dict[int, int]:
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             records: dict[int, int] = {}
+            file_size = path.stat().st_size
             for info in archive.infolist():
                 kind = info.filename.partition("/")[2]
                 if kind == "byteorder" and archive.read(info).decode() != sys.byteorder:
@@ -103,16 +106,27 @@ def _plain_records(path: Path) -> dict[int, int]:
                 lengths = file.read(4)
                 start = info.header_offset + 30
                 start += int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+                if start + info.file_size > file_size:
+                    return {}
                 records[start] = info.file_size
             return records
-    except zipfile.BadZipFile:
-        return {}  # the format before torch 1.6
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"{path}: there is no such file") from error
+    except Exception:  # no zip, or a damaged one: torch shall say, it reads the format before zip as well
+        logger.debug("%s: is no plain zip archive", path, exc_info=True)
+        return {}
 
 
-def _offset(tensor: torch.Tensor, records: dict[int, int]) -> int:
+def _offset(path: Path, name: str, tensor: torch.Tensor, records: dict[int, int]) -> int:
     """Where in the file the elements of a tensor loaded to ``meta`` lie one after another."""
     storage = tensor.untyped_storage()
     start = getattr(storage, "_checkpoint_offset", None)
-    if start is None or records.get(start) != storage.nbytes() or not tensor.is_contiguous():
+    if not records or start is None or not tensor.is_contiguous() or tensor.numel() == 0:
         return NOT_IN_PLACE
-    return int(start + tensor.storage_offset() * tensor.element_size())
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    if records.get(start) != storage.nbytes() or begin + tensor.nbytes > storage.nbytes():
+        raise CheckpointFormatError(
+            f"{path}: {name!r} is to have {storage.nbytes()} bytes of storage, but the file holds "
+            f"{records.get(start, 0)}: it is damaged; copy or download it again"
+        )
+    return int(start) + begin

@@ -82,7 +82,7 @@ def match(model: nn.Module, checkpoint: Checkpoint, wanted: Wanted) -> tuple[lis
     conversion = convert_keys(model, names, {name: checkpoint.entry(name) for name in checkpoint})
     slots = untie_what_differs(model, slots, conversion.sources, checkpoint)
     if wanted.placement is not None:
-        wanted.placement.check(slot.name for slot in slots)
+        wanted.placement.check(slot.name for slot in slots if slot.persistent)
     problems: list[str] = []
     assignments = []
     for slot in slots:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from ..devices import DISK, DeviceLike, normalize_device, torch_device
+from ..devices import DeviceLike, normalize_device, torch_device
 from ..errors import DeviceMapError
 
 
@@ -30,10 +30,6 @@ class Placement:
                 return None
             name = name.rpartition(".")[0]
         return self._devices[name]
-
-    def on_disk(self, name: str) -> bool:
-        """Whether the tensor `name` stays on disk."""
-        return self.find(name) == DISK
 
     def torch_device(self, name: str) -> torch.device:
         """The device on which the tensor `name` lies; the CPU for one that stays on disk."""

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import errno
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigmodel.checkpoint import is_untouched, pages, populate, release
+from bigmodel.checkpoint.mapping import MappedFile
+from bigmodel.checkpoint.pages import empty_host
+from bigmodel.errors import CheckpointError
+from tests.checkpoint.helpers import same_bits
+
+PAGE = mmap.PAGESIZE
+PAGES = 64
+
+
+@pytest.fixture
+def mapped(tmp_path: Path) -> MappedFile:
+    path = tmp_path / "pages.bin"
+    path.write_bytes(bytes(range(256)) * (PAGES * PAGE // 256))
+    return MappedFile(path)
+
+
+def resident_pages(tensor: torch.Tensor) -> int:
+    """Pages behind `tensor` that are in this process's page table, by the kernel's own account."""
+    start, end = pages._pages(tensor)
+    with open("/proc/self/pagemap", "rb") as pagemap:
+        pagemap.seek(start // PAGE * 8)
+        raw = pagemap.read((end - start) // PAGE * 8)
+    return sum(raw[i + 7] >> 7 for i in range(0, len(raw), 8))
+
+
+def test_populating_brings_every_page_in(mapped: MappedFile) -> None:
+    tensors = [mapped.tensor(torch.float32, (PAGE,), offset * PAGE + 8) for offset in (40, 2, 20)]
+    populate(tensors)
+    assert [resident_pages(tensor) for tensor in tensors] == [5, 5, 5]
+
+
+def test_populating_nothing_is_nothing(mapped: MappedFile) -> None:
+    populate([])
+    populate([mapped.tensor(torch.float32, (0,), 0)])
+
+
+def test_where_the_kernel_knows_no_populating_pages_are_touched(
+    mapped: MappedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_libc", None)
+    tensor = mapped.tensor(torch.float32, (4 * PAGE,), 8)
+    populate([tensor])
+    assert resident_pages(tensor) == 17
+
+
+def test_a_file_that_was_cut_short_is_an_error_not_a_crash(mapped: MappedFile) -> None:
+    tensor = mapped.tensor(torch.uint8, (8 * PAGE,), 32 * PAGE)
+    with mapped.path.open("r+b") as file:
+        file.truncate(16 * PAGE)
+    with pytest.raises(CheckpointError, match="mapped checkpoint cannot be read"):
+        populate([tensor])
+
+
+def test_an_interrupted_call_is_made_again(mapped: MappedFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = [errno.EINTR, errno.EINTR, 0]
+    asked: list[tuple[int, int]] = []
+
+    def advise(start: int, size: int, _: int) -> int:
+        asked.append((start, size))
+        return problems.pop(0)
+
+    monkeypatch.setattr(pages, "_advise", advise)
+    populate([mapped.tensor(torch.uint8, (PAGE,), 0)])
+    assert len(asked) == 3
+    assert len(set(asked)) == 1
+
+
+def test_released_pages_are_gone_and_come_back(mapped: MappedFile) -> None:
+    tensor = mapped.tensor(torch.uint8, (4 * PAGE,), PAGE + 100)
+    neighbour = mapped.tensor(torch.uint8, (100,), PAGE)
+    populate([tensor, neighbour])
+    expected = tensor.clone()
+    release(tensor)
+    assert resident_pages(tensor) <= 2, "the pages it shares with its neighbours stay"
+    assert resident_pages(neighbour) == 1
+    assert same_bits(tensor, expected)
+
+
+def test_a_change_is_seen_by_whatever_way_it_was_made(mapped: MappedFile) -> None:
+    tensor = mapped.tensor(torch.float32, (10, PAGE), 0)
+    assert is_untouched(tensor)
+    populate([tensor])
+    assert is_untouched(tensor)
+    parameter = torch.nn.Parameter(tensor)
+    parameter.data[7].zero_()
+    assert not is_untouched(tensor)
+    assert not is_untouched(parameter)
+    assert is_untouched(tensor[0:3])
+    assert not is_untouched(tensor[7])
+    assert is_untouched(mapped.tensor(torch.float32, (0,), 0))
+
+
+def test_without_the_kernel_s_word_nothing_counts_as_untouched(
+    mapped: MappedFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert not is_untouched(mapped.tensor(torch.uint8, (8,), 0))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (3, 2**20)])
+def test_host_memory_has_the_shape_and_dtype_that_was_asked_for(shape: tuple[int, ...]) -> None:
+    tensor = empty_host(shape, torch.bfloat16)
+    tensor.fill_(1)
+    assert (tuple(tensor.shape), tensor.dtype) == (shape, torch.bfloat16)
