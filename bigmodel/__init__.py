@@ -48,6 +48,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "send_to_device",
         "undispatch",
     ),
+    "train": ("Accelerator",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     )
     from .plan import Plan, check_device_map, get_balanced_memory, infer_auto_device_map, make_plan
     from .profile import compute_module_sizes, find_tied_parameters, profile_model
+    from .train import Accelerator
 
 
 def __getattr__(name: str) -> Any:
