@@ -22,11 +22,16 @@ class Part(NamedTuple):
     total_real: int
 
 
-def one_each(group: list[Any], first: list[Any], processes: int, even: bool, drop_last: bool) -> list[Part]:
-    """Give each process one batch of `group`; fill what is missing from `first`, or leave the round out."""
+def one_each(
+    group: list[Any], first: list[Any], processes: int, even: bool, drop_last: bool, size: int | None = None
+) -> list[Part]:
+    """Give each process one batch of `group`; fill what is missing from `first`, or leave the round out.
+
+    `size` is the number of rows of a whole batch, that of the first one by default.
+    """
     rows = [find_batch_size(batch) or 1 for batch in group]
-    size, total = find_batch_size(first[0]) or 1, sum(rows)
-    if len(group) == processes and len(set(rows)) == 1:
+    size, total = size or find_batch_size(first[0]) or 1, sum(rows)
+    if len(group) == processes and set(rows) == {size}:
         return [Part(batch, False, row, row, total) for batch, row in zip(group, rows, strict=True)]
     if len(group) < processes and drop_last:
         return []
@@ -44,10 +49,18 @@ def one_each(group: list[Any], first: list[Any], processes: int, even: bool, dro
 
 
 def cut_evenly(
-    batch: Any, first: Any, processes: int, even: bool, slice_fn: Callable[..., Any] | None = None
+    batch: Any,
+    first: Any,
+    processes: int,
+    even: bool,
+    slice_fn: Callable[..., Any] | None = None,
+    size: int | None = None,
 ) -> list[Part]:
-    """Cut one batch in a part for each process, filling a short one from `first`."""
-    whole, total = find_batch_size(first), find_batch_size(batch)
+    """Cut one batch in a part for each process, filling a short one from `first`.
+
+    `size` is the number of rows of a whole batch, that of the first one by default.
+    """
+    whole, total = size or find_batch_size(first), find_batch_size(batch)
     if whole is None or total is None:
         raise TrainError("split_batches with dispatch_batches needs batches that hold tensors")
     if whole % processes:

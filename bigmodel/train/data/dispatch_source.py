@@ -90,9 +90,10 @@ class DispatchSource:
         self._announce([None] * self._processes)
 
     def _parts(self, group: list[Any], first: list[Any]) -> list[Part]:
+        size = self.base.batch_size or getattr(self.base.batch_sampler, "batch_size", None)
         if self._split:
-            return cut_evenly(group[0], first[0], self._processes, self._even, self._slice_fn)
-        return one_each(group, first, self._processes, self._even, self._drop_last)
+            return cut_evenly(group[0], first[0], self._processes, self._even, self._slice_fn, size)
+        return one_each(group, first, self._processes, self._even, self._drop_last, size)
 
     def _send(self, parts: list[Part], last: bool) -> Step:
         buffers: list[list[Tensor]] = []

@@ -46,25 +46,25 @@ class ShardedSource:
 
     def open(self, skip: int) -> Iterator[Step]:
         batches = islice(iter(self.base), skip, None)
-        queue = deque(self._announce(next(batches, END)) for _ in range(_AHEAD))
+        queue = deque(self._announce(next(batches, END), first=number == 0) for number in range(_AHEAD))
         return self._in_step(batches, queue)
 
-    def _announce(self, batch: Any) -> tuple[Any, torch.Tensor, Any]:
+    def _announce(self, batch: Any, first: bool = False) -> tuple[Any, torch.Tensor, Any]:
         """Begin to tell the others whether there is a batch; return it with the answer to come."""
         there = batch is not END
         rows = find_batch_size(batch) if there else 0
-        answer = torch.tensor([there, rows != self.base.batch_size, not there], dtype=torch.int32)
+        answer = torch.tensor([there, rows != self.base.batch_size, first and not there], dtype=torch.int32)
         return batch, answer, dist.all_reduce(answer, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def _in_step(self, batches: Iterator[Any], queue: deque[tuple[Any, torch.Tensor, Any]]) -> Iterator[Step]:
         repeated: Any = END
         while True:
-            batch, (any_there, uneven, any_missing) = _answered(queue[0])
+            batch, (any_there, uneven, some_have_none) = _answered(queue[0])
             if not any_there:
                 return
-            if any_missing and repeated is END and batch is END:
+            if some_have_none:
                 raise TrainError(
-                    "this process's part of the dataset has no batch at all; shard the dataset more finely "
+                    "some process's part of the dataset has no batch at all; shard the dataset more finely "
                     "or set dispatch_batches=True"
                 )
             own = batch is not END

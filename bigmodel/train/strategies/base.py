@@ -73,6 +73,9 @@ class Strategy(ABC):
     divides_loss: ClassVar[bool] = False
     """Whether the strategy divides the loss by the accumulation steps by itself."""
 
+    keeps_whole_models: ClassVar[bool] = False
+    """Whether every rank holds all parameters of every model."""
+
     def __init__(self, settings: StrategySettings) -> None:
         self.settings = settings
 

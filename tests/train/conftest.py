@@ -1,0 +1,18 @@
+"""States of the training side begin anew in each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bigmodel.train import AcceleratorState, GradientState, PartialState
+
+
+@pytest.fixture(autouse=True)
+def _new_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    PartialState._reset_state()

@@ -1,0 +1,62 @@
+"""Batches reach the device, one ahead of the compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from bigmodel.train import prepare_data_loader
+from bigmodel.train.data.prefetch import move_ahead, move_each
+from bigmodel.train.data.steps import Step
+
+DEVICE = "virtual:0"
+
+
+def counted(read: list[int], length: int = 4) -> Iterator[Step]:
+    for number in range(length):
+        read.append(number)
+        yield Step({"x": torch.full((2,), number)}, last=number == length - 1)
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_the_next_batch_is_read_while_one_is_computed_with() -> None:
+    read: list[int] = []
+    for number, step in enumerate(move_ahead(counted(read), torch.device(DEVICE))):
+        assert read == list(range(min(number + 2, 4)))
+        assert step.batch["x"].device == torch.device(DEVICE)
+        assert step.batch["x"].cpu().tolist() == [number, number]
+        assert step.last == (number == 3)
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_without_reading_ahead_each_batch_is_moved_when_it_is_asked_for() -> None:
+    read: list[int] = []
+    for number, step in enumerate(move_each(counted(read), torch.device(DEVICE), non_blocking=False)):
+        assert read == list(range(number + 1))
+        assert step.batch["x"].device == torch.device(DEVICE)
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_prepared_loader_gives_batches_on_its_device(workers: int) -> None:
+    loader = DataLoader(range(5), batch_size=2, num_workers=workers)
+    prepared = prepare_data_loader(loader, torch.device(DEVICE), put_on_device=True)
+    batches = [(batch.device, batch.cpu().tolist(), prepared.end_of_dataloader) for batch in prepared]
+    assert batches == [
+        (torch.device(DEVICE), [0, 1], False),
+        (torch.device(DEVICE), [2, 3], False),
+        (torch.device(DEVICE), [4], True),
+    ]
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_an_error_while_reading_ahead_comes_out() -> None:
+    def failing() -> Iterator[Step]:
+        yield Step(torch.zeros(1), False)
+        raise OSError("disk gone")
+
+    with pytest.raises(OSError, match="disk gone"):
+        list(move_ahead(failing(), torch.device(DEVICE)))

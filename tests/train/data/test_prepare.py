@@ -1,0 +1,205 @@
+"""Two processes share one dataset: every sample once, in order, whatever the kind of loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from bigmodel.errors import TrainError
+from bigmodel.train import DataLoaderShard, PartialState, SeedableRandomSampler, prepare_data_loader, set_seed
+from bigmodel.train.metrics import gather_for_metrics
+from bigmodel.train.operations import gather_object
+from tests.train.multiprocess import on_ranks
+
+
+class Stream(IterableDataset[int]):
+    """Numbers, and a count of those that this process read."""
+
+    def __init__(self, length: int) -> None:
+        self.numbers = range(length)
+        self.read = 0
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        for number in self.numbers:
+            self.read += 1
+            yield number
+
+
+class Shardable(Stream):
+    """Can give each process its part. Parts differ in length."""
+
+    num_shards = 4
+    parts: list[Stream]
+
+    def shard(self, num_shards: int, index: int) -> Stream:
+        part = Stream(0)
+        cut = len(self.numbers) * 2 // 3
+        part.numbers = [self.numbers[:cut], self.numbers[cut:]][index]
+        assert num_shards == 2
+        self.parts = [part]
+        return part
+
+
+def samples(prepared: DataLoaderShard) -> list[int]:
+    """Gather a pass as a metric would."""
+    found: list[int] = []
+    for batch in prepared:
+        found += gather_for_metrics(batch).tolist()
+    assert len({*gather_object([len(prepared)])}) == 1
+    return found
+
+
+def prepared(dataset: Any, size: int, **options: Any) -> DataLoaderShard:
+    drop_last = options.pop("drop_last", False)
+    workers = options.pop("num_workers", 0)
+    loader = DataLoader(dataset, batch_size=size, drop_last=drop_last, num_workers=workers)
+    return prepare_data_loader(loader, put_on_device=True, **options)
+
+
+@on_ranks
+def test_map_style_batches_are_shared() -> None:
+    for length in range(1, 14):
+        for split in (False, True):
+            assert samples(prepared(range(length), 4, split_batches=split)) == list(range(length))
+    assert samples(prepared(range(11), 2, num_workers=1)) == list(range(11))
+
+
+@on_ranks
+def test_uneven_batches_are_shared_where_both_have_one() -> None:
+    loader = prepared(range(7), 4, even_batches=False)
+    assert samples(loader) == list(range(7))
+    assert [len(batch) for batch in loader] == [4 - PartialState().process_index]
+
+
+@on_ranks
+def test_an_iterable_dataset_is_read_by_all_when_it_cannot_be_shared() -> None:
+    for length in range(1, 14):
+        for split in (False, True):
+            loader = prepared(Stream(length), 4, dispatch_batches=False, split_batches=split)
+            assert samples(loader) == list(range(length))
+    whole = prepared(Stream(11), 2, dispatch_batches=False, drop_last=True)
+    assert samples(whole) == list(range(8))
+    assert samples(prepared(Stream(9), 2, dispatch_batches=False, num_workers=1)) == list(range(9))
+
+
+@on_ranks
+def test_a_shardable_dataset_is_read_in_parts() -> None:
+    for length in (2, 7, 9, 12):
+        dataset = Shardable(length)
+        loader = prepared(dataset, 2)
+        found = samples(loader)
+        assert sorted(found) == list(range(length))
+        assert dataset.parts[0].read == len(dataset.parts[0].numbers)
+        assert len(list(loader)) == len(loader)
+
+
+@on_ranks
+def test_a_part_without_any_batch_is_an_error_on_every_process() -> None:
+    with pytest.raises(TrainError, match="no batch at all"):
+        list(prepared(Shardable(1), 2))
+
+
+@on_ranks
+def test_process_0_reads_for_all_by_default_where_a_dataset_cannot_be_shared() -> None:
+    for length in range(1, 14):
+        for split in (False, True):
+            dataset = Stream(length)
+            loader = prepared(dataset, 4, split_batches=split)
+            assert samples(loader) == list(range(length))
+            assert dataset.read == (length if PartialState().is_main_process else 0)
+    assert samples(prepared(range(9), 2, dispatch_batches=True, num_workers=1)) == list(range(9))
+    assert samples(prepared(Stream(11), 2, drop_last=True)) == list(range(8))
+
+
+@on_ranks
+def test_what_process_0_sends_may_be_nested_and_hold_strings() -> None:
+    rows = [{"x": torch.tensor([float(i)]), "name": f"row {i}", "pair": (i, torch.tensor(i))} for i in range(5)]
+
+    class Rows(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(rows)
+
+    names: list[str] = []
+    values: list[float] = []
+    for batch in prepare_data_loader(DataLoader(Rows(), batch_size=2), put_on_device=True):
+        names += gather_for_metrics(batch["name"])
+        values += gather_for_metrics(batch["x"])[:, 0].tolist()
+    assert names == [f"row {i}" for i in range(5)]
+    assert values == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@on_ranks
+def test_an_error_of_process_0_while_reading_reaches_every_process() -> None:
+    class Broken(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield from range(4)
+            raise OSError("disk gone")
+
+    loader = prepare_data_loader(DataLoader(Broken(), batch_size=1), put_on_device=True)
+    expected = OSError if PartialState().is_main_process else TrainError
+    with pytest.raises(expected, match="disk gone"):
+        list(loader)
+
+
+@on_ranks
+def test_a_loop_left_early_leaves_the_processes_in_step() -> None:
+    for dataset in (range(20), Stream(20), Shardable(20)):
+        loader = prepared(dataset, 2)
+        for number, _ in enumerate(loader):
+            if number == 1:
+                break
+        assert sorted(samples(loader)) == list(range(20))
+
+
+@on_ranks
+def test_both_processes_shuffle_as_one_would() -> None:
+    set_seed(4)
+    expected = list(RandomSampler(range(10)))
+    set_seed(4 + PartialState().process_index)
+    torch.empty((), dtype=torch.int64).random_()  # what a loader draws first, for its workers
+    shuffled = prepare_data_loader(DataLoader(range(10), batch_size=2, shuffle=True))
+    set_seed(4 + PartialState().process_index)
+    found = samples(shuffled)
+    set_seed(4)
+    torch.empty((), dtype=torch.int64).random_()
+    assert found == list(RandomSampler(range(10)))
+    assert sorted(found) == sorted(expected)
+
+
+@on_ranks
+def test_seedable_shuffling_agrees_although_processes_are_seeded_apart() -> None:
+    set_seed(10 + PartialState().process_index)
+    loader = prepare_data_loader(DataLoader(range(10), batch_size=2, shuffle=True), use_seedable_sampler=True)
+    assert samples(loader) == list(SeedableRandomSampler(range(10), data_seed=10))
+
+
+@on_ranks
+def test_a_user_s_generator_is_synchronised() -> None:
+    generator = torch.Generator().manual_seed(PartialState().process_index)
+    loader = DataLoader(range(10), batch_size=2, sampler=RandomSampler(range(10), generator=generator))
+    assert samples(prepare_data_loader(loader, rng_types=["generator"])) == list(
+        RandomSampler(range(10), generator=torch.Generator().manual_seed(0))
+    )
+
+
+@on_ranks
+def test_a_dataset_the_user_has_dealt_is_not_dealt_again() -> None:
+    rank = PartialState().process_index
+    sampler = DistributedSampler(range(8), num_replicas=2, rank=rank, shuffle=False)
+    loader = prepare_data_loader(DataLoader(range(8), batch_size=2, sampler=sampler))
+    assert torch.cat(list(loader)).tolist() == list(range(rank, 8, 2))
+
+
+@on_ranks
+def test_a_batch_that_does_not_divide_is_refused() -> None:
+    for dataset in (range(10), Stream(10)):
+        with pytest.raises(TrainError, match="a batch of 5 does not divide among 2 processes"):
+            list(prepared(dataset, 5, split_batches=True, dispatch_batches=False))
