@@ -107,7 +107,8 @@ class Replacement:
 
     def _clean(self, new: set[str]) -> None:
         for name in sorted(self._old - new):
-            (self.folder / name).unlink(missing_ok=True)
+            if os.path.lexists(self.folder / name):
+                os.unlink(self.folder / name)
         for leftover in self.folder.glob(f"{_PREFIX}*"):  # of a save that was cut off
             shutil.rmtree(leftover, ignore_errors=True)
         _sync(self.folder)

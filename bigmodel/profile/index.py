@@ -134,16 +134,20 @@ def choose_checkpoint_file(names: Iterable[str], source: str) -> str:
         ("", ".bin"),
     )
     candidates = sorted(names)
+    stray: list[str] = []
     for whole, suffix in rules:
         found = [name for name in candidates if name == whole or (suffix and name.endswith(suffix))]
         complete = [name for name in found if not _ONE_OF_SEVERAL.search(name)]
         if len(complete) == 1:
             return complete[0]
-        if found:
-            raise CheckpointFormatError(
-                f"{source}: holds {', '.join(found[:5])}{', ...' if len(found) > 5 else ''} and no "
-                f"{INDEX_FILE} that says what belongs together; name one of the files, or restore the index"
-            )
+        stray += found
+        if complete:
+            break
+    if stray:
+        raise CheckpointFormatError(
+            f"{source}: holds {', '.join(stray[:5])}{', ...' if len(stray) > 5 else ''} and no "
+            f"{INDEX_FILE} that says what belongs together; name one of the files, or restore the index"
+        )
     raise CheckpointNotFoundError(
         f"{source}: holds no checkpoint: no *.safetensors, no {INDEX_FILE} and no pytorch_model.bin"
     )

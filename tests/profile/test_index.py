@@ -83,6 +83,9 @@ def test_a_tensor_the_index_forgot_counts_unless_two_shards_hold_it() -> None:
         (["pytorch_model.bin", "pytorch_model.bin.index.json", "training_args.bin"], "pytorch_model.bin"),
         (["pytorch_model.bin.index.json", "pytorch_model-1.bin"], "pytorch_model.bin.index.json"),
         (["weights.bin", "config.json"], "weights.bin"),
+        (["model-00001-of-00001.safetensors"], "model-00001-of-00001.safetensors"),
+        (["model-00001-of-00002.safetensors", "mine.safetensors"], "mine.safetensors"),
+        (["model-00001-of-00002.safetensors", "pytorch_model.bin"], "pytorch_model.bin"),
     ],
 )
 def test_the_file_to_open_is_chosen_as_transformers_does(names: list[str], chosen: str) -> None:
@@ -94,6 +97,8 @@ def test_several_files_without_an_index_are_refused() -> None:
         choose_checkpoint_file(["b.safetensors", "a.safetensors"], "folder")
     with pytest.raises(CheckpointFormatError, match=r"1\.safetensors\.index\.json, 2\.safetensors\.index\.json"):
         choose_checkpoint_file(["1.safetensors.index.json", "2.safetensors.index.json"], "folder")
+    with pytest.raises(CheckpointFormatError, match=r"folder: holds model-00001-of-00002\.safetensors and no model"):
+        choose_checkpoint_file(["model-00001-of-00002.safetensors"], "folder")
 
 
 def test_a_file_is_taken_at_its_word_and_a_folder_searched(tmp_path: Path) -> None:

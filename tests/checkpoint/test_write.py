@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from safetensors.torch import load_file
+
+from bigmodel.checkpoint.write import DATA_ALIGNMENT, Outgoing, write_safetensors
+from bigmodel.errors import CheckpointError
+from bigmodel.profile.headers import read_header
+from tests.checkpoint.helpers import DTYPES, assert_same, random_tensor, state_dicts
+
+
+@given(state_dicts())
+@settings(max_examples=60, deadline=None)
+def test_the_reference_reader_reads_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "t.safetensors"
+    offsets = write_safetensors(path, [Outgoing.of(name, t) for name, t in tensors.items()], {"format": "pt"})
+    assert_same(load_file(path), tensors)
+    header = read_header(path)
+    assert header.metadata == {"format": "pt"}
+    assert {name: entry.offset for name, entry in header.items()} == offsets
+    assert all(entry.offset % entry.dtype.itemsize == 0 for entry in header.values())
+    assert header.data_start % DATA_ALIGNMENT == 0
+
+
+def test_views_are_written_as_what_they_show(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    tensors = {"turned": whole.t(), "rows": whole[1:], "columns": whole[:, ::2], "parameter": torch.nn.Parameter(whole)}
+    write_safetensors(tmp_path / "t.safetensors", [Outgoing.of(name, t) for name, t in tensors.items()])
+    assert_same(load_file(tmp_path / "t.safetensors"), {name: t.detach() for name, t in tensors.items()})
+
+
+def test_four_bit_floats_are_written_as_the_reference_writer_does(tmp_path: Path) -> None:
+    packed = torch.arange(8, dtype=torch.uint8).reshape(2, 4).view(torch.float4_e2m1fn_x2)
+    write_safetensors(tmp_path / "t.safetensors", [Outgoing.of("w", packed)])
+    entry = read_header(tmp_path / "t.safetensors")["w"]
+    assert (entry.dtype, entry.shape, entry.nbytes) == (torch.float4_e2m1fn_x2, (2, 4), 8)
+    assert b'"dtype":"F4","shape":[2,8]' in (tmp_path / "t.safetensors").read_bytes()
+
+
+def test_tensors_are_asked_for_one_at_a_time(tmp_path: Path) -> None:
+    alive: list[int] = []
+
+    class Watched:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __call__(self) -> torch.Tensor:
+            alive.append(self.number)
+            return torch.full((3,), float(self.number))
+
+    done: list[int] = []
+    outgoing = [Outgoing(str(i), torch.float32, (3,), Watched(i)) for i in range(4)]
+    write_safetensors(tmp_path / "t.safetensors", outgoing, advance=done.append)
+    assert alive == [0, 1, 2, 3]
+    assert done == [12] * 4
+    assert_same(load_file(tmp_path / "t.safetensors"), {str(i): torch.full((3,), float(i)) for i in range(4)})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_an_accelerator_are_brought_to_the_host(
+    tmp_path: Path, accelerators: None, dtype: torch.dtype
+) -> None:
+    tensor = random_tensor(dtype, (3, 2), seed=3)
+    write_safetensors(tmp_path / "t.safetensors", [Outgoing.of("w", tensor.to("virtual:1"))])
+    assert_same(load_file(tmp_path / "t.safetensors"), {"w": tensor})
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "t.safetensors").write_text("mine")
+    with pytest.raises(FileExistsError):
+        write_safetensors(tmp_path / "t.safetensors", [])
+    assert (tmp_path / "t.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "name", "message"),
+    [
+        (torch.zeros(2, dtype=torch.complex128), "w", "w has the dtype torch.complex128"),
+        (torch.zeros(2, device="meta"), "w", "w has no value"),
+        (torch.zeros(2), "__metadata__", "safetensors keeps for itself"),
+    ],
+)
+def test_what_cannot_be_written_is_named(tmp_path: Path, tensor: torch.Tensor, name: str, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        write_safetensors(tmp_path / "t.safetensors", [Outgoing.of(name, tensor)])
