@@ -14,7 +14,9 @@ from torch import nn
 from ..errors import DispatchError
 from .block import Block
 from .gradients import Compute, stream_and_compute
+from .mapped_block import MappedBlock
 from .move import first_tensor, send_to_device
+from .readahead import ReadAhead
 from .streamer import Streamer
 
 
@@ -47,6 +49,10 @@ class AttachedForward:
         self.device = device
         self.skip_keys = set(skip_keys or ())
         self.blocks: list[tuple[Streamer, Block]] = []
+        self.compute: Compute | None = None
+        """What computes instead of the module's own forward."""
+        self.ahead: tuple[ReadAhead, MappedBlock] | None = None
+        """What brings mapped weights into memory before the module computes with them."""
         self.returns_to_input = False
         self.output_device: torch.device | None = None
 
@@ -71,16 +77,27 @@ class AttachedForward:
         if self.device is not None:
             args = send_to_device(args, self.device)
             kwargs = send_to_device(kwargs, self.device, skip_keys=self.skip_keys)
-        output = self._run(args, kwargs)
+        output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
         target = source.device if source is not None else self.output_device
         return output if target is None else send_to_device(output, target, skip_keys=self.skip_keys)
 
+    def _run_in_memory(
+        self, ahead: tuple[ReadAhead, MappedBlock], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        reader, block = ahead
+        entered = reader.enter(block)
+        try:
+            return self._run(args, kwargs)
+        finally:
+            if entered:
+                reader.leave(block)
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.blocks:
-            return self._plain(args, kwargs)
+            return (self.compute or self._plain)(args, kwargs)
         module = self._module()
         assert module is not None
-        run: Compute = self._plain
+        run: Compute = self.compute or self._plain
         for streamer, block in self.blocks:
             run = functools.partial(stream_and_compute, streamer, block, module, run)
         return run(args, kwargs)

@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from ..checkpoint import mapped_region
-from ..devices import HOST, is_accelerator, torch_device
+from ..devices import HOST, is_accelerator, parse_size, torch_device
 from ..errors import DeviceMapError, DispatchError
 from ..profile import find_no_split_classes, find_units, storage_key
 from .block import Block, HostTensor
+from .build_ahead import attach_read_ahead
+from .build_experts import ExpertBuilder
 from .dispatched import Dispatched, Journal
 from .parameter import moved_like
 from .placement import Placed, Placement
@@ -31,6 +33,10 @@ class Options:
         force_hooks: Attach to the root even where nothing needs it.
         dtype: What floating-point weights are cast to on their way to the device; None keeps theirs.
         slots: How many streamed blocks may be on the device at once.
+        expert_cache: Bytes of each device for experts that are fetched one by one; None takes what streaming whole
+            layers of them would take.
+        cpu_budget: Bytes that the process's resident set may take; weights on disk that the host computes with are
+            dropped from memory behind their use for it to hold. None drops nothing as long as memory is free.
     """
 
     offload_buffers: bool = False
@@ -39,6 +45,13 @@ class Options:
     force_hooks: bool = False
     dtype: torch.dtype | None = None
     slots: int = 2
+    expert_cache: int | None = None
+    cpu_budget: int | None = None
+
+
+def cache_bytes(size: int | str | None) -> int | None:
+    """Return a cache's size in bytes; None stays None."""
+    return None if size is None else parse_size(size)
 
 
 class Builder:
@@ -67,6 +80,7 @@ class Builder:
             blocks = self._blocks(result)
             self._stream(blocks, result)
             self._align(result)
+            self._read_ahead(blocks, result)
         except BaseException:
             self.journal.undo()
             raise
@@ -143,8 +157,10 @@ class Builder:
     def _blocks(self, result: Dispatched) -> list[tuple[str, Block, bool]]:
         """Return the streamed blocks: module name, block, and whether it encloses other blocks."""
         blocks = []
+        one_by_one = self._attach_experts(result)
         for name, names, encloses in self._pieces():
-            streamed = [self.placed[n] for n in names if self._needs_streaming(self.placed[n])]
+            others = [self.placed[n] for n in names if n not in one_by_one]
+            streamed = [placed for placed in others if self._needs_streaming(placed)]
             if not streamed:
                 continue
             module = self.modules[name]
@@ -155,6 +171,13 @@ class Builder:
                 continue
             blocks.append((name, self._block(name, streamed), encloses))
         return blocks
+
+    def _attach_experts(self, result: Dispatched) -> set[str]:
+        """Let experts be fetched as routers choose them; return the names of their tensors."""
+        builder = ExpertBuilder(self.modules, self.placed, self.placement, self._device_dtype, self._needs_streaming)
+        layers = builder.find()
+        builder.attach(layers, result, self.options.expert_cache, self.options.slots)
+        return {f"{name}.{key}" for name, layer in layers.items() for key in layer.names}
 
     def _pieces(self) -> Iterator[tuple[str, list[str], bool]]:
         """Yield what is streamed as one: a module's name, its tensors' names, whether modules inside stream too."""
@@ -204,6 +227,14 @@ class Builder:
             forward.device = self.main
             forward.blocks.append((streamer, block))
         result.streamers.append(streamer)
+
+    def _read_ahead(self, blocks: list[tuple[str, Block, bool]], result: Dispatched) -> None:
+        """Attach to modules that compute on the host with weights on disk."""
+        streamed = {(id(r), key) for _, block, _ in blocks for t in block.tensors for r, key in t.owners}
+        moved = {name for name, p in self.placed.items() if (id(p.registry), p.key) in streamed}
+        fetched = [name for name, forward in result.attachments.items() if forward.compute is not None]
+        moved |= {f"{name}.{key}" for name in fetched for key in self.modules[name]._parameters}
+        attach_read_ahead(self._pieces(), self.modules, self.placed, moved, result, self.options.cpu_budget)
 
     def _shared_storages(self, blocks: list[Block]) -> set[object]:
         """Return the storages that more than one block refers to."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..devices import HOST, DeviceLike, device_key, torch_device
 from ..plan import check_device_map
-from .build import Builder, Options
+from .build import Builder, Options, cache_bytes
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatched import dispatched
 from .offload_folder import OffloadFolder, fill_meta
@@ -31,6 +31,7 @@ def dispatch_model(
     force_hooks: bool = False,
     max_memory: Mapping[DeviceLike, int | str] | None = None,
     no_split_module_classes: Collection[str] | None = None,
+    expert_cache: int | str | None = None,
 ) -> nn.Module:
     """Spread `model` over devices so that it runs as if it were whole, and return it.
 
@@ -53,6 +54,9 @@ def dispatch_model(
         force_hooks: Bring inputs to the device and outputs back even for a model that lives on one device.
         max_memory: Budgets by device, for the named strategies; None: what is free.
         no_split_module_classes: Classes whose modules stay in one piece; None finds them.
+        expert_cache: Memory of each device (bytes, or text such as ``"4GiB"``) for the experts of a mixture whose
+            weights are offloaded: only those that the router chooses are fetched, and the most wanted stay. None takes
+            what streaming whole layers of them would take.
 
     Returns:
         The same `model`, with `hf_device_map` set. `undispatch` takes everything back.
@@ -64,7 +68,7 @@ def dispatch_model(
     """
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
     resolved = resolve_device_map(model, device_map, max_memory, classes)
-    options = Options(offload_buffers, skip_keys, classes, force_hooks)
+    options = Options(offload_buffers, skip_keys, classes, force_hooks, expert_cache=cache_bytes(expert_cache))
     fill_meta(model, state_dict, offload_index, offload_dir)
     return place_and_attach(model, resolved, main_device, options, offload_dir)
 

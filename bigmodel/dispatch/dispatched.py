@@ -11,7 +11,9 @@ from ..errors import DispatchError
 from ..plan import Plan
 from .attach import AttachedForward, RefuseConversion
 from .block import Registry
+from .expert_cache import ExpertCache, expert_stats
 from .offload_folder import TemporaryFile
+from .readahead import ReadAhead
 from .streamer import Streamer
 
 ATTRIBUTE = "_bigmodel_dispatched"
@@ -31,6 +33,8 @@ class Dispatched:
         self.device_map = device_map
         self.attachments: dict[str, AttachedForward] = {}
         self.streamers: list[Streamer] = []
+        self.readers: list[ReadAhead] = []
+        self.expert_caches: list[ExpertCache] = []
         self.temporary_files: list[TemporaryFile] = []
         self.plan: Plan | None = None
         self.ties: dict[str, str] = {}
@@ -56,8 +60,12 @@ class Dispatched:
             module.__dict__["_apply"] = RefuseConversion()
 
     def stats(self) -> dict[str, Any]:
-        """Return the streaming counters by device: bytes, fetches, hits, misses, seconds waited."""
-        return {str(streamer.device): streamer.stats.as_dict() for streamer in self.streamers}
+        """Return the streaming counters by device: bytes, fetches, hits, misses, seconds waited. Those of experts that
+        are fetched one by one are apart, under ``"experts"``."""
+        counters: dict[str, Any] = {str(streamer.device): streamer.stats.as_dict() for streamer in self.streamers}
+        if self.expert_caches:
+            counters["experts"] = expert_stats(self.expert_caches)
+        return counters
 
     def detach(self, model: nn.Module) -> None:
         """Give every module its own forward and `model` its own attributes back."""

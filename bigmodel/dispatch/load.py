@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..checkpoint import load_checkpoint_in_model
 from ..devices import DeviceLike, device_key
-from .build import Options
+from .build import Options, cache_bytes
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatch import place_and_attach
+from .fused_checkpoint import load_in_place
 
 
 def load_checkpoint_and_dispatch(
@@ -32,6 +32,7 @@ def load_checkpoint_and_dispatch(
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
     main_device: DeviceLike | None = None,
+    expert_cache: int | str | None = None,
 ) -> nn.Module:
     """Load `checkpoint` into `model` by a device map, and dispatch it.
 
@@ -54,6 +55,7 @@ def load_checkpoint_and_dispatch(
         full_state_dict: As for `load_checkpoint_in_model`.
         broadcast_from_rank0: As for `load_checkpoint_in_model`.
         main_device: Where offloaded modules run.
+        expert_cache: As for `dispatch_model`.
 
     Returns:
         The same `model`.
@@ -67,7 +69,7 @@ def load_checkpoint_and_dispatch(
     resolved = None
     if device_map is not None:
         resolved = resolve_device_map(model, device_map, max_memory, classes, wanted)
-    load_checkpoint_in_model(
+    load_in_place(
         model,
         checkpoint,
         device_map=None if resolved is None else {name: device_key(device) for name, device in resolved.items()},
@@ -80,5 +82,7 @@ def load_checkpoint_and_dispatch(
     )
     if resolved is None:
         return model
-    options = Options(offload_buffers, skip_keys, classes, force_hooks, dtype=wanted)
+    options = Options(
+        offload_buffers, skip_keys, classes, force_hooks, dtype=wanted, expert_cache=cache_bytes(expert_cache)
+    )
     return place_and_attach(model, resolved, main_device, options, offload_folder)

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from ..checkpoint import Checkpoint, mapped_region
+from ..checkpoint import Checkpoint
 from ..devices import DISK
 from ..errors import DispatchError
 from ..profile import storage_key
+from .fused import lies_on_disk
 from .parameter import like
 from .placement import Placement
 
@@ -50,7 +51,7 @@ class OffloadFolder:
             if placed.device == DISK
             and not placed.is_buffer
             and not placed.tensor.is_meta
-            and mapped_region(placed.tensor) is None
+            and not lies_on_disk(placed.tensor)
         ]
         if not places:
             return

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from ..checkpoint import load_checkpoint_in_model
 from ..devices import DeviceLike, device_key
 from ..devices.empty import init_empty_weights
 from ..errors import CheckpointError, CheckpointFormatError
 from ..plan import STRATEGIES, Plan, make_plan
 from ..profile.resolve import open_source
-from .build import Options
+from .build import Options, cache_bytes
 from .device_map import DeviceMap, resolve_device_map
 from .dispatch import place_and_attach
 from .dispatched import dispatched
+from .fused_checkpoint import load_in_place
 
 
 def from_pretrained(
@@ -36,6 +36,7 @@ def from_pretrained(
     no_split_module_classes: Collection[str] | None = None,
     offload_buffers: bool = False,
     offload_folder: str | os.PathLike[str] | None = None,
+    expert_cache: int | str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
@@ -58,6 +59,7 @@ def from_pretrained(
         no_split_module_classes: Classes whose modules stay in one piece; None finds them.
         offload_buffers: Stream the buffers of offloaded modules too.
         offload_folder: Where weights for ``"disk"`` go that no file holds as they are (fused or ``.bin`` ones).
+        expert_cache: As for `dispatch_model`.
         token: Access token for the Hub.
         cache_dir: Where downloads go.
         local_files_only: Use the cache alone.
@@ -89,7 +91,7 @@ def from_pretrained(
         main_device = plan.main_device if main_device is None else main_device
     else:
         resolved = resolve_device_map(model, device_map, max_memory, no_split_module_classes)
-    load_checkpoint_in_model(
+    load_in_place(
         model,
         Path(id_or_path) if Path(id_or_path).is_file() else folder,
         device_map={name: device_key(device) for name, device in resolved.items()},
@@ -98,7 +100,9 @@ def from_pretrained(
         offload_buffers=offload_buffers,
     )
     skip_keys = getattr(model, "_skip_keys_device_placement", None)
-    options = Options(offload_buffers, skip_keys, no_split_module_classes, dtype=wanted)
+    options = Options(
+        offload_buffers, skip_keys, no_split_module_classes, dtype=wanted, expert_cache=cache_bytes(expert_cache)
+    )
     place_and_attach(model, resolved, main_device, options, offload_folder)
     found = dispatched(model)
     assert found is not None

@@ -37,6 +37,17 @@ _MAY_MIX = {
 _OWN = {"held", "_allocation", "_is_param"}
 
 
+def _histc(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Count integers too, as real accelerators do and the CPU does not."""
+    if values.is_floating_point():
+        return aten.histc.default(values, *args, **kwargs)
+    return aten.histc.default(values.double(), *args, **kwargs).to(values.dtype)
+
+
+_KERNELS: dict[OpOverload, Callable[..., Any]] = {aten.histc.default: _histc}
+"""What real accelerators can do and the CPU cannot."""
+
+
 class Board:
     """The arenas and links of all virtual accelerators of this process."""
 
@@ -109,7 +120,8 @@ class VirtualTensor(torch.Tensor):
             given = kwargs["device"]
             on_host = given is None or torch.device(given).type == TYPE
             held_kwargs["device"] = torch.device("cpu") if on_host else given
-        run: Callable[[], Any] = lambda: func(*held_args, **held_kwargs)  # noqa: E731
+        kernel = _KERNELS.get(func, func)
+        run: Callable[[], Any] = lambda: kernel(*held_args, **held_kwargs)  # noqa: E731
         output = _over_link(call, func, args, target, run)
         return output if target is None else call.wrap(output, target)
 

@@ -1,0 +1,101 @@
+"""Experts that are asked for: what stands for a layer's fused tensors where a function indexes them."""
+
+from __future__ import annotations
+
+import torch
+
+from .expert_cache import ExpertCache
+from .expert_layer import ExpertLayer
+
+
+class ExpertQueue:
+    """The experts of one call in the order in which they are asked for: as many at once as there is room for, the
+    next ones on their way if there is room for those too."""
+
+    def __init__(self, cache: ExpertCache, layer: ExpertLayer, chosen: list[int]) -> None:
+        self._cache = cache
+        self._layer = layer
+        self._waves = split(chosen, fitting(len(chosen), cache.slots))
+        self._wave_of = {expert: number for number, wave in enumerate(self._waves) for expert in wave}
+        self._slot_of: dict[int, int] = {}
+        self._coming: tuple[int, list[int]] | None = None
+        self._gathered: dict[str, torch.Tensor] = {}
+
+    def slot(self, expert: int) -> int:
+        """Return the slot of `expert`, when it has arrived there."""
+        if expert not in self._slot_of:
+            self._turn_to(self._wave_of[expert])
+        return self._slot_of[expert]
+
+    def gather(self, index: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return a copy of the shares of many experts in each fused tensor by name. What was copied for the first name
+        serves the others, so that each expert comes in once."""
+        if not self._gathered:
+            rows = self._cache.rows
+            self._gathered = {name: row.new_empty(len(index), *row.shape[1:]) for name, row in rows.items()}
+            for wave in self._waves:
+                places = torch.isin(index, torch.tensor(wave)).nonzero().squeeze(1)
+                slots = torch.tensor([self.slot(int(expert)) for expert in index[places]])
+                for name, copied in self._gathered.items():
+                    copied[places.to(copied.device)] = rows[name][slots.to(copied.device)]
+        return self._gathered
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._gathered = {}
+        self._let_go()
+        if self._coming is not None:
+            _, slots = self._coming
+            self._coming = None
+            self._cache.release(slots)
+
+    def _turn_to(self, number: int) -> None:
+        self._let_go()
+        coming, self._coming = self._coming, None
+        if coming is not None and coming[0] == number:
+            self._cache.await_arrival(coming[1])
+            slots: list[int] | None = coming[1]
+        else:
+            if coming is not None:
+                self._cache.release(coming[1])
+            slots = self._cache.acquire(self._layer, self._waves[number], soon=self._after(number))
+        assert slots is not None
+        self._slot_of = dict(zip(self._waves[number], slots))
+        if number + 1 < len(self._waves):
+            following = self._waves[number + 1]
+            ahead = self._cache.acquire(self._layer, following, wait=False, soon=self._after(number + 1))
+            self._coming = None if ahead is None else (number + 1, ahead)
+
+    def _after(self, number: int) -> list[int]:
+        return [expert for wave in self._waves[number + 1 :] for expert in wave]
+
+    def _let_go(self) -> None:
+        slots, self._slot_of = list(self._slot_of.values()), {}
+        if slots:
+            self._cache.release(slots)
+
+
+class AskedTensor:
+    """What stands for the fused tensor `name`. It can be indexed with the number of an expert, which gives its share,
+    or with several, which gives a copy of theirs."""
+
+    def __init__(self, experts: ExpertQueue, name: str, rows: torch.Tensor) -> None:
+        self._experts = experts
+        self._name = name
+        self._rows = rows
+        self.device = rows.device
+        self.dtype = rows.dtype
+
+    def __getitem__(self, index: torch.Tensor | int) -> torch.Tensor:
+        if isinstance(index, torch.Tensor) and index.dim():
+            return self._experts.gather(index.cpu()).pop(self._name)
+        return self._rows[self._experts.slot(int(index))]
+
+
+def fitting(count: int, slots: int) -> int:
+    """Return how many of `count` experts to hold at once, so that there is room for the next ones to arrive."""
+    return count if count <= slots else max(1, slots // 2)
+
+
+def split(experts: list[int], size: int) -> list[list[int]]:
+    return [experts[start : start + size] for start in range(0, len(experts), max(1, size))]
