@@ -1,0 +1,75 @@
+"""Logging that knows of ranks: from the main process only, from all, or from one after the other."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import MutableMapping
+from typing import Any
+
+from bigmodel.errors import TrainError
+
+
+class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose calls take two more arguments.
+
+    `main_process_only` (default True): only the main process logs. `in_order` (default False): every process logs, one
+    after the other; all of them must make the call.
+    """
+
+    def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
+        """Log on the processes that should.
+
+        Raises:
+            TrainError: the state that knows ranks was not made: no Accelerator and no PartialState yet.
+        """
+        from bigmodel.train.state import PartialState
+
+        if not PartialState._shared_state:
+            raise TrainError("make an Accelerator() or a PartialState() before logging through get_logger")
+        main_process_only = kwargs.pop("main_process_only", True)
+        in_order = kwargs.pop("in_order", False)
+        kwargs.setdefault("stacklevel", 2)
+        if not self.isEnabledFor(level):
+            return
+        state = PartialState()
+        if main_process_only or not in_order:
+            if state.is_main_process or not main_process_only:
+                self._write(level, msg, args, kwargs)
+            return
+        for rank in range(state.num_processes):
+            if rank == state.process_index:
+                self._write(level, msg, args, kwargs)
+            state.wait_for_everyone()
+
+    def warning_once(self, msg: object, *args: Any, **kwargs: Any) -> None:
+        """Warn, unless this logger has warned with the same message and arguments before."""
+        key = (str(msg), tuple(map(repr, args)))
+        if key not in self._warned:
+            self._warned.add(key)
+            self.warning(msg, *args, **kwargs)
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Pass everything on as it is."""
+        return msg, kwargs
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logger, {})
+        self._warned: set[tuple[str, tuple[str, ...]]] = set()
+
+    def _write(self, level: int, msg: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        kwargs = {**kwargs, "stacklevel": kwargs["stacklevel"] + 1}
+        self.logger.log(level, msg, *args, **kwargs)
+
+
+def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAdapter:
+    """The rank-aware logger called `name`.
+
+    Args:
+        log_level: "DEBUG", "INFO", ...; default: what ACCELERATE_LOG_LEVEL says, else the logger's own.
+    """
+    level = log_level or os.environ.get("ACCELERATE_LOG_LEVEL")
+    logger = logging.getLogger(name)
+    if level is not None:
+        logger.setLevel(level.upper() if isinstance(level, str) else level)
+    return MultiProcessAdapter(logger)

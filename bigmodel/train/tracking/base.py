@@ -1,0 +1,107 @@
+"""What a tracker is: something that stores a run's configuration, numbers, images and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ClassVar, TypeVar
+
+from bigmodel.errors import TrainError
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def on_main_process(method: Method) -> Method:
+    """Let a tracker's method do nothing on other processes, unless the tracker has `main_process_only` False."""
+
+    @wraps(method)
+    def run(self: GeneralTracker, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, "main_process_only", False):
+            from bigmodel.train.state import PartialState
+
+            if not PartialState().is_main_process:
+                return None
+        return method(self, *args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+class GeneralTracker:
+    """Base of all trackers, and of your own: subclass it and pass an instance in `Accelerator(log_with=...)`.
+
+    A subclass says its `name` and whether it `requires_logging_directory`, gives the library's object as `tracker`,
+    and overrides `store_init_configuration` and `log`.
+
+    Attributes:
+        main_process_only: only the main process tracks.
+
+    Raises:
+        TrainError: a subclass is made that lacks `name`, `requires_logging_directory` or `tracker`.
+    """
+
+    main_process_only: ClassVar[bool] = True
+
+    def __init__(self, _blank: bool = False) -> None:
+        if _blank:
+            return
+        needed = ("name", "requires_logging_directory", "tracker")
+        missing = [attribute for attribute in needed if not hasattr(type(self), attribute)]
+        missing = [attribute for attribute in missing if attribute not in self.__dict__]
+        if missing:
+            raise TrainError(
+                f"the tracker {type(self).__name__} lacks {', '.join(missing)}; define {' and '.join(missing)} on it"
+            )
+
+    def start(self) -> None:
+        """Begin the run: open files and connections."""
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store hyperparameters."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Store values by name: numbers, texts or dicts of numbers."""
+
+    def finish(self) -> None:
+        """End the run: write what is pending."""
+
+
+def is_number(value: Any) -> bool:
+    """Whether a tracker can plot `value`: a number, or a tensor or array of one element."""
+    if isinstance(value, (int, float)):
+        return True
+    return hasattr(value, "item") and getattr(value, "size", None) is not None and _elements(value) == 1
+
+
+def as_number(value: Any) -> int | float:
+    """The number in `value`, for which `is_number` holds."""
+    return value if isinstance(value, (int, float)) else value.item()
+
+
+def table_rows(
+    columns: list[str] | None, data: list[list[Any]] | None, dataframe: Any
+) -> tuple[list[str], list[list[Any]]]:
+    """Column names and rows of a table that is given either way.
+
+    Raises:
+        TrainError: neither columns and data nor a dataframe.
+    """
+    if dataframe is not None:
+        return [str(name) for name in dataframe.columns], dataframe.to_numpy().tolist()
+    if data is None:
+        raise TrainError("log_table needs columns and data, or a dataframe")
+    return columns or [str(number) for number in range(len(data[0]) if data else 0)], data
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as one, with names joined by slashes."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found.update(flat(value, f"{prefix}{name}/"))
+        else:
+            found[prefix + str(name)] = value
+    return found
+
+
+def _elements(value: Any) -> int:
+    return int(value.numel() if hasattr(value, "numel") else value.size)

@@ -1,0 +1,125 @@
+"""Which trackers there are, which are installed, and starting those that were asked for."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bigmodel.errors import TrainError
+
+from .base import GeneralTracker
+from .comet import CometMLTracker
+from .mlflow import MLflowTracker
+from .tensorboard import TensorBoardTracker
+from .trackio import TrackioTracker
+from .wandb import WandBTracker
+
+# The class of each tracker, the module it needs, and the package that has the module.
+_TRACKERS: dict[str, tuple[type[Any], str, str]] = {
+    "tensorboard": (TensorBoardTracker, "tensorboard", "tensorboard"),
+    "wandb": (WandBTracker, "wandb", "wandb"),
+    "mlflow": (MLflowTracker, "mlflow", "mlflow"),
+    "trackio": (TrackioTracker, "trackio", "trackio"),
+    "comet_ml": (CometMLTracker, "comet_ml", "comet_ml"),
+}
+_ELSEWHERE = ("aim", "clearml", "dvclive", "swanlab")
+
+
+def register_tracker_class(tracker_class: type[GeneralTracker], module: str = "", package: str = "") -> None:
+    """Make `tracker_class` available under its name in `log_with`.
+
+    Args:
+        module, package: what has to be importable, and what to install when it is not.
+    """
+    _TRACKERS[tracker_class.name] = (tracker_class, module, package or module)  # type: ignore[attr-defined]
+
+
+def available_trackers() -> list[str]:
+    """Names of the trackers whose packages are installed."""
+    return [name for name, (_, module, _) in _TRACKERS.items() if _is_installed(module)]
+
+
+def filter_trackers(
+    log_with: Sequence[Any], logging_dir: str | Path | None = None
+) -> list[str | GeneralTracker | type[GeneralTracker]]:
+    """Check what was asked for in `log_with`: names, "all" (every installed one), tracker objects or classes.
+
+    Raises:
+        TrainError: an unknown name (the message names the nearest), a package that is not installed (it names the
+            package), or a tracker that needs a logging directory when there is none.
+    """
+    chosen: list[Any] = []
+    for item in log_with:
+        if isinstance(item, GeneralTracker) or (isinstance(item, type) and issubclass(item, GeneralTracker)):
+            chosen.append(item)
+        elif str(item).lower() == "all":
+            names = available_trackers()
+            chosen += [name for name in names if logging_dir is not None or not _needs_folder(name)]
+        else:
+            chosen.append(_checked(str(item).lower(), logging_dir))
+    return list(dict.fromkeys(chosen))
+
+
+def start_trackers(
+    log_with: Sequence[Any],
+    project_name: str,
+    logging_dir: str | Path | None,
+    config: dict[str, Any] | None,
+    init_kwargs: dict[str, dict[str, Any]],
+) -> list[GeneralTracker]:
+    """Start the trackers of `log_with` that track on this process, and store `config` in each.
+
+    Args:
+        init_kwargs: arguments of each tracker, by its name.
+    """
+    from bigmodel.train.state import PartialState
+
+    is_main = PartialState().is_main_process
+    started: list[GeneralTracker] = []
+    for item in log_with:
+        kind = _TRACKERS[item][0] if isinstance(item, str) else item
+        if kind.main_process_only and not is_main:
+            continue
+        tracker = item if isinstance(item, GeneralTracker) else _made(kind, project_name, logging_dir, init_kwargs)
+        tracker.start()
+        if config is not None:
+            tracker.store_init_configuration(config)
+        started.append(tracker)
+    return started
+
+
+def _made(
+    kind: Any, project_name: str, logging_dir: str | Path | None, init_kwargs: dict[str, dict[str, Any]]
+) -> GeneralTracker:
+    arguments = init_kwargs.get(str(kind.name), {})
+    if kind.requires_logging_directory:
+        arguments = {"logging_dir": logging_dir, **arguments}
+    return kind(project_name, **arguments)
+
+
+def _checked(name: str, logging_dir: str | Path | None) -> str:
+    if name in _ELSEWHERE:
+        raise TrainError(
+            f"there is no built-in tracker {name!r}; pass an object of your own subclass of GeneralTracker in log_with"
+        )
+    if name not in _TRACKERS:
+        near = difflib.get_close_matches(name, _TRACKERS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_TRACKERS)} and 'all'"
+        raise TrainError(f"unknown tracker {name!r}; {hint}")
+    _, module, package = _TRACKERS[name]
+    if not _is_installed(module):
+        raise TrainError(f"the tracker {name!r} needs a package that is not installed: `pip install {package}`")
+    if logging_dir is None and _needs_folder(name):
+        raise TrainError(f"the tracker {name!r} writes files: give Accelerator a project_dir")
+    return name
+
+
+def _needs_folder(name: str) -> bool:
+    return bool(_TRACKERS[name][0].requires_logging_directory)
+
+
+def _is_installed(module: str) -> bool:
+    return not module or importlib.util.find_spec(module) is not None

@@ -1,0 +1,21 @@
+"""Every test here runs as a single process whose state is made anew, in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bigmodel.train.state import AcceleratorState, GradientState, PartialState
+
+
+@pytest.fixture(autouse=True)
+def single_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    PartialState(cpu=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()

@@ -1,0 +1,105 @@
+"""Your own trackers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bigmodel.errors import TrainError
+from bigmodel.train import Accelerator
+from bigmodel.train.state import PartialState
+from bigmodel.train.tracking import GeneralTracker, on_main_process
+from bigmodel.train.tracking.base import as_number, flat, is_number, table_rows
+
+
+class Remembering(GeneralTracker):
+    name = "remembering"
+    requires_logging_directory = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    @property
+    def tracker(self) -> list[Any]:
+        return self.seen
+
+    @on_main_process
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        self.seen.append(("config", values))
+
+    @on_main_process
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        self.seen.append((step, values, kwargs))
+
+    @on_main_process
+    def finish(self) -> None:
+        self.seen.append("end")
+
+
+def test_the_accelerator_hands_everything_to_a_tracker_of_the_users_own() -> None:
+    tracker = Remembering()
+    accelerator = Accelerator(cpu=True, log_with=tracker)
+    accelerator.init_trackers("project", config={"lr": 0.1})
+    accelerator.log({"loss": 1.0}, step=3, log_kwargs={"remembering": {"extra": True}})
+    assert accelerator.get_tracker("remembering") is tracker
+    assert accelerator.get_tracker("remembering", unwrap=True) is tracker.seen
+    accelerator.end_training()
+    assert tracker.seen == [("config", {"lr": 0.1}), (3, {"loss": 1.0}, {"extra": True}), "end"]
+
+
+def test_other_processes_do_not_track(monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = Remembering()
+    monkeypatch.setitem(PartialState().__dict__, "process_index", 1)
+    tracker.log({"loss": 1.0})
+    assert tracker.seen == []
+
+
+def test_a_tracker_that_wants_to_tracks_on_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Everywhere(Remembering):
+        main_process_only = False
+
+    tracker = Everywhere()
+    monkeypatch.setitem(PartialState().__dict__, "process_index", 1)
+    tracker.log({"loss": 1.0})
+    assert len(tracker.seen) == 1
+
+
+def test_an_incomplete_tracker_is_told_what_it_lacks() -> None:
+    class Incomplete(GeneralTracker):
+        name = "incomplete"
+
+    with pytest.raises(TrainError, match="Incomplete lacks requires_logging_directory, tracker"):
+        Incomplete()
+
+
+@pytest.mark.parametrize("value", [1, 2.5, torch.tensor(3.0), np.float32(4), np.array([5]), torch.ones(1, 1)])
+def test_numbers_are_numbers_in_any_wrapping(value: Any) -> None:
+    assert is_number(value)
+    assert isinstance(as_number(value), (int, float))
+
+
+@pytest.mark.parametrize("value", ["text", torch.ones(2), np.zeros(3), None, {"a": 1}])
+def test_other_things_are_no_numbers(value: Any) -> None:
+    assert not is_number(value)
+
+
+def test_nested_values_become_names_with_slashes() -> None:
+    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a/b": 1, "a/c/d": 2, "e": 3}
+
+
+def test_tables_come_as_columns_and_rows_or_as_a_dataframe() -> None:
+    class Frame:
+        columns = ("x", "y")
+
+        def to_numpy(self) -> Any:
+            return np.array([[1, 2]])
+
+    assert table_rows(["x", "y"], [[1, 2]], None) == (["x", "y"], [[1, 2]])
+    assert table_rows(None, None, Frame()) == (["x", "y"], [[1, 2]])
+    assert table_rows(None, [[1, 2]], None) == (["0", "1"], [[1, 2]])
+    with pytest.raises(TrainError, match="columns and data, or a dataframe"):
+        table_rows(None, None, None)

@@ -1,0 +1,49 @@
+"""Comet without a network."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("comet_ml", reason="comet_ml is not installed")
+
+# Comet patches libraries when it is imported, so the run is a process of its own.
+SCRIPT = """
+import sys
+import comet_ml
+from bigmodel.train import Accelerator
+accelerator = Accelerator(cpu=True, log_with="comet_ml")
+settings = comet_ml.ExperimentConfig(offline_directory=sys.argv[1], disabled=False, log_code=False)
+options = {"online": False, "experiment_config": settings}
+accelerator.init_trackers("project", config={"lr": 0.1}, init_kwargs={"comet_ml": options})
+accelerator.log({"loss": 0.5, "group": {"a": 1.5}, "note": "hello"}, step=7)
+accelerator.get_tracker("comet_ml").log_table("table", ["x"], [[1]])
+accelerator.end_training()
+"""
+
+
+@pytest.mark.slow
+def test_an_offline_experiment_holds_what_was_logged(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "COMET_LOGGING_CONSOLE": "ERROR"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("*.zip")
+    with zipfile.ZipFile(archive) as content:
+        lines = content.read("messages.json").decode().splitlines()
+    metrics = [json.loads(line)["payload"].get("metric") for line in lines if '"metric"' in line]
+    found = {metric["metricName"]: (metric["metricValue"], metric["step"]) for metric in metrics if metric}
+    assert found["loss"] == (0.5, 7)
+    assert found["group_a"] == (1.5, 7)

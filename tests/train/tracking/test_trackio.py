@@ -1,0 +1,41 @@
+"""Trackio in a local database."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("trackio", reason="trackio is not installed")
+
+# Trackio chooses its folder when it is imported, so the run is a process of its own.
+SCRIPT = """
+import numpy as np
+from bigmodel.train import Accelerator
+accelerator = Accelerator(cpu=True, log_with="trackio")
+options = {"name": "first", "auto_log_cpu": False, "auto_log_gpu": False}
+accelerator.init_trackers("project", config={"lr": 0.1}, init_kwargs={"trackio": options})
+accelerator.log({"loss": 0.5}, step=1)
+tracker = accelerator.get_tracker("trackio")
+tracker.log_images({"sample": [np.zeros((4, 4, 3), dtype=np.uint8)]}, step=2)
+tracker.log_table("table", ["x"], [[1]], step=3)
+accelerator.end_training()
+import trackio
+(run,) = trackio.Api().runs("project")
+logs = trackio.SQLiteStorage.get_logs("project", "first")
+print(run.name, run.config["lr"], [entry["loss"] for entry in logs if "loss" in entry])
+"""
+
+
+@pytest.mark.slow
+def test_a_run_holds_what_was_logged(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "first 0.1 [0.5]" in done.stdout.splitlines()
+    assert list(tmp_path.rglob("*.png"))
