@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from .small_model import Text, build_model, perplexity, read_text, train, train_
 
 CONTEXT = 128
 PROMPT = "Return a new list"
-console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
 
 
 def main() -> None:
@@ -82,12 +83,12 @@ def train_and_save(text: Text, tokenizer: PreTrainedTokenizerFast, folder: Path)
 
 
 def small_budgets(weights: int) -> dict[str, int]:
-    """Return budgets for the accelerator and the host that together hold about 60 % of the weights."""
+    """Return budgets for the accelerator and the host that together cannot hold the weights."""
     if not accelerators():
         os.environ["BIGMODEL_VIRTUAL"] = f"1x{int(0.9 * weights)}"
         bigmodel.devices.virtual.enable_from_environment()
         console.print("no accelerator on this machine: a virtual one stands in")
-    return {"0": int(0.75 * weights), "cpu": int(0.2 * weights)}
+    return {"0": int(0.75 * weights), "cpu": int(0.3 * weights)}
 
 
 def load(folder: Path, budgets: dict[str, int]) -> PreTrainedModel:
@@ -139,6 +140,7 @@ def serve(folder: Path, budgets: dict[str, int]) -> None:
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         address = wait_for_address(server)
+        wait_until_ready(server, address)
         console.print(f"serving at {address}")
         console.print(PROMPT, style="bold", end="")
         for piece in stream_completion(address, PROMPT):
@@ -159,6 +161,18 @@ def wait_for_address(server: subprocess.Popen[str]) -> str:
         if found:
             return found[0].rstrip("/.,)")
     raise RuntimeError(f"the server ended without saying where it listens:\n{''.join(said)}")
+
+
+def wait_until_ready(server: subprocess.Popen[str], address: str) -> None:
+    """Return when the server has loaded its model; RuntimeError if it ends before."""
+    while server.poll() is None:
+        try:
+            urllib.request.urlopen(f"{address}/ready", timeout=10).close()
+        except urllib.error.HTTPError:
+            time.sleep(0.2)
+        else:
+            return
+    raise RuntimeError(f"the server ended with exit code {server.returncode} while loading")
 
 
 def stream_completion(address: str, prompt: str) -> Any:

@@ -309,9 +309,7 @@ def test_every_placement_gives_the_same_bits(data: st.DataObject) -> None:
     names = ["embed", "head", "scale", "norm", *(f"blocks.{n}" for n in range(4))]
     device_map = {name: data.draw(devices, label=name) for name in names}
     device_map["used"] = device_map["scale"]
-    for inside in data.draw(
-        st.lists(st.sampled_from(["blocks.1.up", "blocks.2.down"]), unique=True)
-    ):
+    for inside in data.draw(st.lists(st.sampled_from(["blocks.1.up", "blocks.2.down"]), unique=True)):
         device_map[inside] = data.draw(devices, label=inside)
     model = stack()
     expected = resident_output(model, ids())
@@ -320,3 +318,17 @@ def test_every_placement_gives_the_same_bits(data: st.DataObject) -> None:
     x = ids().to(f"virtual:{alone.pop()}") if len(alone) == 1 and "cpu" not in alone else ids()
     with torch.no_grad():
         assert torch.equal(model(x).cpu(), expected)
+
+
+@pytest.mark.parametrize("device_map", MAPS[1:])
+def test_inference_mode_changes_nothing(device_map: dict[str, object]) -> None:
+    model = dispatch_model(stack(), device_map, main_device="virtual:0")
+    with torch.inference_mode():
+        first = model(ids()).cpu()
+        assert torch.equal(model(ids()).cpu(), first)
+    with torch.no_grad():
+        assert torch.equal(model(ids()).cpu(), first)
+    assert torch.equal(first, resident_output(stack(), ids()))
+    if 1 not in device_map.values():  # autograd knows only the first virtual accelerator
+        model(ids()).sum().backward()
+        assert model.blocks[1].up.weight.grad is not None

@@ -112,6 +112,11 @@ class VirtualTensor(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled():
+            # Composite operations arrive whole here; autograd would have taken them apart.
+            parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         call = _Call(func)
         held_args = call.unwrap(args)
         held_kwargs = {name: call.unwrap(value) for name, value in kwargs.items() if name != "device"}
@@ -171,13 +176,20 @@ class _Call:
         if isinstance(output, torch.Tensor):
             known = self.wrappers.get(id(output))
             if known is None:
-                return VirtualTensor(output, index)
+                return self._new(output, index)
             if known.shape != output.shape:
                 raise RuntimeError(f"{self.func} changes the shape of a {TYPE} tensor in place, which is not supported")
             return known
         if isinstance(output, (list, tuple)):
             return type(output)(self.wrap(item, index) for item in output)
         return output
+
+    def _new(self, held: torch.Tensor, index: int) -> VirtualTensor:
+        if not torch.is_inference_mode_enabled() or not self.func.is_view:
+            return VirtualTensor(held, index)
+        # A view is an inference tensor exactly when its base is one, whatever mode it is taken in.
+        with torch.inference_mode(any(base.is_inference() for base in self.wrappers.values())):
+            return VirtualTensor(held, index)
 
     def _refuse(self, one: str, other: str) -> None:
         raise RuntimeError(

@@ -123,3 +123,21 @@ def test_tied_parameters_stay_tied_when_a_module_moves() -> None:
     model.to(DEVICE)
     assert model[1].weight is model[0].weight
     assert str(model[1].weight.device) == DEVICE
+
+
+def test_views_work_in_inference_mode() -> None:
+    weight = torch.arange(6.0).view(2, 3).to(DEVICE)
+    with torch.inference_mode():
+        view = weight[1:].view(3)
+        product = nn.functional.linear(torch.ones(1, 3, device=DEVICE), weight)
+        assert not view.is_inference()
+        assert product.is_inference()
+        assert view.cpu().tolist() == [3, 4, 5]
+        assert product[0].cpu().tolist() == [3, 12]
+
+
+def test_tensors_move_in_inference_mode() -> None:
+    with torch.inference_mode():
+        there = torch.ones(2).to("virtual:0").to(DEVICE)
+        assert str(there.device) == DEVICE
+        assert there.half().to("cpu", torch.float64).tolist() == [1, 1]
