@@ -1,10 +1,14 @@
-"""Whether bytes of a mapped file are in memory already, asked of the kernel."""
+"""What the kernel knows of mapped files: whether bytes are in memory, and whether any had to be read again."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import resource
 import sys
+
+import psutil
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 if _libc is not None:
@@ -26,3 +30,16 @@ def is_cached(address: int, nbytes: int) -> bool:
         return True
     # The lowest bit of each byte tells; the others are reserved.
     return all(byte & 1 for byte in set(bytes(found)))
+
+
+def major_faults() -> int:
+    """Return how often this process has touched a page that had to be read from disk first."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
+def resident_bytes() -> int:
+    """Return the bytes of this process's resident set."""
+    if not os.path.exists("/proc/self/statm"):
+        return psutil.Process().memory_info().rss
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE

@@ -39,6 +39,10 @@ class SourceFile:
         """Whether the file can be read past the page cache."""
         return self._direct != self._descriptor
 
+    def size(self) -> int:
+        """Return how many bytes long the file is now."""
+        return os.fstat(self._descriptor).st_size
+
     def read(self, memory: memoryview, offset: int, needed: int, bypass: bool = False) -> None:
         """Fill `memory` with the file's bytes from `offset` on.
 

@@ -1,0 +1,274 @@
+"""For a model that computes on the host with weights on disk: bring its next blocks into memory ahead of their use.
+
+    enter(block):  wait until the block is in memory; from here on threads bring in what follows it
+    leave(block):  it may be dropped again, should the budget demand it
+
+Weights are never copied: they are views of memory-mapped files, and bringing one in means asking the kernel to read its
+pages. Once all blocks are in memory and no page of the process has been taken away since, entering one costs about a
+microsecond.
+
+When the budget holds less than all blocks, most of them stay and the others take turns. Blocks are used in a cycle, so
+the one that was used last is wanted again last of all, and is the one to drop (Belady 1966); dropping the least
+recently used one would mean to read every block in every cycle.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from ..checkpoint import populate
+from ..devices import HOST, free_memory_bytes
+from ..errors import CheckpointError, CheckpointFormatError
+from .mapped_block import MappedBlock, Step
+from .page_cache import is_cached, major_faults, resident_bytes
+from .stats import StreamStats
+
+THREADS = 2
+AHEAD_BYTES = 64 * 2**20
+"""How much of what comes next is brought in even if something else must be dropped for it; at least one block."""
+
+SLACK = 0.025
+"""Share of the budget used ahead of the block that is computed with, where everything else takes all of it."""
+
+FREE_SHARE = 0.8
+"""Share of the free memory that blocks may take where no budget is given."""
+
+
+class _Thread(threading.local):
+    """What the calling thread entered last."""
+
+    last: MappedBlock | None = None
+
+
+class ReadAhead:
+    """Brings mapped blocks into memory ahead of their use.
+
+    Weights may be written at any time, except while another thread is in the forward of a model under a budget.
+
+    Args:
+        blocks: In the order in which they are expected the first time; later the order is what was last observed.
+        budget: Bytes that the process's resident set may take. None: blocks are dropped only if memory cannot hold
+            them all.
+    """
+
+    def __init__(self, blocks: Sequence[MappedBlock], budget: int | None = None) -> None:
+        self.blocks = list(blocks)
+        self._budget = budget
+        self._total = sum(block.nbytes for block in blocks)
+        self._largest = max((block.nbytes for block in blocks), default=0)
+        self._next = dict(zip(self.blocks, [*self.blocks[1:], *self.blocks[:1]]))
+        self._thread = _Thread()
+        self._start()
+
+    def _start(self) -> None:
+        """Make what belongs to one process."""
+        self._process = os.getpid()
+        self.stats = StreamStats()
+        self._changed = threading.Condition()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="read ahead")
+        self._working = 0
+        self._inside = 0
+        self._order: list[MappedBlock] = []
+        self._room = 0
+        self._measured = float("-inf")
+        self._all_ready = False
+        self._faults = 0
+
+    def enter(self, block: MappedBlock) -> bool:
+        """Return when `block` is in memory, and go on with what follows it.
+
+        Returns:
+            Whether `leave` must be called afterwards.
+
+        Raises:
+            CheckpointFormatError: A file was cut short or cannot be read. The block is not entered then.
+        """
+        block.check_files()
+        thread = self._thread
+        if thread.last is not None:
+            self._next[thread.last] = block
+        thread.last = block
+        if self._all_ready and major_faults() == self._faults and self._process == os.getpid():
+            return False
+        self._bring_in(block)
+        return True
+
+    def leave(self, block: MappedBlock) -> None:
+        """Say that a forward has finished computing with `block`.
+
+        Blocks are dropped only while forwards are inside one, and under the lock: what a thread writes to weights
+        after its forward cannot meet a drop that looked at them before.
+        """
+        with self._changed:
+            block.users -= 1
+            self._inside -= 1
+
+    def _bring_in(self, block: MappedBlock) -> None:
+        if self._process != os.getpid():
+            self._start_in_child()
+        started = time.perf_counter()
+        with self._changed:
+            self._notice_faults()
+            if block.failure is not None:
+                block.forget()
+            self._count(block)
+            block.users += 1
+            self._inside += 1
+            try:
+                self._order = list(self._following(block))
+                self._measure()
+                while not block.is_ready:
+                    self._wake()
+                    self._changed.wait()
+                    if block.failure is not None:
+                        raise block.failure
+                self._wake()
+            except BaseException:
+                block.users -= 1
+                self._inside -= 1
+                raise
+        self.stats.add(waited=time.perf_counter() - started)
+
+    def _start_in_child(self) -> None:
+        """Begin anew after a fork: the threads are not here."""
+        self._start()
+        for block in self.blocks:
+            block.forget()
+            block.users = block.running = 0
+
+    def _notice_faults(self) -> None:
+        """Bring everything in again if pages have been taken away. What is still there costs next to nothing."""
+        if self._all_ready and major_faults() != self._faults:
+            self._all_ready = False
+            for block in self.blocks:
+                if not block.running:
+                    block.forget()
+
+    def _count(self, block: MappedBlock) -> None:
+        if block.is_ready or block.running or block.held:
+            self.stats.hits += 1
+        else:
+            self.stats.misses += 1
+
+    def _following(self, block: MappedBlock) -> Iterator[MappedBlock]:
+        """Yield `block` and what is expected after it, each once."""
+        seen: set[MappedBlock] = set()
+        following: MappedBlock | None = block
+        while following is not None and following not in seen:
+            seen.add(following)
+            yield following
+            following = self._next.get(following)
+
+    def _measure(self) -> None:
+        """Find out how many bytes of blocks may be in memory."""
+        if self._budget is not None:
+            resident = resident_bytes()
+            if resident > self._budget:
+                # Rows that forwards have looked up here and there. Nobody knows which, so all go.
+                for block in self.blocks:
+                    if block.has_sparse and not block.users and not block.running:
+                        self.stats.add(dropped=block.drop())
+            other = resident - self._held()
+            self._room = max(self._budget - other, self._largest + int(SLACK * self._budget))
+        elif time.monotonic() - self._measured > 1.0:
+            self._measured = time.monotonic()
+            self._room = max(int(FREE_SHARE * free_memory_bytes(HOST)), 2 * self._largest)
+
+    def _held(self) -> int:
+        return sum(block.held for block in self.blocks)
+
+    def _wake(self) -> None:
+        """Have threads at work, if there may be any."""
+        if all(block.is_ready for block in self._order):
+            self._notice_ready()
+            return
+        while self._working < THREADS:
+            self._pool.submit(self._work)
+            self._working += 1
+
+    def _notice_ready(self) -> None:
+        if not self._all_ready and all(block.is_ready for block in self.blocks):
+            self._faults = major_faults()
+            self._all_ready = True
+
+    def _work(self) -> None:
+        """Bring in step after step, until there is none that should be."""
+        while True:
+            with self._changed:
+                found = self._next_step()
+                if found is None:
+                    self._working -= 1
+                    return
+                block, step = found
+                block.running += 1
+                block.held += step.nbytes
+            failure = self._populate(block, step)
+            with self._changed:
+                block.running -= 1
+                if failure is not None:
+                    block.steps.clear()
+                    block.failure = failure
+                self._notice_ready()
+                self._changed.notify_all()
+
+    def _populate(self, block: MappedBlock, step: Step) -> Exception | None:
+        """Bring one step in; return what went wrong."""
+        first = step.tensors[0]
+        if not is_cached(first.data_ptr(), first.nbytes):
+            self.stats.add(from_disk=step.nbytes)
+        try:
+            with self.stats.reading():
+                populate(step.tensors)
+        except CheckpointError as error:
+            failure = CheckpointFormatError(f"{block.files}: the weights of {block.name!r} cannot be read: {error}")
+            failure.__cause__ = error
+            return failure
+        except Exception as error:
+            return error
+        return None
+
+    def _next_step(self) -> tuple[MappedBlock, Step] | None:
+        """Return what is to be brought in next; None if nothing is, or there is no room for it now."""
+        waited_for = [block for block in self.blocks if block.users and not block.is_ready]
+        for block in waited_for:
+            found = self._step_of(block, -1, must=True)
+            if found is not None:
+                return block, found
+        near = 0
+        for distance, block in enumerate(self._order):
+            if not block.is_ready and block.failure is None:
+                found = self._step_of(block, distance, must=False, may_drop=near < AHEAD_BYTES)
+                if found is not None:
+                    return block, found
+                if block.steps:
+                    return None
+            near += block.nbytes if distance else 0
+        return None
+
+    def _step_of(self, block: MappedBlock, distance: int, must: bool, may_drop: bool = True) -> Step | None:
+        """Take the next step of `block` if there is room, or room can be made by dropping what is wanted later."""
+        if not block.planned:
+            block.plan()
+        if not block.steps:
+            return None
+        need = block.steps[0].nbytes
+        while self._held() + need > self._room:
+            if not (may_drop and self._drop_one(distance)):
+                return block.steps.popleft() if must else None
+        return block.steps.popleft()
+
+    def _drop_one(self, distance: int) -> bool:
+        """Drop the block that is wanted last of all, and later than at `distance`; return whether there was one."""
+        if not self._inside:
+            return False
+        later = {block: place for place, block in enumerate(self._order)}
+        candidates = [b for b in self.blocks if b.may_drop and later.get(b, len(self._order)) > distance]
+        if not candidates:
+            return False
+        last = max(candidates, key=lambda block: later.get(block, len(self._order)))
+        self.stats.add(dropped=last.drop())
+        return True
