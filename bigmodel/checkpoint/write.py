@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 
 from ..errors import CheckpointError
 from ..profile.headers import DTYPES
+from .mapping import mapped_region
+from .pages import is_untouched
 
 DATA_ALIGNMENT = 4096
 """The header is padded so that the data begin on a page: most tensors then lie on whole pages of the file."""
@@ -111,6 +114,28 @@ def _write(file: IO[bytes], tensor: Outgoing) -> None:
     value = tensor.read().detach()
     if value.is_meta:
         raise CheckpointError(f"{tensor.name} has no value (it is on meta); load or initialise the model first")
+    if not value.numel() or _copied_between_files(file, value):
+        return
     flat = value.cpu().contiguous().reshape(-1)
-    if flat.numel():
-        file.write(flat.view(torch.uint8).numpy().data)
+    file.write(flat.view(torch.uint8).numpy().data)
+
+
+def _copied_between_files(file: IO[bytes], value: torch.Tensor) -> bool:
+    """Append the bytes of a tensor that lies unchanged in a mapped file without bringing them into this process."""
+    region = mapped_region(value) if value.is_contiguous() else None
+    if region is None or sys.platform != "linux" or not is_untouched(value):
+        return False
+    source = region.open()
+    if source is None:
+        return False
+    try:
+        file.flush()
+        done = 0
+        while done < region.nbytes:
+            sent = os.sendfile(file.fileno(), source, region.offset + done, region.nbytes - done)
+            if sent == 0:
+                raise CheckpointError(f"{region.path}: has become shorter since it was mapped; load the model again")
+            done += sent
+    finally:
+        os.close(source)
+    return True

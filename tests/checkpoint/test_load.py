@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bigmodel.checkpoint import Checkpoint, load_checkpoint_in_model, mapped_region, run_dtype
-from bigmodel.devices import virtual
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
 from bigmodel.errors import CheckpointError, DeviceMapError, PlanError
 from tests.checkpoint.helpers import (
     Holder,
@@ -307,11 +306,24 @@ def test_twenty_thousand_tensors_are_no_trouble(tmp_path: Path) -> None:
     assert all(torch.equal(model.get_parameter(name), tensors[name]) for name in list(tensors)[::97])
 
 
-def test_loading_to_disk_needs_next_to_no_memory(tmp_path: Path) -> None:
-    save_file({f"{i}.weight": torch.zeros(1024, 1024) for i in range(8)}, tmp_path / "model.safetensors")
-    model = on_meta(nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(8))))
-    tracemalloc.start()
+def test_loading_to_disk_brings_nothing_in(tmp_path: Path) -> None:
+    save_file({f"{i}.weight": torch.ones(2048, 2048) for i in range(8)}, tmp_path / "model.safetensors")
+    model = on_meta(nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))))
+    gc.collect()
+    reset_peak_memory("cpu")
+    before = memory_allocated("cpu")
     load_checkpoint_in_model(model, tmp_path, {"": "disk"})
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 2**20
+    assert max_memory_allocated("cpu") - before < 16 * 2**20
+    load_checkpoint_in_model(model, tmp_path, {"": "cpu"})
+    assert memory_allocated("cpu") - before >= 8 * 16 * 2**20, "on the CPU it is all there"
+
+
+def test_loading_to_an_accelerator_keeps_nothing_on_the_host(tmp_path: Path, accelerators: None) -> None:
+    save_file({f"{i}.weight": torch.ones(2048, 2048) for i in range(8)}, tmp_path / "model.safetensors")
+    model = on_meta(nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))))
+    checkpoint = Checkpoint.open(tmp_path)
+    load_checkpoint_in_model(model, checkpoint, {"": 0})
+    file = tmp_path / "model.safetensors"
+    smaps = Path("/proc/self/smaps").read_text().partition(str(file))[2]
+    resident = next(int(line.split()[1]) for line in smaps.splitlines() if line.startswith("Rss:"))
+    assert resident <= 8 * 2 * 2048, "in KiB: at most the large pages at the edges of each tensor"
