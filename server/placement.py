@@ -23,7 +23,9 @@ def devices(state: ServerState) -> list[dict[str, Any]]:
     """
     if state.model is None:
         return []
-    weights = weight_bytes(state.model)
+    if state.weights is None:  # placement does not change while the model is served
+        state.weights = weight_bytes(state.model)
+    weights = state.weights
     planned = plan_devices(state.plan)
     names = list(dict.fromkeys([*weights, *planned]))
     return [_entry(state, name, weights.get(name, 0), planned.get(name)) for name in names]

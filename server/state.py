@@ -51,6 +51,7 @@ class ServerState:
     codec: TextCodec | None = None
     model: Any = None
     plan: Any = None
+    weights: dict[str, int] | None = None  # bytes per device, counted when first asked for
     loading: Loading = field(default_factory=Loading)
     failure: BaseException | None = None
     draining: bool = False

@@ -14,12 +14,15 @@ router = APIRouter()
 
 
 @router.get("/plan")
-async def plan(http: Request) -> dict[str, Any]:
-    """Placement, predicted and measured memory per device, streamed bytes, and the engine's numbers."""
+async def plan(http: Request, parts: bool = True) -> dict[str, Any]:
+    """Placement, predicted and measured memory per device, streamed bytes, and the engine's numbers.
+
+    ``parts=false`` leaves the plan itself out, for those who ask every second.
+    """
     state = state_of(http)
     return {
         "model": state.settings.model_name,
-        "plan": None if state.plan is None else json.loads(state.plan.to_json()),
+        "plan": json.loads(state.plan.to_json()) if parts and state.plan is not None else None,
         "devices": devices(state),
         "streamed": streamed(state),
         "engine": _engine(state),

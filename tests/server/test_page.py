@@ -1,0 +1,168 @@
+"""The page, looked at and used in a real browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.live import MODEL, serving, tiny_app
+from tests.server.serve_tiny import SlowOrBroken
+from tests.server.tiny import tiny_model
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def test_the_page_is_one_file_that_fetches_nothing_from_outside(url: str) -> None:
+    answer = httpx.get(url)
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", answer.text)
+    assert "http://" not in answer.text
+    assert "https://" not in answer.text
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def open_page(browser: Any, url: str, **options: Any) -> Any:
+    """A page that fails the test on any script error."""
+    page = browser.new_page(**options)
+    page.on("pageerror", lambda error: pytest.fail(f"script error: {error}"))
+    page.goto(url)
+    return page
+
+
+def shows(page: Any, selector: str, pattern: str) -> None:
+    """Wait until the text of an element matches."""
+    from playwright.sync_api import expect
+
+    expect(page.locator(selector)).to_have_text(re.compile(pattern))
+
+
+def test_a_person_sends_a_message_and_sees_tokens_arrive(browser: Any, url: str) -> None:
+    page = open_page(browser, url)
+    page.wait_for_selector("#status.ready")
+    assert page.text_content("#model") == MODEL
+    page.fill("#max-tokens", "200")
+    page.evaluate(
+        """() => {
+            window.lengths = [];
+            new MutationObserver(() => {
+                const text = document.querySelector('.message.assistant .text');
+                if (text) window.lengths.push(text.textContent.length);
+            }).observe(document.getElementById('messages'), {subtree: true, childList: true, characterData: true});
+        }"""
+    )
+    page.fill("#prompt", "the cat")
+    page.press("#prompt", "Enter")
+    page.wait_for_selector(".message.assistant small")
+    assert page.text_content(".message.user") == "the cat"
+    lengths = page.evaluate("window.lengths")
+    assert lengths == sorted(lengths)
+    assert len(set(lengths)) > 3, "the text did not grow piece by piece"
+    assert re.search(r"\d+ tokens in", page.text_content(".message.assistant small"))
+    page.close()
+
+
+def test_stopping_frees_the_slot(browser: Any) -> None:
+    model = tiny_model()
+    model.generation_config.eos_token_id = None
+    model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, 0.05)
+    app = tiny_app(model)
+    with serving(app) as url:
+        page = open_page(browser, url)
+        page.wait_for_selector("#status.ready")
+        page.fill("#max-tokens", "900")
+        page.fill("#prompt", "go on and on")
+        page.click("#send")
+        page.click("#stop")
+        page.wait_for_selector(".message.assistant small")
+        assert "stopped" in page.text_content(".message.assistant small")
+        shows(page, "#running", "^0 ")
+        assert not app.state.server.engine.core.scheduler.running
+        page.close()
+
+
+def test_devices_and_numbers_are_shown(browser: Any, url: str) -> None:
+    page = open_page(browser, url)
+    page.wait_for_selector(".device .bar .weights")
+    assert page.text_content(".device strong") == "cpu"
+    assert "measured peak" in page.text_content(".device")
+    shows(page, "#rate", r"\d")
+    page.close()
+
+
+def test_an_error_is_shown_and_the_conversation_goes_on(browser: Any, url: str) -> None:
+    page = open_page(browser, url)
+    page.wait_for_selector("#status.ready")
+    page.fill("#max-tokens", "100000")
+    page.fill("#prompt", "x")
+    page.click("#send")
+    page.wait_for_selector(".message.error")
+    assert "max_tokens" in page.text_content(".message.error")
+    page.fill("#max-tokens", "5")
+    page.fill("#prompt", "y")
+    page.click("#send")
+    page.wait_for_selector(".message.assistant:not(.error) small")
+    page.close()
+
+
+def test_a_key_is_asked_for_and_used(browser: Any) -> None:
+    with serving(tiny_app(api_keys=("sesame",))) as url:
+        page = open_page(browser, url)
+        page.wait_for_selector("#key-box:visible")
+        page.fill("#key", "sesame")
+        page.click("#key-form button")
+        page.wait_for_selector("#status.ready")
+        assert page.is_hidden("#key-box")
+        page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_it_fits_and_can_be_read(browser: Any, url: str, scheme: str, width: int, tmp_path: Path) -> None:
+    page = open_page(browser, url, color_scheme=scheme, viewport={"width": width, "height": 800})
+    page.wait_for_selector(".device .bar")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+    colours = page.evaluate(
+        """() => ['h1', '.quiet', 'dd', '#status', 'button'].map((selector) => {
+            const style = getComputedStyle(document.querySelector(selector));
+            let box = document.querySelector(selector), ground = 'rgba(0, 0, 0, 0)';
+            while (box && ground === 'rgba(0, 0, 0, 0)') {
+                ground = getComputedStyle(box).backgroundColor; box = box.parentElement;
+            }
+            return [selector, style.color, ground];
+        })"""
+    )
+    for selector, front, ground in colours:
+        assert contrast(front, ground) >= 4.5, f"{selector}: {front} on {ground}"
+    picture = tmp_path / f"{scheme}-{width}.png"
+    page.screenshot(path=picture, full_page=True)
+    assert picture.stat().st_size > 10_000
+    page.close()
+
+
+def contrast(front: str, ground: str) -> float:
+    """The contrast ratio of two CSS colours, as accessibility guidelines define it."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    high, low = sorted((luminance(front), luminance(ground)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
