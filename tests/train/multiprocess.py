@@ -48,8 +48,7 @@ def _outcomes(module: str) -> dict[str, str | None]:
         for name in _CHECKS[module]:
             reports = [Path(folder) / f"{name}.{rank}.json" for rank in range(2)]
             failures = [
-                f"process {rank}: "
-                + (json.loads(report.read_text()) if report.exists() else "not run, or not finished")
+                f"process {rank}: " + (json.loads(report.read_text()) if report.exists() else "not finished")
                 for rank, report in enumerate(reports)
                 if not report.exists() or json.loads(report.read_text())
             ]

@@ -22,15 +22,13 @@ def process_share(inputs: Any, num_processes: int, process_index: int, apply_pad
     With `apply_padding`, shares are filled up to one length with the last element of `inputs`.
 
     Raises:
-        TrainError: a dict whose values differ in length, or padding of an empty collection.
+        TrainError: a dict whose values differ in length, or padding of a collection of another type.
     """
     if num_processes == 1:
         return inputs
     length = _length(inputs)
     start, end = share_bounds(length, num_processes, process_index)
     missing = -(-length // num_processes) - (end - start) if apply_padding else 0
-    if missing and length == 0:
-        raise TrainError("an empty collection cannot be padded: it has no last element to repeat")
     return _take(inputs, start, end, missing)
 
 
@@ -50,7 +48,7 @@ def _take(inputs: Any, start: int, end: int, missing: int) -> Any:
         part = inputs[start:end]
         return torch.cat([part, *[inputs[-1:]] * missing]) if missing else part
     if isinstance(inputs, (list, tuple)):
-        return type(inputs)([*inputs[start:end], *[inputs[-1]] * missing])
+        return type(inputs)([*inputs[start:end], *list(inputs[-1:]) * missing])
     if hasattr(inputs, "select"):
         return inputs.select([*range(start, end), *[len(inputs) - 1] * missing])
     if missing:

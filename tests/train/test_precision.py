@@ -1,0 +1,89 @@
+"""Mixed precision: which there are, autocast, float32 outputs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.errors import TrainError
+from bigmodel.train import AutocastKwargs
+from bigmodel.train.precision import MixedPrecisionForward, autocast_context, check_precision
+
+CPU = torch.device("cpu")
+
+
+class Recorder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.inner: torch.dtype | None = None
+
+    def forward(self, x: torch.Tensor, *, twice: bool = False) -> dict[str, torch.Tensor]:
+        out = self.linear(x)
+        self.inner = out.dtype
+        return {"out": out}
+
+
+@pytest.mark.parametrize("name", ["no", "fp16", "bf16"])
+def test_known_precisions_are_accepted(name: str) -> None:
+    assert check_precision(name, CPU) == name
+
+
+def test_unknown_precisions_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(TrainError, match=r"'int8'; choose among \['no', 'fp16', 'bf16', 'fp8'\]"):
+        check_precision("int8", CPU)
+
+
+def test_fp8_says_what_is_missing_here() -> None:
+    with pytest.raises(TrainError, match=r"fp8 needs an NVIDIA GPU \(this process trains on cpu\)"):
+        check_precision("fp8", CPU)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16), ("no", torch.float32)])
+def test_autocast_computes_in_the_precision(name: str, dtype: torch.dtype) -> None:
+    with autocast_context(name, CPU):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+
+
+def test_autocast_can_be_switched_off_inside_another() -> None:
+    with autocast_context("bf16", CPU), autocast_context("bf16", CPU, AutocastKwargs(enabled=False)):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_a_forward_computes_in_the_precision_and_answers_in_float32() -> None:
+    model = Recorder()
+    MixedPrecisionForward.install(model, "bf16", CPU)
+    MixedPrecisionForward.install(model, "bf16", CPU)
+    assert model(torch.ones(1, 2))["out"].dtype == torch.float32
+    assert model.inner == torch.bfloat16
+    assert list(inspect.signature(model.forward).parameters) == ["x", "twice"]
+    MixedPrecisionForward.remove(model)
+    model(torch.ones(1, 2))
+    assert model.inner == torch.float32
+    assert "forward" not in model.__dict__
+
+
+def test_another_s_forward_on_the_instance_is_given_back() -> None:
+    model = nn.Linear(2, 2)
+    own = lambda x: x  # noqa: E731
+    model.forward = own
+    MixedPrecisionForward.install(model, "bf16", CPU)
+    MixedPrecisionForward.remove(model)
+    assert model.forward is own
+    MixedPrecisionForward.remove(model)
+
+
+def test_a_copy_runs_with_its_own_weights() -> None:
+    model = Recorder()
+    MixedPrecisionForward.install(model, "bf16", CPU)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            twin.linear.weight.zero_()
+            twin.linear.bias.zero_()
+        assert twin(torch.ones(1, 2))["out"].abs().sum() == 0
+        assert twin.inner == torch.bfloat16
