@@ -1,0 +1,123 @@
+"""Fused tensors, wherever they go: the oracle is what transformers' operations make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel, conversion_mapping
+from transformers.core_model_loading import Chunk, Transpose, WeightConverter
+
+from bigmodel.checkpoint import load_checkpoint_in_model, mapped_region
+from bigmodel.checkpoint.fusion import Fusion
+from bigmodel.devices import virtual
+from bigmodel.devices.empty import init_empty_weights
+from bigmodel.errors import DeviceMapError
+from tests.checkpoint.helpers import assert_same, same_bits, snapshot
+from tests.checkpoint.transformers_models import MODELS, model_class, saved
+
+
+def empty(name: str) -> PreTrainedModel:
+    with init_empty_weights():
+        return MODELS[name]()
+
+
+@pytest.mark.parametrize("in_pieces", [True, False], ids=["in_pieces", "by_operations"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["as_it_is", "cast"])
+@pytest.mark.parametrize("device", ["cpu", "virtual:1"])
+def test_experts_are_fused_where_they_go(
+    tmp_path: Path,
+    accelerators: None,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    dtype: torch.dtype | None,
+    in_pieces: bool,
+) -> None:
+    if not in_pieces:
+        monkeypatch.setattr(Fusion, "pieces", lambda _: None)
+    folder = saved("mixtral", tmp_path)
+    expected = model_class("mixtral").from_pretrained(folder, dtype=dtype or torch.float32)
+    model = empty("mixtral")
+    load_checkpoint_in_model(model, folder, {"": device}, dtype=dtype)
+    assert_same(model.state_dict(), expected.state_dict())
+    assert {str(parameter.device) for parameter in model.parameters()} == {device}
+
+
+@pytest.mark.parametrize("in_pieces", [True, False], ids=["in_pieces", "by_operations"])
+def test_on_disk_fused_experts_keep_the_dtype_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_pieces: bool
+) -> None:
+    if not in_pieces:
+        monkeypatch.setattr(Fusion, "pieces", lambda _: None)
+    folder = saved("qwen3_moe", tmp_path / "saved")
+    model = empty("qwen3_moe")
+    load_checkpoint_in_model(model, folder, {"": "disk"}, tmp_path / "offload", dtype="bfloat16")
+    for parameter in model.parameters():
+        assert parameter.dtype == torch.float32
+        assert mapped_region(parameter) is not None
+
+
+def test_fused_experts_on_disk_need_a_folder(tmp_path: Path) -> None:
+    folder = saved("mixtral", tmp_path)
+    model = empty("mixtral")
+    before = snapshot(model)
+    with pytest.raises(
+        DeviceMapError, match=r"experts.* cannot lie on disk in place, for it is fused .*nor can 3 others"
+    ):
+        load_checkpoint_in_model(model, folder, {"": "disk"})
+    assert snapshot(model) == before
+    load_checkpoint_in_model(model, folder, {"": "disk"} | {f"model.layers.{i}.mlp.experts": "cpu" for i in range(2)})
+    assert mapped_region(model.lm_head.weight) is not None
+
+
+def test_no_more_than_the_fused_tensor_is_on_the_accelerator(tmp_path: Path, accelerators: None) -> None:
+    folder = saved("mixtral", tmp_path)
+    model = empty("mixtral")
+    held = sum(p.numel() for p in model.parameters()) * 2 + sum(b.nbytes for b in model.buffers())
+    virtual.configure(0, capacity=held)
+    load_checkpoint_in_model(model, folder, {"": 0}, dtype=torch.bfloat16)
+    assert {str(parameter.device) for parameter in model.parameters()} == {"virtual:0"}
+
+
+def split_mapping(*_: object, **__: object) -> list[WeightConverter]:
+    """A model's way to say that one tensor of the checkpoint becomes two, as for a fused query-key-value."""
+    two = ["self_attn.k_proj.weight", "self_attn.v_proj.weight"]
+    return [
+        WeightConverter("self_attn.kv_proj.weight", two, [Chunk(0)]),
+        WeightConverter("mlp.turned_proj.weight", "mlp.up_proj.weight", [Transpose(0, 1)]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "device_map",
+    [
+        {"": "cpu"},
+        {"": "cpu", "model.layers.0.self_attn.k_proj": "disk"},
+        {"": "cpu", "model.layers.0.self_attn.v_proj": "virtual:1", "model.layers.0.mlp": "disk"},
+        {"": "disk"},
+    ],
+)
+def test_one_tensor_that_becomes_two_may_go_to_two_devices(
+    tmp_path: Path, accelerators: None, monkeypatch: pytest.MonkeyPatch, device_map: dict[str, str]
+) -> None:
+    torch.manual_seed(0)
+    expected = MODELS["llama"]().state_dict()
+    joined = dict(expected)
+    for layer in ("model.layers.0.", "model.layers.1."):
+        keys, values = (joined.pop(f"{layer}self_attn.{part}_proj.weight") for part in "kv")
+        joined[f"{layer}self_attn.kv_proj.weight"] = torch.cat([keys, values])
+        joined[f"{layer}mlp.turned_proj.weight"] = joined.pop(f"{layer}mlp.up_proj.weight").t().contiguous()
+    save_file(joined, tmp_path / "model.safetensors")
+    monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", split_mapping)
+
+    model = empty("llama")
+    load_checkpoint_in_model(model, tmp_path, device_map, tmp_path / "offload", strict=True)
+
+    assert_same(model.state_dict(), expected)
+    for name, parameter in model.named_parameters():
+        deciding = max((p for p in device_map if f"{name}.".startswith(f"{p}." if p else "")), key=len)
+        assert (mapped_region(parameter) is not None) == (device_map[deciding] == "disk")
+        assert str(parameter.device) == device_map[deciding].replace("disk", "cpu")
+    assert same_bits(model.lm_head.weight, expected["lm_head.weight"])
