@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..checkpoint import mapped_region
 from ..devices import HOST, is_accelerator, parse_size, torch_device
 from ..errors import DeviceMapError, DispatchError
 from ..profile import find_no_split_classes, find_units, storage_key
@@ -17,6 +16,7 @@ from .block import Block, HostTensor
 from .build_ahead import attach_read_ahead
 from .build_experts import ExpertBuilder
 from .dispatched import Dispatched, Journal
+from .fused import lies_on_disk
 from .parameter import moved_like
 from .placement import Placed, Placement
 from .streamer import Streamer
@@ -251,7 +251,7 @@ class Builder:
             is_accelerator(self.main)
             and not block.casts
             and all(
-                mapped_region(t.value) is None and t.value.is_contiguous() and storage_key(t.value) not in shared
+                not lies_on_disk(t.value) and t.value.is_contiguous() and storage_key(t.value) not in shared
                 for t in block.tensors
             )
         )

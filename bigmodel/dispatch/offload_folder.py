@@ -2,94 +2,54 @@
 
 from __future__ import annotations
 
-import uuid
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from ..checkpoint import Checkpoint
+from ..checkpoint.offload import offload
+from ..checkpoint.write import Outgoing
 from ..devices import DISK
 from ..errors import DispatchError
 from ..profile import storage_key
 from .fused import lies_on_disk
+from .fused import lies_on_disk
 from .parameter import like
-from .placement import Placement
+from .placement import Placed, Placement
 
 
-class TemporaryFile:
-    """A file that goes away when nobody holds this object any more."""
+def write_to_disk(model: nn.Module, placement: Placement, folder: str | Path | None) -> None:
+    """Write the weights that are mapped to disk and do not lie in a memory-mapped file yet to a file in `folder`, and
+    let the model's parameters view that file instead. Its space is free again when they are gone.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.remove = weakref.finalize(self, path.unlink, missing_ok=True)
-
-
-class OffloadFolder:
-    """Writes the weights of a model that are mapped to disk and do not lie in a memory-mapped file yet.
-
-    Every call writes a file of a new name, so weights of another model in the same folder are never mistaken for
-    this one's.
+    Raises:
+        DispatchError: Something must be written and no folder was given.
     """
-
-    def __init__(self, folder: str | Path | None) -> None:
-        self.folder = None if folder is None else Path(folder)
-        self.files: list[TemporaryFile] = []
-
-    def write(self, model: nn.Module, placement: Placement) -> None:
-        """Write what must be written and let the model's parameters view the file instead.
-
-        Raises:
-            DispatchError: Something must be written and no folder was given.
-        """
-        places = [
-            placed
-            for placed in placement.tensors(model)
-            if placed.device == DISK
-            and not placed.is_buffer
-            and not placed.tensor.is_meta
-            and not lies_on_disk(placed.tensor)
-        ]
-        if not places:
-            return
-        if self.folder is None:
-            raise DispatchError(
-                f"{places[0].name} is mapped to 'disk' but lies in memory: give offload_dir=, a folder to write "
-                f"{len(places)} tensors to, or load the model with load_checkpoint_and_dispatch, which uses the "
-                "checkpoint where it lies"
-            )
-        names: dict[object, str] = {}
-        for placed in places:
-            names.setdefault(storage_key(placed.tensor), placed.name)
-        path = self._save({names[storage_key(p.tensor)]: p.tensor for p in places})
-        views = Checkpoint.open(path)
-        shown: dict[str, torch.Tensor] = {}
-        for placed in places:
-            name = names[storage_key(placed.tensor)]
-            if name not in shown:
-                shown[name] = like(placed.tensor, views.tensor(name))
-            placed.registry[placed.key] = shown[name]
-
-    def discard(self) -> None:
-        """Remove what was written."""
-        for file in self.files:
-            file.remove()
-
-    def _save(self, tensors: Mapping[str, torch.Tensor]) -> Path:
-        assert self.folder is not None
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / f"offload-{uuid.uuid4().hex}.safetensors"
-        partial = path.with_suffix(".partial")
-        try:
-            save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, partial)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-        self.files.append(TemporaryFile(path))
-        return path
+    places = [
+        placed
+        for placed in placement.tensors(model)
+        if placed.device == DISK
+        and not placed.is_buffer
+        and not placed.tensor.is_meta
+        and not lies_on_disk(placed.tensor)
+    ]
+    if not places:
+        return
+    if folder is None:
+        raise DispatchError(
+            f"{places[0].name} is mapped to 'disk' but lies in memory: give offload_dir=, a folder to write "
+            f"{len(places)} tensors to, or load the model with load_checkpoint_and_dispatch, which uses the "
+            "checkpoint where it lies"
+        )
+    first: dict[object, Placed] = {}
+    for placed in places:
+        first.setdefault(storage_key(placed.tensor), placed)
+    views = offload(Path(folder), [Outgoing.of(placed.name, placed.tensor) for placed in first.values()])
+    shown = {key: like(placed.tensor, views[placed.name]) for key, placed in first.items()}
+    for placed in places:
+        placed.registry[placed.key] = shown[storage_key(placed.tensor)]
 
 
 def fill_meta(
