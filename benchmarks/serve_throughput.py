@@ -1,0 +1,138 @@
+"""How many tokens a second does the engine make when requests come one after another, beside batching them all at once?
+
+Sixteen prompts of ragged lengths arrive as a Poisson stream. Offline static batching has them all from the start,
+pads them to one length and runs `generate` once; sequential runs `generate` for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING, Any
+
+from .harness import Column, Limit, Report, Table, Variant, measure
+from .serve_model import Job, ragged_jobs, random_llama, run_jobs, started_engine
+
+if TYPE_CHECKING:
+    from server.engine import Engine
+
+    from .harness import Samples
+
+STREAM = "engine, Poisson arrivals"
+AT_ONCE = "engine, all at once"
+STATIC = "offline static batching"
+SEQUENTIAL = "one after another"
+PEER = "transformers, continuous batching"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
+    parser.add_argument("--requests", type=int, default=16, help="requests")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens that each asks for")
+    parser.add_argument("--per-second", type=float, default=40.0, help="arrivals a second of the Poisson stream")
+    parser.add_argument("--no-peers", action="store_true", help="leave transformers' own continuous batching out")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure tokens a second and hold the stream against offline static batching."""
+    size = options.size or ("2x64" if options.quick else "8x1024")
+    model = random_llama(size, options.seed)
+    at_once = ragged_jobs(options.requests, seed=options.seed, tokens=options.tokens)
+    stream = ragged_jobs(options.requests, seed=options.seed, tokens=options.tokens, per_second=options.per_second)
+    total = options.requests * options.tokens
+    variants = [
+        Variant(STATIC, lambda: static_batch(model, at_once)),
+        Variant(SEQUENTIAL, lambda: one_by_one(model, at_once)),
+    ]
+    engine = started_engine(random_llama(size, options.seed), max_sequences=options.requests, prefix_cache=False)
+    variants += [
+        Variant(STREAM, lambda: engine_seconds(engine, stream)),
+        Variant(AT_ONCE, lambda: engine_seconds(engine, at_once)),
+    ]
+    if not options.no_peers:
+        peer = random_llama(size, options.seed)
+        variants.append(Variant(PEER, lambda: transformers_batching(peer, at_once)))
+    try:
+        samples = measure(variants, options.rounds, seed=options.seed)
+    finally:
+        engine.stop()
+    return _report(options, size, samples, total)
+
+
+def engine_seconds(engine: Engine, jobs: list[Job]) -> float:
+    """Seconds of a run; the time of waiting for the last arrival is part of it."""
+    return run_jobs(engine, jobs)[0]
+
+
+def static_batch(model: Any, jobs: list[Job]) -> float:
+    """All prompts padded to one length, one `generate`."""
+    import torch
+
+    longest = max(len(job.prompt) for job in jobs)
+    ids = torch.tensor([[0] * (longest - len(job.prompt)) + job.prompt for job in jobs])
+    mask = torch.tensor([[0] * (longest - len(job.prompt)) + [1] * len(job.prompt) for job in jobs])
+    return _generate(model, ids, mask, jobs[0].tokens)
+
+
+def one_by_one(model: Any, jobs: list[Job]) -> float:
+    """A `generate` for each prompt."""
+    import torch
+
+    return sum(
+        _generate(model, torch.tensor([job.prompt]), torch.ones(1, len(job.prompt), dtype=torch.long), job.tokens)
+        for job in jobs
+    )
+
+
+def _generate(model: Any, ids: Any, mask: Any, tokens: int) -> float:
+    import torch
+
+    begun = time.perf_counter()
+    with torch.inference_mode():
+        model.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    return time.perf_counter() - begun
+
+
+def transformers_batching(model: Any, jobs: list[Job]) -> float:
+    """transformers' ContinuousBatchingManager, which `transformers serve --continuous-batching` runs on."""
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(max_new_tokens=jobs[0].tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    begun = time.perf_counter()
+    outputs = model.generate_batch([job.prompt for job in jobs], generation_config=config, persistent_manager=True)
+    seconds = time.perf_counter() - begun
+    made = sum(len(output.generated_tokens) for output in outputs.values())
+    if made != len(jobs) * jobs[0].tokens:
+        raise RuntimeError(f"transformers made {made} tokens where {len(jobs) * jobs[0].tokens} were asked for")
+    return seconds
+
+
+def _report(options: argparse.Namespace, size: str, samples: Samples, total: int) -> Report:
+    names = [name for name in (STREAM, AT_ONCE, STATIC, SEQUENTIAL, PEER) if name in samples.values]
+    rows = [[name, total / samples.median(name), samples.ratio(STATIC, name).median] for name in names]
+    table = Table(
+        f"{options.requests} requests of {options.tokens} tokens, a Llama of {size}",
+        [Column("way"), Column("tokens/s", "count"), Column("of static batching", "ratio")],
+        rows,
+    )
+    limits = [
+        Limit("stream over offline static batching", samples.ratio(STATIC, STREAM).median, ">=", 0.9),
+        Limit("stream over one after another", samples.ratio(SEQUENTIAL, STREAM).median, ">=", 4),
+    ]
+    if PEER in names:
+        limits.append(
+            Limit("stream over transformers' continuous batching", samples.ratio(PEER, STREAM).median, ">=", 2)
+        )
+    settings = {"size": size, "requests": options.requests, "tokens": options.tokens, "per_second": options.per_second}
+    return Report(
+        "serve_throughput",
+        options.device,
+        settings=settings,
+        tables=[table],
+        limits=[] if options.quick else limits,
+        notes=[
+            "the engine pads rows so that a request gets the same bits alone and in a batch; that is in its figures"
+        ],
+        samples={"run": samples},
+    )
