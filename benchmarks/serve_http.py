@@ -1,0 +1,156 @@
+"""What does HTTP cost for each streamed token, beyond what the engine itself takes?
+
+The engine computes with a model that takes no time, once with its events read in the same process, once served and
+streamed to clients in another process. The difference in the server process's CPU time, divided by the tokens, is
+what HTTP costs: tokens to text to JSON to a socket.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from .harness import Column, Limit, Report, Table, Variant, measure, run_isolated
+from .serve_model import VOCABULARY, Job, run_jobs, started_engine, word_tokenizer
+
+LIMIT = 60e-6
+ENGINE, HTTP = "engine alone", "streamed over HTTP"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--streams", type=int, default=16, help="clients at once")
+    parser.add_argument("--tokens", type=int, default=400, help="tokens that each reads")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure CPU seconds a token both ways; the difference is the answer."""
+    tokens = 50 if options.quick else options.tokens
+    total = options.streams * tokens
+    variants = [
+        Variant(ENGINE, lambda: _engine(options.streams, tokens) / total),
+        Variant(HTTP, lambda: _http(options.streams, tokens) / total),
+    ]
+    samples = measure(variants, options.rounds, seed=options.seed)
+    cost = samples.median(HTTP) - samples.median(ENGINE)
+    rows: list[list[Any]] = [[name, samples.median(name)] for name in (ENGINE, HTTP)]
+    table = Table(
+        f"{options.streams} streams of {tokens} tokens, CPU time of the serving process for each token",
+        [Column("way"), Column("a token", "seconds")],
+        [*rows, ["difference: HTTP", cost]],
+    )
+    return Report(
+        "serve_http",
+        options.device,
+        settings={"streams": options.streams, "tokens": tokens},
+        tables=[table],
+        limits=[]
+        if options.quick
+        else [Limit("CPU seconds of HTTP for each streamed token", cost, "<=", LIMIT, "seconds")],
+        notes=["every token is an event of its own; clients run in a process of their own"],
+        samples={"cpu": samples},
+    )
+
+
+class Instant:
+    """A runner whose model is a constant: token 1 is always the likeliest."""
+
+    name = "instant"
+    row_multiple = 1
+
+    def __init__(self) -> None:
+        import torch
+
+        self._row = torch.zeros(1, VOCABULARY)
+        self._row[0, 1] = 1.0
+
+    def run(self, grants: Any) -> list[Any]:
+        return [self._row if grant.samples else None for grant in grants]
+
+    def bytes_per_token(self) -> dict[str, int]:
+        return {"cpu": 1}
+
+
+def _instant_engine(streams: int) -> Any:
+    from .serve_model import random_llama
+
+    engine = started_engine(random_llama("2x64"), max_sequences=streams, max_batch_tokens=streams + 256)
+    engine.core.runner = Instant()
+    return engine
+
+
+def _engine(streams: int, tokens: int) -> float:
+    """CPU seconds of the engine alone."""
+    engine = _instant_engine(streams)
+    jobs = [Job([2] * 16, tokens) for _ in range(streams)]
+    try:
+        run_jobs(engine, jobs)
+        begun = time.process_time()
+        run_jobs(engine, jobs)
+        return time.process_time() - begun
+    finally:
+        engine.stop()
+
+
+def _http(streams: int, tokens: int) -> float:
+    """CPU seconds of this process while it serves clients that run in another."""
+    with serving_instantly(streams) as port:
+        run_isolated(read_streams, port=port, streams=streams, tokens=8)
+        begun = time.process_time()
+        run_isolated(read_streams, port=port, streams=streams, tokens=tokens)
+        return time.process_time() - begun
+
+
+@contextlib.contextmanager
+def serving_instantly(streams: int) -> Iterator[int]:
+    """The real application over an engine whose model takes no time, on a free loopback port."""
+    import uvicorn
+
+    from server import EngineOptions, Settings, create_app
+    from server.run import bind
+
+    from .serve_model import random_llama
+
+    options = EngineOptions(kv_bytes=1 << 30, max_sequences=streams, max_batch_tokens=streams + 256)
+    app = create_app(random_llama("2x64"), word_tokenizer(), settings=Settings("instant", engine=options))
+    app.state.server.engine.core.runner = Instant()
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def read_streams(port: int, streams: int, tokens: int) -> int:
+    """Read so many completions at once, as streams; the number of events. Runs in the clients' process."""
+    body = {"model": "instant", "prompt": [2] * 16, "max_tokens": tokens, "temperature": 0, "stream": True}
+    text = json.dumps({**body, "ignore_eos": True}).encode()
+
+    async def one() -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Connection: close\r\nContent-Length: {len(text)}\r\n\r\n"
+        )
+        writer.write(head.encode() + text)
+        answer = await reader.read()
+        writer.close()
+        return answer.count(b"data: {")
+
+    async def everybody() -> int:
+        return sum(await asyncio.gather(*(one() for _ in range(streams))))
+
+    events = asyncio.run(everybody())
+    if events < streams * tokens:
+        raise RuntimeError(f"{events} events arrived where {streams * tokens} were due")
+    return events
