@@ -6,7 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from bigmodel.devices import virtual
 from bigmodel.train import AcceleratorState, GradientState, PartialState
+
+# PyTorch's autograd learns of device types when it first runs: the virtual one has to be there by then.
+virtual.enable(count=1)
+virtual.disable()
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ def test_a_scheduler_can_be_made_for_it() -> None:
 
 
 def test_a_closure_is_passed_on() -> None:
-    model, optimizer = prepared()
+    _, optimizer = prepared()
     calls = []
     optimizer.step(lambda: calls.append(1))
     assert calls == [1]

@@ -45,7 +45,7 @@ def test_a_process_without_an_accelerator_of_its_own_is_told(monkeypatch: pytest
     monkeypatch.setenv("ACCELERATE_USE_CPU", "false")
     for name, value in {"RANK": "2", "LOCAL_RANK": "2", "WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(TrainError, match="process 2 .* there are 2 .*cpu=True"):
+    with pytest.raises(TrainError, match=r"process 2 .* there are 2 .*cpu=True"):
         PartialState()
 
 

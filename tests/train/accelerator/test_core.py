@@ -1,0 +1,171 @@
+"""The Accelerator's constructor, and whole training runs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.errors import TrainError
+from bigmodel.train import (
+    Accelerator,
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    GradientAccumulationPlugin,
+    GradScalerKwargs,
+    ProjectConfiguration,
+)
+from tests.train.accelerator.models import Run
+from tests.train.multiprocess import fresh_states, on_ranks
+
+
+def test_every_argument_of_accelerate_s_is_taken() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate, whose interface is compared, is not installed")
+    theirs = list(inspect.signature(accelerate.Accelerator.__init__).parameters)
+    ours = list(inspect.signature(Accelerator.__init__).parameters)
+    assert ours == theirs
+
+
+def test_every_member_of_accelerate_s_is_there() -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate, whose interface is compared, is not installed")
+    accelerator = Accelerator()
+    public = [name for name in dir(accelerate.Accelerator) if not name.startswith("_")]
+    missing = [name for name in public if not hasattr(type(accelerator), name)]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"mixed_precision": "fp12"}, "'fp12'"),
+        ({"gradient_accumulation_steps": 0}, "over 0 steps"),
+        (
+            {"gradient_accumulation_steps": 2, "gradient_accumulation_plugin": GradientAccumulationPlugin()},
+            "not both",
+        ),
+        ({"kwargs_handlers": [AutocastKwargs(), AutocastKwargs()]}, "two AutocastKwargs"),
+        ({"kwargs_handlers": [3]}, "holds 3"),
+        ({"rng_types": ["dice"]}, "'dice'"),
+        ({"dataloader_config": DataLoaderConfiguration(data_seed=3)}, "use_seedable_sampler"),
+        ({"megatron_lm_plugin": object()}, "Megatron-LM is not supported"),
+        ({"dynamo_backend": "eager", "dynamo_plugin": object()}, "not both"),
+        ({"deepspeed_plugin": object(), "deepspeed_plugins": {}}, "not both"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(TrainError, match=says):
+        Accelerator(**arguments)
+
+
+def test_the_project_s_folder_is_known(tmp_path: Path) -> None:
+    accelerator = Accelerator(project_dir=tmp_path)
+    assert accelerator.project_dir == accelerator.logging_dir == str(tmp_path)
+    config = ProjectConfiguration(project_dir="a", logging_dir="b")
+    accelerator = Accelerator(project_config=config)
+    assert (accelerator.project_dir, accelerator.logging_dir) == ("a", "b")
+
+
+def test_the_launcher_s_accumulation_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    assert Accelerator().gradient_accumulation_steps == 4
+
+
+def test_the_scaler_is_made_for_fp16_with_its_arguments() -> None:
+    assert Accelerator().scaler is None
+    fresh_states()
+    accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[GradScalerKwargs(init_scale=8.0)])
+    assert accelerator.scaler.get_scale() == 8.0
+
+
+def bare_losses(steps: int) -> tuple[list[float], torch.Tensor]:
+    """The run of `Run`, in a loop of PyTorch alone."""
+    from torch.nn import functional as F
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=60)
+    data = TensorDataset(torch.randn(48, 6), torch.randint(0, 3, (48,)))
+    losses = []
+    loader = DataLoader(data, batch_size=8, shuffle=True)
+    while len(losses) < steps:
+        for x, y in loader:
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses, nn.utils.parameters_to_vector(net.parameters()).detach()
+
+
+def test_one_process_trains_bitwise_as_a_bare_loop() -> None:
+    run = Run(Accelerator())
+    losses = run.epoch() + run.epoch()
+    expected, weights = bare_losses(12)
+    assert losses == expected
+    assert torch.equal(run.weights(), weights)
+
+
+@on_ranks
+def test_two_processes_train_as_one() -> None:
+    """50 steps of the same global batches, in float32: losses within 1e-6."""
+    for accumulation in (1, 2):
+        fresh_states()
+        run = Run(Accelerator(gradient_accumulation_steps=accumulation), samples=80, dropout=0.0)
+        losses = [loss for _ in range(5) for loss in run.epoch()]
+        expected = json.loads(_one_process(accumulation))
+        assert len(losses) == len(expected) == 50
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-6, atol=0)
+
+
+def _one_process(accumulation: int) -> str:
+    """Train in a process of its own, which is the only one of its run."""
+    import os
+    import subprocess
+    import sys
+
+    code = (
+        "import json, sys\n"
+        "from bigmodel.train import Accelerator\n"
+        "from tests.train.accelerator.models import Run\n"
+        f"run = Run(Accelerator(gradient_accumulation_steps={accumulation}), samples=80, dropout=0.0)\n"
+        "run.schedule._moves = 2\n"  # the schedule of two processes moves twice in a step
+        "print(json.dumps([loss for _ in range(5) for loss in run.epoch()]))\n"
+    )
+    own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_trains(precision: str) -> None:
+    run = Run(Accelerator(mixed_precision=precision), dropout=0.0)
+    losses = [sum(run.epoch()) for _ in range(6)]
+    assert losses[-1] < losses[0]
+    assert run.model(torch.ones(1, 6)).dtype == torch.float32
+    assert all(parameter.dtype == torch.float32 for parameter in run.model.parameters())
+
+
+def test_an_overflowing_step_is_skipped_reported_and_not_scheduled() -> None:
+    accelerator = Accelerator(mixed_precision="fp16")
+    run = Run(accelerator, dropout=0.0)
+    run.epoch()
+    weights, rate, scale = run.weights(), run.schedule.get_last_lr(), accelerator.scaler.get_scale()
+    run.step(torch.full((8, 6), float("inf")), torch.zeros(8, dtype=torch.int64))
+    assert accelerator.optimizer_step_was_skipped
+    assert torch.equal(run.weights(), weights)
+    assert run.schedule.get_last_lr() == rate
+    assert accelerator.scaler.get_scale() == scale / 2
+    run.epoch()
+    assert not accelerator.optimizer_step_was_skipped
+
+
+def test_it_describes_itself() -> None:
+    assert "Num processes: 1" in repr(Accelerator())

@@ -1,0 +1,81 @@
+"""A model's weights in a training checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from bigmodel.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
+from bigmodel.train.files import load_into, load_weights, save_weights
+
+
+class Tied(nn.Module):
+    """Tied weights, a buffer, a scalar, and state that is not a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4, 3)
+        self.head = nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = nn.BatchNorm1d(3)
+        self.narrow = nn.Parameter(torch.randn(2, dtype=torch.bfloat16))
+        self.extra = "none"
+
+    def get_extra_state(self) -> Any:
+        return {"text": self.extra}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state["text"]
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_everything_comes_back_in_place(tmp_path: Path, safe: bool) -> None:
+    model, other = Tied(), Tied()
+    model.extra = "kept"
+    save_weights(model.state_dict(), tmp_path, 1, safe_serialization=safe)
+    pointers = {name: tensor.data_ptr() for name, tensor in other.named_parameters()}
+    load_into(other, tmp_path, 1)
+    for name, tensor in model.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            assert torch.equal(tensor, other.state_dict()[name])
+    assert {name: tensor.data_ptr() for name, tensor in other.named_parameters()} == pointers
+    assert other.head.weight is other.embed.weight
+    assert other.extra == "kept"
+
+
+def test_a_tied_weight_is_written_once_and_other_readers_can_read_it(tmp_path: Path) -> None:
+    model = Tied()
+    save_weights(model.state_dict(), tmp_path, 0)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert ("embed.weight" in tensors) != ("head.weight" in tensors)
+    assert set(load_weights(tmp_path, 0)) == set(model.state_dict())
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_a_model_of_another_shape_or_name_is_left_alone(tmp_path: Path, safe: bool) -> None:
+    save_weights(nn.Linear(2, 3).state_dict(), tmp_path, 0, safe_serialization=safe)
+    for other, says in ((nn.Linear(3, 3), r"weight: \(3, 2\) in the checkpoint, \(3, 3\)"), (nn.PReLU(), "not in the")):
+        before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+        with pytest.raises(CheckpointMismatchError, match=says):
+            load_into(other, tmp_path, 0)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
+
+
+def test_without_strictness_what_fits_is_read(tmp_path: Path) -> None:
+    small, large = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    save_weights(small.state_dict(), tmp_path, 0)
+    load_into(large, tmp_path, 0, strict=False)
+    assert torch.equal(large[0].weight, small[0].weight)
+
+
+def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match=r"neither model_1\.safetensors nor pytorch_model_1\.bin"):
+        load_weights(tmp_path, 1)
+    (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint at all")
+    with pytest.raises(CheckpointFormatError):
+        load_weights(tmp_path, 0)
