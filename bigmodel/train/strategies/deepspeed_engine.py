@@ -153,7 +153,8 @@ def _fill_sizes(
         config.set_value("train_micro_batch_size_per_gpu", micro)
     if config.get_value("train_batch_size") in (None, "auto"):
         config.set_value("train_batch_size", micro * steps * settings.num_processes)
-    if config.get_value("gradient_clipping") == "auto":
+    if config.get_value("gradient_clipping") in (None, "auto"):
+        # DeepSpeed clips to 1.0 when nothing is said.
         config.set_value("gradient_clipping", 0.0)
 
 
