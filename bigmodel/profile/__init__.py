@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .dry_run import Phase, dry_run
+from .dry_run import Phase
 from .dtypes import CustomDtype, DtypeLike, dtype_byte_size, normalize_dtype
 from .kv_cache import kv_cache_bytes, layer_cache_bytes
 from .model_profile import Profile, max_context, profile_model
@@ -34,7 +34,6 @@ __all__ = [
     "calculate_maximum_sizes",
     "compute_module_sizes",
     "compute_module_total_buffer_size",
-    "dry_run",
     "dtype_byte_size",
     "find_no_split_classes",
     "find_tied_parameters",

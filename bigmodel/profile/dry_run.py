@@ -42,6 +42,7 @@ def dry_run(
     device: torch.device,
     dtypes: Mapping[int, torch.dtype] | None = None,
     example: Example | None = None,
+    every_layer: bool = False,
 ) -> list[Phase]:
     """Record what a model allocates at the shapes of `workload`, or on `example`. No memory is taken.
 
@@ -53,13 +54,14 @@ def dry_run(
         dtypes: dtype by `id` of a tensor, for those that will be cast when loaded.
         example: arguments of forward, for a model whose inputs cannot be told from its config. Their values are
             not read.
+        every_layer: run every layer of a deep model, and not a few that stand for all; slower, same result.
 
     Returns:
         The phases in order: prefill and decode for a model that generates, else one forward. Empty if the inputs
         are not known, or if what the model does depends on values.
     """
     with _quiet():
-        return _dry_run(model, units, workload, device, dtypes or {}, example)
+        return _dry_run(model, units, workload, device, dtypes or {}, example, every_layer)
 
 
 def _dry_run(
@@ -69,8 +71,9 @@ def _dry_run(
     device: torch.device,
     dtypes: Mapping[int, torch.dtype],
     example: Example | None,
+    every_layer: bool,
 ) -> list[Phase]:
-    shortenings = [] if example is not None else find_shortenings(model, units)
+    shortenings = [] if every_layer or example is not None else find_shortenings(model, units)
     if shortenings:
         try:
             return _record(model, units, workload, device, dtypes, example, shortenings)

@@ -22,7 +22,7 @@ class Workload:
 
     batch_size: int = 1
     context_length: int = 0
-    new_tokens: int = 1
+    new_tokens: int = 0
     cache: str | None = "dynamic"
     all_logits: bool = False
 

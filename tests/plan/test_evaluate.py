@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from bigmodel.plan.evaluate import Assignment, device_uses, host_only, over_budget
+from bigmodel.profile import profile_model
+
+from ..profile.models import Stack, on_meta, tiny_llama
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+def test_one_device_holds_everything_once() -> None:
+    model = on_meta(Stack, tied=True, direct=True)
+    profile = profile_model(model)
+    ((device, use),) = device_uses(profile, host_only(profile)).items()
+    assert device == "cpu"
+    assert use.weights == sum(p.nbytes for p in model.parameters())
+    assert use.buffers == sum(b.nbytes for b in model.buffers())
+    assert use.total == use.weights + use.buffers
+
+
+def test_weights_are_where_they_are_held_and_the_rest_where_it_runs() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    count = len(profile.units)
+    uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, slots=2, slot_bytes=100))
+    assert uses["cpu"].weights == profile.weights
+    assert uses["cpu"].total == profile.weights
+    assert uses[0].buffers == profile.buffers
+    assert uses[0].kv_cache == sum(profile.kv_cache)
+    assert uses[0].activations == profile.activations
+    assert uses[0].slots == 200
+
+
+def test_buffers_stay_with_the_weights_when_they_are_streamed_too() -> None:
+    profile = profile_model(tiny_llama(), context_length=0)
+    count = len(profile.units)
+    uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, stream_buffers=True))
+    assert uses["cpu"].buffers == profile.buffers
+
+
+def test_a_tie_across_devices_is_counted_on_each() -> None:
+    profile = profile_model(on_meta(Stack, tied=True, depth=1))
+    table = profile.units[0].weights
+    held = tuple(0 if unit.name == "embed" else 1 for unit in profile.units)
+    uses = device_uses(profile, Assignment(held, held, 0))
+    assert uses[0].weights == table
+    assert uses[1].weights == profile.weights
+
+
+def test_devices_over_their_budgets_are_told_by_how_much() -> None:
+    profile = profile_model(Stack())
+    uses = device_uses(profile, host_only(profile))
+    assert over_budget(uses, {"cpu": uses["cpu"].total}) == {}
+    assert over_budget(uses, {"cpu": uses["cpu"].total - 7}) == {"cpu": 7}
+    assert over_budget({"disk": uses["cpu"]}, {}) == {}
+    assert over_budget({"disk": uses["cpu"]}, {"disk": 1}) == {"disk": uses["cpu"].total - 1}

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from bigmodel.plan import DevicePlan, Part, Plan
+
+PLAN = Plan(
+    model="Tiny",
+    strategy="auto",
+    main_device=0,
+    devices={
+        0: DevicePlan(0, 100, weights=10, buffers=1, kv_cache=20, activations=30, slots=8),
+        "cpu": DevicePlan("cpu", 50, weights=12),
+        "disk": DevicePlan("disk", None, weights=4),
+    },
+    parts=(
+        Part("embed", "cpu", "cpu", 4, "looked up in RAM", "Embedding"),
+        Part("layers.0", 0, 0, 4, "resident: it fits", "Layer"),
+        Part("layers.1", 0, 0, 4, "resident: it fits", "Layer"),
+        Part("layers.2", "cpu", 0, 4, "streamed from RAM", "Layer"),
+        Part("layers.3", "disk", 0, 4, "streamed from disk", "Layer"),
+    ),
+    slots=2,
+    slot_bytes=4,
+    context_length=16,
+)
+
+
+def test_a_devices_total_is_the_sum_of_its_purposes() -> None:
+    assert PLAN.devices[0].total == 69
+    assert PLAN.devices[0].free == 31
+    assert PLAN.devices["disk"].free is None
+
+
+def test_the_device_map_and_where_parts_run() -> None:
+    assert PLAN.device_map == {
+        "embed": "cpu", "layers.0": 0, "layers.1": 0, "layers.2": "cpu", "layers.3": "disk",
+    }  # fmt: skip
+    assert PLAN.execution == {"embed": "cpu", "layers.0": 0, "layers.1": 0, "layers.2": 0, "layers.3": 0}
+
+
+def test_streamed_parts_run_elsewhere_than_they_lie() -> None:
+    assert [part.name for part in PLAN.streamed] == ["layers.2", "layers.3"]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigmodel.errors import CheckpointError, PlanError
+from bigmodel.profile import meta_model, profile_source
+from bigmodel.profile.resolve import open_source
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=64
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="20KB")
+    return tmp_path
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_profile_from_a_folder_has_the_bytes_of_the_checkpoint(folder: Path) -> None:
+    profile = profile_source(folder, context_length=16)
+    assert profile.weights == open_source(folder).total_weight_bytes()
+    assert profile.name == "LlamaForCausalLM"
+
+
+def test_the_model_is_built_on_meta_in_the_dtype_asked_for(folder: Path) -> None:
+    assert {p.dtype for p in meta_model(open_source(folder)).parameters()} == {torch.bfloat16}
+    wide = meta_model(open_source(folder), "float32")
+    assert {(p.dtype, p.device.type) for p in wide.parameters()} == {(torch.float32, "meta")}
+
+
+def test_a_config_without_dtype_takes_the_checkpoints(folder: Path) -> None:
+    rewrite(folder, dtype=None)
+    assert {p.dtype for p in meta_model(open_source(folder)).parameters()} == {torch.bfloat16}
+
+
+def test_an_unknown_architecture_is_one_clear_error(folder: Path) -> None:
+    rewrite(folder, model_type="hyperformer", auto_map={"AutoConfig": "evil.py"})
+    with pytest.raises(PlanError, match="hyperformer"):
+        profile_source(folder)
+
+
+def test_a_config_without_a_model_type_is_refused(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(PlanError, match="model_type"):
+        profile_source(folder)
+
+
+def test_a_folder_without_safetensors_is_refused(folder: Path) -> None:
+    for shard in folder.glob("model*"):
+        shard.unlink()
+    with pytest.raises(CheckpointError):
+        profile_source(folder)
+
+
+def test_a_dtype_that_torch_cannot_hold_is_refused(folder: Path) -> None:
+    with pytest.raises(PlanError, match="int4"):
+        profile_source(folder, dtype="int4")
