@@ -10,10 +10,8 @@ import torch
 from ..checkpoint import is_untouched, mapped_region, release
 from ..errors import CheckpointFormatError
 from .block import Registry
+from .page_cache import is_page_cached
 from .source_file import SourceFile, SourceFiles
-
-STEP_BYTES = 8 * 2**20
-"""Bytes brought in by one request to the kernel: enough for a disk's full speed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +63,7 @@ class MappedBlock:
     Attributes:
         nbytes: Bytes of the weights that are brought in whole.
         steps: What is still to be brought in.
-        running: How many steps are being brought in now.
+        running: How many steps are being brought in now (one thread brings in one at a time).
         held: Bytes that have been brought in, or are just being.
         users: How many forwards compute with it now.
         has_sparse: Some of it is brought in by use alone.
@@ -85,6 +83,7 @@ class MappedBlock:
         self.users = 0
         self.planned = False
         self.failure: Exception | None = None
+        self._probe: torch.Tensor | None = None
 
     def __repr__(self) -> str:
         return f"MappedBlock({self.name!r}, {self.nbytes} bytes, {self.held} in memory)"
@@ -97,12 +96,16 @@ class MappedBlock:
     @property
     def is_ready(self) -> bool:
         """Whether all of it has been brought in."""
-        return self.planned and not self.steps and not self.running
+        return self.planned and not self.steps and not self.running and self.failure is None
 
     @property
     def may_drop(self) -> bool:
         """Whether there is anything that could be let go of now."""
         return self.held > 0 and not self.users and not self.running
+
+    def seems_in_memory(self) -> bool:
+        """Whether its first page is in memory: a hint, got in about a microsecond, that the others are, too."""
+        return self._probe is None or is_page_cached(self._probe.data_ptr())
 
     def check_files(self) -> None:
         """Raise CheckpointFormatError if a file has become shorter than the weights in it need: touching a page
@@ -115,9 +118,11 @@ class MappedBlock:
                     "it was cut short while in use; copy or download it again"
                 )
 
-    def plan(self) -> None:
-        """Make the steps that bring all of it in."""
-        self.steps = deque(_steps(self._dense()))
+    def plan(self, step_bytes: int) -> None:
+        """Make the steps, of at most `step_bytes` each, that bring all of it in."""
+        dense = self._dense()
+        self._probe = dense[0] if dense else None
+        self.steps = deque(_steps(dense, step_bytes))
         self.held, self.planned, self.failure = 0, True, None
 
     def forget(self) -> None:
@@ -160,11 +165,11 @@ def _extents(owners: list[Owner], files: SourceFiles) -> list[_Extent]:
     return [_Extent(file, end) for file, end in ends.items()]
 
 
-def _steps(tensors: list[torch.Tensor]) -> list[Step]:
-    """Cut tensors, in the order of their addresses, into steps of at most `STEP_BYTES`."""
+def _steps(tensors: list[torch.Tensor], step_bytes: int) -> list[Step]:
+    """Cut tensors, in the order of their addresses, into steps of at most `step_bytes`."""
     steps: list[Step] = []
     parts: list[torch.Tensor] = []
-    room = STEP_BYTES
+    room = step_bytes
     for tensor in tensors:
         flat, start = _flat(tensor), 0
         while start < flat.numel():
@@ -172,10 +177,10 @@ def _steps(tensors: list[torch.Tensor]) -> list[Step]:
             parts.append(part)
             start, room = start + part.numel(), room - part.numel()
             if room == 0:
-                steps.append(Step(tuple(parts), STEP_BYTES))
-                parts, room = [], STEP_BYTES
+                steps.append(Step(tuple(parts), step_bytes))
+                parts, room = [], step_bytes
     if parts:
-        steps.append(Step(tuple(parts), STEP_BYTES - room))
+        steps.append(Step(tuple(parts), step_bytes - room))
     return steps
 
 

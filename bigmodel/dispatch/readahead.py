@@ -4,8 +4,8 @@
     leave(block):  it may be dropped again, should the budget demand it
 
 Weights are never copied: they are views of memory-mapped files, and bringing one in means asking the kernel to read its
-pages. Once all blocks are in memory and no page of the process has been taken away since, entering one costs about a
-microsecond.
+pages. One thread does: the kernel reads ahead of it by itself, and best when the requests it sees are sequential. Once
+all blocks are in memory, and as long as no page of the process is taken away, entering one costs a few microseconds.
 
 When the budget holds less than all blocks, most of them stay and the others take turns. Blocks are used in a cycle, so
 the one that was used last is wanted again last of all, and is the one to drop (Belady 1966); dropping the least
@@ -27,7 +27,12 @@ from .mapped_block import MappedBlock, Step
 from .page_cache import is_cached, major_faults, resident_bytes
 from .stats import StreamStats
 
-THREADS = 2
+STEP_BYTES = 32 * 2**20
+"""Bytes asked of the kernel at once: so many that the time between two requests does not count."""
+
+FINE_STEP_BYTES = 8 * 2**20
+"""The same under a budget, which large steps would overshoot."""
+
 AHEAD_BYTES = 64 * 2**20
 """How much of what comes next is brought in even if something else must be dropped for it; at least one block."""
 
@@ -58,6 +63,7 @@ class ReadAhead:
     def __init__(self, blocks: Sequence[MappedBlock], budget: int | None = None) -> None:
         self.blocks = list(blocks)
         self._budget = budget
+        self._step_bytes = STEP_BYTES if budget is None else FINE_STEP_BYTES
         self._total = sum(block.nbytes for block in blocks)
         self._largest = max((block.nbytes for block in blocks), default=0)
         self._next = dict(zip(self.blocks, [*self.blocks[1:], *self.blocks[:1]]))
@@ -69,9 +75,10 @@ class ReadAhead:
         self._process = os.getpid()
         self.stats = StreamStats()
         self._changed = threading.Condition()
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="read ahead")
-        self._working = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="read ahead")
+        self._working = False
         self._inside = 0
+        self._waited_for: list[MappedBlock] = []
         self._order: list[MappedBlock] = []
         self._room = 0
         self._measured = float("-inf")
@@ -92,7 +99,7 @@ class ReadAhead:
         if thread.last is not None:
             self._next[thread.last] = block
         thread.last = block
-        if self._all_ready and major_faults() == self._faults and self._process == os.getpid():
+        if self._all_ready and self._process == os.getpid() and not self._lost_pages(block):
             return False
         self._bring_in(block)
         return True
@@ -112,25 +119,29 @@ class ReadAhead:
             self._start_in_child()
         started = time.perf_counter()
         with self._changed:
-            self._notice_faults()
+            self._notice_loss(block)
             if block.failure is not None:
                 block.forget()
             self._count(block)
             block.users += 1
             self._inside += 1
+            self._waited_for.append(block)
             try:
+                if not block.planned:
+                    block.plan(self._step_bytes)
                 self._order = list(self._following(block))
                 self._measure()
+                self._wake()
                 while not block.is_ready:
-                    self._wake()
-                    self._changed.wait()
                     if block.failure is not None:
                         raise block.failure
-                self._wake()
+                    self._changed.wait()
             except BaseException:
                 block.users -= 1
                 self._inside -= 1
                 raise
+            finally:
+                self._waited_for.remove(block)
         self.stats.add(waited=time.perf_counter() - started)
 
     def _start_in_child(self) -> None:
@@ -140,13 +151,17 @@ class ReadAhead:
             block.forget()
             block.users = block.running = 0
 
-    def _notice_faults(self) -> None:
+    def _lost_pages(self, block: MappedBlock) -> bool:
+        """Whether the kernel seems to have taken pages away since all blocks were in memory."""
+        return major_faults() != self._faults or not block.seems_in_memory()
+
+    def _notice_loss(self, block: MappedBlock) -> None:
         """Bring everything in again if pages have been taken away. What is still there costs next to nothing."""
-        if self._all_ready and major_faults() != self._faults:
+        if self._all_ready and self._lost_pages(block):
             self._all_ready = False
-            for block in self.blocks:
-                if not block.running:
-                    block.forget()
+            for other in self.blocks:
+                if not other.running:
+                    other.forget()
 
     def _count(self, block: MappedBlock) -> None:
         if block.is_ready or block.running or block.held:
@@ -182,26 +197,34 @@ class ReadAhead:
         return sum(block.held for block in self.blocks)
 
     def _wake(self) -> None:
-        """Have threads at work, if there may be any."""
+        """Have the thread at work, if there may be any."""
+        if self._working:
+            return
         if all(block.is_ready for block in self._order):
             self._notice_ready()
-            return
-        while self._working < THREADS:
+        else:
             self._pool.submit(self._work)
-            self._working += 1
-
-    def _notice_ready(self) -> None:
-        if not self._all_ready and all(block.is_ready for block in self.blocks):
-            self._faults = major_faults()
-            self._all_ready = True
+            self._working = True
 
     def _work(self) -> None:
+        try:
+            self._bring_in_steps()
+        except BaseException as error:
+            with self._changed:
+                for block in self._waited_for:
+                    block.failure = RuntimeError(f"bringing weights of {block.name!r} into memory failed: {error}")
+                self._working = False
+                self._changed.notify_all()
+            raise
+
+    def _bring_in_steps(self) -> None:
         """Bring in step after step, until there is none that should be."""
         while True:
             with self._changed:
                 found = self._next_step()
                 if found is None:
-                    self._working -= 1
+                    self._notice_ready()
+                    self._working = False
                     return
                 block, step = found
                 block.running += 1
@@ -212,8 +235,13 @@ class ReadAhead:
                 if failure is not None:
                     block.steps.clear()
                     block.failure = failure
-                self._notice_ready()
-                self._changed.notify_all()
+                if block.is_ready or failure is not None:
+                    self._changed.notify_all()
+
+    def _notice_ready(self) -> None:
+        if all(block.is_ready for block in self.blocks):
+            self._faults = major_faults()
+            self._all_ready = True
 
     def _populate(self, block: MappedBlock, step: Step) -> Exception | None:
         """Bring one step in; return what went wrong."""
@@ -233,8 +261,7 @@ class ReadAhead:
 
     def _next_step(self) -> tuple[MappedBlock, Step] | None:
         """Return what is to be brought in next; None if nothing is, or there is no room for it now."""
-        waited_for = [block for block in self.blocks if block.users and not block.is_ready]
-        for block in waited_for:
+        for block in self._waited_for:
             found = self._step_of(block, -1, must=True)
             if found is not None:
                 return block, found
@@ -252,7 +279,7 @@ class ReadAhead:
     def _step_of(self, block: MappedBlock, distance: int, must: bool, may_drop: bool = True) -> Step | None:
         """Take the next step of `block` if there is room, or room can be made by dropping what is wanted later."""
         if not block.planned:
-            block.plan()
+            block.plan(self._step_bytes)
         if not block.steps:
             return None
         need = block.steps[0].nbytes
