@@ -67,6 +67,5 @@ class LossScaler:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
-        self._update_is_due = False
-        self._unscaled.clear()
+        self.flush()  # also forgets what each optimizer has done since the last update
         self._scaler.load_state_dict(state)

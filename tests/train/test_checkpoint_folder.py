@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -66,10 +67,8 @@ def test_whatever_was_moved_before_the_process_was_killed_recovery_finishes_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace_until_killed)
-        try:
+        with suppress(KeyboardInterrupt):
             write(tmp_path, a="2", b="2", c="2")
-        except KeyboardInterrupt:
-            pass
     checkpoint_folder.recover(tmp_path)
     old, new = {"a": "1", "b": "1", "old": "1"}, {"a": "2", "b": "2", "c": "2"}
     # The first two renames are those of the new description and of the list of moves.

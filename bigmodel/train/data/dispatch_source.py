@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -71,23 +72,29 @@ class DispatchSource:
         if self._index != 0:
             return self._receive()
         stride = 1 if self._split else self._processes
-        return self._read(islice(iter(self.base), skip * stride, None))
-
-    def _read(self, batches: Iterator[Any]) -> Iterator[Step]:
-        stride = 1 if self._split else self._processes
-        first: list[Any] = []
-        try:
+        with self._announcing_failure():
+            batches = islice(iter(self.base), skip * stride, None)
             ahead = list(islice(batches, stride))
+        return self._read(batches, ahead, stride)
+
+    def _read(self, batches: Iterator[Any], ahead: list[Any], stride: int) -> Iterator[Step]:
+        first = ahead
+        with self._announcing_failure():
             while ahead:
                 group, ahead = ahead, list(islice(batches, stride))
-                first = first or group
                 parts = self._parts(group, first)
                 if parts:
                     yield self._send(parts, last=not ahead)
+        self._announce([None] * self._processes)
+
+    @contextmanager
+    def _announcing_failure(self) -> Iterator[None]:
+        """Tell the other processes of an error here, where they wait for data."""
+        try:
+            yield
         except Exception as error:
             self._announce([_Failure(f"{type(error).__name__}: {error}")] * self._processes)
             raise
-        self._announce([None] * self._processes)
 
     def _parts(self, group: list[Any], first: list[Any]) -> list[Part]:
         size = self.base.batch_size or getattr(self.base.batch_sampler, "batch_size", None)

@@ -91,9 +91,10 @@ class GradientState:
         self.dataloader_references.append(dataloader)
 
     def _remove_dataloader(self, dataloader: TrackedDataLoader) -> None:
-        for position in range(len(self.dataloader_references) - 1, -1, -1):
-            if self.dataloader_references[position] is dataloader:
-                del self.dataloader_references[position]
+        references = self.__dict__.get("dataloader_references", [])  # none after a reset
+        for position in range(len(references) - 1, -1, -1):
+            if references[position] is dataloader:
+                del references[position]
                 return
 
     @classmethod

@@ -73,9 +73,6 @@ class Strategy(ABC):
     divides_loss: ClassVar[bool] = False
     """Whether the strategy divides the loss by the accumulation steps by itself."""
 
-    keeps_whole_models: ClassVar[bool] = False
-    """Whether every rank holds all parameters of every model."""
-
     def __init__(self, settings: StrategySettings) -> None:
         self.settings = settings
 
@@ -146,6 +143,11 @@ class Strategy(ABC):
     def data_parallel(self) -> tuple[int, int]:
         """Return (number of ranks that read different data, this rank's number among them)."""
         return self.settings.num_processes, self.settings.process_index
+
+    @property
+    def keeps_whole_models(self) -> bool:
+        """Whether every rank holds all parameters of every model, and steps its own optimizer."""
+        return self.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
     @property
     def should_save_model(self) -> bool:

@@ -17,7 +17,6 @@ class SingleProcess(Strategy):
     """No wrapper, no communication; every file is written by the main process and read by every process."""
 
     distributed_type: ClassVar[DistributedType] = DistributedType.NO
-    keeps_whole_models: ClassVar[bool] = True
 
     def prepare_model(self, model: nn.Module, *, device_placement: bool, evaluation_mode: bool) -> nn.Module:
         """Move the model to this process's device."""

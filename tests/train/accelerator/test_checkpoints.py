@@ -1,0 +1,198 @@
+"""save_state and load_state: a run goes on, bit for bit, as if it had never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.errors import CheckpointMismatchError, CheckpointNotFoundError, TrainError
+from bigmodel.train import Accelerator, DataLoaderConfiguration, ProjectConfiguration
+from tests.train.accelerator.models import Run
+from tests.train.multiprocess import fresh_states, on_ranks
+
+
+class Counter:
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def interrupted(folder: Path, at: int, options: dict[str, Any], loader: dict[str, Any]) -> None:
+    """Train two epochs and a half, keep the state in the middle; train again from there, and compare."""
+    run = Run(Accelerator(**options), **loader)
+    run.epoch()
+    losses = []
+    for number, (x, y) in enumerate(run.loader, 1):
+        losses.append(run.step(x, y))
+        if number == at:
+            run.accelerator.save_state(folder)
+    losses += run.epoch()
+    rest, weights, rate = losses[at:], run.weights(), run.schedule.get_last_lr()
+
+    fresh_states()
+    again = Run(Accelerator(**options), **loader)
+    again.epoch()  # something else has happened to everything
+    again.accelerator.load_state(folder)
+    by_itself = again.accelerator.use_stateful_dataloader
+    remaining = again.loader if by_itself else again.accelerator.skip_first_batches(again.loader, at)
+    assert again.epoch(remaining) + again.epoch() == rest
+    assert torch.equal(again.weights(), weights)
+    assert again.schedule.get_last_lr() == rate
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "accumulating": ({"gradient_accumulation_steps": 2}, {}),
+    "fp16": ({"mixed_precision": "fp16"}, {}),
+    "workers": ({}, {"num_workers": 1}),
+    "seedable": ({"dataloader_config": DataLoaderConfiguration(use_seedable_sampler=True)}, {}),
+    "split": ({"dataloader_config": DataLoaderConfiguration(split_batches=True)}, {}),
+    "dispatched": ({"dataloader_config": DataLoaderConfiguration(dispatch_batches=True)}, {}),
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_a_run_is_resumed_in_the_middle_of_an_epoch(tmp_path: Path, name: str) -> None:
+    interrupted(tmp_path / "state", 4, *OPTIONS[name])
+
+
+def test_a_stateful_loader_needs_no_skipping(tmp_path: Path) -> None:
+    pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    interrupted(tmp_path, 4, {"dataloader_config": DataLoaderConfiguration(use_stateful_dataloader=True)}, {})
+
+
+@pytest.mark.parametrize("at", [1, 6])
+def test_the_first_and_the_last_batch_are_middles_too(tmp_path: Path, at: int) -> None:
+    interrupted(tmp_path, at, {}, {})
+
+
+@on_ranks
+def test_two_processes_are_resumed(folder: Path) -> None:
+    for name, (options, loader) in OPTIONS.items():
+        fresh_states()
+        interrupted(folder / name, 2, options, loader)
+
+
+def test_a_checkpoint_between_epochs_goes_on_with_a_new_order(tmp_path: Path) -> None:
+    run = Run(Accelerator())
+    run.epoch()
+    run.accelerator.save_state(tmp_path)
+    expected = run.epoch()
+    fresh_states()
+    again = Run(Accelerator())
+    again.accelerator.load_state(tmp_path)
+    assert again.epoch() == expected
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_the_files_are_those_of_accelerate(tmp_path: Path, safe: bool) -> None:
+    accelerator = Accelerator(mixed_precision="fp16")
+    run = Run(accelerator)
+    accelerator.register_for_checkpointing(Counter(3))
+    second = nn.Linear(1, 1)
+    accelerator.prepare(second, torch.optim.SGD(second.parameters()))
+    assert accelerator.save_state(tmp_path, safe_serialization=safe) == str(tmp_path)
+    model = ["model.safetensors", "model_1.safetensors"] if safe else ["pytorch_model.bin", "pytorch_model_1.bin"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [
+            *model,
+            "checkpoint.json",
+            "custom_checkpoint_0.pkl",
+            "optimizer.bin",
+            "optimizer_1.bin",
+            "random_states_0.pkl",
+            "scaler.pt",
+            "scheduler.bin",
+        ]
+    )
+    weights = run.weights()
+    run.epoch()
+    accelerator.load_state(tmp_path)
+    assert torch.equal(run.weights(), weights)
+
+
+def test_registered_objects_come_back(tmp_path: Path) -> None:
+    accelerator = Accelerator()
+    counter = Counter(7)
+    accelerator.register_for_checkpointing(counter)
+    accelerator.save_state(tmp_path)
+    counter.count = 0
+    accelerator.load_state(tmp_path)
+    assert counter.count == 7
+    with pytest.raises(TrainError, match="int: objects to checkpoint need"):
+        accelerator.register_for_checkpointing(Counter(), 3)
+
+
+def test_automatic_names_are_numbered_and_limited(tmp_path: Path) -> None:
+    config = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=2)
+    accelerator = Accelerator(project_config=config)
+    counter = Counter()
+    accelerator.register_for_checkpointing(counter)
+    for counter.count in range(4):
+        accelerator.save_state()
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_2", "checkpoint_3"]
+    assert accelerator.save_iteration == 4
+
+    fresh_states()
+    config = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=2, iteration=3)
+    accelerator = Accelerator(project_config=config)
+    accelerator.register_for_checkpointing(counter)
+    with pytest.raises(TrainError, match="checkpoint_3 exists"):
+        accelerator.save_state()
+    accelerator.load_state()
+    assert (counter.count, accelerator.save_iteration) == (3, 4)
+
+
+def test_a_folder_must_be_known_and_there(tmp_path: Path) -> None:
+    accelerator = Accelerator()
+    for call in (accelerator.save_state, accelerator.load_state):
+        with pytest.raises(TrainError, match="_dir, or a ProjectConfiguration"):
+            call()
+    with pytest.raises(CheckpointNotFoundError, match="missing"):
+        accelerator.load_state(tmp_path / "missing")
+    with pytest.raises(TrainError, match="needs a project_dir"):
+        Accelerator(project_config=ProjectConfiguration(automatic_checkpoint_naming=True)).save_state()
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    Run(Accelerator()).accelerator.save_state(tmp_path)
+    fresh_states()
+    accelerator = Accelerator()
+    accelerator.prepare(nn.Linear(1, 1))
+    with pytest.raises(CheckpointMismatchError, match="1 optimizers were saved, 0 are prepared"):
+        accelerator.load_state(tmp_path)
+
+
+def test_hooks_may_write_and_read_models_themselves(tmp_path: Path) -> None:
+    accelerator = Accelerator()
+    model = accelerator.prepare(nn.Linear(1, 1))
+    calls = []
+
+    def save(models: list[nn.Module], weights: list[Any], folder: str) -> None:
+        calls.append(("save", models == [model], list(weights[0])))
+        weights.pop()
+        (Path(folder) / "mine").write_text("x")
+
+    def load(models: list[nn.Module], folder: str) -> None:
+        calls.append(("load", (Path(folder) / "mine").read_text(), models.pop() is model))
+
+    handles = [accelerator.register_save_state_pre_hook(save), accelerator.register_load_state_pre_hook(load)]
+    accelerator.save_state(tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+    accelerator.load_state(tmp_path)
+    assert calls == [("save", True, ["weight", "bias"]), ("load", "x", True)]
+    for handle in handles:
+        handle.remove()
+    accelerator.save_state(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    assert len(calls) == 2
