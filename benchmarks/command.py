@@ -29,7 +29,11 @@ def questions() -> dict[str, str]:
     """Return what can be asked: name -> the question in a line. No module is imported for it."""
     found = {}
     for path in sorted(FOLDER.glob("*.py")):
-        tree = ast.parse(path.read_text())
+        try:
+            tree = ast.parse(path.read_text())
+        except SyntaxError:  # its own error when it is asked for; no reason to refuse the others
+            found[path.stem.replace("_", "-")] = "cannot be read"
+            continue
         functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
         if {"run", "add_arguments"} <= functions:
             found[path.stem.replace("_", "-")] = (ast.get_docstring(tree) or "").partition("\n")[0]

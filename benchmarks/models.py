@@ -28,6 +28,28 @@ def quiet() -> None:
     logging.getLogger("accelerate").setLevel(logging.ERROR)
 
 
+def without_stderr() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which nothing appears on stderr: accelerate shows a progress bar that cannot be turned off."""
+    return contextlib.redirect_stderr(io.StringIO())
+
+
+def warm_up() -> None:
+    """Import what all ways of loading need and run a small model once, so that a load is timed and not an import."""
+    from accelerate.utils import set_module_tensor_to_device
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    import bigmodel.dispatch  # noqa: F401
+
+    from .checkpoints import SPECS
+
+    quiet()
+    set_module_tensor_to_device(nn.Linear(1, 1), "weight", "cpu", value=torch.ones(1, 1))
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SPECS["tiny"].config)).eval()
+    with torch.inference_mode():
+        output = model(torch.ones(1, 2, dtype=torch.long), use_cache=True)
+        model(torch.ones(1, 1, dtype=torch.long), past_key_values=output.past_key_values, use_cache=True)
+
+
 def layer_map(folder: Path, layers: int | str, rest: int | str) -> DeviceMap:
     """Return the map that puts every layer on `layers` and what stands around them on `rest`."""
     found: DeviceMap = {}
@@ -53,7 +75,7 @@ def skeleton(folder: Path) -> nn.Module:
 
 def ours(folder: Path, device_map: str | Mapping[str, int | str], **options: Any) -> nn.Module:
     """Load and dispatch with bigmodel."""
-    from bigmodel.dispatch.pretrained import from_pretrained
+    from bigmodel.dispatch import from_pretrained
 
     model: nn.Module = from_pretrained(folder, device_map=device_map, **options)
     return model
@@ -86,7 +108,7 @@ def accelerate_dispatched(folder: Path, device_map: DeviceMap, offload_folder: P
     quiet()
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that cannot be turned off
+    with without_stderr():
         dispatched: nn.Module = load_checkpoint_and_dispatch(
             model, folder, device_map=device_map, offload_folder=offload_folder
         )

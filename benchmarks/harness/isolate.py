@@ -30,7 +30,7 @@ def run_isolated(function: Callable[..., Any], timeout: float = TIMEOUT, **argum
         arguments: By name.
 
     Raises:
-        BenchmarkError: The process failed; the message ends with what it said on stderr.
+        BenchmarkError: The process failed; the message ends with the last line of its stderr, the cause has all of it.
         subprocess.TimeoutExpired: It took longer than `timeout`.
     """
     call = json.dumps({"module": function.__module__, "name": function.__qualname__, "arguments": arguments})
@@ -48,8 +48,10 @@ def run_isolated(function: Callable[..., Any], timeout: float = TIMEOUT, **argum
             check=False,
         )
         if done.returncode:
-            said = "\n".join(done.stderr.strip().splitlines()[-12:])
-            raise BenchmarkError(f"{function.__qualname__} failed in its own process (exit {done.returncode}):\n{said}")
+            last = done.stderr.strip().rpartition("\n")[2]
+            raise BenchmarkError(
+                f"{function.__qualname__} failed in its own process (exit {done.returncode}): {last}"
+            ) from RuntimeError(done.stderr)
         answer.seek(0)
         return json.load(answer)
 

@@ -10,7 +10,7 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,21 +24,22 @@ _TRACE = 0.001
 """The share of a file that may stay cached: a page or two that the kernel will not give up."""
 
 
-def evict(files: Iterable[Path], tensors: Iterable[torch.Tensor] = ()) -> None:
+def evict(files: Iterable[Path]) -> None:
     """Throw `files` out of the page cache and make sure that they are out.
+
+    This process's own maps of them are emptied first, for mapped pages stay; the pages come back from the file when
+    they are next read. What was written to a private map is lost by that: this is for weights nobody writes to.
 
     Args:
         files: Clean ones; what was not written back yet cannot be thrown out.
-        tensors: Those of this process that show a file privately and untouched: their pages are unmapped first,
-            for mapped pages stay. They come back from the file when they are next read.
 
     Raises:
         BenchmarkError: Some of it stayed, because another process has it mapped, say.
     """
-    for tensor in tensors:
-        unmap(tensor)
-    for file in files:
-        _advise_out(file)
+    given = list(files)
+    _empty_maps(given)
+    for file in given:
+        advise_out(file)
         left, total = cached_bytes(file), file.stat().st_size
         if left > max(_TRACE * total, 16 * mmap.PAGESIZE):
             raise BenchmarkError(
@@ -78,15 +79,29 @@ def cached_bytes(file: Path) -> int:
     return sum(byte & 1 for byte in found) * mmap.PAGESIZE
 
 
-def unmap(tensor: torch.Tensor) -> None:
-    """Drop the pages behind a tensor that shows a private, untouched mapping of a file."""
-    start = tensor.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    end = tensor.data_ptr() + tensor.nbytes
-    if tensor.nbytes and c_library().madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED):
-        raise OSError(ctypes.get_errno(), "madvise(MADV_DONTNEED) failed")
+def resident_bytes(tensor: torch.Tensor) -> int:
+    """Return how many bytes of the pages behind a tensor are in this process's resident set."""
+    first, last = tensor.data_ptr() // mmap.PAGESIZE, (tensor.data_ptr() + tensor.nbytes - 1) // mmap.PAGESIZE
+    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
+        entries = os.pread(pagemap.fileno(), 8 * (last - first + 1), 8 * first)
+    # The top bit of each page's eight bytes says that it is present.
+    return sum(byte >> 7 for byte in entries[7::8]) * mmap.PAGESIZE
 
 
-def _advise_out(file: Path) -> None:
+def _empty_maps(files: Sequence[Path]) -> None:
+    """Drop the pages of all maps that this process has of `files`."""
+    wanted = {str(file.resolve()) for file in files}
+    libc = c_library()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5] in wanted:
+            start, end = (int(text, 16) for text in fields[0].split("-"))
+            if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED):
+                raise OSError(ctypes.get_errno(), "madvise(MADV_DONTNEED) failed")
+
+
+def advise_out(file: Path) -> None:
+    """Ask for `file` to be thrown out of the page cache. What any process has mapped stays."""
     if not hasattr(os, "posix_fadvise"):
         raise BenchmarkError("this system has no posix_fadvise, so cold reads cannot be measured on it")
     descriptor = os.open(file, os.O_RDONLY)

@@ -14,9 +14,9 @@ def comparison_table(
     baseline: str,
     figure: str = SECONDS,
     unit: str = "seconds",
-    extra: Sequence[tuple[Column, Callable[[float], Cell]]] = (),
+    extra: Sequence[tuple[Column, Callable[[str], Cell]]] = (),
 ) -> Table:
-    """Return medians and quartiles of one figure for every variant, and ratios to `baseline`.
+    """Return medians and quartiles of one figure for every variant, best first, and ratios to `baseline`.
 
     Args:
         title: Of the table.
@@ -24,7 +24,7 @@ def comparison_table(
         baseline: The variant that the others are compared with.
         figure: Which figure.
         unit: Its unit, as for `Column`.
-        extra: More columns, each computed from the median.
+        extra: More columns, each computed from the variant's name.
     """
     columns = [
         Column("variant"),
@@ -44,5 +44,5 @@ def comparison_table(
         one, over = samples.summary(name, figure), samples.ratio(name, baseline, figure)
         cells: list[Cell] = [name, one.median, one.first_quartile, one.third_quartile]
         cells += [over.median, over.first_quartile, over.third_quartile, one.count]
-        rows.append(cells + [compute(one.median) for _, compute in extra])
-    return Table(title, columns, sorted(rows, key=lambda row: float(row[1] or 0)))
+        rows.append(cells + [compute(name) for _, compute in extra])
+    return Table(title, columns, sorted(rows, key=lambda row: float(row[1] or 0), reverse=unit == "rate"))

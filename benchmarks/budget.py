@@ -1,0 +1,162 @@
+"""Can a model twice the size of the host's budget run, within it, at the speed of the disk?
+
+Every value comes from a process of its own, loaded under ``max_memory={"cpu": budget}``. Between steps the shards are
+thrown out of the page cache, where the kernel would otherwise keep what the process has let go of: each step then has
+to read from disk whatever the process does not hold. What it has to read at the least is what the budget, less the
+process itself, leaves out of the weights it uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, measure, run_isolated
+from .harness.pagecache import advise_out, evict
+from .harness.rawread import READERS
+from .harness.report import Cell
+
+OURS = "bigmodel"
+RATE = "bytes per second"
+SPEED, MEMORY = 0.9, 1.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("model", nargs="?", default=None, help="llama-1b, or a folder (default: llama-1b)")
+    parser.add_argument("--share", type=float, default=0.5, help="budget as a share of the model's bytes")
+    parser.add_argument("--steps", type=int, default=4, help="steps of each process")
+    parser.set_defaults(rounds=3)
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure raw readers and runs under the budget in the same rounds."""
+    from .checkpoints import checkpoint
+
+    folder = checkpoint(options.model or ("tiny" if options.quick else "llama-1b"), options.workdir)
+    shards = sorted(folder.glob("*.safetensors"))
+    total = sum(shard.stat().st_size for shard in shards)
+    # A process with torch in it takes half a gigabyte: a small model's budget has to hold that too.
+    budget = int(options.share * total) + (2**30 if options.quick else 0)
+    ours = partial(run_isolated, run_within, folder=str(folder), budget=budget, steps=options.steps)
+    variants = [Variant(name, partial(_read, name, shards), partial(evict, shards)) for name in READERS]
+    variants.append(Variant(OURS, ours, partial(evict, shards)))
+    samples = measure(variants, options.rounds, warmup=0, seed=options.seed)
+    return _report(options, folder, samples, budget, total)
+
+
+def run_within(folder: str, budget: int, steps: int) -> dict[str, float]:
+    """Load under a budget of the host's memory and take steps, cold each time. Run in a fresh process.
+
+    Returns:
+        Median seconds of a step, the highest resident set (bytes), bytes that a step read from disk, the least that
+        it had to read, bytes of the largest block, and bytes of weights that a step uses.
+    """
+    import statistics
+
+    import torch
+
+    from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+
+    from . import models
+
+    models.warm_up()
+    before = memory_allocated("cpu")
+    reset_peak_memory("cpu")
+    model = models.ours(Path(folder), "auto", max_memory={"cpu": budget}, context_length=64)
+    shards = sorted(Path(folder).glob("*.safetensors"))
+    seconds, read = [], []
+    for number in range(steps + 1):
+        for shard in shards:
+            advise_out(shard)
+        taken, nbytes = _step(model, torch.ones(1, 1, dtype=torch.long))
+        if number:
+            seconds.append(taken)
+            read.append(nbytes)
+    used = used_bytes(model)
+    return {
+        "seconds": statistics.median(seconds),
+        "peak": max_memory_allocated("cpu"),
+        "before": before,
+        "read": statistics.median(read),
+        "least": max(0, used - max(0, budget - before)),
+        "block": max(sum(p.nbytes for p in layer.parameters()) for layer in _layers(model)),
+        "used": used,
+    }
+
+
+def used_bytes(model: Any) -> int:
+    """Return bytes of weights that a step of one token uses: all but the embedding's other rows."""
+    embedding = model.get_input_embeddings().weight
+    return sum(p.nbytes for p in model.parameters() if p is not embedding)
+
+
+def _layers(model: Any) -> list[Any]:
+    return list(model.model.layers)
+
+
+def _step(model: Any, token: Any) -> tuple[float, int]:
+    import torch
+
+    from .harness import elapsed
+
+    before = _bytes_read()
+    with torch.inference_mode():
+        seconds = elapsed(lambda: model(input_ids=token, use_cache=False))
+    return seconds, _bytes_read() - before
+
+
+def _bytes_read() -> int:
+    """Return bytes that this process has had read from disks so far."""
+    import psutil
+
+    return int(psutil.Process().io_counters().read_bytes)
+
+
+def _read(name: str, files: list[Path]) -> dict[str, float]:
+    from .harness import elapsed
+
+    nbytes = sum(file.stat().st_size for file in files)
+    seconds = elapsed(lambda: READERS[name](files))
+    return {"seconds": seconds, RATE: nbytes / seconds}
+
+
+def _report(options: argparse.Namespace, folder: Path, samples: Samples, budget: int, total: int) -> Report:
+    best = max(READERS, key=lambda name: samples.median(name, RATE))
+    raw = samples.median(best, RATE)
+    figures = {
+        name: samples.median(OURS, name) for name in ("seconds", "peak", "before", "read", "least", "block", "used")
+    }
+    rows: list[list[Cell]] = [[name, "", samples.median(name), samples.median(name, RATE)] for name in READERS]
+    rows.append([OURS, "bytes read from disk", figures["seconds"], figures["read"] / figures["seconds"]])
+    rows.append([OURS, "bytes it had to read", figures["seconds"], figures["least"] / figures["seconds"]])
+    rows.append([OURS, "all bytes used", figures["seconds"], figures["used"] / figures["seconds"]])
+    speeds = Table(
+        f"A step of {folder.name.rpartition('-')[0]} in {options.share:g} of its memory",
+        [Column("variant"), Column("rate of"), Column("seconds", "seconds"), Column("rate", "rate")],
+        rows,
+    )
+    memory: list[list[Cell]] = [
+        ["model", total],
+        ["budget", budget],
+        ["largest block", figures["block"]],
+        ["process before loading", figures["before"]],
+        ["highest resident set", figures["peak"]],
+        ["read by a step", figures["read"]],
+        ["least that it had to read", figures["least"]],
+    ]
+    peak, allowed = max(samples.of(OURS, "peak")), MEMORY * budget + figures["block"]
+    limits = [Limit("highest resident set within budget, one block and 5 %", peak, "<=", allowed, "bytes")]
+    if figures["least"]:
+        rate = figures["least"] / figures["seconds"]
+        limits.append(Limit(f"bytes that had to be read per second, over {best}", rate / raw, ">=", SPEED))
+    return Report(
+        "budget",
+        options.device,
+        settings={"model": folder.name, "budget": budget, "steps": options.steps},
+        tables=[speeds, Table("Memory, medians", [Column("what"), Column("bytes", "bytes")], memory)],
+        limits=limits,
+        samples={"step": samples},
+    )

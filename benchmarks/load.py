@@ -1,0 +1,114 @@
+"""How long until a checkpoint answers: to the CPU with a first forward, and with all layers left on disk?
+
+Every load runs in a process of its own that has imported its libraries already, for the time of a load is first of
+all the time of touching fresh memory. A first forward belongs to it: a load that only maps files is not done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, comparison_table, measure, run_isolated
+from .harness.report import Cell
+
+CPU = "cpu"
+DISK = "layers on disk"
+OURS, TRANSFORMERS, ACCELERATE = "bigmodel", "transformers", "accelerate"
+FASTER_THAN_ACCELERATE = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("model", nargs="?", default=None, help="llama-1b, or a folder (default: llama-1b)")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure every way of loading, page cache warm, and hold ours against the peers'."""
+    from . import models
+    from .checkpoints import checkpoint
+    from .harness.pagecache import evict, warm
+
+    folder = checkpoint(options.model or ("tiny" if options.quick else "llama-1b"), options.workdir)
+    shards = sorted(folder.glob("*.safetensors"))
+    evict(shards)
+    maps = {CPU: models.layer_map(folder, "cpu", "cpu"), DISK: models.layer_map(folder, "disk", "cpu")}
+    loads = [(OURS, CPU), (TRANSFORMERS, CPU), (ACCELERATE, CPU), (OURS, DISK), (ACCELERATE, DISK)]
+    with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
+        variants = [
+            Variant(
+                f"{how}, {where}",
+                partial(_load, how=how, folder=folder, device_map=maps[where], scratch=Path(scratch)),
+                partial(warm, shards),
+            )
+            for how, where in loads
+        ]
+        samples = measure(variants, options.rounds, warmup=0, seed=options.seed)
+    return _report(options, folder, samples)
+
+
+def _load(how: str, folder: Path, device_map: dict[str, int | str], scratch: Path) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(dir=scratch) as offload:
+        found: dict[str, float] = run_isolated(
+            load_and_answer, how=how, folder=str(folder), device_map=device_map, offload=offload
+        )
+    return found
+
+
+def load_and_answer(how: str, folder: str, device_map: dict[str, int | str], offload: str) -> dict[str, float]:
+    """Load a checkpoint and run it once; return the seconds of both, together and apart. Run in a fresh process."""
+    from . import models
+    from .steps import Decoder
+
+    models.warm_up()
+    ways = {
+        OURS: lambda: models.ours(Path(folder), device_map),
+        TRANSFORMERS: lambda: models.mapped(Path(folder)),
+        ACCELERATE: lambda: models.accelerate_dispatched(Path(folder), device_map, Path(offload)),
+    }
+    begun = time.perf_counter()
+    model = ways[how]()
+    loaded = time.perf_counter()
+    Decoder(model).start()
+    answered = time.perf_counter()
+    return {"seconds": answered - begun, "load": loaded - begun, "first forward": answered - loaded}
+
+
+def _report(options: argparse.Namespace, folder: Path, samples: Samples) -> Report:
+    to_cpu = _only(samples, CPU)
+    to_disk = _only(samples, DISK)
+    title = folder.name.rpartition("-")[0]
+    tables = [
+        comparison_table(f"Load {title} to the CPU and answer", to_cpu, f"{TRANSFORMERS}, {CPU}"),
+        comparison_table(f"Load {title} with all layers on disk", to_disk, f"{ACCELERATE}, {DISK}", "load"),
+        _parts(samples),
+    ]
+    faster = 1 / samples.ratio(f"{OURS}, {DISK}", f"{ACCELERATE}, {DISK}", "load").median
+    over = samples.ratio(f"{OURS}, {CPU}", f"{TRANSFORMERS}, {CPU}").median
+    return Report(
+        "load",
+        options.device,
+        settings={"model": folder.name},
+        tables=tables,
+        limits=[
+            Limit("load to the CPU and first forward, over transformers", over, "<=", 1.0),
+            Limit("load with layers on disk, times faster than accelerate", faster, ">=", FASTER_THAN_ACCELERATE),
+        ],
+        samples={"load": samples},
+    )
+
+
+def _only(samples: Samples, where: str) -> Samples:
+    return Samples({name: figures for name, figures in samples.values.items() if name.endswith(where)})
+
+
+def _parts(samples: Samples) -> Table:
+    rows: list[list[Cell]] = [
+        [name, samples.median(name, "load"), samples.median(name, "first forward"), samples.median(name)]
+        for name in samples.values
+    ]
+    heads = [Column("variant"), *(Column(name, "seconds") for name in ("load", "first forward", "together"))]
+    return Table("Medians, apart and together", heads, rows)

@@ -1,0 +1,181 @@
+"""Does streaming hide behind compute, and compute behind streaming, over a grid of their ratios?
+
+Blocks that are streamed lie between blocks that stay, so a step need take no longer than the longer of the two:
+max(compute, transfer). Compute is measured on the same model with everything resident. Transfer is what the link
+needs for the bytes: on a virtual accelerator its bandwidth is set; on a real one it is measured in the same rounds,
+and the ratio is set by the number of rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
+from .harness.report import Cell
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+LIMIT = 1.05
+RATIOS = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0)
+STREAMED = (0.5, 0.25)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of the model and the grid: blocks, their width, rows of the input, shares streamed, ratios."""
+
+    blocks: int
+    width: int
+    rows: int
+    steps: int
+    streamed: tuple[float, ...]
+    ratios: tuple[float, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--steps", type=int, default=3, help="steps behind each value")
+    parser.set_defaults(device="virtual")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure steps over the grid and hold each against the longer of compute and transfer."""
+    import torch
+
+    # One thread computes and one copies: with more of either, the host's cores would be what is measured.
+    torch.set_num_threads(options.threads or 1)
+    grid = Grid(24, 1024, 128, options.steps, STREAMED, RATIOS)
+    if options.quick:
+        grid = Grid(6, 128, 32, 1, (0.5,), (0.5, 2.0))
+    found = virtual_grid(grid, options) if options.device == "virtual" else accelerator_grid(grid, options)
+    rows, samples = found
+    columns = [Column("streamed blocks", "count"), Column("transfer : compute", "ratio")]
+    columns += [Column(name, "seconds") for name in ("compute", "transfer", "step", "step q1", "step q3")]
+    columns += [Column("step over max", "ratio"), Column("step over sum", "ratio")]
+    worst = max(float(row[7] or 0) for row in rows)
+    return Report(
+        "overlap",
+        options.device,
+        settings={**vars(grid), "threads": torch.get_num_threads()},
+        tables=[Table(f"{grid.blocks} blocks of {4 * grid.width**2:,} bytes, interleaved", columns, rows)],
+        limits=[Limit("worst step of the grid over max(compute, transfer)", worst, "<=", LIMIT)],
+        samples=samples,
+    )
+
+
+def virtual_grid(grid: Grid, options: argparse.Namespace) -> tuple[list[list[Cell]], dict[str, Samples]]:
+    """Return the rows of the table, and the samples behind them, on a virtual accelerator with a set link."""
+    from bigmodel.devices import virtual
+
+    rows: list[list[Cell]] = []
+    kept: dict[str, Samples] = {}
+    for share in grid.streamed:
+        count = round(share * grid.blocks)
+        virtual.enable(count=1)
+        resident, streamed = models(grid, count, "virtual:0")
+        x = inputs(grid, "virtual:0")
+        nbytes = count * 4 * grid.width**2
+        compute = min(_seconds(resident, x, grid.steps, "virtual:0") for _ in range(3))
+        for wanted in grid.ratios:
+            virtual.configure(0, bandwidth=nbytes / (wanted * compute))
+            samples = _measured(resident, streamed, x, grid, options, "virtual:0")
+            transfer = virtual.link(0).seconds(nbytes)
+            rows.append(_row(count, samples, transfer))
+            kept[f"{count} streamed, {wanted}"] = samples
+        del resident, streamed, x
+        virtual.disable()
+    return rows, kept
+
+
+def accelerator_grid(grid: Grid, options: argparse.Namespace) -> tuple[list[list[Cell]], dict[str, Samples]]:
+    """Return the same on a real accelerator, where rows of input set the ratio. It has never been run on one yet."""
+    device = "cuda:0" if options.device == "cuda" else options.device
+    rows: list[list[Cell]] = []
+    kept: dict[str, Samples] = {}
+    large = Grid(grid.blocks, 128 if options.quick else 4096, grid.rows, grid.steps, grid.streamed, grid.ratios)
+    for share in grid.streamed:
+        count = round(share * grid.blocks)
+        resident, streamed = models(large, count, device)
+        nbytes = count * 4 * large.width**2
+        rate = pinned_rate(nbytes // count, device)
+        for wanted in grid.ratios:
+            number = _rows_for(resident, large, nbytes / rate / wanted, device)
+            x = inputs(Grid(large.blocks, large.width, number, 1, (), ()), device)
+            samples = _measured(resident, streamed, x, large, options, device)
+            rows.append(_row(count, samples, nbytes / rate))
+            kept[f"{count} streamed, {wanted}"] = samples
+    return rows, kept
+
+
+def models(grid: Grid, streamed: int, device: str) -> tuple[nn.Module, nn.Module]:
+    """Return the model resident on `device`, and the same with `streamed` interleaved blocks in host memory."""
+    from bigmodel.dispatch import dispatch_model
+
+    from .blocks import block_map, make_blocks, spread
+
+    resident = make_blocks(grid.blocks, grid.width).to(device)
+    device_map = block_map(grid.blocks, spread(grid.blocks, streamed), "cpu", device)
+    return resident, dispatch_model(make_blocks(grid.blocks, grid.width), device_map)
+
+
+def inputs(grid: Grid, device: str) -> torch.Tensor:
+    """Return an input for the model of `grid`."""
+    import torch
+
+    return torch.linspace(-1, 1, grid.rows * grid.width).reshape(grid.rows, grid.width).to(device)
+
+
+def pinned_rate(nbytes: int, device: str) -> float:
+    """Return bytes per second of copies of `nbytes` from pinned memory to `device`: the best of ten."""
+    import torch
+
+    source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    copy = partial(target.copy_, source, non_blocking=True)
+    return nbytes / min(elapsed(copy, device) for _ in range(10))
+
+
+def _rows_for(model: nn.Module, grid: Grid, seconds: float, device: str) -> int:
+    """Return how many rows of input make a forward take about `seconds`."""
+    probe = 4096
+    x = inputs(Grid(grid.blocks, grid.width, probe, 1, (), ()), device)
+    taken = min(_seconds(model, x, 1, device) for _ in range(3))
+    return max(1, round(probe * seconds / taken))
+
+
+def _measured(
+    resident: nn.Module, streamed: nn.Module, x: torch.Tensor, grid: Grid, options: argparse.Namespace, device: str
+) -> Samples:
+    variants = [
+        Variant("compute", partial(_seconds, resident, x, grid.steps, device)),
+        Variant("step", partial(_seconds, streamed, x, grid.steps, device)),
+    ]
+    return measure(variants, options.rounds, seed=options.seed)
+
+
+def _seconds(model: Any, x: torch.Tensor, steps: int, device: str) -> float:
+    """Return the mean seconds of `steps` forwards that follow an unmeasured one, as steps of a generation do."""
+    import torch
+
+    with torch.inference_mode():
+        model(x)
+        return elapsed(lambda: [model(x) for _ in range(steps)], device) / steps
+
+
+def _row(count: int, samples: Samples, transfer: float) -> list[Cell]:
+    compute, step = samples.median("compute"), samples.summary("step")
+    longer = max(compute, transfer)
+    cells: list[Cell] = [count, transfer / compute, compute, transfer]
+    return [
+        *cells,
+        step.median,
+        step.first_quartile,
+        step.third_quartile,
+        step.median / longer,
+        step.median / (compute + transfer),
+    ]

@@ -1,0 +1,134 @@
+"""Do disk, link and compute work at once? A step from cold files over a link, beside the slowest of the three alone.
+
+All blocks lie on disk and run on an accelerator. Before each step their file is thrown out of the page cache. A step
+need take no longer than the longest of: reading the bytes (the best raw reader of the same rounds), moving them over
+the link, and computing (the model resident); a chain that waits takes their sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
+from .harness.pagecache import evict
+from .harness.rawread import READERS
+from .harness.report import Cell
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .blocks import Blocks
+
+COMPUTE, STEP = "compute, resident", "step, from disk over the link"
+LIMIT = 1.1
+LINKS = (0.5e9, 1e9, 2e9, 4e9)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--link", type=float, action="append", help="GB/s of the virtual link; may be repeated")
+    parser.set_defaults(device="virtual", rounds=3)
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure disk, compute and the whole step in the same rounds, for each speed of the link."""
+    import torch
+
+    from .blocks import make_blocks, save_blocks
+
+    torch.set_num_threads(options.threads or 1)
+    count, width = (4, 256) if options.quick else (60, 2048)
+    device = {"virtual": "virtual:0", "cuda": "cuda:0"}.get(options.device, options.device)
+    options.workdir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.workdir) as folder:
+        file = save_blocks(make_blocks(count, width), Path(folder))
+        found = [_cell(options, file, count, width, device, rate) for rate in _links(options)]
+    rows = [row for row, _ in found]
+    columns = [Column("link", "rate"), Column("raw disk", "rate")]
+    columns += [Column(name, "seconds") for name in ("disk alone", "link alone", "compute alone", "step")]
+    columns += [Column("slowest"), Column("step over slowest", "ratio"), Column("step over sum", "ratio")]
+    worst = max(float(row[7] or 0) for row in rows)
+    return Report(
+        "pipeline",
+        options.device,
+        settings={"blocks": count, "width": width, "threads": torch.get_num_threads()},
+        tables=[Table(f"{count} blocks of {4 * width**2:,} bytes, all on disk, cold", columns, rows)],
+        limits=[Limit("worst step over max(disk, link, compute)", worst, "<=", LIMIT)],
+        samples={f"link {row[0]:g}" if row[0] else "link": samples for row, samples in found},
+    )
+
+
+def _links(options: argparse.Namespace) -> list[float | None]:
+    """Return the link speeds to try; None for the one that the machine has."""
+    if options.device != "virtual":
+        return [None]
+    if options.link:
+        return [rate * 1e9 for rate in options.link]
+    return list(LINKS[:1] if options.quick else LINKS)
+
+
+def _cell(
+    options: argparse.Namespace, file: Path, count: int, width: int, device: str, rate: float | None
+) -> tuple[list[Cell], Samples]:
+    """Return the row of one link speed, and the samples behind it."""
+    import torch
+
+    from bigmodel.devices import virtual
+
+    from .overlap import pinned_rate
+
+    if rate is not None:
+        virtual.enable(count=1, bandwidth=rate)
+    dispatched, resident = _models(file, count, width, device)
+    x = torch.linspace(-1, 1, width).reshape(1, width).to(device)
+    variants = [Variant(name, partial(_read, name, file), partial(evict, [file])) for name in READERS]
+    variants.append(Variant(COMPUTE, partial(_forward, resident, x, device)))
+    variants.append(Variant(STEP, partial(_forward, dispatched, x, device), partial(evict, [file])))
+    samples = measure(variants, options.rounds, seed=options.seed)
+    nbytes = count * 4 * width**2
+    link = rate or pinned_rate(4 * width**2, device)
+    disk = min(samples.median(name) for name in READERS)
+    alone = {"disk": disk, "link": nbytes / link, "compute": samples.median(COMPUTE)}
+    slowest = max(alone, key=lambda name: alone[name])
+    step = samples.median(STEP)
+    cells: list[Cell] = [link, nbytes / disk, *alone.values(), step, slowest]
+    del dispatched, resident, x, variants
+    if rate is not None:
+        virtual.disable()
+    return [*cells, step / alone[slowest], step / sum(alone.values())], samples
+
+
+def _models(file: Path, count: int, width: int, device: str) -> tuple[nn.Module, nn.Module]:
+    """Return the blocks dispatched from their file to `device`, and the same resident there."""
+    from bigmodel.dispatch import load_checkpoint_and_dispatch
+
+    from .blocks import block_map, make_blocks
+
+    blocks = _on_meta(count, width)
+    device_map = block_map(count, range(count), "disk", "disk")
+    dispatched = load_checkpoint_and_dispatch(blocks, file, device_map=device_map, main_device=device)
+    return dispatched, make_blocks(count, width).to(device)
+
+
+def _on_meta(count: int, width: int) -> Blocks:
+    import torch
+
+    from .blocks import Blocks
+
+    with torch.device("meta"):
+        return Blocks(count, width).eval()
+
+
+def _read(name: str, file: Path) -> float:
+    return elapsed(lambda: READERS[name]([file]))
+
+
+def _forward(model: Any, x: Any, device: str) -> float:
+    import torch
+
+    with torch.inference_mode():
+        return elapsed(lambda: model(x), device)

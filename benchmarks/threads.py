@@ -1,0 +1,125 @@
+"""May threads share one dispatched model? Every output of many concurrent forwards is held against the plain model's.
+
+Each thread has inputs of its own and runs at its own pace, so blocks are streamed in, waited for, shared and evicted in
+every order there is. Outputs must be right to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .harness import Column, Limit, Report, Table, elapsed
+from .harness.report import Cell
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+WIDTH, BLOCKS = 64, 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--callers", type=int, default=8, help="threads that call the model")
+    parser.add_argument("--forwards", type=int, default=1000, help="forwards of each")
+    parser.add_argument("--no-peers", action="store_true", help="leave accelerate out")
+    parser.set_defaults(device="virtual")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Run the forwards on each offloaded model and count the outputs that are not right."""
+    import torch
+
+    torch.set_num_threads(options.threads or 1)
+    forwards = 20 if options.quick else options.forwards
+    device = {"virtual": "virtual:0", "cuda": "cuda:0"}.get(options.device, options.device)
+    rows: list[list[Cell]] = []
+    limits: list[Limit] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (model, plain, place) in _offloaded(Path(folder), device, not options.no_peers).items():
+            counts: dict[str, int] = {"right": 0, "wrong": 0, "raised": 0}
+            work = _work(model, plain, place, options.callers, forwards, counts)
+            seconds = elapsed(work, place)
+            rows.append([name, counts["right"], counts["wrong"], counts["raised"], seconds])
+            if name.startswith("bigmodel"):
+                failed = counts["wrong"] + counts["raised"]
+                limits.append(Limit(f"{name}: forwards that were not right", failed, "==", 0, "count"))
+    columns = [Column("model"), *(Column(name, "count") for name in ("right", "wrong", "raised"))]
+    title = f"{options.callers} threads, {forwards} forwards each, {BLOCKS} blocks"
+    settings = {"callers": options.callers, "forwards": forwards, "blocks": BLOCKS, "width": WIDTH}
+    table = Table(title, [*columns, Column("took", "seconds")], rows)
+    return Report("threads", options.device, settings, [table], limits)
+
+
+def _offloaded(folder: Path, device: str, peers: bool) -> dict[str, tuple[nn.Module, nn.Module, str]]:
+    """Return offloaded models by name, each with the plain one and the device of its inputs."""
+    from bigmodel.devices import virtual
+    from bigmodel.dispatch import dispatch_model, load_checkpoint_and_dispatch
+
+    from .blocks import Blocks, block_map, make_blocks, save_blocks, spread
+
+    half = spread(BLOCKS, BLOCKS // 2)
+    file = save_blocks(make_blocks(BLOCKS, WIDTH), folder)
+    plain = make_blocks(BLOCKS, WIDTH)
+    found: dict[str, tuple[nn.Module, nn.Module, str]] = {}
+    on_disk = load_checkpoint_and_dispatch(Blocks(BLOCKS, WIDTH).eval(), file, device_map={"": "disk"})
+    found["bigmodel, host, on disk"] = (on_disk, plain, "cpu")
+    if device != "cpu":
+        if device.startswith("virtual"):
+            virtual.enable(count=1)
+        there = make_blocks(BLOCKS, WIDTH).to(device)
+        streamed = dispatch_model(make_blocks(BLOCKS, WIDTH), block_map(BLOCKS, half, "cpu", device))
+        whole = dispatch_model(make_blocks(BLOCKS, WIDTH), {"": "cpu"}, main_device=device)
+        disk_map = block_map(BLOCKS, half, "disk", device)
+        piped = load_checkpoint_and_dispatch(Blocks(BLOCKS, WIDTH).eval(), file, device_map=disk_map)
+        found[f"bigmodel, {device}, half streamed"] = (streamed, there, device)
+        found[f"bigmodel, {device}, all streamed"] = (whole, there, device)
+        found[f"bigmodel, {device}, half on disk"] = (piped, there, device)
+    if peers:
+        from accelerate import cpu_offload
+
+        found["accelerate, cpu_offload"] = (cpu_offload(make_blocks(BLOCKS, WIDTH), "cpu"), plain, "cpu")
+    return found
+
+
+def _work(
+    model: Any, plain: Any, place: str, callers: int, forwards: int, counts: dict[str, int]
+) -> Callable[[], None]:
+    """Return what runs all forwards, in `callers` threads, and counts how each ended."""
+    import torch
+
+    with torch.inference_mode():
+        inputs = [torch.linspace(-1, seed + 1, WIDTH).reshape(1, WIDTH).to(place) for seed in range(callers * 4)]
+        wanted = [plain(x) for x in inputs]
+    lock = threading.Lock()
+
+    def call(number: int) -> None:
+        for turn in range(forwards):
+            index = 4 * number + turn % 4
+            ended = _ended(model, inputs[index], wanted[index])
+            with lock:
+                counts[ended] += 1
+
+    def work() -> None:
+        threads = [threading.Thread(target=call, args=(number,), name=f"caller {number}") for number in range(callers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return work
+
+
+def _ended(model: Any, x: torch.Tensor, wanted: torch.Tensor) -> str:
+    import torch
+
+    try:
+        with torch.inference_mode():
+            return "right" if torch.equal(model(x), wanted) else "wrong"
+    except Exception:  # a peer that raises is counted, and the measurement goes on
+        return "raised"
