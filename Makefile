@@ -31,6 +31,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt | venv-check
 
 $(VENV)/.ready-test: $(VENV)/.ready
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[test,lint]'
+	# DeepSpeed asks for more than its CPU path needs: it comes without, and its few needs beside it.
+	DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps --constraint constraints.txt deepspeed
+	$(PIP) install --quiet --constraint constraints.txt einops hjson msgpack ninja py-cpuinfo
 	touch $@
 
 venv-check:

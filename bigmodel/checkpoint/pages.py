@@ -34,7 +34,7 @@ def populate(tensors: Iterable[torch.Tensor]) -> None:
     Raises:
         CheckpointError: the file behind a tensor cannot be read, or has become shorter since it was mapped.
     """
-    for begin, end in _merged(sorted(_pages(tensor) for tensor in tensors if tensor.numel())):
+    for begin, end in _merged(tensor for tensor in tensors if tensor.numel()):
         start = begin
         while start < end:
             size = min(_CHUNK, end - start)
@@ -112,13 +112,19 @@ def _pages(tensor: torch.Tensor) -> tuple[int, int]:
     return begin - begin % mmap.PAGESIZE, end + -end % mmap.PAGESIZE
 
 
-def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _merged(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    """The pages behind `tensors`, those close to each other in one storage as one range.
+
+    What lies between two storages may not be mapped at all.
+    """
     merged: list[tuple[int, int]] = []
-    for begin, end in ranges:
-        if merged and begin <= merged[-1][1] + _GAP:
+    last = 0
+    for (begin, end), storage in sorted((_pages(tensor), tensor.untyped_storage().data_ptr()) for tensor in tensors):
+        if merged and storage == last and begin <= merged[-1][1] + _GAP:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
             merged.append((begin, end))
+        last = storage
     return merged
 
 

@@ -55,6 +55,7 @@ class AttachedForward:
         """What brings mapped weights into memory before the module computes with them."""
         self.returns_to_input = False
         self.output_device: torch.device | None = None
+        self.output_dtype: torch.dtype | None = None
 
     def attach(self) -> None:
         """Take the place of the module's forward."""
@@ -78,6 +79,8 @@ class AttachedForward:
             args = send_to_device(args, self.device)
             kwargs = send_to_device(kwargs, self.device, skip_keys=self.skip_keys)
         output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
+        if self.output_dtype is not None:
+            output = output.to(self.output_dtype)
         target = source.device if source is not None else self.output_device
         return output if target is None else send_to_device(output, target, skip_keys=self.skip_keys)
 

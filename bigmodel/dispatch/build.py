@@ -168,6 +168,7 @@ class Builder:
                 # Looking rows up where the table lies moves rows over the link, not the table.
                 forward = result.forward_of(name, module)
                 forward.device, forward.output_device = torch_device(HOST), self.main
+                forward.output_dtype = self._device_dtype(streamed[0], module.weight)
                 continue
             blocks.append((name, self._block(name, streamed), encloses))
         return blocks

@@ -13,7 +13,7 @@ from ..plan import check_device_map
 from .build import Builder, Options, cache_bytes
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatched import dispatched
-from .offload_folder import OffloadFolder, fill_meta
+from .offload_folder import fill_meta, write_to_disk
 from .parameter import moved_like
 from .placement import Placement
 
@@ -85,16 +85,9 @@ def place_and_attach(
         undispatch(model)
     check_device_map(model, dict(device_map))
     placement = Placement(device_map, main_device)
-    folder = OffloadFolder(offload_dir)
-    folder.write(model, placement)
+    write_to_disk(model, placement, offload_dir)
     keys = {name: device_key(device) for name, device in device_map.items()}
-    builder = Builder(model, placement, options)
-    try:
-        result = builder.build(keys)
-    except BaseException:
-        folder.discard()
-        raise
-    result.temporary_files = folder.files
+    result = Builder(model, placement, options).build(keys)
     result.attach(model)
     if result.attachments:
         result.guard(model)
@@ -133,4 +126,4 @@ def _gather(model: nn.Module, target: torch.device, ties: Mapping[str, str]) -> 
                 first = ties.get(dot + key, dot + key)
                 if first not in moved:
                     moved[first] = tensor if tensor.device == target else moved_like(tensor, target)
-                registry[key] = moved[first]  # type: ignore[assignment]
+                registry[key] = moved[first]

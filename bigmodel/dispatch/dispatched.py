@@ -12,7 +12,6 @@ from ..plan import Plan
 from .attach import AttachedForward, RefuseConversion
 from .block import Registry
 from .expert_cache import ExpertCache, expert_stats
-from .offload_folder import TemporaryFile
 from .readahead import ReadAhead
 from .streamer import Streamer
 
@@ -35,7 +34,6 @@ class Dispatched:
         self.streamers: list[Streamer] = []
         self.readers: list[ReadAhead] = []
         self.expert_caches: list[ExpertCache] = []
-        self.temporary_files: list[TemporaryFile] = []
         self.plan: Plan | None = None
         self.ties: dict[str, str] = {}
         """For each further name of a tied tensor, its first name."""

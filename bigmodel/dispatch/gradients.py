@@ -221,7 +221,9 @@ def _through_copies(
     """Compute with device copies that autograd keeps. For the few tensors a module holds itself around other blocks:
     computing all of those once more would cost far more than keeping these."""
     with streamer.use(block):
-        block.show([t.value.to(streamer.device, t.device_dtype) for t in block.tensors])
+        for tensor in block.tensors:
+            if tensor.value.requires_grad:
+                tensor.show(tensor.value.to(streamer.device, tensor.device_dtype))
         return compute(args, kwargs)
 
 

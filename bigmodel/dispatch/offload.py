@@ -50,8 +50,8 @@ def disk_offload(
 ) -> nn.Module:
     """Keep all of `model`'s weights on disk and stream each block to `execution_device` as it runs.
 
-    Weights that view a memory-mapped checkpoint stay in it; others are written to `offload_dir` first, under a name
-    of their own, and removed when the model is gone.
+    Weights that view a memory-mapped checkpoint stay in it; others are written to `offload_dir` first, to a file that
+    has no name and vanishes with the model.
 
     Args:
         model: Any module.

@@ -15,7 +15,6 @@ from ..devices import DISK
 from ..errors import DispatchError
 from ..profile import storage_key
 from .fused import lies_on_disk
-from .fused import lies_on_disk
 from .parameter import like
 from .placement import Placed, Placement
 

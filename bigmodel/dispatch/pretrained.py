@@ -103,7 +103,7 @@ def from_pretrained(
     options = Options(
         offload_buffers, skip_keys, no_split_module_classes, dtype=wanted, expert_cache=cache_bytes(expert_cache)
     )
-    place_and_attach(model, resolved, main_device, options, offload_folder)
+    place_and_attach(model, resolved, main_device, options, None if offload_folder is None else Path(offload_folder))
     found = dispatched(model)
     assert found is not None
     found.plan = plan

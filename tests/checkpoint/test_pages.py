@@ -115,3 +115,14 @@ def test_host_memory_has_the_shape_and_dtype_that_was_asked_for(shape: tuple[int
     tensor = empty_host(shape, torch.bfloat16)
     tensor.fill_(1)
     assert (tuple(tensor.shape), tensor.dtype) == (shape, torch.bfloat16)
+
+
+def test_what_lies_between_two_files_need_not_be_mapped(tmp_path: Path) -> None:
+    for attempt in range(40):
+        maps = []
+        for part in range(3):
+            path = tmp_path / f"{attempt}-{part}"
+            path.write_bytes(bytes(4096))
+            maps.append(torch.from_file(str(path), shared=False, size=4096, dtype=torch.uint8))
+        del maps[1]
+        populate(maps)
