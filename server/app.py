@@ -25,11 +25,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a loader hands over."""
+    """What a loader hands over; ``draft_model`` guesses tokens for the model to check."""
 
     model: Any
     tokenizer: Any
     plan: Any = None
+    draft_model: Any = None
 
 
 Loader = Callable[[Loading], Loaded]

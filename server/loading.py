@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,13 @@ def load(
         context_length=context_length,
     )
     return Loaded(placed, tokenizer, get_plan(placed))
+
+
+def with_draft(loaded: Loaded, draft: Loaded) -> Loaded:
+    """``loaded`` with the model of ``draft`` guessing for it. Raises ServeError unless they speak the same tokens."""
+    if loaded.tokenizer.get_vocab() != draft.tokenizer.get_vocab():
+        raise ServeError("the draft model's tokenizer is not the model's: a guess would mean another text")
+    return replace(loaded, draft_model=draft.model)
 
 
 def display_name(model: str) -> str:

@@ -27,11 +27,14 @@ def generate(
     dtype: Annotated[str, typer.Option(help="Data type of the weights.")] = "auto",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False,
+    draft_model: Annotated[
+        str | None, typer.Option(help="A small model of the same tokenizer that guesses tokens ahead.")
+    ] = None,
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
 ) -> None:
     """Continue PROMPT with MODEL; print the text as it comes, then speed and peak memory on one line."""
     from server.engine import EngineOptions, Request, SamplingParams, build_engine
-    from server.loading import load, parse_max_memory
+    from server.loading import load, parse_max_memory, with_draft
     from server.text.codec import TextCodec
 
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -43,11 +46,13 @@ def generate(
         revision=revision,
         trust_remote_code=trust_remote_code,
     )
+    if draft_model is not None:
+        loaded = with_draft(loaded, load(draft_model))
     codec = TextCodec(loaded.tokenizer)
     ids = codec.render_chat([{"role": "user", "content": text}]) if chat else codec.encode(text)
     # One stream only: nothing to be invariant of, so no row is padded.
     options = EngineOptions(max_sequences=1, max_queue=0, prefix_cache=False, row_multiple=1)
-    engine = build_engine(loaded.model, codec, loaded.plan, options)
+    engine = build_engine(loaded.model, codec, loaded.plan, options, draft_model=loaded.draft_model)
     params = SamplingParams(
         _room(len(ids), max_tokens, engine), temperature, top_p, top_k, seed=seed, stop=tuple(stop or ())
     )

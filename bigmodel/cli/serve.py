@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,8 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from server import Settings
+    from server import Loaded, Loading, Settings
+    from server.app import Loader
 
 
 def serve(
@@ -46,6 +48,10 @@ def serve(
         bool,
         typer.Option(help="The same tokens alone and in a batch, at the price of some speed of a lone stream."),
     ] = True,
+    draft_model: Annotated[
+        str | None, typer.Option(help="A small model of the same tokenizer that guesses tokens ahead.")
+    ] = None,
+    draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens it guesses in one step.")] = 4,
     request_timeout: Annotated[
         float | None, typer.Option(min=0.001, help="Seconds a request may take, waiting included.")
     ] = None,
@@ -53,6 +59,10 @@ def serve(
         float, typer.Option(min=0, help="Seconds that running requests have after SIGTERM.")
     ] = 30.0,
     max_body: Annotated[str, typer.Option(help="Longest request body.")] = "8MiB",
+    replicas: Annotated[int, typer.Option(min=1, help="Copies of the server, spread over by Ray Serve.")] = 1,
+    ray_address: Annotated[
+        str | None, typer.Option(help="Ray cluster for the replicas; auto finds a running one.")
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
 ) -> None:
     """Serve MODEL over HTTP: OpenAI's completions and chat, batched, with a page to look at on /."""
@@ -75,6 +85,7 @@ def serve(
             max_length=max_model_len,
             prefix_cache=prefix_cache,
             row_multiple="auto" if batch_invariant else 1,
+            draft_tokens=draft_tokens,
         ),
     )
     options = {
@@ -86,26 +97,31 @@ def serve(
         "batch_size": max_sequences,
         "context_length": max_model_len,
     }
-    raise typer.Exit(_serve(model, settings, options, host, port, log_level))
+    load_all = partial(_load, model, draft_model, options)
+    if replicas > 1 or ray_address is not None:
+        raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
+    raise typer.Exit(_serve(load_all, settings, host, port, log_level))
 
 
 def _keys(path: Path) -> list[str]:
     return [line.strip() for line in path.read_text().splitlines() if line.strip()]
 
 
-def _serve(model: str, settings: Settings, options: Mapping[str, Any], host: str, port: int, log_level: str) -> int:
+def _load(model: str, draft_model: str | None, options: Mapping[str, Any], progress: Loading) -> Loaded:
+    from server.loading import load, with_draft
+
+    loaded = load(model, **options, progress=progress)
+    return loaded if draft_model is None else with_draft(loaded, load(draft_model, progress=progress))
+
+
+def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: str) -> int:
     import logging
 
-    from server import Loaded, Loading, create_app
-    from server.loading import load
+    from server import create_app
     from server.run import bind, run
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s")
     listener = bind(host, port)
-
-    def loader(progress: Loading) -> Loaded:
-        return load(model, **options, progress=progress)
-
     app = create_app(loader=loader, settings=settings)
     address, chosen = listener.getsockname()[:2]
     typer.echo(f"serving {settings.model_name} on http://{address}:{chosen}", err=True)
@@ -113,3 +129,19 @@ def _serve(model: str, settings: Settings, options: Mapping[str, Any], host: str
     if app.state.server.failure is not None:
         typer.echo(f"error: {app.state.server.failure}", err=True)
     return code
+
+
+def _replicate(loader: Loader, settings: Settings, host: str, port: int, replicas: int, cluster: str | None) -> int:
+    from server import create_app
+    from server.replicas import run_replicas
+
+    typer.echo(f"serving {replicas} replicas of {settings.model_name} on http://{host}:{port}", err=True)
+    return run_replicas(
+        partial(create_app, loader=loader, settings=settings),
+        replicas=replicas,
+        host=host,
+        port=port,
+        max_requests=settings.engine.max_sequences + settings.engine.max_queue,
+        drain_timeout=settings.drain_timeout,
+        cluster=cluster,
+    )

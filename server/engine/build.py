@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from bigmodel.devices import free_memory_bytes, normalize_device
+from bigmodel.errors import ServeError
 from server.engine.core import EngineCore
+from server.engine.draft import Drafter, ModelDrafter
 from server.engine.engine import Engine
 from server.engine.observer import Observer, Silent
 from server.engine.plain import PlainRunner
@@ -31,6 +34,7 @@ class EngineOptions:
     free). ``max_length``: prompt plus output of one sequence, in tokens (None: the model's context).
     ``max_queue``: sequences that may wait beyond those that run. ``row_multiple``: see
     :mod:`server.engine.invariance`; 1 gives up equal bits alone and in a batch for the speed of one stream.
+    ``draft_tokens``: guesses a step, where there is a draft model.
     """
 
     max_sequences: int = 16
@@ -40,6 +44,7 @@ class EngineOptions:
     max_length: int | None = None
     prefix_cache: bool = True
     row_multiple: int | str = "auto"
+    draft_tokens: int = 4
 
 
 def build_engine(
@@ -48,13 +53,15 @@ def build_engine(
     plan: Any = None,
     options: EngineOptions = EngineOptions(),
     *,
+    draft_model: torch.nn.Module | None = None,
     observer: Observer | None = None,
     on_failure: Callable[[BaseException], None] | None = None,
 ) -> Engine:
-    """An engine for ``model``, not started yet."""
+    """An engine for ``model``, not started yet; ``draft_model`` guesses tokens that it checks."""
     model.eval()
     runner = choose_runner(model, row_multiple=options.row_multiple)
-    budget = kv_budget(runner, plan, options)
+    drafter = make_drafter(model, draft_model, options, runner)
+    budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options)
     pool = TokenPool(budget.tokens)
     prefix = PrefixCache(pool, enabled=options.prefix_cache and not isinstance(runner, PlainRunner))
     scheduler = Scheduler(pool, prefix, max_sequences=options.max_sequences, max_batch_tokens=options.max_batch_tokens)
@@ -69,6 +76,7 @@ def build_engine(
         eos_ids=end_tokens(model, tokenizer),
         max_length=min(options.max_length or context_length(model), pool.capacity),
         vocabulary_size=vocabulary_size(model),
+        drafter=drafter,
     )
     return Engine(
         core,
@@ -78,9 +86,28 @@ def build_engine(
     )
 
 
-def kv_budget(runner: Runner, plan: Any, options: EngineOptions) -> KVBudget:
+def make_drafter(
+    model: torch.nn.Module, draft_model: torch.nn.Module | None, options: EngineOptions, runner: Runner
+) -> ModelDrafter | None:
+    """What guesses tokens with ``draft_model``; None without one."""
+    if draft_model is None:
+        return None
+    if isinstance(runner, PlainRunner):
+        raise ServeError("a draft model needs a model that runs packed; this one is computed one by one")
+    if vocabulary_size(draft_model) != vocabulary_size(model):
+        raise ServeError(
+            f"the draft model has {vocabulary_size(draft_model)} tokens, the model {vocabulary_size(model)}; "
+            "they must have the same vocabulary"
+        )
+    return ModelDrafter(draft_model.eval(), options.draft_tokens)
+
+
+def kv_budget(holders: Seq[Runner | Drafter], plan: Any, options: EngineOptions) -> KVBudget:
     """Bytes for keys and values per device: what the options say, else the plan, else a share of what is free."""
-    per_token = runner.bytes_per_token()
+    per_token: dict[str, int] = {}
+    for holder in holders:
+        for device, size in holder.bytes_per_token().items():
+            per_token[device] = per_token.get(device, 0) + size
     planned = {device: int(entry.kv_cache) for device, entry in plan_devices(plan).items()}
     total = {}
     for device in per_token:

@@ -8,6 +8,7 @@ import time
 import torch
 
 from server.engine.choice import Choice
+from server.engine.draft import Drafter
 from server.engine.observer import Observer
 from server.engine.request import Delta, Done, Event, Failed, Phase, Request, Sequence
 from server.engine.runner import Runner
@@ -35,11 +36,15 @@ class EngineCore:
         eos_ids: frozenset[int],
         max_length: int,
         vocabulary_size: int,
+        drafter: Drafter | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.requests: dict[str, Request] = {}
+        self.drafter = drafter
         self.generated = 0
+        self.drafted = 0
+        self.accepted = 0
         self.steps = 0
         self._codec = codec
         self._observer = observer
@@ -82,6 +87,8 @@ class EngineCore:
 
     def step(self) -> bool:
         """Compute one step. False when there was nothing to compute."""
+        if self.drafter is not None:
+            self.drafter.propose([s for s in self.scheduler.running if s.decoding])
         grants = self.scheduler.schedule()
         if not grants:
             if self.requests:
@@ -92,8 +99,7 @@ class EngineCore:
         logits = self.runner.run(grants)
         for grant, rows in zip(grants, logits, strict=True):
             self._account(grant, rows)
-        self._sample([(g.sequence, rows[-1]) for g, rows in zip(grants, logits, strict=True)
-                      if rows is not None and g.sequence.remaining == 0])  # fmt: skip
+        self._sample([(g, rows) for g, rows in zip(grants, logits, strict=True) if rows is not None and _caught_up(g)])
         self.steps += 1
         self._observer.step(time.monotonic() - begun, len(grants))
         return True
@@ -124,24 +130,41 @@ class EngineCore:
         for row, token_id in zip(rows, following, strict=False):
             sequence.prompt_logprobs.append(logprob_of(row, token_id, sequence.params.logprobs or 0))
 
-    def _sample(self, ready: list[tuple[Sequence, torch.Tensor]]) -> None:
+    def _sample(self, ready: list[tuple[Grant, torch.Tensor]]) -> None:
         """Choose the next token of each sequence, the plainly greedy ones in one operation."""
-        plain = [(s, row) for s, row in ready if s.params.greedy and not s.params.adjusts_logits]
+        plain = [(g.sequence, rows[-1]) for g, rows in ready if _plainly_greedy(g)]
         chosen: dict[int, int] = {}
         if plain:
             tokens = choose_greedy(torch.stack([row for _, row in plain]).float())
             chosen = {s.order: token for (s, _), token in zip(plain, tokens, strict=True)}
-        for sequence, row in ready:
+        for grant, rows in ready:
+            sequence = grant.sequence
             # A failure concerns this request only (a grammar that cannot go on, logits that are no numbers).
             try:
                 if sequence.params.max_tokens == 0:
                     self._send(sequence, sequence.text.finish("length"))
-                    continue
-                token = chosen[sequence.order] if sequence.order in chosen else choose(sequence, row)
-                self._advance(sequence, row, token)
+                elif sequence.order in chosen:
+                    self._advance(sequence, rows[-1], chosen[sequence.order])
+                else:
+                    self._check_draft(sequence, rows[-1 - len(grant.draft) :], grant.draft)
             except Exception as error:
                 logger.exception("request %s failed while its token was chosen", sequence.request.request_id)
                 self.fail(sequence.request, "engine", f"choosing a token failed: {type(error).__name__}")
+
+    def _check_draft(self, sequence: Sequence, rows: torch.Tensor, draft: tuple[int, ...]) -> None:
+        """Choose token after token as long as each is the one that was guessed, and one more.
+
+        Every token is chosen from the logits, and with the random number, that it would have been chosen
+        with had nothing been guessed: guessing changes how fast tokens come, never which.
+        """
+        self.drafted += len(draft)
+        for row, guess in zip(rows, (*draft, None), strict=True):
+            token = choose(sequence, row)
+            self._advance(sequence, row, token)
+            if token != guess or sequence.phase is not Phase.RUNNING:
+                return
+            sequence.computed += 1
+            self.accepted += 1
 
     def _advance(self, sequence: Sequence, row: torch.Tensor, token: int) -> None:
         if sequence.phase is not Phase.RUNNING:
@@ -188,3 +211,13 @@ class EngineCore:
         self._observer.finished(request, "ok", time.monotonic() - request.arrived)
         cached = max(sequence.cached_tokens for sequence in request.sequences)
         request.sink.put(Done(len(request.prompt), request.completion_tokens, cached))
+
+
+def _caught_up(grant: Grant) -> bool:
+    """Whether the step computed all of the sequence's tokens, so that the next one can be chosen."""
+    return grant.sequence.remaining == 0
+
+
+def _plainly_greedy(grant: Grant) -> bool:
+    params = grant.sequence.params
+    return params.greedy and not params.adjusts_logits and not grant.draft and params.max_tokens > 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import torch
 
@@ -12,6 +13,25 @@ from server.engine.cache import RaggedCache, SequenceKV, Span
 from server.engine.invariance import probe_row_multiple
 from server.engine.runner import input_device, readable, wants_all
 from server.engine.scheduler import Grant
+
+
+@dataclass(frozen=True)
+class Rows:
+    """``tokens`` of one sequence from position ``start`` on; logits of the last ``keep`` of them are wanted."""
+
+    kv: SequenceKV
+    tokens: list[int]
+    start: int
+    prompt_length: int
+    keep: int
+
+
+def _rows(grant: Grant) -> Rows:
+    sequence, start = grant.sequence, grant.sequence.computed
+    assert sequence.kv is not None
+    tokens = [*sequence.token_slice(start, start + grant.tokens), *grant.draft]
+    keep = len(tokens) if wants_all(grant) else (1 + len(grant.draft)) * grant.samples
+    return Rows(sequence.kv, tokens, start, sequence.prompt_length, keep)
 
 
 class PackedRunner:
@@ -32,23 +52,23 @@ class PackedRunner:
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, grants: Seq[Grant]) -> list[torch.Tensor | None]:
+        return self.compute([_rows(grant) for grant in grants])
+
+    def compute(self, batch: Seq[Rows]) -> list[torch.Tensor | None]:
+        """Logits [kept, vocabulary] of each entry of a packed batch, None where none are kept."""
         tokens: list[int] = []
         positions: list[int] = []
         spans: list[Span] = []
         keep: list[int] = []
-        for grant in grants:
-            sequence, start = grant.sequence, grant.sequence.computed
-            end = start + grant.tokens
-            assert sequence.kv is not None
-            spans.append(Span(sequence.kv, len(tokens), start, end, sequence.prompt_length))
-            tokens += sequence.token_slice(start, end)
-            positions += range(start, end)
-            if wants_all(grant):
-                keep += range(len(tokens) - grant.tokens, len(tokens))
-            elif grant.samples:
-                keep.append(len(tokens) - 1)
+        for rows in batch:
+            end = rows.start + len(rows.tokens)
+            spans.append(Span(rows.kv, len(tokens), rows.start, end, rows.prompt_length))
+            tokens += rows.tokens
+            positions += range(rows.start, end)
+            keep += range(len(tokens) - rows.keep, len(tokens))
         logits = self._forward(tokens, positions, RaggedCache(spans), keep)
-        return self._share_out(grants, logits)
+        shares = logits.split([rows.keep for rows in batch])
+        return [share if rows.keep else None for rows, share in zip(batch, shares, strict=True)]
 
     def _forward(self, tokens: list[int], positions: list[int], cache: RaggedCache, keep: list[int]) -> torch.Tensor:
         pad = -len(tokens) % self.row_multiple
@@ -83,15 +103,6 @@ class PackedRunner:
         cache = RaggedCache(spans)
         logits = list(self._forward(tokens, positions, cache, ends))
         return logits, len(cache.attended)
-
-    def _share_out(self, grants: Seq[Grant], logits: torch.Tensor) -> list[torch.Tensor | None]:
-        shares: list[torch.Tensor | None] = []
-        row = 0
-        for grant in grants:
-            count = grant.tokens if wants_all(grant) else int(grant.samples)
-            shares.append(logits[row : row + count] if count else None)
-            row += count
-        return shares
 
     def bytes_per_token(self) -> dict[str, int]:
         """Bytes of keys and values per position on each device, learnt from a forward of one token."""

@@ -118,6 +118,7 @@ class Sequence:
         self.index = index
         self.order = next(_order)
         self.output: list[int] = []
+        self.draft: list[int] = []  # guesses at what follows, to be checked in the next step
         self.computed = 0
         self.cached_tokens = 0
         self.kv: SequenceKV | None = None

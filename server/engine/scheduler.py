@@ -19,10 +19,11 @@ from server.engine.request import Phase, Sequence
 
 @dataclass(frozen=True)
 class Grant:
-    """``tokens`` more of a sequence to compute in this step."""
+    """``tokens`` more of a sequence to compute in this step, and ``draft`` tokens that may follow them."""
 
     sequence: Sequence
     tokens: int
+    draft: tuple[int, ...] = ()
 
     @property
     def samples(self) -> bool:
@@ -56,8 +57,7 @@ class Scheduler:
     def schedule(self) -> list[Grant]:
         """The grants of the next step; empty when there is nothing to do."""
         grants: list[Grant] = []
-        budget = self.max_batch_tokens
-        budget -= self._decode(grants)
+        budget = self.max_batch_tokens - self._decode(grants)
         budget -= self._continue_prompts(grants, budget)
         self._admit(grants, budget)
         grants.sort(key=lambda grant: grant.sequence.order)
@@ -75,13 +75,28 @@ class Scheduler:
     # --- decode -----------------------------------------------------------------------------------
 
     def _decode(self, grants: list[Grant]) -> int:
+        # A block of the budget is left for prompts, so that guesses never hold them up.
+        spare = self.max_batch_tokens - self.max_sequences - PROMPT_BLOCK
         for sequence in [s for s in self.running if s.decoding]:
             # An earlier turn of this loop may have preempted it.
             if sequence.phase is Phase.RUNNING and self._make_room(sequence, len(sequence)):
-                grants.append(Grant(sequence, 1))
+                draft = self._affordable(sequence, spare)
+                spare -= len(draft)
+                grants.append(Grant(sequence, 1, draft))
         # A sequence granted before its turn came to be preempted is granted no longer.
         grants[:] = [grant for grant in grants if grant.sequence.phase is Phase.RUNNING]
-        return len(grants)
+        return sum(1 + len(grant.draft) for grant in grants)
+
+    def _affordable(self, sequence: Sequence, spare: int) -> tuple[int, ...]:
+        """As many guesses as the budget and free memory allow; nobody gives way for a guess."""
+        draft = tuple(sequence.draft[: max(0, spare)])
+        assert sequence.kv is not None
+        capacity = round_up(len(sequence) + len(draft))
+        more = capacity - sequence.kv.capacity
+        if more > 0 and not self._take(more):
+            return ()
+        sequence.kv.reserve(capacity)
+        return draft
 
     def _make_room(self, sequence: Sequence, tokens: int) -> bool:
         """Hold buffers for ``tokens`` of a running sequence, at the youngest's cost if need be."""

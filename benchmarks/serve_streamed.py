@@ -1,0 +1,61 @@
+"""How much do sixteen streams make of a model whose weights are streamed, beside one?
+
+Every step fetches the streamed weights once, however many sequences it serves. The link is the virtual accelerator's,
+slower than the processor computes: the case of a model larger than its accelerator.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .harness import Column, Limit, Report, Table, Variant, measure
+from .serve_model import Job, random_llama, run_jobs, started_engine
+
+ONE, MANY = "one stream", "sixteen streams"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
+    parser.add_argument("--tokens", type=int, default=12, help="tokens a stream")
+    parser.add_argument("--bandwidth", type=float, default=0.25e9, help="bytes a second of the link")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure tokens a second of one stream and of sixteen."""
+    from bigmodel.devices import virtual
+
+    size = options.size or ("2x64" if options.quick else "4x512")
+    virtual.enable(count=1, capacity="2GiB", bandwidth=options.bandwidth)
+    engine = started_engine(streamed_model(size, options.seed), max_sequences=16, prefix_cache=False)
+    jobs = [Job([number + 1] * 4, options.tokens) for number in range(16)]
+    variants = [
+        Variant(ONE, lambda: run_jobs(engine, jobs[:1])[0] / options.tokens),
+        Variant(MANY, lambda: run_jobs(engine, jobs)[0] / (16 * options.tokens)),
+    ]
+    try:
+        samples = measure(variants, options.rounds, seed=options.seed)
+    finally:
+        engine.stop()
+    gain = samples.ratio(ONE, MANY).median
+    table = Table(
+        f"A Llama of {size}, its layers streamed at {options.bandwidth / 1e9:g} GB/s",
+        [Column("streams"), Column("tokens/s", "count")],
+        [[name, 1 / samples.median(name)] for name in (ONE, MANY)],
+    )
+    limits = [] if options.quick else [Limit("tokens/s of sixteen streams over one", gain, ">=", 8)]
+    settings: dict[str, Any] = {"size": size, "tokens": options.tokens, "bandwidth": options.bandwidth}
+    return Report(
+        "serve_streamed", options.device, settings=settings, tables=[table], limits=limits, samples={"token": samples}
+    )
+
+
+def streamed_model(size: str, seed: int) -> Any:
+    """A Llama whose layers lie in host memory and run on the virtual accelerator."""
+    from bigmodel.dispatch import dispatch_model
+
+    model = random_llama(size, seed)
+    layers = {f"model.layers.{index}": "cpu" for index in range(model.config.num_hidden_layers)}
+    rest = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "virtual:0")
+    return dispatch_model(model, {**rest, **layers}, main_device="virtual:0")

@@ -1,0 +1,104 @@
+"""Several copies of the server behind one address, on one machine or a cluster, through Ray Serve.
+
+Each replica is the same application with its own model and engine; Ray Serve's proxy spreads requests over them and
+restarts one whose engine has failed. ``pip install bigmodel[ray]``.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from fastapi import FastAPI
+
+from bigmodel.errors import ServeError
+from server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+BuildApp = Callable[[], FastAPI]
+
+
+def run_replicas(
+    build: BuildApp,
+    *,
+    replicas: int,
+    host: str,
+    port: int,
+    max_requests: int,
+    drain_timeout: float,
+    cluster: str | None = None,
+) -> int:
+    """Serve ``replicas`` copies of the application that ``build`` makes, until a signal; the exit code.
+
+    ``build`` is called in each replica's process and must be picklable. ``max_requests`` bounds what one replica is
+    handed at once. ``cluster`` is the address of a running Ray cluster ("auto" finds it); None starts one on this
+    machine. Raises ServeError when Ray is not installed or the replicas do not come up.
+    """
+    try:
+        import ray
+        from ray import serve
+    except ImportError as error:
+        raise ServeError("--replicas needs Ray: pip install 'bigmodel[ray]'") from error
+    ray.init(address=cluster, log_to_driver=False, logging_level=logging.WARNING, include_dashboard=False)
+    try:
+        serve.start(http_options={"host": host, "port": port})
+        serve.run(deployment(build, replicas, max_requests, drain_timeout), name="bigmodel", route_prefix="/")
+        logger.info("%d replicas are serving on http://%s:%d", replicas, host, port)
+        _wait_for_signal()
+        serve.shutdown()
+    except (RuntimeError, TimeoutError) as error:
+        raise ServeError(f"the replicas did not come up: {error}") from error
+    finally:
+        ray.shutdown()
+    return 0
+
+
+def deployment(build: BuildApp, replicas: int, max_requests: int, drain_timeout: float) -> Any:
+    """The Ray Serve application: ``build`` as an ASGI ingress, so many times."""
+    from ray import serve
+
+    @serve.ingress()
+    class Replica:
+        """One copy, built in its own process. Ray asks it for its health and replaces it when it raises."""
+
+        def __init__(self) -> None:
+            self.app = build()
+
+        def __serve_build_asgi_app__(self) -> FastAPI:
+            return self.app
+
+        async def check_health(self) -> None:
+            state: ServerState = self.app.state.server
+            if state.failure is not None:
+                raise ServeError("the engine of this replica has failed") from state.failure
+
+    return serve.deployment(
+        num_replicas=replicas,
+        max_ongoing_requests=max_requests,
+        graceful_shutdown_timeout_s=drain_timeout,
+        ray_actor_options=resources(replicas),
+    )(Replica).bind()
+
+
+def resources(replicas: int) -> dict[str, float]:
+    """What one replica takes of this machine: one processor, and its share of the GPUs if there are any."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    return {"num_cpus": 1, "num_gpus": gpus / replicas} if gpus else {"num_cpus": 1}
+
+
+def _wait_for_signal() -> None:
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    stopped.wait()

@@ -1,0 +1,74 @@
+"""Guessing with a small model changes how many steps there are, never a token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bigmodel.errors import ServeError
+from server.engine import Done, Engine, EngineOptions, build_engine
+from tests.server.engine.test_engine import flat, prompts, run_alone, settings
+from tests.server.tiny import ask, tiny_model, tiny_tokenizer
+
+
+def engine_with(draft: Any, **options: Any) -> Engine:
+    options.setdefault("kv_bytes", 64 << 20)
+    options.setdefault("max_sequences", 8)
+    engine = build_engine(tiny_model(), tiny_tokenizer(), options=EngineOptions(**options), draft_model=draft)
+    engine.start()
+    return engine
+
+
+def expected(asked: list[list[int]], tokens: int) -> list[Any]:
+    plain = engine_with(None)
+    alone = run_alone(plain, asked, tokens)
+    plain.stop()
+    return alone
+
+
+@pytest.mark.parametrize("draft_seed", [0, 1], ids=["guesses right", "guesses wrong"])
+def test_the_bits_are_those_without_guessing(draft_seed: int) -> None:
+    asked = prompts(10)
+    alone = expected(asked, 30)
+    engine = engine_with(tiny_model(draft_seed))
+    together = [ask(engine, p, max_tokens=30, **settings(i)) for i, p in enumerate(asked)]
+    for collector, result in zip(together, alone, strict=True):
+        assert isinstance(collector.wait(), Done)
+        assert flat(collector) == result
+    assert engine.core.drafted > 0
+    engine.stop()
+
+
+def test_a_model_that_guesses_itself_is_mostly_right_and_saves_steps() -> None:
+    engine = engine_with(tiny_model(0))
+    steps = engine.core.steps
+    ask(engine, "the cat", max_tokens=50, temperature=0, ignore_eos=True).wait()
+    assert engine.core.accepted >= 0.9 * engine.core.drafted
+    assert engine.core.steps - steps <= 16
+    engine.stop()
+
+
+def test_also_when_memory_is_short() -> None:
+    asked = prompts(6, 200)
+    alone = expected(asked, 100)
+    engine = engine_with(tiny_model(0), kv_bytes=2 * 512 * 128 * 4, prefix_cache=False)
+    collectors = [ask(engine, p, max_tokens=100, **settings(i)) for i, p in enumerate(asked)]
+    for collector, result in zip(collectors, alone, strict=True):
+        assert isinstance(collector.wait(), Done)
+        assert flat(collector) == result
+    assert engine.core.scheduler.preemptions > 0
+    assert engine.core.scheduler.pool.used == 0
+    engine.stop()
+
+
+def test_the_small_models_memory_is_part_of_the_budget() -> None:
+    with_draft, without = engine_with(tiny_model(0)), engine_with(None)
+    assert with_draft.core.scheduler.pool.capacity == without.core.scheduler.pool.capacity // 2
+    with_draft.stop()
+    without.stop()
+
+
+def test_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ServeError, match="the draft model has 300 tokens, the model 261"):
+        engine_with(tiny_model(vocab_size=300))

@@ -1,0 +1,73 @@
+"""Loading in the background: alive at once, ready when the model is there, and honest when it never will be."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import httpx
+import pytest
+
+from server import Loaded, Loading, Settings, create_app
+from tests.server.live import serving
+from tests.server.tiny import tiny_model, tiny_tokenizer
+
+
+def test_while_loading_it_is_alive_but_not_ready() -> None:
+    go = threading.Event()
+
+    def loader(progress: Loading) -> Loaded:
+        progress.stage, progress.fraction = "loading the weights", 0.25
+        go.wait(30)
+        return Loaded(tiny_model(), tiny_tokenizer())
+
+    with serving(create_app(loader=loader, settings=Settings("tiny"))) as url:
+        assert httpx.get(f"{url}/health").status_code == 200
+        waiting = httpx.get(f"{url}/ready")
+        assert waiting.status_code == 503
+        assert waiting.json() == {"status": "loading", "stage": "loading the weights", "progress": 0.25}
+        early = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "x"})
+        assert early.status_code == 503
+        assert early.json()["error"]["code"] == "loading"
+        assert int(early.headers["retry-after"]) > 0
+        assert httpx.get(f"{url}/plan").json()["engine"] is None
+        go.set()
+        until_status(url, 200)
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 2}
+        assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+
+
+def test_a_loader_that_fails_is_reported() -> None:
+    failures: list[BaseException] = []
+
+    def loader(progress: Loading) -> Loaded:
+        raise OSError("the disk is gone")
+
+    app = create_app(loader=loader, settings=Settings("tiny"), on_failure=failures.append)
+    with serving(app) as url:
+        while httpx.get(f"{url}/health").status_code == 200:
+            time.sleep(0.01)
+        assert httpx.get(f"{url}/ready").json() == {"status": "failed"}
+        answer = httpx.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "x"})
+        assert answer.status_code == 503
+        assert "disk" not in answer.text
+    assert [str(error) for error in failures] == ["the disk is gone"]
+
+
+def test_a_model_or_a_loader_not_both() -> None:
+    with pytest.raises(ValueError, match="either"):
+        create_app()
+
+
+def test_the_application_can_be_described() -> None:
+    app = create_app(tiny_model(), tiny_tokenizer(), model_name="tiny")
+    paths = app.openapi()["paths"]
+    assert {"/v1/completions", "/v1/chat/completions", "/v1/models", "/tokenize", "/detokenize"} <= set(paths)
+    assert {"/health", "/ready", "/metrics", "/plan"} <= set(paths)
+
+
+def until_status(url: str, status: int) -> None:
+    end = time.monotonic() + 60
+    while httpx.get(f"{url}/ready").status_code != status:
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,88 @@
+"""What /metrics and /plan say is what happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.live import MODEL, serving, tiny_app
+from tests.server.tiny import tiny_model
+
+
+def read(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample by name and labels."""
+    answer = httpx.get(f"{url}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+
+def value(url: str, name: str, **labels: str) -> float:
+    return read(url).get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+def complete(url: str, **fields: Any) -> httpx.Response:
+    body = {"model": MODEL, "prompt": [1] * 20, "max_tokens": 5, "ignore_eos": True, **fields}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+
+
+def test_requests_tokens_and_times_are_counted() -> None:
+    with serving(tiny_app()) as url:
+        for _ in range(3):
+            assert complete(url).status_code == 200
+        assert complete(url, temperature=9).status_code == 400
+        assert value(url, "bigmodel_requests_total", outcome="ok") == 3
+        assert value(url, "bigmodel_requests_total", outcome="refused_400") == 1
+        assert value(url, "bigmodel_prompt_tokens_total") == 60
+        assert value(url, "bigmodel_generated_tokens_total") == 15
+        for name in ("queue", "time_to_first_token", "request"):
+            assert value(url, f"bigmodel_{name}_seconds_count") == 3
+        assert value(url, "bigmodel_inter_token_seconds_count") == 12
+        assert value(url, "bigmodel_running_sequences") == 0
+        assert value(url, "bigmodel_kv_usage_ratio") == 0
+        assert value(url, "bigmodel_device_bytes", device="cpu", kind="weights") > 0
+
+
+def test_streamed_bytes_are_shown_by_tier() -> None:
+    model = tiny_model()
+    model.dispatch_stats = lambda: {"cuda:0": {"bytes_from_ram": 7, "bytes_from_disk": 9, "seconds_waited": 0.5}}
+    with serving(tiny_app(model)) as url:
+        assert value(url, "bigmodel_streamed_bytes_total", device="cuda:0", tier="ram") == 7
+        assert value(url, "bigmodel_streamed_bytes_total", device="cuda:0", tier="disk") == 9
+        assert value(url, "bigmodel_stream_wait_seconds_total", device="cuda:0") == 0.5
+        assert httpx.get(f"{url}/plan").json()["streamed"] == [
+            {"device": "cuda:0", "bytes_from_ram": 7, "bytes_from_disk": 9, "seconds_waited": 0.5}
+        ]
+
+
+def test_the_plan_route_shows_placement_and_the_engine() -> None:
+    model = tiny_model()
+    weights = sum(p.nbytes for p in model.parameters()) + sum(b.nbytes for b in model.buffers())
+    with serving(tiny_app(model, engine={"max_sequences": 3})) as url:
+        complete(url)
+        shown = httpx.get(f"{url}/plan").json()
+        (cpu,) = shown["devices"]
+        assert (cpu["device"], cpu["weights"]) == ("cpu", weights)
+        assert cpu["allocated"] > 0
+        assert cpu["peak"] >= cpu["allocated"] > cpu["weights"]
+        assert cpu["kv_capacity"] <= 64 << 20
+        engine = shown["engine"]
+        assert (engine["state"], engine["max_sequences"], engine["generated_tokens"]) == ("running", 3, 5)
+
+
+def test_tokens_go_both_ways(url: str) -> None:
+    there = httpx.post(f"{url}/tokenize", json={"prompt": "the cat"}).json()
+    assert there["count"] == len(there["tokens"]) == 5
+    back = httpx.post(f"{url}/detokenize", json={"tokens": there["tokens"]}).json()
+    assert back == {"prompt": "the cat"}
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    tokens = httpx.post(f"{url}/tokenize", json=chat).json()["tokens"]
+    text = httpx.post(f"{url}/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert text == "<user>hi\n<assistant>"
+    assert httpx.post(f"{url}/detokenize", json={"tokens": [10**6]}).status_code == 400
+    assert httpx.post(f"{url}/tokenize", json={}).status_code == 400
