@@ -48,7 +48,49 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "send_to_device",
         "undispatch",
     ),
-    "train": ("Accelerator",),
+    "launch": (
+        "debug_launcher",
+        "notebook_launcher",
+    ),
+    "train": (
+        "AcceleratedOptimizer",
+        "AcceleratedScheduler",
+        "Accelerator",
+        "AcceleratorState",
+        "AutocastKwargs",
+        "DDPCommunicationHookType",
+        "DataLoaderConfiguration",
+        "DistributedDataParallelKwargs",
+        "DistributedType",
+        "GradScalerKwargs",
+        "GradientAccumulationPlugin",
+        "GradientState",
+        "InitProcessGroupKwargs",
+        "PartialState",
+        "ProfileKwargs",
+        "ProjectConfiguration",
+        "broadcast",
+        "gather",
+        "gather_object",
+        "pad_across_processes",
+        "prepare_data_loader",
+        "reduce",
+        "set_seed",
+        "skip_first_batches",
+        "synchronize_rng_states",
+    ),
+    "train.local_sgd": ("LocalSGD",),
+    "train.logging": ("get_logger",),
+    "train.memory": (
+        "clear_device_cache",
+        "find_executable_batch_size",
+        "release_memory",
+    ),
+    "train.progress": ("tqdm",),
+    "train.strategies.deepspeed_plugin": ("DeepSpeedPlugin",),
+    "train.strategies.fsdp_plugin": ("FullyShardedDataParallelPlugin",),
+    "train.strategies.parallelism": ("ParallelismConfig", "TorchTensorParallelPlugin"),
+    "train.tracking": ("GeneralTracker",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -85,9 +127,44 @@ if TYPE_CHECKING:
         SizeError,
         TrainError,
     )
+    from .launch import debug_launcher, notebook_launcher
     from .plan import Plan, check_device_map, get_balanced_memory, infer_auto_device_map, make_plan
     from .profile import compute_module_sizes, find_tied_parameters, profile_model
-    from .train import Accelerator
+    from .train import (
+        AcceleratedOptimizer,
+        AcceleratedScheduler,
+        Accelerator,
+        AcceleratorState,
+        AutocastKwargs,
+        DataLoaderConfiguration,
+        DDPCommunicationHookType,
+        DistributedDataParallelKwargs,
+        DistributedType,
+        GradientAccumulationPlugin,
+        GradientState,
+        GradScalerKwargs,
+        InitProcessGroupKwargs,
+        PartialState,
+        ProfileKwargs,
+        ProjectConfiguration,
+        broadcast,
+        gather,
+        gather_object,
+        pad_across_processes,
+        prepare_data_loader,
+        reduce,
+        set_seed,
+        skip_first_batches,
+        synchronize_rng_states,
+    )
+    from .train.local_sgd import LocalSGD
+    from .train.logging import get_logger
+    from .train.memory import clear_device_cache, find_executable_batch_size, release_memory
+    from .train.progress import tqdm
+    from .train.strategies.deepspeed_plugin import DeepSpeedPlugin
+    from .train.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
+    from .train.strategies.parallelism import ParallelismConfig, TorchTensorParallelPlugin
+    from .train.tracking import GeneralTracker
 
 
 def __getattr__(name: str) -> Any:
