@@ -11,9 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from .names import DeviceLike, torch_device
 
@@ -30,6 +32,36 @@ _redirect = _Redirect()
 _lock = threading.Lock()
 _users = 0
 _original: _Register = nn.Module.register_parameter
+
+
+class _SkipInitialization(TorchFunctionMode):
+    """Leaves out operations that only write values into a tensor that has none.
+
+    On meta they would change nothing, at the price of a shape computation in Python for each weight of the model.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__name__", None) in _INITIALIZERS:
+            tensor = args[0] if args else given.get("tensor")
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                return tensor
+        return func(*args, **given)
+
+
+# By name: libraries put functions of their own in the place of those of torch.nn.init.
+_INITIALIZERS = {
+    "clamp_",
+    "constant_",
+    "erfinv_",
+    "fill_",
+    "kaiming_uniform_",
+    "normal_",
+    "uniform_",
+    "zero_",
+}
 
 
 @contextmanager
@@ -61,7 +93,8 @@ def init_on_device(device: DeviceLike, include_buffers: bool | None = None) -> I
     _redirect.device = target
     _install()
     try:
-        yield
+        with _SkipInitialization():
+            yield
     finally:
         _redirect.device = previous
         _uninstall()

@@ -60,3 +60,12 @@ def test_modules_can_be_built_on_an_accelerator() -> None:
     with init_on_device("virtual:1"):
         model = nn.Linear(2, 2)
     assert model.weight.device == torch.device("virtual:1")
+
+
+def test_values_are_written_where_there_are_any_and_nowhere_else() -> None:
+    with init_empty_weights():
+        layer = nn.Linear(4, 4)
+        nn.init.normal_(layer.weight)
+        real = torch.zeros(4).normal_().fill_(2).clamp_(max=1)
+    assert layer.weight.is_meta
+    assert real.tolist() == [1, 1, 1, 1]
