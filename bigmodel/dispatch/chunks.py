@@ -83,7 +83,7 @@ class _Run:
     """Where the file's byte 0 is mapped."""
 
 
-def plan_reads(block: Block, files: SourceFiles, chunk_bytes: int = CHUNK_BYTES) -> Reads:
+def plan_reads(block: Block, files: SourceFiles, chunk_bytes: int) -> Reads:
     """Return how `block` is read, given as few and as large reads as its tensors' places allow."""
     runs: list[_Run] = []
     from_memory: list[int] = []

@@ -36,7 +36,7 @@ FINE_STEP_BYTES = 8 * 2**20
 AHEAD_BYTES = 64 * 2**20
 """How much of what comes next is brought in even if something else must be dropped for it; at least one block."""
 
-SLACK = 0.025
+SLACK = 0.04
 """Share of the budget used ahead of the block that is computed with, where everything else takes all of it."""
 
 FREE_SHARE = 0.8
@@ -96,10 +96,11 @@ class ReadAhead:
         """
         block.check_files()
         thread = self._thread
-        if thread.last is not None:
+        if thread.last is not None and thread.last is not block:
             self._next[thread.last] = block
         thread.last = block
         if self._all_ready and self._process == os.getpid() and not self._lost_pages(block):
+            self.stats.hits += 1
             return False
         self._bring_in(block)
         return True
@@ -182,16 +183,23 @@ class ReadAhead:
         """Find out how many bytes of blocks may be in memory."""
         if self._budget is not None:
             resident = resident_bytes()
-            if resident > self._budget:
-                # Rows that forwards have looked up here and there. Nobody knows which, so all go.
-                for block in self.blocks:
-                    if block.has_sparse and not block.users and not block.running:
-                        self.stats.add(dropped=block.drop())
+            self._let_go(of_sparse=resident > self._budget)
             other = resident - self._held()
             self._room = max(self._budget - other, self._largest + int(SLACK * self._budget))
         elif time.monotonic() - self._measured > 1.0:
             self._measured = time.monotonic()
             self._room = max(int(FREE_SHARE * free_memory_bytes(HOST)), 2 * self._largest)
+
+    def _let_go(self, of_sparse: bool) -> None:
+        """Forget blocks whose pages the kernel has taken away, and drop rows that forwards looked up here and there:
+        nobody knows which those are, so under pressure all go."""
+        for block in self.blocks:
+            if block.users or block.running:
+                continue
+            if block.held and not block.seems_in_memory():
+                block.forget()
+            if of_sparse and block.has_sparse:
+                self.stats.add(dropped=block.drop())
 
     def _held(self) -> int:
         return sum(block.held for block in self.blocks)

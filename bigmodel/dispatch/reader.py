@@ -137,13 +137,17 @@ class DiskReader:
         policy: Whether reads go past the page cache.
         stats: Where bytes and seconds are counted.
         pin: Stage in pinned memory, from which a GPU copies at full speed beside the host.
+        chunk_bytes: Bytes of one read and of one staging slot; a multiple of `ALIGNMENT`.
     """
 
-    def __init__(self, link: Link, policy: ReadPolicy, stats: StreamStats, pin: bool = False) -> None:
+    def __init__(
+        self, link: Link, policy: ReadPolicy, stats: StreamStats, pin: bool = False, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
         self._link = link
         self._policy = policy
         self._stats = stats
         self._pin = pin
+        self._chunk_bytes = chunk_bytes
         self._files = SourceFiles()
         self._slots: list[_StagingSlot] = []
         self._free: deque[_StagingSlot] = deque()
@@ -178,7 +182,7 @@ class DiskReader:
         """Keep all staging slots busy and queue one copy after another, until no job is left."""
         try:
             if not self._slots:
-                self._slots = _staging(SLOTS, CHUNK_BYTES, self._pin)
+                self._slots = _staging(SLOTS, self._chunk_bytes, self._pin)
                 self._free = deque(self._slots)
             while True:
                 self._fill()
@@ -222,7 +226,7 @@ class DiskReader:
 
     def _open(self, job: _Job) -> None:
         try:
-            reads = plan_reads(job.block, self._files)
+            reads = plan_reads(job.block, self._files, self._chunk_bytes)
         except OSError as error:
             self._finish(job, error)
             return

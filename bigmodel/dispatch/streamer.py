@@ -121,7 +121,7 @@ class Streamer:
             slot.users += 1
             self._clock += 1
             slot.last_use = self._clock
-            if thread.last is not None:
+            if thread.last is not None and thread.last is not block:
                 self._next[thread.last] = block
             thread.last = block
             self._prefetch(block)
