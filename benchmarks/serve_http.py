@@ -109,23 +109,31 @@ def _http(streams: int, tokens: int) -> float:
 
 @contextlib.contextmanager
 def serving_instantly(streams: int) -> Iterator[int]:
-    """The real application over an engine whose model takes no time, on a free loopback port."""
+    """The real application over an engine whose model takes no time; its port."""
+    from .serve_model import random_llama
+
+    model, tokens = random_llama("2x64"), streams + 256
+    with served(model, word_tokenizer(), max_sequences=streams, max_batch_tokens=tokens) as (port, app):
+        app.state.server.engine.core.runner = Instant()
+        yield port
+
+
+@contextlib.contextmanager
+def served(model: Any, tokenizer: Any, **engine: Any) -> Iterator[tuple[int, Any]]:
+    """The application over ``model`` on a free loopback port, in a thread: (port, application)."""
     import uvicorn
 
     from server import EngineOptions, Settings, create_app
     from server.run import bind
 
-    from .serve_model import random_llama
-
-    options = EngineOptions(kv_bytes=1 << 30, max_sequences=streams, max_batch_tokens=streams + 256)
-    app = create_app(random_llama("2x64"), word_tokenizer(), settings=Settings("instant", engine=options))
-    app.state.server.engine.core.runner = Instant()
+    options = EngineOptions(**{"kv_bytes": 1 << 30, **engine})
+    app = create_app(model, tokenizer, settings=Settings("model", engine=options))
     listener = bind("127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        yield listener.getsockname()[1]
+        yield listener.getsockname()[1], app
     finally:
         server.should_exit = True
         thread.join()
@@ -133,7 +141,7 @@ def serving_instantly(streams: int) -> Iterator[int]:
 
 def read_streams(port: int, streams: int, tokens: int) -> int:
     """Read so many completions at once, as streams; the number of events. Runs in the clients' process."""
-    body = {"model": "instant", "prompt": [2] * 16, "max_tokens": tokens, "temperature": 0, "stream": True}
+    body = {"model": "model", "prompt": [2] * 16, "max_tokens": tokens, "temperature": 0, "stream": True}
     text = json.dumps({**body, "ignore_eos": True}).encode()
 
     async def one() -> int:

@@ -46,7 +46,7 @@ def load(
     """
     from transformers import AutoTokenizer
 
-    from bigmodel.dispatch.pretrained import from_pretrained, get_plan
+    from bigmodel.dispatch import from_pretrained, get_plan
 
     progress = progress or Loading()
     progress.stage = "loading the tokenizer"

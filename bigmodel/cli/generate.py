@@ -56,7 +56,7 @@ def generate(
     params = SamplingParams(
         _room(len(ids), max_tokens, engine), temperature, top_p, top_k, seed=seed, stop=tuple(stop or ())
     )
-    sink = _Printer()
+    sink = _Events()
     summary = _run(engine, Request("cli", ids, params, sink), sink)
     if not quiet:
         typer.echo(f"{summary}  {_peaks(loaded.model)}")
@@ -72,8 +72,8 @@ def _room(prompt: int, wanted: int, engine: Engine) -> int:
     return min(wanted, longest - prompt)
 
 
-class _Printer:
-    """Prints text from the engine's thread as it comes."""
+class _Events:
+    """Carries events from the engine's thread to the one that prints."""
 
     def __init__(self) -> None:
         import queue
@@ -84,7 +84,7 @@ class _Printer:
         self.events.put(event)
 
 
-def _run(engine: Engine, request: Request, sink: _Printer) -> str:
+def _run(engine: Engine, request: Request, sink: _Events) -> str:
     """Generate and print; speed and time to first token as text."""
     import time
 

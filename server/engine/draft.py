@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from server.engine.cache import SequenceKV
+from server.engine.cache import SequenceKV, round_up
 from server.engine.packed import PackedRunner, Rows
 from server.engine.request import Sequence
 from server.engine.sampler import choose_greedy
@@ -89,7 +89,7 @@ class ModelDrafter:
         for sequence, tokens in items:
             reader = self._readers[sequence.order]
             start = reader.computed + len(reader.guesses)
-            reader.kv.reserve(start + len(tokens))
+            reader.kv.reserve(round_up(start + len(tokens)))
             batch.append(Rows(reader.kv, tokens, start, start + len(tokens), 1))
             if sequence.draft:
                 reader.guesses += tokens

@@ -1,0 +1,71 @@
+"""From what a person types to a dispatched model with its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigmodel.errors import ServeError, SizeError
+from server import Loaded, Loading
+from server.loading import display_name, load, parse_max_memory, with_draft
+from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tiny_model().save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+def test_budgets() -> None:
+    assert parse_max_memory(None) is None
+    assert parse_max_memory("0=10GiB, cpu=8GiB,disk=1TB") == {0: "10GiB", "cpu": "8GiB", "disk": "1TB"}
+    with pytest.raises(SizeError, match="DEVICE=SIZE"):
+        parse_max_memory("10GiB")
+
+
+def test_names(tmp_path: Path) -> None:
+    assert display_name("org/model") == "org/model"
+    (tmp_path / "mine").mkdir()
+    assert display_name(str(tmp_path / "mine") + "/") == "mine"
+
+
+def test_a_folder_is_loaded_and_says_what_it_does(folder: Path) -> None:
+    progress = Loading()
+    loaded = load(str(folder), device_map="cpu", progress=progress)
+    assert progress.stage == "loading the weights"
+    assert loaded.tokenizer.encode("the cat") == tiny_tokenizer().encode("the cat")
+    for (name, ours), theirs in zip(loaded.model.named_parameters(), tiny_model().parameters(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_a_model_partly_on_disk_is_served_with_the_same_tokens(folder: Path) -> None:
+    placed = load(str(folder), device_map="auto", max_memory={"cpu": "250KB", "disk": "1GB"})
+    whole, parts = tiny_engine(), tiny_engine(placed.model)
+    expected = ask(whole, "the cat", max_tokens=20, temperature=0, ignore_eos=True)
+    got = ask(parts, "the cat", max_tokens=20, temperature=0, ignore_eos=True)
+    expected.wait()
+    got.wait()
+    assert got.tokens() == expected.tokens()
+    whole.stop()
+    parts.stop()
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServeError, match=str(tmp_path)):
+        load(str(tmp_path))
+
+
+def test_a_draft_model_must_speak_the_same_tokens() -> None:
+    class Other:
+        def get_vocab(self) -> dict[str, int]:
+            return {"a": 0}
+
+    model, draft = Loaded(1, tiny_tokenizer()), Loaded(2, tiny_tokenizer())
+    assert with_draft(model, draft).draft_model == 2
+    with pytest.raises(ServeError, match="tokenizer"):
+        with_draft(model, Loaded(2, Other()))
