@@ -42,7 +42,7 @@ class Launch:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise LaunchError(f"bigmodel launch: {message}.")
+        raise LaunchError(f"{message}.")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -76,12 +76,12 @@ def parse_launch(arguments: list[str]) -> Launch:
     own, rest = _split(arguments)
     namespace = vars(build_parser().parse_args(own))
     if not rest:
-        raise LaunchError("bigmodel launch: no script given. Usage: bigmodel launch [flags] script.py [script flags]")
+        raise LaunchError("no script given. Usage: bigmodel launch [flags] script.py [script flags]")
     config_file = namespace["config_file"] or find_default_config()
     config = load_config(config_file) if config_file else LaunchConfig()
     options = all_options()
     given = {
-        name: coerce(options[name], value, "bigmodel launch")
+        name: coerce(options[name], value, "command line")
         for name, value in namespace.items()
         if name in options and value is not None
     }
@@ -101,9 +101,9 @@ def parse_launch(arguments: list[str]) -> Launch:
 def _kind_of_training(namespace: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     chosen = [flag for flag in _KINDS if namespace[flag]]
     if len(chosen) > 1:
-        raise LaunchError(f"bigmodel launch: --{' and --'.join(chosen)} exclude each other; give one of them.")
+        raise LaunchError(f"--{' and --'.join(chosen)} exclude each other; give one of them.")
     if namespace["multi_gpu"] and given.get("use_cpu"):
-        raise LaunchError("bigmodel launch: --multi_gpu and --cpu exclude each other; give one of them.")
+        raise LaunchError("--multi_gpu and --cpu exclude each other; give one of them.")
     if chosen:
         return {"distributed_type": _KINDS[chosen[0]][0]}
     return {}
@@ -126,12 +126,12 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
             name = "--" + name[2:].replace("-", "_")
         if name not in known:
             unsupported.check_flag(name.lstrip("-"))
-            raise LaunchError(f"bigmodel launch: unknown flag {argument!r}.{nearest(name, known)}")
+            raise LaunchError(f"unknown flag {argument!r}.{nearest(name, known)}")
         own.append(name + equals + value)
         position += 1
         if name in takes_value and not equals:
             if position == len(arguments):
-                raise LaunchError(f"bigmodel launch: {name} needs a value.")
+                raise LaunchError(f"{name} needs a value.")
             own[-1] = f"{name}={arguments[position]}"
             position += 1
     return own, []

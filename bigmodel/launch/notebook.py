@@ -124,15 +124,20 @@ def _run(config: Any, function: Callable[..., Any], args: Sequence[Any]) -> None
 class _Started:
     """`function` as the forked process runs it."""
 
-    __name__ = __qualname__ = "function"
-
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+        # torch's agent names what it starts by this.
+        self.__name__ = self.__qualname__ = getattr(function, "__qualname__", "function")
 
     def __call__(self, *args: Any) -> Any:
         import torch
         from torch.distributed.elastic.multiprocessing.errors import record
 
+        from bigmodel.train.state import AcceleratorState, GradientState
+
+        # What this process knows of itself it has from its parent, which is no rank.
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
         # A forked process inherits an OpenMP pool whose threads do not exist; one thread waits for none.
         torch.set_num_threads(1)
         return record(self.function)(*args)

@@ -70,7 +70,8 @@ def coerce(option: Option, value: Any, where: str) -> Any:
     Raises:
         LaunchError: the value is of another type or not among the choices. `where` says where it was read.
     """
-    if value is None or (isinstance(value, str) and value.strip().lower() in ("none", "null", "")):
+    unset = ("none", "null", "") if "none" not in option.choices else ("",)
+    if value is None or (isinstance(value, str) and value.strip().lower() in unset):
         return None
     converted = _convert(option, value, where)
     if not option.choices:

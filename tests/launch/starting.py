@@ -9,11 +9,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_COMMAND = (
-    "import sys; from bigmodel.errors import BigModelError; from bigmodel.launch import parse_launch, run\n"
-    "try: sys.exit(run(parse_launch(sys.argv[1:])))\n"
-    "except BigModelError as error: print(error, file=sys.stderr); sys.exit(2)"
-)
 
 
 def start_launch(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -28,7 +23,7 @@ def start_launch(*arguments: object, env: dict[str, str] | None = None) -> subpr
         **(env or {}),
     }
     return subprocess.Popen(
-        [sys.executable, "-c", _COMMAND, *map(str, arguments)],
+        [sys.executable, "-m", "bigmodel.cli.main", "launch", *map(str, arguments)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
