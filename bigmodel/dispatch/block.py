@@ -61,6 +61,8 @@ class Block:
         self._on_disk: bool | None = None
         self.encloses = False
         """Other blocks run within this one's forward, so it must not occupy a slot that they wait for."""
+        self.nested: list[HostTensor] = []
+        """Tensors within the module that are no part of the block but fetched by themselves, as experts are."""
 
     def __repr__(self) -> str:
         return f"Block({self.name!r}, {len(self.tensors)} tensors, {self.layout.nbytes} bytes)"

@@ -2,56 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-
 import torch
 from torch import nn
 
-from ..devices import HOST, is_accelerator, parse_size, torch_device
+from ..devices import HOST, is_accelerator, torch_device
 from ..errors import DeviceMapError, DispatchError
-from ..profile import find_no_split_classes, find_units, storage_key
+from ..profile import storage_key
+from .align import Aligner
 from .block import Block, HostTensor
 from .build_ahead import attach_read_ahead
 from .build_experts import ExpertBuilder
 from .dispatched import Dispatched, Journal
 from .fused import lies_on_disk
+from .options import Options
 from .parameter import moved_like
+from .pieces import find_pieces
 from .placement import Placed, Placement
 from .streamer import Streamer
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a model is dispatched, beside where.
-
-    Attributes:
-        offload_buffers: Keep buffers of offloaded modules on the host too and stream them.
-        skip_keys: Keyword arguments that are never moved between devices.
-        no_split_module_classes: Classes that are streamed as a whole; None finds them.
-        force_hooks: Attach to the root even where nothing needs it.
-        dtype: What floating-point weights are cast to on their way to the device; None keeps theirs.
-        slots: How many streamed blocks may be on the device at once.
-        expert_cache: Bytes of each device for experts that are fetched one by one; None takes what streaming whole
-            layers of them would take.
-        cpu_budget: Bytes that the process's resident set may take; weights on disk that the host computes with are
-            dropped from memory behind their use for it to hold. None drops nothing as long as memory is free.
-    """
-
-    offload_buffers: bool = False
-    skip_keys: Collection[str] | str | None = None
-    no_split_module_classes: Collection[str] | None = None
-    force_hooks: bool = False
-    dtype: torch.dtype | None = None
-    slots: int = 2
-    expert_cache: int | None = None
-    cpu_budget: int | None = None
-
-
-def cache_bytes(size: int | str | None) -> int | None:
-    """Return a cache's size in bytes; None stays None."""
-    return None if size is None else parse_size(size)
 
 
 class Builder:
@@ -65,8 +32,7 @@ class Builder:
         self.journal = Journal()
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.placed: dict[str, Placed] = {p.name: p for p in placement.tensors(model)}
-        self.execution = placement.execution_devices()
-        self._whole = set(options.no_split_module_classes or find_no_split_classes(model))
+        self.pieces = find_pieces(model, self.modules, self.placed, options.no_split_module_classes)
         self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
 
     def build(self, device_map: dict[str, int | str]) -> Dispatched:
@@ -79,7 +45,7 @@ class Builder:
             self._move_residents()
             blocks = self._blocks(result)
             self._stream(blocks, result)
-            self._align(result)
+            Aligner(self.modules, self.placed, self.placement, self.pieces, self.options).align(result)
             self._read_ahead(blocks, result)
         except BaseException:
             self.journal.undo()
@@ -158,7 +124,7 @@ class Builder:
         """Return the streamed blocks: module name, block, and whether it encloses other blocks."""
         blocks = []
         one_by_one = self._attach_experts(result)
-        for name, names, encloses in self._pieces():
+        for name, names, encloses in self.pieces:
             others = [self.placed[n] for n in names if n not in one_by_one]
             streamed = [placed for placed in others if self._needs_streaming(placed)]
             if not streamed:
@@ -170,40 +136,18 @@ class Builder:
                 forward.device, forward.output_device = torch_device(HOST), self.main
                 forward.output_dtype = self._device_dtype(streamed[0], module.weight)
                 continue
-            blocks.append((name, self._block(name, streamed), encloses))
+            block = self._block(name, streamed)
+            block.nested = [one_by_one[n] for n in names if n in one_by_one]
+            blocks.append((name, block, encloses))
         return blocks
 
-    def _attach_experts(self, result: Dispatched) -> set[str]:
-        """Let experts be fetched as routers choose them; return the names of their tensors."""
+    def _attach_experts(self, result: Dispatched) -> dict[str, HostTensor]:
+        """Let experts be fetched as routers choose them; return their tensors by name."""
         builder = ExpertBuilder(self.modules, self.placed, self.placement, self._device_dtype, self._needs_streaming)
         layers = builder.find()
         builder.attach(layers, result, self.options.expert_cache, self.options.slots)
-        return {f"{name}.{key}" for name, layer in layers.items() for key in layer.names}
-
-    def _pieces(self) -> Iterator[tuple[str, list[str], bool]]:
-        """Yield what is streamed as one: a module's name, its tensors' names, whether modules inside stream too."""
-        direct: dict[str, list[str]] = defaultdict(list)
-        for unit in find_units(self.model, self.options.no_split_module_classes):
-            if unit.is_tensor:
-                direct[unit.name.rpartition(".")[0]].append(unit.name)
-            else:
-                yield from self._split_if_mixed(unit.name)
-        for owner, names in direct.items():
-            yield owner, names, True
-
-    def _split_if_mixed(self, name: str) -> Iterator[tuple[str, list[str], bool]]:
-        """Yield a unit whole when the map puts it on one device, else its own tensors and then its children."""
-        dot = f"{name}." if name else ""
-        names = [n for n in self.placed if n.startswith(dot)]
-        if len({self.placed[n].device for n in names}) <= 1:
-            yield name, names, False
-            return
-        children = [child for child, module in self.modules[name]._modules.items() if module is not None]
-        own = [n for n in names if "." not in n[len(dot) :]]
-        if own:
-            yield name, own, bool(children)
-        for child in children:
-            yield from self._split_if_mixed(dot + child)
+        pairs = ((f"{name}.{key}", layer.tensors[key]) for name, layer in layers.items() for key in layer.names)
+        return dict(pairs)
 
     def _block(self, name: str, streamed: list[Placed]) -> Block:
         tensors: dict[object, HostTensor] = {}
@@ -235,7 +179,7 @@ class Builder:
         moved = {name for name, p in self.placed.items() if (id(p.registry), p.key) in streamed}
         fetched = [name for name, forward in result.attachments.items() if forward.compute is not None]
         moved |= {f"{name}.{key}" for name in fetched for key in self.modules[name]._parameters}
-        attach_read_ahead(self._pieces(), self.modules, self.placed, moved, result, self.options.cpu_budget)
+        attach_read_ahead(self.pieces, self.modules, self.placed, moved, result, self.options.cpu_budget)
 
     def _shared_storages(self, blocks: list[Block]) -> set[object]:
         """Return the storages that more than one block refers to."""
@@ -256,61 +200,3 @@ class Builder:
                 for t in block.tensors
             )
         )
-
-    def _align(self, result: Dispatched) -> None:
-        """Attach to modules whose inputs may come from another device."""
-        several = len(self.execution) > 1
-        if several:
-            self._align_pieces(result)
-        offloads = is_accelerator(self.main) and any(placed.offloaded for placed in self.placed.values())
-        if several or offloads or result.attachments or self.options.force_hooks:
-            root = result.forward_of("", self.model)
-            root.device = root.device or self.main
-            root.returns_to_input = True
-        if result.attachments and not several:
-            self._align_skeleton(result)
-        for forward in result.attachments.values():
-            skip = self.options.skip_keys
-            forward.skip_keys = {skip} if isinstance(skip, str) else set(skip or ())
-
-    def _align_pieces(self, result: Dispatched) -> None:
-        """Bring inputs to each piece, and its output to the module around it where that computes with it."""
-        for name, names, encloses in self._pieces():
-            if encloses or not names:
-                continue
-            forward = result.forward_of(name, self.modules[name])
-            if forward.device is None:
-                forward.device = torch_device(self.placement.runs_on(self.placed[names[0]].device))
-            parent = name.rpartition(".")[0]
-            while parent and type(self.modules[parent]).forward is nn.Module.forward:
-                parent = parent.rpartition(".")[0]
-            if name and self._computes(parent):
-                home = torch_device(self.placement.runs_on(self._device_around(parent)))
-                forward.output_device = home
-                if parent:
-                    result.forward_of(parent, self.modules[parent]).device = home
-
-    def _computes(self, name: str) -> bool:
-        """Whether the split module `name` may combine what modules inside it return: it holds tensors itself, or it
-        is not of a model that declares what must not be split and thereby that all else may be."""
-        module = self.modules[name]
-        if not getattr(self.model, "_no_split_modules", None) or type(module).__name__ in self._whole:
-            return True
-        return any(t is not None for t in (*module._parameters.values(), *module._buffers.values()))
-
-    def _device_around(self, name: str) -> str:
-        """Return the device of the split module `name`: that of its own tensors, else of its first one."""
-        dot = f"{name}." if name else ""
-        inside = [n for n in self.placed if n.startswith(dot)]
-        own = [n for n in inside if "." not in n[len(dot) :]]
-        return self.placed[(own or inside)[0]].device
-
-    def _align_skeleton(self, result: Dispatched) -> None:
-        """Attach to the modules around streamed ones: an encoder may be called without its model."""
-        for name in list(result.attachments):
-            while name:
-                name = name.rpartition(".")[0]
-                module = self.modules[name]
-                if type(module).forward is not nn.Module.forward and not isinstance(module, nn.ModuleList):
-                    forward = result.forward_of(name, module)
-                    forward.device = forward.device or self.main

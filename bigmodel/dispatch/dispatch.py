@@ -10,10 +10,11 @@ from torch import nn
 
 from ..devices import HOST, DeviceLike, device_key, torch_device
 from ..plan import check_device_map
-from .build import Builder, Options, cache_bytes
+from .build import Builder
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatched import dispatched
 from .offload_folder import fill_meta, write_to_disk
+from .options import Options, cache_bytes
 from .parameter import moved_like
 from .placement import Placement
 

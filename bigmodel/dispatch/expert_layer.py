@@ -39,6 +39,7 @@ class ExpertLayer:
 
     def __init__(self, name: str, tensors: dict[str, HostTensor]) -> None:
         self.name = name
+        self.tensors = tensors
         self.names = list(tensors)
         self.fused = Block(name, list(tensors.values()))
         self.experts: int = self.fused.tensors[0].value.shape[0]

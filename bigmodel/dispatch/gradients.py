@@ -28,7 +28,7 @@ def wants_gradients(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Whether autograd is on and anything that goes into `block` requires a gradient."""
     if not torch.is_grad_enabled():
         return False
-    if any(tensor.value.requires_grad for tensor in block.tensors):
+    if any(tensor.value.requires_grad for tensor in (*block.tensors, *block.nested)):
         return True
     leaves, _ = tree_flatten((args, kwargs))
     return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
@@ -60,7 +60,8 @@ def stream_and_compute(
     leaves, structure = tree_flatten((args, kwargs))
     positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     call = _Call(streamer, block, module, compute, leaves, structure, positions)
-    outputs = _Visit.apply(call, *[leaves[i] for i in positions], *[tensor.value for tensor in block.tensors])
+    host = [tensor.value for tensor in (*block.tensors, *block.nested)]
+    outputs = _Visit.apply(call, *[leaves[i] for i in positions], *host)
     return call.rebuild_output(outputs)
 
 
@@ -142,9 +143,11 @@ class _Visit(torch.autograd.Function):
             with unchanged_buffers(call.module):
                 with torch.enable_grad():
                     outputs = call.run_again(inputs)
-                found = iter(_gradients(outputs, gradients, [*inputs, *weights]))
+                # What is fetched by itself within the block takes part as the host tensor that it is.
+                nested = [tensor.value for tensor in call.block.nested]
+                found = iter(_gradients(outputs, gradients, [*inputs, *weights, *nested]))
             host = [next(found) for _ in inputs]
-            for tensor in call.block.tensors:
+            for tensor in (*call.block.tensors, *call.block.nested):
                 gradient = next(found)
                 value = tensor.value
                 host.append(None if gradient is None else gradient.to(value.device, value.dtype))

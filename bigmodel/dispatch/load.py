@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from ..devices import DeviceLike, device_key
-from .build import Options, cache_bytes
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatch import place_and_attach
 from .fused_checkpoint import load_in_place
+from .options import Options, cache_bytes
 
 
 def load_checkpoint_and_dispatch(

@@ -11,11 +11,11 @@ from torch import nn
 
 from ..devices import DISK, HOST, DeviceLike, accelerators, torch_device
 from ..errors import DispatchError
-from .build import Options
 from .device_map import whole_classes
 from .dispatch import place_and_attach
 from .move import send_to_device
 from .offload_folder import fill_meta
+from .options import Options
 from .parameter import moved_like
 
 

@@ -16,11 +16,11 @@ from ..devices.empty import init_empty_weights
 from ..errors import CheckpointError, CheckpointFormatError
 from ..plan import STRATEGIES, Plan, make_plan
 from ..profile.resolve import open_source
-from .build import Options, cache_bytes
 from .device_map import DeviceMap, resolve_device_map
 from .dispatch import place_and_attach
 from .dispatched import dispatched
 from .fused_checkpoint import load_in_place
+from .options import Options, cache_bytes
 
 
 def from_pretrained(

@@ -1,0 +1,42 @@
+"""How a model is dispatched, beside where."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from ..devices import parse_size
+
+
+@dataclass(frozen=True)
+class Options:
+    """What dispatching may be told beside the device map.
+
+    Attributes:
+        offload_buffers: Keep buffers of offloaded modules on the host too and stream them.
+        skip_keys: Keyword arguments that are never moved between devices.
+        no_split_module_classes: Classes that are streamed as a whole; None finds them.
+        force_hooks: Attach to the root even where nothing needs it.
+        dtype: What floating-point weights are cast to on their way to the device; None keeps theirs.
+        slots: How many streamed blocks may be on the device at once.
+        expert_cache: Bytes of each device for experts that are fetched one by one; None takes what streaming whole
+            layers of them would take.
+        cpu_budget: Bytes that the process's resident set may take; weights on disk that the host computes with are
+            dropped from memory behind their use for it to hold. None drops nothing as long as memory is free.
+    """
+
+    offload_buffers: bool = False
+    skip_keys: Collection[str] | str | None = None
+    no_split_module_classes: Collection[str] | None = None
+    force_hooks: bool = False
+    dtype: torch.dtype | None = None
+    slots: int = 2
+    expert_cache: int | None = None
+    cpu_budget: int | None = None
+
+
+def cache_bytes(size: int | str | None) -> int | None:
+    """Return a cache's size in bytes; None stays None."""
+    return None if size is None else parse_size(size)
