@@ -22,8 +22,6 @@ COMMANDS = {
     "generate": "generate",
     "serve": "serve",
     "bench": "bench",
-    "verify": "verify",
-    "probe": "probe",
     "config": "config",
     "env": "env",
     "launch": "launch",
