@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,8 +53,8 @@ def stats() -> StreamStats:
 
 
 @pytest.fixture
-def reader(stats: StreamStats) -> Iterator[DiskReader]:
-    yield DiskReader(Link(copy_stream(HOST), HOST, stats), ReadPolicy(0), stats, chunk_bytes=CHUNK)
+def reader(stats: StreamStats) -> DiskReader:
+    return DiskReader(Link(copy_stream(HOST), HOST, stats), ReadPolicy(0), stats, chunk_bytes=CHUNK)
 
 
 def slab_for(block: Block) -> torch.Tensor:
@@ -70,7 +70,7 @@ def fetched(reader: DiskReader, block: Block) -> list[torch.Tensor]:
 def block_of(path: Path, dtype: torch.dtype | None = None) -> Block:
     """Return all tensors of a file as one block, in the reverse of their order in the file."""
     checkpoint = Checkpoint.open(path)
-    values = [checkpoint.tensor(name) for name in reversed(sorted(checkpoint))]
+    values = [checkpoint.tensor(name) for name in sorted(checkpoint, reverse=True)]
     return Block("all", [HostTensor(value, dtype or value.dtype) for value in values])
 
 

@@ -1,0 +1,51 @@
+import mmap
+import os
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from bigmodel.checkpoint import Checkpoint
+from bigmodel.dispatch.page_cache import is_cached, is_page_cached, major_faults, resident_bytes
+
+
+def test_what_has_just_been_used_is_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(2**18)}, path)
+    tensor = Checkpoint.open(path).tensor("a")
+    tensor.sum()
+    assert is_cached(tensor.data_ptr(), tensor.nbytes)
+    assert is_page_cached(tensor.data_ptr() + tensor.nbytes - 1)
+
+
+def test_what_was_never_used_is_not() -> None:
+    with mmap.mmap(-1, 64 * mmap.PAGESIZE) as fresh:
+        memory = torch.frombuffer(fresh, dtype=torch.uint8)
+        memory[10 * mmap.PAGESIZE] = 1
+        address = memory.data_ptr()
+        assert is_page_cached(address + 10 * mmap.PAGESIZE + 17)
+        assert not is_page_cached(address + 40 * mmap.PAGESIZE)
+        assert is_cached(address + 10 * mmap.PAGESIZE, 64)
+        assert not is_cached(address + 10 * mmap.PAGESIZE, 31 * mmap.PAGESIZE)
+        del memory
+
+
+def test_the_resident_set_grows_with_what_is_touched() -> None:
+    before = resident_bytes()
+    touched = torch.ones(2**24)
+    assert resident_bytes() - before > 0.9 * touched.nbytes
+
+
+def test_a_page_read_from_disk_counts_as_a_fault(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 2**20)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            shown = torch.frombuffer(mapped, dtype=torch.uint8)
+            in_memory, before = is_page_cached(shown.data_ptr()), major_faults()
+            shown[0].item()
+            # A file system in memory has no disk to read from, and never lets a page go.
+            assert in_memory or major_faults() > before
+            del shown
