@@ -14,7 +14,7 @@ from .build import Builder
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatched import dispatched
 from .offload_folder import fill_meta, write_to_disk
-from .options import Options, cache_bytes
+from .options import Options, cache_bytes, cpu_budget
 from .parameter import moved_like
 from .placement import Placement
 
@@ -69,7 +69,14 @@ def dispatch_model(
     """
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
     resolved = resolve_device_map(model, device_map, max_memory, classes)
-    options = Options(offload_buffers, skip_keys, classes, force_hooks, expert_cache=cache_bytes(expert_cache))
+    options = Options(
+        offload_buffers,
+        skip_keys,
+        classes,
+        force_hooks,
+        expert_cache=cache_bytes(expert_cache),
+        cpu_budget=cpu_budget(max_memory),
+    )
     fill_meta(model, state_dict, offload_index, offload_dir)
     return place_and_attach(model, resolved, main_device, options, offload_dir)
 

@@ -12,7 +12,7 @@ from ..devices import DeviceLike, device_key
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatch import place_and_attach
 from .fused_checkpoint import load_in_place
-from .options import Options, cache_bytes
+from .options import Options, cache_bytes, cpu_budget
 
 
 def load_checkpoint_and_dispatch(
@@ -83,6 +83,12 @@ def load_checkpoint_and_dispatch(
     if resolved is None:
         return model
     options = Options(
-        offload_buffers, skip_keys, classes, force_hooks, dtype=wanted, expert_cache=cache_bytes(expert_cache)
+        offload_buffers,
+        skip_keys,
+        classes,
+        force_hooks,
+        dtype=wanted,
+        expert_cache=cache_bytes(expert_cache),
+        cpu_budget=cpu_budget(max_memory),
     )
     return place_and_attach(model, resolved, main_device, options, offload_folder)

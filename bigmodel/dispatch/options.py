@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from ..devices import parse_size
+from ..devices import HOST, DeviceLike, get_max_memory, parse_size
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,8 @@ class Options:
 def cache_bytes(size: int | str | None) -> int | None:
     """Return a cache's size in bytes; None stays None."""
     return None if size is None else parse_size(size)
+
+
+def cpu_budget(max_memory: Mapping[DeviceLike, int | str] | None) -> int | None:
+    """Return the bytes of host memory that the user allows; None where nothing was said."""
+    return None if max_memory is None else get_max_memory(max_memory).get(HOST)

@@ -20,7 +20,7 @@ from .device_map import DeviceMap, resolve_device_map
 from .dispatch import place_and_attach
 from .dispatched import dispatched
 from .fused_checkpoint import load_in_place
-from .options import Options, cache_bytes
+from .options import Options, cache_bytes, cpu_budget
 
 
 def from_pretrained(
@@ -101,7 +101,12 @@ def from_pretrained(
     )
     skip_keys = getattr(model, "_skip_keys_device_placement", None)
     options = Options(
-        offload_buffers, skip_keys, no_split_module_classes, dtype=wanted, expert_cache=cache_bytes(expert_cache)
+        offload_buffers,
+        skip_keys,
+        no_split_module_classes,
+        dtype=wanted,
+        expert_cache=cache_bytes(expert_cache),
+        cpu_budget=cpu_budget(max_memory),
     )
     place_and_attach(model, resolved, main_device, options, None if offload_folder is None else Path(offload_folder))
     found = dispatched(model)
