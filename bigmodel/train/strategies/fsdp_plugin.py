@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class FullyShardedDataParallelPlugin:
         state_dict_type: "SHARDED_STATE_DICT" (each rank writes its shards) or "FULL_STATE_DICT" (one file).
         activation_checkpointing: recompute each unit's activations in backward.
         activation_checkpointing_offload: keep what is saved for backward in RAM.
+        hybrid: each machine holds one sharded copy (FSDP1's HYBRID_SHARD).
         cpu_ram_efficient_loading: ranks other than 0 may build the model on the meta device.
 
     Raises:
@@ -70,13 +71,16 @@ class FullyShardedDataParallelPlugin:
     cpu_ram_efficient_loading: bool | None = None
     transformer_cls_names_to_wrap: list[str] | None = None
     min_num_params: int | None = None
+    hybrid: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         if self.fsdp_version is None:
             self.fsdp_version = environment.integer(_PREFIX + "VERSION", 2)
         if self.fsdp_version not in (1, 2):
             raise TrainError(f"fsdp_version is {self.fsdp_version}; it must be 1 or 2 (both run FSDP2)")
-        self.reshard_after_forward = _reshard(self._strategy())
+        strategy = self._strategy()
+        self.hybrid = "HYBRID" in _name(strategy) or _name(strategy) == "4"
+        self.reshard_after_forward = _reshard(strategy)
         self._read_flags()
         self._read_wrapping()
         self.set_state_dict_type(self.state_dict_type)
@@ -88,11 +92,6 @@ class FullyShardedDataParallelPlugin:
     def offload_to_cpu(self) -> bool:
         """Whether shards live in RAM."""
         return bool(getattr(self.cpu_offload, "offload_params", True)) if self.cpu_offload else False
-
-    @property
-    def hybrid(self) -> bool:
-        """Whether each machine holds one sharded copy (FSDP1's HYBRID_SHARD)."""
-        return "HYBRID" in _name(self._strategy())
 
     def set_state_dict_type(self, state_dict_type: Any = None) -> None:
         """Choose how checkpoints are written.
