@@ -7,8 +7,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint clean venv-check
+.PHONY: demo test lint clean
 .DELETE_ON_ERROR:
+
+# The stamps are written last: an interrupted environment has none. One that was broken later is found here.
+FIND := import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, ("torch", "bigmodel"))))
+ifneq ($(wildcard $(VENV)/.ready),)
+$(shell $(BIN)/python -c '$(FIND)' >/dev/null 2>&1 || rm -rf $(VENV))
+endif
 
 demo: $(VENV)/.ready
 	$(BIN)/python -m examples.demo
@@ -22,8 +28,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The stamp is written last: an interrupted or broken environment has none, or fails the check, and is made anew.
-$(VENV)/.ready: pyproject.toml constraints.txt | venv-check
+$(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --quiet --upgrade pip
 	$(PIP) install --quiet --constraint constraints.txt --editable .
@@ -35,10 +40,6 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	DS_BUILD_OPS=0 $(PIP) install --quiet --no-deps --constraint constraints.txt deepspeed
 	$(PIP) install --quiet --constraint constraints.txt einops hjson msgpack ninja py-cpuinfo
 	touch $@
-
-venv-check:
-	@if [ -e $(VENV)/.ready ] && ! $(BIN)/python -c 'import bigmodel, torch' >/dev/null 2>&1; then \
-		echo "$(VENV) is broken; making it anew" >&2; rm -rf $(VENV); fi
 
 clean:
 	rm -rf $(VENV) build *.egg-info
