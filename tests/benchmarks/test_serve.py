@@ -1,0 +1,45 @@
+"""The serving questions can be asked, in their quick form, and what they promise holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.command import main
+from benchmarks.serve_clients import _unchunked
+from benchmarks.serve_latency import percentiles
+from benchmarks.serve_model import ragged_jobs
+
+
+def ask(question: str, folder: Path, *arguments: str) -> None:
+    assert main([question, "--quick", "--rounds", "1", "--check", "--results", str(folder), *arguments]) == 0
+
+
+@pytest.mark.parametrize("question", ["serve-throughput", "serve-http", "serve-latency", "serve-streamed"])
+def test_it_answers(question: str, tmp_path: Path) -> None:
+    ask(question, tmp_path, *(["--no-peers", "--tokens", "4"] if question == "serve-throughput" else []))
+    (result,) = tmp_path.glob("*.json")
+    assert json.loads(result.read_text())
+
+
+def test_a_crowd_of_all_kinds_leaves_nothing_behind(tmp_path: Path) -> None:
+    ask("serve-clients", tmp_path)
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    assert percentiles([float(n) for n in range(1, 101)]) == [50, 95, 99]
+    assert percentiles([3.0]) == [3, 3, 3]
+
+
+def test_jobs_repeat_and_arrive_in_order() -> None:
+    jobs = ragged_jobs(10, seed=1, tokens=4, per_second=5)
+    assert jobs == ragged_jobs(10, seed=1, tokens=4, per_second=5)
+    assert [job.arrives for job in jobs] == sorted(job.arrives for job in jobs)
+    assert jobs[0].arrives == 0
+    assert all(16 <= len(job.prompt) <= 200 for job in jobs)
+
+
+def test_chunks_are_joined() -> None:
+    assert _unchunked(b"3\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\n\r\n") == b"abc0123456789abcdef"
