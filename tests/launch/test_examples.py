@@ -1,0 +1,50 @@
+"""The training examples run, on one process and on two, and agree."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from .starting import ROOT, launched
+
+EXAMPLES = ROOT / "examples"
+
+
+def output(name: str, processes: int, *arguments: object, **env: str) -> str:
+    done = launched("--cpu", "--num_processes", processes, EXAMPLES / name, *arguments, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_language_modelling_learns_the_same_on_one_process_and_two(tmp_path: Path) -> None:
+    found = []
+    for processes, batch_size in ((1, 16), (2, 8)):
+        flags = ["--bytes", 40_000, "--block_size", 64, "--per_device_train_batch_size", batch_size]
+        shown = output("run_clm.py", processes, *flags, "--output_dir", tmp_path / str(processes))
+        assert f"processes {processes}: " in shown
+        assert (tmp_path / str(processes) / "model.safetensors").is_file()
+        found.append(float(re.search(r"perplexity ([\d.]+) a byte", shown)[1]))
+    assert found[0] < 100
+    assert found[1] == pytest.approx(found[0], rel=0.1)
+
+
+@pytest.mark.slow
+def test_the_classifier_learns_and_saves_its_state(tmp_path: Path) -> None:
+    for processes in (1, 2):
+        shown = output("classify.py", processes, "--epochs", 2, "--samples", 2000, "--output_dir", tmp_path / "state")
+        accuracy = [float(value) for value in re.findall(r"val/acc ([\d.]+)", shown)]
+        assert accuracy[1] > 0.5
+        assert (tmp_path / "state" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_the_tracked_run_leaves_events_and_a_policy(tmp_path: Path) -> None:
+    shown = output("track.py", 2, "--project_dir", tmp_path, "--steps", 40)
+    assert "loss 0.0" in shown
+    assert (tmp_path / "policy.pt").is_file()
+    assert list((tmp_path / "regression").glob("events*"))
