@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .harness.errors import UsageError
-from .harness.report import Report
+from .harness.report import Report, disturbances
 from .harness.show import csv_text, show
 from .harness.store import RESULTS, result_data, save_report
 
@@ -76,6 +76,9 @@ def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
     module: Any = importlib.import_module(f"{__package__}.{name.replace('-', '_')}")
     options = _parser(f"{program} {name}", known[name], module).parse_args(arguments[1:])
     report: Report = module.run(options)
+    report.notes += disturbances(report)
+    if options.quick:
+        report.notes.append("tiny sizes: the figures show that it runs, not how fast")
     _print(report, options, arguments)
     if options.results is not None or not options.quick:
         path = save_report(report, arguments, options.results or RESULTS)

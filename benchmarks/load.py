@@ -63,7 +63,7 @@ def load_and_answer(how: str, folder: str, device_map: dict[str, int | str], off
     from . import models
     from .steps import Decoder
 
-    models.warm_up()
+    models.warm_up(accelerate=how == ACCELERATE)
     ways = {
         OURS: lambda: models.ours(Path(folder), device_map),
         TRANSFORMERS: lambda: models.mapped(Path(folder)),

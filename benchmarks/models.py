@@ -29,13 +29,12 @@ def quiet() -> None:
 
 
 def without_stderr() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which nothing appears on stderr: accelerate shows a progress bar that cannot be turned off."""
+    """Return a context in which nothing appears on stderr, where accelerate shows a bar that cannot be turned off."""
     return contextlib.redirect_stderr(io.StringIO())
 
 
-def warm_up() -> None:
-    """Import what all ways of loading need and run a small model once, so that a load is timed and not an import."""
-    from accelerate.utils import set_module_tensor_to_device
+def warm_up(accelerate: bool = False) -> None:
+    """Import what loading needs and run a small model once, so that a load is timed and not an import."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     import bigmodel.dispatch  # noqa: F401
@@ -43,7 +42,10 @@ def warm_up() -> None:
     from .checkpoints import SPECS
 
     quiet()
-    set_module_tensor_to_device(nn.Linear(1, 1), "weight", "cpu", value=torch.ones(1, 1))
+    if accelerate:
+        from accelerate.utils import set_module_tensor_to_device
+
+        set_module_tensor_to_device(nn.Linear(1, 1), "weight", "cpu", value=torch.ones(1, 1))
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SPECS["tiny"].config)).eval()
     with torch.inference_mode():
         output = model(torch.ones(1, 2, dtype=torch.long), use_cache=True)

@@ -2,6 +2,8 @@
 
 A machine drifts: its clock, its disk, its neighbours. Variants measured one after the other are compared under
 different conditions, and a fixed order flatters whoever runs last. Interleaved in random order they share the drift.
+Rounds in which other processes took much of the machine are run again; which rounds count is decided by that alone,
+never by what they measured.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from .neighbours import neighbours_share, usage
 from .progress import Progress
 from .summary import Summary, ratio, summarise
 
@@ -18,6 +21,12 @@ Measured: TypeAlias = "float | Mapping[str, float]"
 """Seconds, or several named figures."""
 
 SECONDS = "seconds"
+
+QUIET = 0.05
+"""Share of all cores that other processes may take in a round that counts."""
+
+PATIENCE = 2
+"""Up to so many times the rounds asked for are run to find quiet ones."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +51,14 @@ class Samples:
     Attributes:
         values: By variant and by figure, one value for each round.
         orders: The order in which the variants ran, for each round.
+        neighbours: Share of all cores that other processes took, for each round.
+        disturbed: How many rounds were thrown away because that was too much.
     """
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     orders: list[list[str]] = field(default_factory=list)
+    neighbours: list[float] = field(default_factory=list)
+    disturbed: int = 0
 
     def of(self, variant: str, figure: str = SECONDS) -> list[float]:
         """Return the values of one figure by round."""
@@ -86,17 +99,44 @@ def measure(variants: Iterable[Variant], rounds: int, warmup: int = 1, seed: int
     given = list(variants)
     _check(given, rounds, warmup)
     draw = random.Random(seed)
-    samples = Samples()
+    done: list[_Round] = []
     with Progress(len(given) * (rounds + warmup)) as progress:
-        for number in range(-warmup, rounds):
-            order = draw.sample(given, len(given))
+        for number in range(-warmup, PATIENCE * rounds):
+            if sum(each.neighbours <= QUIET for each in done) >= rounds:
+                break
+            one = _round(draw.sample(given, len(given)), f"round {number + 1}" if number >= 0 else "warm-up", progress)
             if number >= 0:
-                samples.orders.append([variant.name for variant in order])
-            for variant in order:
-                progress.step(f"{variant.name}, {'warm-up' if number < 0 else f'round {number + 1} of {rounds}'}")
-                measured = _run(variant)
-                if number >= 0:
-                    samples.add(variant.name, measured)
+                done.append(one)
+    return _collect(done, rounds)
+
+
+@dataclass(frozen=True)
+class _Round:
+    measured: list[tuple[str, Measured]]
+    neighbours: float
+
+
+def _round(order: Sequence[Variant], what: str, progress: Progress) -> _Round:
+    """Run every variant once."""
+    before = usage()
+    measured = []
+    for variant in order:
+        progress.step(f"{variant.name}, {what}")
+        measured.append((variant.name, _run(variant)))
+    return _Round(measured, neighbours_share(before, usage()))
+
+
+def _collect(done: Sequence[_Round], rounds: int) -> Samples:
+    """Return the quietest rounds, in the order in which they were run."""
+    quietest = sorted(range(len(done)), key=lambda index: max(QUIET, done[index].neighbours))
+    kept = set(quietest[:rounds])
+    samples = Samples(disturbed=len(done) - len(kept))
+    for index in sorted(kept):
+        one = done[index]
+        samples.orders.append([name for name, _ in one.measured])
+        samples.neighbours.append(one.neighbours)
+        for name, measured in one.measured:
+            samples.add(name, measured)
     return samples
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
-from .measure import Samples
+from .measure import QUIET, Samples
 
 Cell: TypeAlias = "str | int | float | None"
 
@@ -106,3 +106,15 @@ class Report:
             "notes": self.notes,
             "samples": {name: asdict(samples) for name, samples in self.samples.items()},
         }
+
+
+def disturbances(report: Report) -> list[str]:
+    """Return, in sentences, how far other processes disturbed what was measured."""
+    notes = []
+    thrown = sum(samples.disturbed for samples in report.samples.values())
+    if thrown:
+        notes.append(f"{thrown} rounds were run again, because other processes took more than {QUIET:.0%} of the cores")
+    shares = [share for samples in report.samples.values() for share in samples.neighbours if share > QUIET]
+    if shares:
+        notes.append(f"in {len(shares)} rounds that count, other processes took up to {max(shares):.0%} of the cores")
+    return notes

@@ -1,0 +1,56 @@
+"""How much of the machine other processes took while something was measured."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_TICKS = float(os.sysconf("SC_CLK_TCK")) if hasattr(os, "sysconf") else 100.0
+_KTHREADD = "2"
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Seconds of processor time up to a moment: of everything, and of what is not a neighbour."""
+
+    moment: float
+    everything: float
+    own: float
+
+
+def usage() -> Usage:
+    """Return processor time so far: in all, and that of this process, its ended children and the kernel's threads."""
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    if not (_PROC / "stat").exists():
+        return Usage(time.perf_counter(), own, own)
+    # user, nice, system, ..., steal: idle and waiting are not work, interrupts are the kernel's.
+    fields = [float(text) for text in (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
+    everything = (fields[0] + fields[1] + fields[2] + fields[7]) / _TICKS
+    return Usage(time.perf_counter(), everything, own + _kernel_threads())
+
+
+def neighbours_share(before: Usage, after: Usage) -> float:
+    """Return which share of all cores other processes took between two moments."""
+    cores = os.cpu_count() or 1
+    passed = max(after.moment - before.moment, 1e-9)
+    others = (after.everything - before.everything) - (after.own - before.own)
+    return max(0.0, others / (passed * cores))
+
+
+def _kernel_threads() -> float:
+    """Return processor time of the kernel's own threads: they work for whoever reads from disk, us above all."""
+    total = 0.0
+    for entry in _PROC.iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended meanwhile
+            continue
+        if fields[1] == _KTHREADD:
+            total += float(fields[11]) + float(fields[12])
+    return total / _TICKS

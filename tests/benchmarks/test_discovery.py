@@ -1,0 +1,17 @@
+"""Which modules are questions."""
+
+from __future__ import annotations
+
+from benchmarks.command import questions
+
+OURS = {"memory", "load", "decode", "resident", "cold", "budget", "overlap", "pipeline", "overhead", "threads"}
+
+
+def test_every_question_is_found_with_its_words() -> None:
+    found = questions()
+    assert set(found) >= OURS
+    assert all(found[name].endswith("?") or "." in found[name] for name in OURS)
+
+
+def test_what_questions_share_is_none() -> None:
+    assert not {"command", "checkpoints", "models", "steps", "blocks"} & set(questions())

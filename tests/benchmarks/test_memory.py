@@ -1,0 +1,51 @@
+"""Memory: predicted bytes of weights are those that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.checkpoints import checkpoint
+from benchmarks.memory import weights_by_device
+from bigmodel.checkpoint import Checkpoint
+from bigmodel.devices import virtual
+
+from .answering import answer, rows
+
+
+def weights(found: dict[str, Any]) -> dict[str, int]:
+    return {row["device"]: row["measured"] for row in rows(found) if row["what"] == "weights"}
+
+
+def test_on_the_host_every_weight_is_where_the_plan_has_it(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(["memory"], workdir, capsys)
+    total = Checkpoint.open(checkpoint("tiny", workdir)).total_bytes()
+    assert weights(found) == {"cpu": total}
+    assert all(limit["kept"] for limit in found["limits"])
+
+
+def test_over_an_accelerator_host_and_disk_every_limit_is_kept(
+    workdir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = answer(["memory", "--device", "virtual", "--max-memory", "0=600KB,cpu=500KB"], workdir, capsys)
+    total = Checkpoint.open(checkpoint("tiny", workdir)).total_bytes()
+    assert set(weights(found)) == {"virtual:0", "cpu", "disk"}
+    assert sum(weights(found).values()) == total
+    assert all(limit["kept"] for limit in found["limits"])
+    loaded = [row for row in rows(found) if row["what"] == "allocated after load"]
+    assert [(row["device"], row["difference"]) for row in loaded] == [("virtual:0", 0)]
+
+
+def test_tied_weights_count_once_and_views_of_files_as_disk(workdir: Path) -> None:
+    virtual.enable(count=1)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    model[1].weight = model[0].weight
+    model[2].to("virtual:0")
+    shown = Checkpoint.open(checkpoint("tiny", workdir)).tensor("model.norm.weight")
+    model.register_parameter("norm", nn.Parameter(shown))
+    assert weights_by_device(model) == {"cpu": 256, "virtual:0": 256, "disk": shown.nbytes}
+    assert shown.dtype == torch.float32
