@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..devices import HOST, is_accelerator
+from ..devices import HOST
 from ..profile import Profile
+from .budgets import Key, is_accelerator
 from .evaluate import Assignment, DeviceUse, device_uses
 from .plan import DevicePlan, Part, Plan, Prediction
-
-Key = int | str
 
 
 def assemble(

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import nn
 
-from ..devices import DeviceLike, get_max_memory, is_accelerator
+from ..devices import DeviceLike
 from ..profile import DtypeLike, profile_units
+from .budgets import HEADROOM, is_accelerator, read_budgets
 from .fill import Bin, fill_in_order
 from .groups import tie_groups
-
-SINGLE_DEVICE_SHARE = 0.9
-"""Share of a lone accelerator's free memory that is planned with when the user gave no budget."""
 
 
 def get_balanced_memory(
@@ -36,10 +34,10 @@ def get_balanced_memory(
         special_dtypes: dtype by tensor name, stronger than `dtype`.
         low_zero: keep the first accelerator as empty as possible (it will do other work, such as generation).
     """
-    budgets = get_max_memory(max_memory)
+    budgets = read_budgets(max_memory)
     keys = [key for key, size in budgets.items() if size > 0 and is_accelerator(key)]
     if len(keys) == 1 and max_memory is None:
-        budgets[keys[0]] = int(budgets[keys[0]] * SINGLE_DEVICE_SHARE)
+        budgets[keys[0]] = int(budgets[keys[0]] * HEADROOM)
     if len(keys) < 2:
         return budgets
     units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..devices import HOST, is_accelerator
+from ..devices import DISK, HOST
 from ..profile import Profile
-
-Key = int | str
+from .budgets import Key, is_accelerator
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def over_budget(uses: Mapping[Key, DeviceUse], budgets: Mapping[Key, int]) -> di
     """Return by how many bytes each device passes its budget; the disk has none unless it is given."""
     found = {}
     for device, use in uses.items():
-        budget = budgets.get(device, use.total if device == "disk" else 0)
+        budget = budgets.get(device, use.total if device == DISK else 0)
         if use.total > budget:
             found[device] = use.total - budget
     return found

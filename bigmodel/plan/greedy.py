@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..devices import DISK, HOST, is_accelerator
+from ..devices import DISK, HOST
+from .budgets import Key, is_accelerator
 from .fill import Bin, fill_in_order
-
-Key = int | str
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..devices import DeviceLike, format_size, get_max_memory, is_accelerator
+from ..devices import DeviceLike, format_size
 from ..profile import DtypeLike, UnitProfile, profile_units
+from .budgets import is_accelerator, read_budgets
 from .device_map import clean_device_map
 from .greedy import Item, Placement, Room, place_greedily
 from .groups import Group, tie_groups
@@ -53,7 +54,7 @@ def infer_auto_device_map(
     """
     units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
     groups = tie_groups(units)
-    room = Room(get_max_memory(max_memory), slots=1, host_compute=True)
+    room = Room(read_budgets(max_memory), slots=1, host_compute=True)
     items = [_item(group, units) for group in groups]
     placement = place_greedily(items, room)
     if placement is None:

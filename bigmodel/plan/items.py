@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..devices import HOST, is_accelerator
+from ..devices import HOST
 from ..profile import Profile
+from .budgets import is_accelerator
 from .evaluate import Assignment
 from .greedy import Item, Placement
 from .groups import Group

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..devices import DISK, HOST, DeviceLike, device_key, get_max_memory, is_accelerator, normalize_device
+from ..devices import DeviceLike, device_key
 from ..errors import PlanError
 from ..profile import DtypeLike, Profile, profile_model
 from .assemble import assemble
 from .balance import balanced_caps
+from .budgets import Key, device_type_of, read_budgets, with_headroom
 from .evaluate import Assignment, device_uses, over_budget
 from .greedy import Item, Room, place_greedily
 from .groups import tie_groups
@@ -19,13 +20,8 @@ from .items import assignment_of, item_of
 from .plan import Plan
 from .shortage import budget_error
 
-Key = int | str
-
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 """Names that may stand for a device map. "auto": the best this planner finds."""
-
-HEADROOM = 0.9
-"""Share of what is free that is planned with when no budgets are given."""
 
 ATTEMPTS = 4
 """How often the greedy placement is repeated with smaller budgets when its exact cost passes them."""
@@ -74,7 +70,7 @@ def make_plan(
     """
     if strategy not in STRATEGIES:
         raise PlanError(f"strategy {strategy!r} is not known; use one of {', '.join(STRATEGIES)}")
-    budgets = get_max_memory(max_memory)
+    budgets = read_budgets(max_memory)
     if isinstance(model, Profile):
         profile = model
     else:
@@ -124,19 +120,6 @@ def greedy_assignment(profile: Profile, room: Room, strategy: str, stream_buffer
     return found
 
 
-def with_headroom(budgets: Mapping[Key, int]) -> dict[Key, int]:
-    """Return what is free, less a tenth for what nobody plans: other programs, contexts, fragments."""
-    return {key: size if key == DISK else int(size * HEADROOM) for key, size in budgets.items()}
-
-
-def device_type_of(budgets: Mapping[Key, int]) -> str:
-    """Return the kind of device that the first accelerator with a budget is; "cpu" if there is none."""
-    for key, size in budgets.items():
-        if size > 0 and is_accelerator(key):
-            return normalize_device(key).partition(":")[0]
-    return HOST
-
-
 def checked_main(main_device: DeviceLike | None, budgets: Mapping[Key, int]) -> Key | None:
     """Return the key of the main device that was asked for.
 
@@ -145,7 +128,7 @@ def checked_main(main_device: DeviceLike | None, budgets: Mapping[Key, int]) -> 
     """
     if main_device is None:
         return None
-    key = device_key(main_device)
+    key = main_device if isinstance(main_device, int) else device_key(main_device)
     if budgets.get(key, 0) <= 0:
         raise PlanError(f"main_device is {key!r}, but max_memory gives it no budget")
     return key

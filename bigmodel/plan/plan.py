@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Key = int | str
+from .budgets import Key, is_accelerator
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Plan:
     @property
     def streamed(self) -> tuple[Part, ...]:
         """The parts that are copied to an accelerator each time they run."""
-        return tuple(part for part in self.parts if part.runs_on != part.device and part.runs_on != "cpu")
+        return tuple(part for part in self.parts if is_accelerator(part.runs_on) and part.runs_on != part.device)
 
     def __str__(self) -> str:
         from .table import plain_text

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from ..devices import format_size
 from ..errors import BudgetError
+from .budgets import Key
 
-Key = int | str
 Fits = Callable[[Mapping[Key, int]], bool]
 """Whether something fits when the budgets are these."""
 

@@ -11,63 +11,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any, NoReturn
-
-import torch
+from typing import Any
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
+from .entries import COPY_AGAIN, DTYPES, TensorEntry, parse_entry, refuse
+
+__all__ = ["DTYPES", "SafetensorsHeader", "TensorEntry", "header_length", "parse_header", "read_header"]
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit: a longer header is an attack or not a safetensors file."""
-
-_MAX_COUNT = 2**63 - 1
-_COPY_AGAIN = "copy or download the file again"
-
-DTYPES: dict[str, torch.dtype] = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
-"""Format name of each dtype -> torch's. "F4" is apart: two elements share a byte, see `_packed_shape`."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """Where one tensor lies in its file.
-
-    Attributes:
-        name: the tensor's key.
-        dtype: its dtype as torch has it.
-        shape: its shape as torch has it (for 4-bit floats: of bytes holding two elements each).
-        offset: first byte, counted from the beginning of the file.
-        nbytes: its size in bytes.
-    """
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
 
 
 class SafetensorsHeader(Mapping[str, TensorEntry]):
@@ -139,19 +93,19 @@ def header_length(prefix: bytes, file_size: int, source: str) -> int:
         source: the file's name, for messages.
     """
     if file_size < LENGTH_BYTES or len(prefix) < LENGTH_BYTES:
-        _refuse(source, f"is {file_size} bytes long, too short for a safetensors file; {_COPY_AGAIN}")
+        refuse(source, f"is {file_size} bytes long, too short for a safetensors file; {COPY_AGAIN}")
     length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES:
-        _refuse(
+        refuse(
             source,
             f"says its header is {length} bytes long, more than the format allows ({MAX_HEADER_BYTES}): "
             "this is not a safetensors file, or its beginning is damaged",
         )
     if LENGTH_BYTES + length > file_size:
-        _refuse(
+        refuse(
             source,
             f"says its header is {length} bytes long, but the whole file has {file_size} bytes: "
-            f"truncated, or not a safetensors file; {_COPY_AGAIN}",
+            f"truncated, or not a safetensors file; {COPY_AGAIN}",
         )
     return length
 
@@ -174,13 +128,9 @@ def parse_header(prefix: bytes, file_size: int, source: str) -> SafetensorsHeade
     items = _decode(prefix[LENGTH_BYTES:data_start], source)
     metadata = _metadata(items.pop("__metadata__", None), source)
     data_size = file_size - data_start
-    entries = {name: _entry(name, value, data_start, data_size, source) for name, value in items.items()}
+    entries = {name: parse_entry(name, value, data_start, data_size, source) for name, value in items.items()}
     _check_layout(entries, data_start, file_size, source)
     return SafetensorsHeader(entries, data_start=data_start, file_size=file_size, metadata=metadata, source=source)
-
-
-def _refuse(source: str, reason: str) -> NoReturn:
-    raise CheckpointFormatError(f"{source}: {reason}")
 
 
 def _decode(raw: bytes, source: str) -> dict[str, Any]:
@@ -188,18 +138,18 @@ def _decode(raw: bytes, source: str) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        _refuse(source, f"its header is not UTF-8 text ({error.reason} at byte {error.start}); {_COPY_AGAIN}")
+        refuse(source, f"its header is not UTF-8 text ({error.reason} at byte {error.start}); {COPY_AGAIN}")
     if not text.startswith("{"):
-        _refuse(source, f"its header begins with {text[:1]!r}, not with '{{': this is not a safetensors file")
+        refuse(source, f"its header begins with {text[:1]!r}, not with '{{': this is not a safetensors file")
     try:
         items = json.loads(text, object_pairs_hook=_unique)
         "".join(items).encode("utf-8")
     except _DuplicateKeyError as error:
-        _refuse(source, f"its header names the key {error.key!r} twice; write the file again without it")
+        refuse(source, f"its header names the key {error.key!r} twice; write the file again without it")
     except UnicodeEncodeError:
-        _refuse(source, "a tensor name in its header holds half of a surrogate pair, which is not text")
+        refuse(source, "a tensor name in its header holds half of a surrogate pair, which is not text")
     except (ValueError, RecursionError) as error:
-        _refuse(source, f"its header is not JSON ({error}); {_COPY_AGAIN}")
+        refuse(source, f"its header is not JSON ({error}); {COPY_AGAIN}")
     return dict(items)
 
 
@@ -224,55 +174,8 @@ def _metadata(value: Any, source: str) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        _refuse(source, f"its __metadata__ is {value!r:.100}, where the format wants strings by name")
+        refuse(source, f"its __metadata__ is {value!r:.100}, where the format wants strings by name")
     return dict(value)
-
-
-def _entry(name: str, value: Any, data_start: int, data_size: int, source: str) -> TensorEntry:
-    """One tensor's entry, checked by itself: its fields, and that its bytes are as many as its shape says."""
-    where = f"tensor {name!r}"
-    if not isinstance(value, dict) or not value.keys() >= {"dtype", "shape", "data_offsets"}:
-        _refuse(source, f"{where} is {value!r:.100}, where the format wants dtype, shape and data_offsets")
-    dtype_name, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
-    if dtype is None and dtype_name != "F4":
-        known = ", ".join([*DTYPES, "F4"])
-        _refuse(source, f"{where} has the dtype {dtype_name!r:.100}, which is not one of {known}")
-    if not _are_counts(shape):
-        _refuse(source, f"{where} has the shape {shape!r:.100}, where the format wants whole numbers from 0")
-    if prod(size for size in shape if size) > _MAX_COUNT:
-        _refuse(source, f"{where} has the shape {shape!r:.100}, more elements than can be addressed")
-    if not _are_counts(offsets) or len(offsets) != 2:
-        _refuse(source, f"{where} has the data_offsets {offsets!r:.100}, where the format wants [begin, end]")
-    begin, end = offsets
-    if begin > end or end > data_size:
-        _refuse(
-            source,
-            f"{where} lies at data_offsets [{begin}, {end}] of {data_size} bytes of data: out of range, "
-            f"the file is truncated or damaged; {_COPY_AGAIN}",
-        )
-    if dtype is None:
-        dtype, shape = torch.float4_e2m1fn_x2, _packed_shape(shape, where, source)
-    nbytes = prod(shape) * dtype.itemsize
-    if end - begin != nbytes:
-        _refuse(
-            source,
-            f"{where} is said to be {dtype_name} of shape {shape}, {nbytes} bytes, "
-            f"but its data_offsets [{begin}, {end}] hold {end - begin}; {_COPY_AGAIN}",
-        )
-    return TensorEntry(name, dtype, tuple(shape), data_start + begin, nbytes)
-
-
-def _are_counts(value: Any) -> bool:
-    # `type`, not `isinstance`: JSON's true and false would pass as 1 and 0.
-    return isinstance(value, list) and all(type(item) is int and 0 <= item <= _MAX_COUNT for item in value)
-
-
-def _packed_shape(shape: list[int], where: str, source: str) -> list[int]:
-    """The shape in bytes of a tensor of 4-bit floats, two of which share a byte along the last dimension."""
-    if not shape or shape[-1] % 2:
-        _refuse(source, f"{where} is F4 of shape {shape}: its last dimension must be even, two share a byte")
-    return [*shape[:-1], shape[-1] // 2]
 
 
 def _check_layout(entries: dict[str, TensorEntry], data_start: int, file_size: int, source: str) -> None:
@@ -280,17 +183,17 @@ def _check_layout(entries: dict[str, TensorEntry], data_start: int, file_size: i
     position, previous = data_start, "the header"
     for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.nbytes)):
         if entry.offset < position:
-            _refuse(source, f"tensors {previous!r} and {entry.name!r} overlap in the file; {_COPY_AGAIN}")
+            refuse(source, f"tensors {previous!r} and {entry.name!r} overlap in the file; {COPY_AGAIN}")
         if entry.offset > position:
-            _refuse(
+            refuse(
                 source,
                 f"{entry.offset - position} bytes before tensor {entry.name!r} belong to no tensor, "
-                f"which the format forbids; {_COPY_AGAIN}",
+                f"which the format forbids; {COPY_AGAIN}",
             )
         position, previous = entry.offset + entry.nbytes, entry.name
     if position != file_size:
-        _refuse(
+        refuse(
             source,
             f"{file_size - position} bytes after the last tensor, {previous!r}, belong to no tensor, "
-            f"which the format forbids; {_COPY_AGAIN}",
+            f"which the format forbids; {COPY_AGAIN}",
         )

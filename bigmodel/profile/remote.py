@@ -16,19 +16,17 @@ from typing import Any
 
 import huggingface_hub as hub
 from huggingface_hub import constants
-from huggingface_hub import utils as hub_utils
 from tqdm import tqdm
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
 from .headers import LENGTH_BYTES, SafetensorsHeader, header_length, parse_header
+from .http_range import TIMEOUT_SECONDS, read_range
 from .hub_errors import UnreachableError, hub_endpoint, hub_errors
 from .index import choose_checkpoint_file, merge_weight_map, read_index
 from .resolve import CONFIG_FILE, LocalSource, ModelSource, parse_config
 
 logger = logging.getLogger(__name__)
-_http: Any = hub_utils  # its names are exported lazily, which a type checker does not see
 
-_TIMEOUT_SECONDS = 10.0
 _CONNECTIONS = 8
 _SINGLE_FILE_GUESS = 64 * 1024
 _BYTES_PER_ENTRY = 120
@@ -49,7 +47,7 @@ def open_remote(
     Arguments and exceptions are those of `bigmodel.profile.resolve.open_source`.
     """
     cache = None if cache_dir is None else os.fspath(cache_dir)
-    if local_files_only or constants.is_offline_mode():
+    if local_files_only or constants.HF_HUB_OFFLINE:
         return _cached(repo_id, revision, cache, reason="only local files may be used")
     source = HubSource(repo_id, revision, token, cache, trust_remote_code)
     try:
@@ -98,7 +96,7 @@ class HubSource(ModelSource):
         """Ask for the list of files, and stay with the commit they belong to."""
         with hub_errors(self.name, self.revision):
             api = hub.HfApi(endpoint=self.endpoint, token=self.token)
-            info = api.model_info(self.name, revision=self.revision, timeout=_TIMEOUT_SECONDS)
+            info = api.model_info(self.name, revision=self.revision, timeout=TIMEOUT_SECONDS)
         self.commit = info.sha or self.revision
         self.files = [sibling.rfilename for sibling in info.siblings or []]
 
@@ -185,27 +183,8 @@ class HubSource(ModelSource):
     def _read_range(self, file: str, start: int, count: int) -> tuple[bytes, int]:
         """Up to `count` bytes of `file` from `start`, and the size of the whole file in bytes."""
         url = hub.hf_hub_url(self.name, file, revision=self.commit, endpoint=self.endpoint)
-        headers = _http.build_hf_headers(token=self.token)
-        headers |= {"Range": f"bytes={start}-{start + count - 1}", "Accept-Encoding": "identity"}
-        with (
-            hub_errors(self.name, self.revision),
-            _http.http_stream_backoff(
-                "GET", url, headers=headers, timeout=_TIMEOUT_SECONDS, max_retries=3, follow_redirects=True
-            ) as response,
-        ):
-            _http.hf_raise_for_status(response)
-            partial = response.status_code == 206
-            # A server that ignores ranges sends the file from its beginning: stop reading after the header.
-            skip = 0 if partial else start
-            content = bytearray()
-            for chunk in response.iter_bytes(64 * 1024):
-                content += chunk
-                if len(content) >= skip + count:
-                    break
-            size = response.headers.get("Content-Range" if partial else "Content-Length", "").rpartition("/")[2]
-        if not size.isdigit():
-            raise CheckpointFormatError(f"{self.name}/{file}: the server does not say how long the file is")
-        return bytes(content[skip : skip + count]), int(size)
+        with hub_errors(self.name, self.revision):
+            return read_range(url, self.token, start, count)
 
     def _download(self, file: str) -> Path:
         """A file of the pinned commit, by way of the cache."""

@@ -1,0 +1,52 @@
+"""`bigmodel plan`: where each part of a model would go and what that takes, before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")],
+    max_memory: Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")] = None,
+    dtype: Annotated[str, typer.Option(help="What the weights are loaded as; auto: as stored.")] = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
+    context: Annotated[int | None, typer.Option(min=0, help="Tokens of a sequence at its end.")] = None,
+    new_tokens: Annotated[int, typer.Option(min=0, help="How many of these are generated.")] = 1,
+    strategy: Annotated[str, typer.Option(help="auto, balanced, balanced_low_0 or sequential.")] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    explain: Annotated[bool, typer.Option(help="Also say, in sentences, why.")] = False,
+) -> None:
+    """Plan MODEL from its config and safetensors headers; no weight is read or downloaded."""
+    from bigmodel.plan import make_plan
+    from bigmodel.plan.budgets import device_type_of, read_budgets
+    from bigmodel.profile import profile_source
+    from server.loading import parse_max_memory
+
+    budgets = parse_max_memory(max_memory)
+    profile = profile_source(
+        model,
+        dtype=dtype,
+        revision=revision,
+        batch_size=batch_size,
+        context_length=context,
+        new_tokens=new_tokens,
+        device_type=device_type_of(read_budgets(budgets)),
+    )
+    found = make_plan(profile, budgets, strategy)
+    if as_json:
+        typer.echo(found.to_json())
+        return
+    _show(found.to_table())
+    if explain:
+        typer.echo(found.explain())
+
+
+def _show(table: object) -> None:
+    from rich.console import Console
+
+    console = Console()
+    # In a pipe there is no terminal to fit into.
+    (console if console.is_terminal else Console(width=120)).print(table)

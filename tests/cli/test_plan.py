@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from bigmodel.cli.main import run
+from bigmodel.devices.empty import init_empty_weights
+from bigmodel.plan import Plan
+
+from ..profile.hub_server import HubServer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, vocab_size=64
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model", max_shard_size="50KB")
+    return tmp_path / "model"
+
+
+def test_the_table_names_parts_devices_and_budgets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(folder), "--max-memory", "cpu=150KB", "--context", "16"]) == 0
+    output = capsys.readouterr().out
+    assert all(word in output for word in ("model.embed_tokens", "disk", "cpu", "budget", "146.48 KiB"))
+
+
+def test_json_is_the_plan_itself(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(folder), "--max-memory", "cpu=1MB", "--context", "16", "--batch-size", "2", "--json"]) == 0
+    plan = Plan.from_json(capsys.readouterr().out)
+    assert plan.batch_size == 2
+    assert plan.devices["cpu"].budget == 10**6
+    assert set(plan.device_map.values()) <= {"cpu", "disk"}
+
+
+def test_a_huge_checkpoint_is_planned_from_its_headers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = LlamaConfig(
+        hidden_size=16384,
+        intermediate_size=53248,
+        num_hidden_layers=126,
+        num_attention_heads=128,
+        num_key_value_heads=8,
+        vocab_size=128256,
+        architectures=["LlamaForCausalLM"],
+        dtype="bfloat16",
+    )
+    with init_empty_weights():
+        model = LlamaForCausalLM(config)
+    offset, header = 0, {}
+    for name, parameter in model.named_parameters():
+        end = offset + 2 * parameter.numel()
+        header[name] = {"dtype": "BF16", "shape": list(parameter.shape), "data_offsets": [offset, end]}
+        offset = end
+    config.save_pretrained(tmp_path)
+    text = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + offset)  # a hole: 800 GB that no disk has to hold
+    assert run(["plan", str(tmp_path), "--max-memory", "cpu=60GiB", "--context", "512", "--json"]) == 0
+    plan = Plan.from_json(capsys.readouterr().out)
+    assert plan.devices["cpu"].weights + plan.devices["disk"].weights == offset > 8 * 10**11
+
+
+def test_a_repository_is_planned_without_downloading_its_weights(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.parent / "hub" / "owner").mkdir(parents=True)
+    folder.rename(folder.parent / "hub" / "owner" / "tiny")
+    with HubServer(folder.parent / "hub") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        assert run(["plan", "owner/tiny", "--max-memory", "cpu=1MB", "--context", "16"]) == 0
+        sent = sum(count for name, count in hub.sent.items() if name.endswith(".safetensors"))
+    assert "model.embed_tokens" in capsys.readouterr().out
+    files = (folder.parent / "hub" / "owner" / "tiny").glob("*.safetensors")
+    assert 0 < sent < sum(file.stat().st_size for file in files) / 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--max-memory", "cpu=-1GB"], "cpu"),
+        (["--max-memory", "cpu=plenty"], "plenty"),
+        (["--max-memory", "gpu=1GB"], "gpu"),
+        (["--max-memory", "1GB"], "DEVICE=SIZE"),
+        (["--max-memory", "cpu=10KB"], "does not fit"),
+        (["--context", "99999999"], "99999999"),
+        (["--dtype", "float99"], "float99"),
+    ],
+)
+def test_bad_input_is_one_line(
+    folder: Path, arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", str(folder), *arguments]) in (1, 2)
+    errors = capsys.readouterr().err
+    assert says in errors
+    assert errors.count("\n") == 1
+
+
+def test_what_is_no_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(tmp_path / "nothing")]) == 1
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert run(["plan", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.count("\n") == 2
