@@ -9,6 +9,7 @@ import pytest
 from .answering import answer, limit, rows
 
 
+@pytest.mark.slow
 def test_all_loads_are_measured_apart_and_together(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["load"], workdir, capsys)
     assert [len(rows(found, table)) for table in range(3)] == [3, 2, 5]

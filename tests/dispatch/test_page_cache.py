@@ -42,7 +42,7 @@ def test_a_page_read_from_disk_counts_as_a_fault(tmp_path: Path) -> None:
     with path.open("rb+") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
             shown = torch.frombuffer(mapped, dtype=torch.uint8)
             in_memory, before = is_page_cached(shown.data_ptr()), major_faults()
             shown[0].item()
