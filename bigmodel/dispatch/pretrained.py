@@ -139,7 +139,7 @@ def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_
     if getattr(config, "quantization_config", None):
         raise CheckpointFormatError(
             f"{folder}: the weights are quantised ({_method(config)}), which is not supported; use the full-precision "
-            "checkpoint and dispatch_model's offload_dtype"
+            "checkpoint"
         )
     wanted = config.dtype if dtype == "auto" else _dtype(dtype)
     builder = _class_of(config, trust_remote_code)
