@@ -20,6 +20,7 @@ PICKLED_NAME = "pytorch_model.bin"
 EXTRA_NAME = "model_extra.bin"
 _TIED = "tied"
 
+
 def save_weights(state: Mapping[str, Any], directory: Path, index: int, *, safe_serialization: bool = True) -> None:
     """Write the state dict of the model number `index`; entries that are not tensors go to a file of their own."""
     if not safe_serialization:
