@@ -11,6 +11,7 @@ from bigmodel.train import Accelerator
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_every_check_passes_on_three_processes() -> None:
     debug_launcher(sanity.main, num_processes=3)
 
