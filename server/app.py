@@ -87,9 +87,17 @@ class _Start:
         """Load the model and make its engine."""
         state = self._state
         loaded = self._loader(state.loading)
-        state.loading.stage = "preparing the engine"
+        state.loading.begin("preparing the engine")
         codec = TextCodec(loaded.tokenizer)
-        engine = build_engine(loaded.model, codec, loaded.plan, state.settings.engine, on_failure=self._failed)
+        engine = build_engine(
+            loaded.model,
+            codec,
+            loaded.plan,
+            state.settings.engine,
+            draft_model=loaded.draft_model,
+            observer=state.metrics,
+            on_failure=self._failed,
+        )
         state.model, state.plan, state.codec, state.engine = loaded.model, loaded.plan, codec, engine
 
     @asynccontextmanager

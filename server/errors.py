@@ -42,8 +42,8 @@ class APIError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _encodable(message)
+        self.param = None if param is None else _encodable(param)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -57,6 +57,11 @@ class APIError(Exception):
         return JSONResponse(self.body, self.status, headers=self.headers)
 
 
+def _encodable(text: str) -> str:
+    """What a client sent may be quoted back to it, also where it is no valid Unicode."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def bad_value(param: str, message: str, *, code: str | None = None) -> APIError:
     """400: the field ``param`` has a value that cannot be."""
     return APIError(400, message, param=param, code=code)
@@ -67,12 +72,17 @@ def from_validation(errors: list[Any]) -> APIError:
     # Where a field may have one of several shapes there is an error for each: one about the value says more
     # than those about shapes it was not meant to have.
     first = min(errors, key=lambda error: _is_shape_error(error["type"]))
-    param = ".".join(str(part) for part in first["loc"][1:] if not _is_shape_name(part)) or None
     kind: str = first["type"]
+    place = [part for part in first["loc"][1:] if not _is_shape_name(part)]
+    if kind == "extra_forbidden" and place[-1:] != [first["loc"][-1]]:
+        place.append(first["loc"][-1])  # the client's own name for a field may be anything
+    param = ".".join(map(str, place)) or None
     if kind == "json_invalid":
         return APIError(400, f"the body is no valid JSON: {first['ctx']['error']}", code="invalid_json")
     if kind == "extra_forbidden":
-        return APIError(400, f"'{param}' is not supported by this server", param=param, code="unsupported_parameter")
+        return APIError(
+            400, f"'{param or ''}' is not supported by this server", param=param, code="unsupported_parameter"
+        )
     message = f"'{param}': {first['msg']}" if param else str(first["msg"])
     if kind == "missing":
         return APIError(422, message, param=param, code="missing_required_parameter")
@@ -95,20 +105,20 @@ def install(app: FastAPI) -> None:
 
     async def api_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, APIError)
-        return _counted(app, error)
+        return counted(app, error)
 
     async def validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        return _counted(app, from_validation(list(error.errors())))
+        return counted(app, from_validation(list(error.errors())))
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         answer = APIError(error.status_code, str(error.detail), headers=error.headers)
-        return _counted(app, answer)
+        return counted(app, answer)
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return _counted(app, APIError(500, "internal error; the server's log says more"))
+        return counted(app, APIError(500, "internal error; the server's log says more"))
 
     app.add_exception_handler(APIError, api_error)
     app.add_exception_handler(RequestValidationError, validation)
@@ -116,6 +126,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, unexpected)
 
 
-def _counted(app: FastAPI, error: APIError) -> JSONResponse:
+def counted(app: FastAPI, error: APIError) -> JSONResponse:
+    """The answer that ``error`` is, counted among the refusals of ``app``."""
     app.state.server.metrics.refused(error.status)
     return error.response()

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import APIError
+from server.errors import APIError, counted
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 
@@ -30,7 +30,7 @@ class KeyGuard:
             code="invalid_api_key",
             headers={"WWW-Authenticate": 'Bearer realm="bigmodel"'},
         )
-        await error.response()(scope, receive, send)
+        await counted(scope["app"], error)(scope, receive, send)
 
     def _allowed(self, headers: Headers) -> bool:
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -69,4 +69,4 @@ class BodyLimit:
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = APIError(413, f"the body is longer than {self._limit} bytes", code="body_too_long")
-        await error.response()(scope, receive, send)
+        await counted(scope["app"], error)(scope, receive, send)

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
+from bigmodel.checkpoint.progress import watching
 from bigmodel.errors import ServeError, SizeError
 from server.app import Loaded
+from server.engine.build import DEFAULT_SEQUENCES, EngineOptions
 from server.state import Loading
 
 
@@ -25,6 +27,26 @@ def parse_max_memory(text: str | None) -> dict[int | str | torch.device, int | s
             raise SizeError(f"--max-memory: '{part}' is not DEVICE=SIZE, as in 0=10GiB,cpu=8GiB")
         budgets[int(device) if device.isdecimal() else device] = size
     return budgets
+
+
+def load_options(
+    device_map: str,
+    max_memory: str | None,
+    dtype: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    engine: EngineOptions,
+) -> dict[str, Any]:
+    """Keyword arguments of :func:`load` from what was typed; memory is planned for what ``engine`` will serve."""
+    return {
+        "device_map": device_map,
+        "max_memory": parse_max_memory(max_memory),
+        "dtype": dtype,
+        "revision": revision,
+        "trust_remote_code": trust_remote_code,
+        "batch_size": engine.max_sequences or DEFAULT_SEQUENCES,
+        "context_length": engine.max_length,
+    }
 
 
 def load(
@@ -49,22 +71,23 @@ def load(
     from bigmodel.dispatch import from_pretrained, get_plan
 
     progress = progress or Loading()
-    progress.stage = "loading the tokenizer"
+    progress.begin("loading the tokenizer")
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ServeError(f"no tokenizer can be loaded from '{model}': {error}") from error
-    progress.stage = "loading the weights"
-    placed = from_pretrained(
-        model,
-        device_map=device_map,
-        max_memory=max_memory,
-        dtype=dtype,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        batch_size=batch_size,
-        context_length=context_length,
-    )
+    progress.begin("loading the weights")
+    with watching(progress.report):
+        placed = from_pretrained(
+            model,
+            device_map=device_map,
+            max_memory=max_memory,
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            batch_size=batch_size,
+            context_length=context_length,
+        )
     return Loaded(placed, tokenizer, get_plan(placed))
 
 

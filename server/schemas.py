@@ -15,7 +15,23 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _all_encodable(value: Any) -> Any:
+    """``value`` as parsed from JSON, when every text in it, names of members included, is valid Unicode."""
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str):
+            _encodable(part)
+        elif isinstance(part, dict):
+            pending += (*part.keys(), *part.values())
+        elif isinstance(part, list):
+            pending += part
+    return value
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
+FreeObject = Annotated[dict[str, Any], AfterValidator(_all_encodable)]
+"""An object whose members are not ours to know: a tool, a schema, arguments of a template."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 StopString = Annotated[Text, StringConstraints(min_length=1, max_length=256)]
@@ -36,7 +52,7 @@ class StreamOptions(Body):
 
 class JsonSchema(Body):
     name: Text
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: FreeObject = Field(alias="schema")
     description: Text | None = None
     strict: bool | None = None
 
@@ -67,7 +83,7 @@ class Sampling(Body):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
-    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    logit_bias: dict[Text, Annotated[Number, Field(ge=-100, le=100)]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -122,7 +138,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | list[TextPart] | None = None
     name: Text | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[FreeObject] | None = None
     tool_call_id: Text | None = None
     refusal: None = None
 
@@ -144,10 +160,10 @@ class ChatBody(Sampling):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[FreeObject] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: FreeObject | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatBody:

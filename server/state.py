@@ -41,6 +41,15 @@ class Loading:
     stage: str = "starting"
     fraction: float | None = None
 
+    def begin(self, stage: str) -> None:
+        """A new stage, of which nothing is known yet."""
+        self.fraction = None
+        self.stage = stage
+
+    def report(self, done: int, total: int) -> None:
+        """So many of the bytes of this stage are done."""
+        self.fraction = done / total if total else 1.0
+
 
 @dataclass
 class ServerState:

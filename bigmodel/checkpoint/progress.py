@@ -1,15 +1,28 @@
-"""Progress of long work, on a terminal only."""
+"""Progress of long work: on a terminal, and to whoever watches."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+
+_watcher: ContextVar[Callable[[int, int], None] | None] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watching(report: Callable[[int, int], None]) -> Iterator[None]:
+    """Within it, long work of this thread calls ``report(bytes done, bytes in all)`` as it goes on."""
+    token = _watcher.set(report)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
 
 
 @contextmanager
 def byte_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show on standard error how many of `total` bytes are done, if that is a terminal.
+    """Say how many of `total` bytes are done: to who watches, and on standard error if that is a terminal.
 
     Args:
         what: what is being done, such as ``"Loading"``.
@@ -18,6 +31,25 @@ def byte_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     Yields:
         A function to be called with the number of bytes done since the last call.
     """
+    with _shown(what, total) as show:
+        watcher = _watcher.get()
+        if watcher is None:
+            yield show
+            return
+        done = 0
+
+        def advance(more: int) -> None:
+            nonlocal done
+            done += more
+            show(more)
+            watcher(done, total)
+
+        watcher(0, total)
+        yield advance
+
+
+@contextmanager
+def _shown(what: str, total: int) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -14,89 +14,84 @@ if TYPE_CHECKING:
     from server import Loaded, Loading, Settings
     from server.app import Loader
 
+Model: TypeAlias = Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")]
+Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on.")]
+Port: TypeAlias = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
+Name: TypeAlias = Annotated[str | None, typer.Option(help="What clients call the model (default: its name).")]
+Budgets: TypeAlias = Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")]
+DeviceMap: TypeAlias = Annotated[str, typer.Option(help="Strategy, or one device for everything.")]
+DType: TypeAlias = Annotated[str, typer.Option(help="Data type of the weights.")]
+Revision: TypeAlias = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
+RemoteCode: TypeAlias = Annotated[bool, typer.Option(help="Run code that comes with the model.")]
+_KEYS = typer.Option(help="Key that opens the API; may be given several times.", envvar="BIGMODEL_API_KEY")
+Keys: TypeAlias = Annotated[list[str] | None, _KEYS]
+KeyFile: TypeAlias = Annotated[Path | None, typer.Option(help="File with one key a line.", exists=True, dir_okay=False)]
+_SEQUENCES = typer.Option(min=1, help="Sequences generated at once, for which memory is planned (default: 16).")
+Sequences: TypeAlias = Annotated[int | None, _SEQUENCES]
+Queue: TypeAlias = Annotated[int, typer.Option(min=0, help="Sequences that may wait; then 429.")]
+BatchTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")]
+_LENGTH = typer.Option(min=1, help="Longest prompt plus output, in tokens (default: the model's).")
+Length: TypeAlias = Annotated[int | None, _LENGTH]
+KVMemory: TypeAlias = Annotated[str | None, typer.Option(help="Memory for keys and values on a device, as in 4GiB.")]
+PrefixCache: TypeAlias = Annotated[bool, typer.Option(help="Keep keys and values of prompts for reuse.")]
+_INVARIANT = typer.Option(help="The same tokens alone and in a batch, at the price of some speed of a lone stream.")
+Invariant: TypeAlias = Annotated[bool, _INVARIANT]
+_DRAFT = typer.Option(help="A small model of the same tokenizer that guesses tokens ahead.")
+DraftModel: TypeAlias = Annotated[str | None, _DRAFT]
+DraftTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens it guesses in one step.")]
+_TIMEOUT = typer.Option(min=0.001, help="Seconds a request may take, waiting included.")
+RequestTimeout: TypeAlias = Annotated[float | None, _TIMEOUT]
+_DRAIN = typer.Option(min=0, help="Seconds that running requests have after SIGTERM.")
+DrainTimeout: TypeAlias = Annotated[float, _DRAIN]
+Body: TypeAlias = Annotated[str, typer.Option(help="Longest request body.")]
+Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, spread over by Ray Serve.")]
+_CLUSTER = typer.Option(help="Ray cluster for the replicas; auto finds a running one.")
+Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
+LogLevel: TypeAlias = Annotated[str, typer.Option(help="debug, info, warning, error or critical.")]
+
 
 def serve(
-    model: Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="What clients call the model (default: its name).")
-    ] = None,
-    max_memory: Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")] = None,
-    device_map: Annotated[str, typer.Option(help="Strategy, or one device for everything.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="Data type of the weights.")] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(help="Key that opens the API; may be given several times.", envvar="BIGMODEL_API_KEY"),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with one key a line.", exists=True, dir_okay=False)
-    ] = None,
-    max_sequences: Annotated[int, typer.Option(min=1, help="Sequences generated at once.")] = 16,
-    max_queue: Annotated[int, typer.Option(min=0, help="Sequences that may wait; then 429.")] = 128,
-    max_batch_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 512,
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Longest prompt plus output, in tokens (default: the model's).")
-    ] = None,
-    kv_memory: Annotated[
-        str | None, typer.Option(help="Memory for keys and values on each device, as in 4GiB.")
-    ] = None,
-    prefix_cache: Annotated[bool, typer.Option(help="Keep keys and values of prompts for reuse.")] = True,
-    batch_invariant: Annotated[
-        bool,
-        typer.Option(help="The same tokens alone and in a batch, at the price of some speed of a lone stream."),
-    ] = True,
-    draft_model: Annotated[
-        str | None, typer.Option(help="A small model of the same tokenizer that guesses tokens ahead.")
-    ] = None,
-    draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens it guesses in one step.")] = 4,
-    request_timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="Seconds a request may take, waiting included.")
-    ] = None,
-    drain_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds that running requests have after SIGTERM.")
-    ] = 30.0,
-    max_body: Annotated[str, typer.Option(help="Longest request body.")] = "8MiB",
-    replicas: Annotated[int, typer.Option(min=1, help="Copies of the server, spread over by Ray Serve.")] = 1,
-    ray_address: Annotated[
-        str | None, typer.Option(help="Ray cluster for the replicas; auto finds a running one.")
-    ] = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning, error or critical.")] = "info",
+    model: Model,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    served_model_name: Name = None,
+    max_memory: Budgets = None,
+    device_map: DeviceMap = "auto",
+    dtype: DType = "auto",
+    revision: Revision = None,
+    trust_remote_code: RemoteCode = False,
+    api_key: Keys = None,
+    api_key_file: KeyFile = None,
+    max_sequences: Sequences = None,
+    max_queue: Queue = 128,
+    max_batch_tokens: BatchTokens = 512,
+    max_model_len: Length = None,
+    kv_memory: KVMemory = None,
+    prefix_cache: PrefixCache = True,
+    batch_invariant: Invariant = True,
+    draft_model: DraftModel = None,
+    draft_tokens: DraftTokens = 4,
+    request_timeout: RequestTimeout = None,
+    drain_timeout: DrainTimeout = 30.0,
+    max_body: Body = "8MiB",
+    replicas: Replicas = 1,
+    ray_address: Cluster = None,
+    log_level: LogLevel = "info",
 ) -> None:
     """Serve MODEL over HTTP: OpenAI's completions and chat, batched, with a page to look at on /."""
     from bigmodel.devices import parse_size
     from server import EngineOptions, Settings
-    from server.loading import display_name, parse_max_memory
+    from server.loading import display_name, load_options
 
-    keys = [*(api_key or []), *(_keys(api_key_file) if api_key_file else [])]
-    settings = Settings(
-        served_model_name or display_name(model),
-        api_keys=tuple(keys),
-        max_body_bytes=parse_size(max_body),
-        request_timeout=request_timeout,
-        drain_timeout=drain_timeout,
-        engine=EngineOptions(
-            max_sequences=max_sequences,
-            max_batch_tokens=max(max_batch_tokens, max_sequences + 128),
-            max_queue=max_queue,
-            kv_bytes=None if kv_memory is None else parse_size(kv_memory),
-            max_length=max_model_len,
-            prefix_cache=prefix_cache,
-            row_multiple="auto" if batch_invariant else 1,
-            draft_tokens=draft_tokens,
-        ),
+    keys = (*(api_key or ()), *(_keys(api_key_file) if api_key_file else ()))
+    kv_bytes = None if kv_memory is None else parse_size(kv_memory)
+    rows: int | str = "auto" if batch_invariant else 1
+    engine = EngineOptions(
+        max_sequences, max_batch_tokens, max_queue, kv_bytes, max_model_len, prefix_cache, rows, draft_tokens
     )
-    options = {
-        "device_map": device_map,
-        "max_memory": parse_max_memory(max_memory),
-        "dtype": dtype,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "batch_size": max_sequences,
-        "context_length": max_model_len,
-    }
+    name = served_model_name or display_name(model)
+    settings = Settings(name, keys, parse_size(max_body), request_timeout, drain_timeout, engine)
+    options = load_options(device_map, max_memory, dtype, revision, trust_remote_code, engine)
     load_all = partial(_load, model, draft_model, options)
     if replicas > 1 or ray_address is not None:
         raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
@@ -133,6 +128,7 @@ def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: 
 
 def _replicate(loader: Loader, settings: Settings, host: str, port: int, replicas: int, cluster: str | None) -> int:
     from server import create_app
+    from server.engine.build import DEFAULT_SEQUENCES
     from server.replicas import run_replicas
 
     typer.echo(f"serving {replicas} replicas of {settings.model_name} on http://{host}:{port}", err=True)
@@ -141,7 +137,7 @@ def _replicate(loader: Loader, settings: Settings, host: str, port: int, replica
         replicas=replicas,
         host=host,
         port=port,
-        max_requests=settings.engine.max_sequences + settings.engine.max_queue,
+        max_requests=(settings.engine.max_sequences or DEFAULT_SEQUENCES) + settings.engine.max_queue,
         drain_timeout=settings.drain_timeout,
         cluster=cluster,
     )

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from bigmodel.devices import free_memory_bytes, normalize_device
+from bigmodel.devices import format_size, free_memory_bytes, normalize_device
 from bigmodel.errors import ServeError
+from server.engine.attention import PROMPT_BLOCK
 from server.engine.core import EngineCore
 from server.engine.draft import Drafter, ModelDrafter
 from server.engine.engine import Engine
@@ -24,20 +25,23 @@ from server.engine.scheduler import Scheduler
 from server.text.codec import TextCodec
 
 DEFAULT_SHARE = 0.25  # of a device's free memory, for keys and values, when no plan says how much
+DEFAULT_SEQUENCES = 16  # at once, when no plan says how many
 
 
 @dataclass(frozen=True)
 class EngineOptions:
     """How the engine batches and what it may hold.
 
-    ``kv_bytes``: bytes for keys and values on every device (None: from the plan, else a quarter of what is
-    free). ``max_length``: prompt plus output of one sequence, in tokens (None: the model's context).
+    ``max_sequences``: generated at once (None: as many as the plan was made for, else
+    :data:`DEFAULT_SEQUENCES`). ``max_batch_tokens``: computed in one step; raised where that is too few for so
+    many sequences. ``kv_bytes``: bytes for keys and values on every device (None: from the plan, else a quarter
+    of what is free). ``max_length``: prompt plus output of one sequence, in tokens (None: the model's context).
     ``max_queue``: sequences that may wait beyond those that run. ``row_multiple``: see
     :mod:`server.engine.invariance`; 1 gives up equal bits alone and in a batch for the speed of one stream.
     ``draft_tokens``: guesses a step, where there is a draft model.
     """
 
-    max_sequences: int = 16
+    max_sequences: int | None = None
     max_batch_tokens: int = 512
     max_queue: int = 128
     kv_bytes: int | None = None
@@ -64,7 +68,9 @@ def build_engine(
     budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options)
     pool = TokenPool(budget.tokens)
     prefix = PrefixCache(pool, enabled=options.prefix_cache and not isinstance(runner, PlainRunner))
-    scheduler = Scheduler(pool, prefix, max_sequences=options.max_sequences, max_batch_tokens=options.max_batch_tokens)
+    sequences = options.max_sequences or getattr(plan, "batch_size", None) or DEFAULT_SEQUENCES
+    batch_tokens = max(options.max_batch_tokens, sequences + PROMPT_BLOCK)
+    scheduler = Scheduler(pool, prefix, max_sequences=sequences, max_batch_tokens=batch_tokens)
     codec = tokenizer if isinstance(tokenizer, TextCodec) else TextCodec(tokenizer)
     # A tokenizer may know more tokens than the model was trained for; those cannot be computed.
     codec.vocabulary_size = min(codec.vocabulary_size, vocabulary_size(model))
@@ -80,7 +86,7 @@ def build_engine(
     )
     return Engine(
         core,
-        max_requests=options.max_sequences + options.max_queue,
+        max_requests=sequences + options.max_queue,
         kv_bytes_per_token=budget.bytes_per_token,
         on_failure=on_failure,
     )
@@ -103,19 +109,30 @@ def make_drafter(
 
 
 def kv_budget(holders: Seq[Runner | Drafter], plan: Any, options: EngineOptions) -> KVBudget:
-    """Bytes for keys and values per device: what the options say, else the plan, else a share of what is free."""
+    """Bytes for keys and values per device: what the options say, else the plan, else a share of what is free.
+
+    Raises ServeError when the options ask for more than the plan leaves on a device: its budget would not hold.
+    """
     per_token: dict[str, int] = {}
     for holder in holders:
         for device, size in holder.bytes_per_token().items():
             per_token[device] = per_token.get(device, 0) + size
-    planned = {device: int(entry.kv_cache) for device, entry in plan_devices(plan).items()}
-    total = {}
-    for device in per_token:
-        if options.kv_bytes is not None:
-            total[device] = options.kv_bytes
-        else:
-            total[device] = planned.get(device) or int(free_memory_bytes(device) * DEFAULT_SHARE)
-    return KVBudget(per_token, total)
+    planned = plan_devices(plan)
+    return KVBudget(per_token, {device: _kv_bytes(device, planned.get(device), options) for device in per_token})
+
+
+def _kv_bytes(device: str, entry: Any, options: EngineOptions) -> int:
+    """Bytes for keys and values on ``device``, of which the plan says ``entry`` (None: nothing)."""
+    planned = 0 if entry is None else int(entry.kv_cache)
+    if options.kv_bytes is None:
+        return planned or int(free_memory_bytes(device) * DEFAULT_SHARE)
+    if entry is not None and entry.free is not None and options.kv_bytes > planned + entry.free:
+        raise ServeError(
+            f"{format_size(options.kv_bytes)} for keys and values are more than the plan leaves on {device}: "
+            f"{format_size(max(0, planned + entry.free))} of its {format_size(entry.budget)}; ask for less, for fewer "
+            "or shorter sequences, or give the device a larger budget"
+        )
+    return options.kv_bytes
 
 
 def plan_devices(plan: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Answers held to a JSON schema: at every token, only those that can still lead to a valid answer are allowed.
 
-The work is done by xgrammar (``pip install bigmodel[structured]``).
+The work is done by xgrammar (``pip install bigmodel[json]``).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from bigmodel.checkpoint.progress import byte_progress
+from bigmodel.checkpoint.progress import byte_progress, watching
 
 
 class Terminal(io.StringIO):
@@ -27,3 +27,13 @@ def test_a_terminal_is_shown_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         advance(2**20)
     assert "Loading" in terminal.getvalue()
     assert "1.0/1.0 MiB" in terminal.getvalue()
+
+
+def test_who_watches_is_told_in_bytes_and_only_meanwhile() -> None:
+    seen: list[tuple[int, int]] = []
+    with watching(lambda done, total: seen.append((done, total))), byte_progress("Loading", 10) as advance:
+        advance(4)
+        advance(6)
+    with byte_progress("Loading", 10) as advance:
+        advance(10)
+    assert seen == [(0, 10), (4, 10), (10, 10)]

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import server.run
 from bigmodel.cli.serve import serve
-from server import Settings
+from server import EngineOptions, Settings
 
 command = typer.Typer()
 command.command()(serve)
@@ -41,7 +41,7 @@ def test_defaults(served: dict[str, Any]) -> None:
     settings: Settings = served["settings"]
     assert settings.model_name == "some/model"
     assert settings.api_keys == ()
-    assert settings.engine.row_multiple == "auto"
+    assert settings.engine == EngineOptions()  # sequences at once and memory: the plan's
     assert served["address"][0] == "127.0.0.1"
     assert f"http://127.0.0.1:{served['address'][1]}" in result.stderr
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from typing import Any
 
 import httpx
 import pytest
 
-from server import Loaded, Loading, Settings, create_app
+from server import EngineOptions, Loaded, Loading, Settings, create_app
 from tests.server.live import serving
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
@@ -35,6 +37,25 @@ def test_while_loading_it_is_alive_but_not_ready() -> None:
         until_status(url, 200)
         body = {"model": "tiny", "prompt": "x", "max_tokens": 2}
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
+
+
+def test_a_draft_model_guesses_and_changes_no_token() -> None:
+    def text_and_guesses(draft: Any) -> tuple[str, float]:
+        settings = Settings("tiny", engine=EngineOptions(kv_bytes=64 << 20))
+        app = create_app(loader=lambda _: Loaded(tiny_model(), tiny_tokenizer(), None, draft), settings=settings)
+        with serving(app) as url:
+            until_status(url, 200)
+            body = {"model": "tiny", "prompt": "the cat", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()
+            line = re.search(r"^bigmodel_draft_accepted_tokens_total (\S+)$", httpx.get(f"{url}/metrics").text, re.M)
+            assert line is not None
+            return answer["choices"][0]["text"], float(line[1])
+
+    plain, nothing = text_and_guesses(None)
+    guessed, accepted = text_and_guesses(tiny_model())
+    assert guessed == plain
+    assert nothing == 0
+    assert accepted >= 10  # its own twin guesses right, but for ties
 
 
 def test_a_loader_that_fails_is_reported() -> None:

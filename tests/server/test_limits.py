@@ -103,6 +103,8 @@ def test_keys_open_the_api_and_health_needs_none() -> None:
             assert httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
         assert httpx.get(f"{url}/health").status_code == 200
         assert httpx.get(f"{url}/metrics").status_code == 401
+        counted = httpx.get(f"{url}/metrics", headers={"Authorization": "Bearer beta"}).text
+        assert 'bigmodel_requests_total{outcome="refused_401"} 4.0' in counted
 
 
 def test_a_body_too_long_is_refused_announced_or_not() -> None:

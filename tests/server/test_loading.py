@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from bigmodel.errors import ServeError, SizeError
 from server import Loaded, Loading
 from server.loading import display_name, load, parse_max_memory, with_draft
-from tests.server.tiny import tiny_model, tiny_tokenizer
+from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +38,29 @@ def test_names(tmp_path: Path) -> None:
 def test_a_folder_is_loaded_and_says_what_it_does(folder: Path) -> None:
     progress = Loading()
     loaded = load(str(folder), device_map="cpu", progress=progress)
-    assert progress.stage == "loading the weights"
+    assert (progress.stage, progress.fraction) == ("loading the weights", 1.0)
     assert loaded.tokenizer.encode("the cat") == tiny_tokenizer().encode("the cat")
     for (name, ours), theirs in zip(loaded.model.named_parameters(), tiny_model().parameters(), strict=True):
         assert torch.equal(ours, theirs), name
+
+
+def test_a_model_partly_on_disk_is_served_with_the_same_tokens(folder: Path) -> None:
+    placed = load(str(folder), max_memory={"cpu": "700KB", "disk": "1GB"}, context_length=128)
+    assert set(placed.model.hf_device_map.values()) == {"cpu", "disk"}
+    whole, parts = tiny_engine(), tiny_engine(placed.model)
+    asked = [
+        {"prompt": "the cat", "temperature": 0.0},
+        {"prompt": "in the", "temperature": 1.0, "seed": 5, "logprobs": 2},
+    ]
+    expected = [ask(whole, **one, max_tokens=20, ignore_eos=True) for one in asked]
+    got = [ask(parts, **one, max_tokens=20, ignore_eos=True) for one in asked]
+    for resident, streamed in zip(expected, got, strict=True):
+        resident.wait()
+        streamed.wait()
+        assert len(streamed.tokens()) == 20
+        assert streamed.events == resident.events
+    whole.stop()
+    parts.stop()
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:

@@ -31,6 +31,24 @@ def complete(url: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
 
 
+def test_requests_tokens_and_times_are_counted() -> None:
+    with serving(tiny_app()) as url:
+        for _ in range(3):
+            assert complete(url).status_code == 200
+        assert complete(url, temperature=9).status_code == 400
+        assert value(url, "bigmodel_requests_total", outcome="ok") == 3
+        assert value(url, "bigmodel_requests_total", outcome="refused_400") == 1
+        assert value(url, "bigmodel_prompt_tokens_total") == 60
+        assert value(url, "bigmodel_generated_tokens_total") == 15
+        for name in ("queue", "time_to_first_token", "request"):
+            assert value(url, f"bigmodel_{name}_seconds_count") == 3
+        assert value(url, "bigmodel_inter_token_seconds_count") == 12
+        assert value(url, "bigmodel_step_seconds_count") >= 15
+        assert value(url, "bigmodel_running_sequences") == 0
+        assert value(url, "bigmodel_kv_usage_ratio") == 0
+        assert value(url, "bigmodel_device_bytes", device="cpu", kind="weights") > 0
+
+
 def test_streamed_bytes_are_shown_by_tier() -> None:
     model = tiny_model()
     model.dispatch_stats = lambda: {"cuda:0": {"bytes_from_ram": 7, "bytes_from_disk": 9, "seconds_waited": 0.5}}

@@ -1,0 +1,120 @@
+"""Text that is no valid Unicode is refused wherever it stands, with the field that holds it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.live import MODEL
+
+LONE = "\ud800"  # half of a surrogate pair: JSON can write it, UTF-8 cannot
+COMPLETION = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+
+
+def schema(inner: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": inner}}}
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": "a", **fields}]}
+
+
+SHARED: list[tuple[dict[str, Any], str]] = [
+    ({"model": LONE}, "model"),
+    ({"user": LONE}, "user"),
+    ({"stop": LONE}, "stop"),
+    ({"stop": ["a", LONE]}, "stop"),
+    ({"logit_bias": {LONE: 1}}, "logit_bias"),
+    ({"logit_bias": {"a" + LONE: 1}}, "logit_bias"),
+    (schema({"const": LONE}), "response_format"),
+    (schema({"type": "object", "properties": {LONE: {"type": "string"}}}), "response_format"),
+]
+OF_COMPLETIONS: list[tuple[dict[str, Any], str]] = [({"prompt": LONE}, "prompt"), ({"prompt": ["a", LONE]}, "prompt")]
+OF_CHAT: list[tuple[dict[str, Any], str]] = [
+    (message(content=LONE), "messages"),
+    (message(content=[{"type": "text", "text": LONE}]), "messages"),
+    (message(name=LONE), "messages"),
+    (message(tool_calls=[{"id": "1", "function": {"arguments": LONE}}]), "messages"),
+    (message(tool_calls=[{LONE: 1}]), "messages"),
+    (message(tool_call_id=LONE), "messages"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "description": LONE}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {LONE: 1}}]}, "tools"),
+    ({"chat_template_kwargs": {"a": [LONE]}}, "chat_template_kwargs"),
+]
+ELSEWHERE = [
+    ("/tokenize", {"prompt": LONE}, "prompt"),
+    ("/tokenize", {"messages": [{"role": "user", "content": LONE}]}, "messages"),
+    ("/tokenize", {"model": LONE, "prompt": "a"}, "model"),
+    ("/detokenize", {"model": LONE, "tokens": [1]}, "model"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        *(("/v1/completions", {**COMPLETION, **fields}, param) for fields, param in SHARED + OF_COMPLETIONS),
+        *(("/v1/chat/completions", {**CHAT, **fields}, param) for fields, param in SHARED + OF_CHAT),
+        *ELSEWHERE,
+    ],
+)
+def test_half_a_character_is_refused_by_name(
+    url: str, path: str, body: dict[str, Any], param: str, stream: bool
+) -> None:
+    if stream and path.startswith("/v1"):
+        body = {**body, "stream": True}
+    answer = post(url, path, json.dumps(body))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"].split(".")[0]) == (400, param), error
+    assert "surrogate" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_half_a_character_in_a_name_is_refused_too(url: str, path: str) -> None:
+    answer = post(url, path, json.dumps({LONE: 1}))
+    assert answer.status_code in (400, 422)
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("name", ["top-k", "", "a b", "str"])
+def test_an_unknown_field_is_named_whatever_its_name(url: str, name: str) -> None:
+    answer = post(url, "/v1/completions", json.dumps({**COMPLETION, name: 1}))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name or None)
+    assert f"'{name}' is not supported" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"a":' * 200_000,
+        '{"model": ' + "9" * 10_000 + "}",
+        '{"model": 1e999999}',
+        '"\\ud800"',
+        "\ufeff{}",
+    ],
+)
+def test_monstrous_json_is_refused(url: str, text: str) -> None:
+    answer = post(url, "/v1/completions", text)
+    assert answer.status_code in (400, 422)
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("fields", [{"tools": None}, {"chat_template_kwargs": None}, {"response_format": None}])
+def test_deeply_nested_objects_are_no_failure(url: str, fields: dict[str, Any]) -> None:
+    deep: Any = {}
+    for _ in range(400):
+        deep = {"items": deep}
+    (name,) = fields
+    value = {"tools": [deep], "chat_template_kwargs": {"a": deep}, **schema(deep)}[name]
+    answer = post(url, "/v1/chat/completions", json.dumps({**CHAT, name: value}))
+    assert answer.status_code < 500, answer.text
+
+
+def post(url: str, path: str, text: str) -> httpx.Response:
+    return httpx.post(f"{url}{path}", content=text, headers={"content-type": "application/json"}, timeout=60)
