@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import uuid
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from .environment import launch_environment
 from .job import changed_environment, launcher_log
 from .processes import check_port
 from .settings import MIXED_PRECISIONS, LaunchConfig
+from .start_method import start_method
 
 
 def notebook_launcher(
@@ -32,7 +32,11 @@ def notebook_launcher(
     monitor_interval: float = 0.1,
     cpu: bool | None = None,
 ) -> None:
-    """Run `function(*args)` in `num_processes` processes forked from this one, each with its rank.
+    """Run `function(*args)` in `num_processes` processes, each with its rank.
+
+    They are forked from this process, so that `function` may be one of a notebook. Where a fork could not train,
+    because CUDA was used here or autograd's device threads have started, they are fresh interpreters that import
+    `function`.
 
     Args:
         num_processes: processes on this machine. Default: one for each GPU, or one without a GPU.
@@ -43,8 +47,8 @@ def notebook_launcher(
         monitor_interval: seconds between looks at the processes.
 
     Raises:
-        LaunchError: CUDA was already used in this process (a fork cannot use it), the port is busy, there are
-            more processes than GPUs, or a process failed (the message holds its traceback).
+        LaunchError: processes can neither be forked nor import `function`, the port is busy, there are more
+            processes than GPUs, or a process failed (the message holds its traceback).
     """
     count, on_cpu = _processes_here(num_processes, cpu)
     variables = _variables(count, num_nodes, on_cpu, str(mixed_precision).lower())
@@ -52,7 +56,7 @@ def notebook_launcher(
         with changed_environment(variables):
             function(*args)
         return
-    _check_can_fork(on_cpu)
+    method = start_method(function, args, on_cpu)
     from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
 
     config = ElasticConfig(
@@ -66,7 +70,7 @@ def notebook_launcher(
         rdzv_configs={"rank": node_rank, **(rdzv_conf or {})},
         max_restarts=max_restarts,
         monitor_interval=monitor_interval,
-        start_method="fork",
+        start_method=method,
     )
     with changed_environment(variables):
         _run(config, function, args)
@@ -96,7 +100,7 @@ def _variables(count: int, num_nodes: int, on_cpu: bool, mixed_precision: str) -
     if mixed_precision not in MIXED_PRECISIONS:
         raise LaunchError(f"mixed_precision is {mixed_precision!r}; one of: {', '.join(MIXED_PRECISIONS)}.")
     settings = LaunchConfig(mixed_precision=mixed_precision, num_processes=count * num_nodes)
-    return {**launch_environment(settings, count, on_cpu), "FORK_LAUNCHED": "1"}
+    return {**launch_environment(settings, count, on_cpu), "FORK_LAUNCHED": "1"}  # which other libraries read
 
 
 def _endpoint(address: str, port: int, node_rank: int, num_nodes: int) -> str:
@@ -115,32 +119,40 @@ def _run(config: Any, function: Callable[..., Any], args: Sequence[Any]) -> None
 
     with launcher_log(show=False):
         try:
-            elastic_launch(config, _Started(function))(*args)
+            elastic_launch(config, _Started(function, forked=config.start_method == "fork"))(*args)
         except ChildFailedError as failed:
             rank, failure = failed.get_first_failure()
             raise LaunchError(f"Process {rank} failed:\n{_traceback(failure)}") from None
 
 
 class _Started:
-    """`function` as the forked process runs it."""
+    """`function` as the new process runs it."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], forked: bool) -> None:
         self.function = function
+        self.forked = forked
         # torch's agent names what it starts by this.
         self.__name__ = self.__qualname__ = getattr(function, "__qualname__", "function")
 
     def __call__(self, *args: Any) -> Any:
-        import torch
         from torch.distributed.elastic.multiprocessing.errors import record
 
-        from bigmodel.train.state import AcceleratorState, GradientState
-
-        # What this process knows of itself it has from its parent, which is no rank.
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-        # A forked process inherits an OpenMP pool whose threads do not exist; one thread waits for none.
-        torch.set_num_threads(1)
+        if self.forked:
+            _forget_parent()
         return record(self.function)(*args)
+
+
+def _forget_parent() -> None:
+    """Drop what a forked process has of its parent and cannot use."""
+    import torch
+
+    from bigmodel.train.state import AcceleratorState, GradientState
+
+    # What this process knows of itself it has from its parent, which is no rank.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    # A forked process inherits an OpenMP pool whose threads do not exist; one thread waits for none.
+    torch.set_num_threads(1)
 
 
 def _traceback(failure: Any) -> str:
@@ -148,15 +160,3 @@ def _traceback(failure: Any) -> str:
     message = data.get("message", {}) if isinstance(data, dict) else {}
     info = message.get("extraInfo", {}) if isinstance(message, dict) else {}
     return str(info.get("py_callstack") or failure.message)
-
-
-def _check_can_fork(cpu: bool) -> None:
-    import torch
-
-    if not hasattr(os, "fork"):
-        raise LaunchError("This system cannot fork processes; put the function in a script and use `bigmodel launch`.")
-    if not cpu and torch.cuda.is_initialized():
-        raise LaunchError(
-            "CUDA was already used in this process, and forked processes could not use it. Restart the notebook "
-            "and create Accelerator() and every CUDA tensor inside the launched function."
-        )

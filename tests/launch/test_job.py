@@ -17,7 +17,8 @@ CONFIGS = Path(__file__).parent / "configs"
 REPORT = """
 import json, os, sys
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_USE_CPU", "ACCELERATE_MIXED_PRECISION", "OMP_NUM_THREADS")
-print(json.dumps({"argv": sys.argv[1:], **{name: os.environ.get(name) for name in names}}), flush=True)
+report = {"argv": sys.argv[1:], **{name: os.environ.get(name) for name in names}}
+os.write(1, json.dumps(report).encode() + b"\\n")  # whole, beside those of other processes
 """
 
 FAIL = """
@@ -34,7 +35,7 @@ mark = sys.argv[1] + os.environ["RANK"]
 if not os.path.exists(mark):
     open(mark, "w").close()
     sys.exit(3)
-print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+os.write(1, f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}\\n".encode())
 """
 
 TRAIN = """
@@ -125,7 +126,8 @@ def test_processes_start_anew_after_a_failure(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_every_process(tmp_path: Path) -> None:
-    text = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    # One write for each line: both processes share the pipe.
+    text = "import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(60)"
     job = start_launch("--cpu", "--num_processes", 2, script(tmp_path, text))
     assert job.stdout is not None
     numbers = [int(job.stdout.readline()) for _ in range(2)]

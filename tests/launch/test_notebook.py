@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
-from pathlib import Path
 
 import pytest
-import torch
 
 from bigmodel.errors import LaunchError
-from bigmodel.launch import debug_launcher, notebook_launcher
+from bigmodel.launch import notebook_launcher
+
+from .conftest import Forked
 
 
-def collect(folder: Path, precision: str) -> None:
-    from bigmodel.train import Accelerator
-
-    accelerator = Accelerator()
-    total = accelerator.reduce(torch.ones(1), "sum").item()
-    assert accelerator.mixed_precision == precision
-    (folder / f"{accelerator.process_index}.txt").write_text(f"{total} {accelerator.device}")
-    accelerator.end_training()
+def test_debug_launcher_runs_cpu_processes_that_can_talk(forked: Forked) -> None:
+    assert forked.outcomes["forked"] == ""
+    assert forked.written("forked") == [[2.0, "cpu", "forked"]] * 2
 
 
-def fail(rank: str) -> None:
-    if os.environ["RANK"] == rank:
-        raise ValueError("not this one")
+def test_after_a_backward_pass_processes_start_afresh(forked: Forked) -> None:
+    assert forked.outcomes["spawned"] == ""
+    assert forked.written("spawned") == [[2.0, "cpu", "spawned"]] * 2
 
 
-def test_debug_launcher_runs_cpu_processes_that_can_talk(tmp_path: Path) -> None:
-    debug_launcher(collect, (tmp_path, "no"), num_processes=2)
-    assert [(tmp_path / f"{rank}.txt").read_text() for rank in range(2)] == ["2.0 cpu", "2.0 cpu"]
-    assert "ACCELERATE_USE_CPU" not in os.environ
-
-
-def test_the_traceback_of_a_failed_process_is_in_the_error() -> None:
-    with pytest.raises(LaunchError, match=r"Process 1 failed:\n(.*\n)*.*ValueError: not this one"):
-        debug_launcher(fail, ("1",))
+def test_the_traceback_of_a_failed_process_is_in_the_error(forked: Forked) -> None:
+    assert re.match(r"Process 1 failed:\n(.*\n)*.*ValueError: not this one", forked.outcomes["failed"])
 
 
 def test_one_process_is_a_plain_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +38,7 @@ def test_one_process_is_a_plain_call(monkeypatch: pytest.MonkeyPatch) -> None:
         cpu=True,
     )
     assert seen == [(3, "bf16")]
+    assert "ACCELERATE_MIXED_PRECISION" not in os.environ
 
 
 def test_a_busy_port_and_too_many_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +51,3 @@ def test_a_busy_port_and_too_many_processes_are_refused(monkeypatch: pytest.Monk
         notebook_launcher(print, num_processes=64, cpu=False)
     with pytest.raises(LaunchError, match="mixed_precision is 'fp4'"):
         notebook_launcher(print, mixed_precision="fp4", cpu=True)
-
-
-def test_a_notebook_that_has_used_cuda_is_told_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(LaunchError, match="CUDA was already used in this process"):
-        notebook_launcher(print, num_processes=2)

@@ -1,0 +1,38 @@
+"""What several modules of these tests look at, made once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .starting import ROOT
+
+
+@dataclass(frozen=True)
+class Forked:
+    """What came of the calls in `forking.py`: messages of errors by call, and the files that processes wrote."""
+
+    folder: Path
+    outcomes: dict[str, str]
+
+    def written(self, name: str) -> list[Any]:
+        """What the processes of one call wrote, in their order."""
+        return [json.loads(path.read_text()) for path in sorted((self.folder / name).glob("*.json"))]
+
+
+@pytest.fixture(scope="session")
+def forked(tmp_path_factory: pytest.TempPathFactory) -> Forked:
+    """Run `forking.py` in a process of its own."""
+    folder = tmp_path_factory.mktemp("forking")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.launch.forking", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return Forked(folder, json.loads((folder / "outcomes.json").read_text()))
