@@ -12,15 +12,18 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from bigmodel.errors import BigModelError
 from server import errors
 from server.engine import build_engine
 from server.guard import BodyLimit, KeyGuard
 from server.metrics import Metrics
 from server.routes import ROUTERS
-from server.state import Loading, ServerState, Settings
+from server.state import Loading, LoadingCancelledError, ServerState, Settings
 from server.text.codec import TextCodec
 
 logger = logging.getLogger(__name__)
+
+_PATIENCE = 5.0  # seconds that a loader has to notice that it is no longer wanted
 
 
 @dataclass(frozen=True)
@@ -104,24 +107,28 @@ class _Start:
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Start the engine with the application, stop it with it."""
         state = self._state
-        thread: threading.Thread | None = None
         if state.engine is not None:
             state.engine.start()
         else:
-            thread = threading.Thread(target=self._load, name="bigmodel-loader", daemon=True)
-            thread.start()
+            state.loader = threading.Thread(target=self._load, name="bigmodel-loader", daemon=True)
+            state.loader.start()
         try:
             yield
         finally:
-            state.draining = True
+            state.draining = state.loading.cancelled = True
+            if state.loader is not None:
+                await asyncio.to_thread(state.loader.join, _PATIENCE)
             if state.engine is not None:
                 await asyncio.to_thread(state.engine.stop)
 
     def _load(self) -> None:
         try:
             self.build()
+        except LoadingCancelledError:
+            return
         except BaseException as error:
-            logger.exception("loading failed")
+            # Our own errors say all there is to say; whoever runs the server reports them.
+            logger.error("loading failed", exc_info=None if isinstance(error, BigModelError) else error)
             self._failed(error)
             return
         if not self._state.draining and self._state.engine is not None:

@@ -69,13 +69,17 @@ def load(
     from transformers import AutoTokenizer
 
     from bigmodel.dispatch import from_pretrained, get_plan
+    from bigmodel.profile.resolve import open_source
 
     progress = progress or Loading()
+    progress.begin("looking for the model")
+    open_source(model, revision, trust_remote_code=trust_remote_code)  # says what is wrong before anything is loaded
     progress.begin("loading the tokenizer")
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ServeError(f"no tokenizer can be loaded from '{model}': {error}") from error
+    progress.measure()
     progress.begin("loading the weights")
     with watching(progress.report):
         placed = from_pretrained(

@@ -19,7 +19,7 @@ def devices(state: ServerState) -> list[dict[str, Any]]:
 
     ``weights``: of parameters and buffers there, each counted once; ``kv_used`` and ``kv_capacity``: keys and
     values; ``predicted``: the plan's total; ``budget``: what the plan was allowed; ``allocated`` and ``peak``:
-    what the device's own counters say.
+    what the device's own counters say; ``before``: what was allocated before the model came (programs, libraries).
     """
     if state.model is None:
         return []
@@ -67,7 +67,7 @@ def _entry(state: ServerState, name: str, weights: int, planned: Any) -> dict[st
     if planned is not None:
         entry["predicted"] = int(planned.total)
         entry["budget"] = None if planned.budget is None else int(planned.budget)
-    entry.update(_kv(state, name), **_counters(name))
+    entry.update(_kv(state, name), **_counters(name), before=state.loading.before.get(name))
     return entry
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import threading
@@ -46,7 +47,12 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     watcher = threading.Thread(target=server.watch_for_failure, name="bigmodel-watch", daemon=True)
     watcher.start()
     server.run(sockets=[listener])
-    return 1 if state.failure is not None else 0
+    code = 1 if state.failure is not None else 0
+    if state.loader is not None and state.loader.is_alive():
+        # It is in the middle of a download or a long computation: Python cannot end in order under it.
+        logging.shutdown()
+        os._exit(code)
+    return code
 
 
 class DrainingServer(uvicorn.Server):

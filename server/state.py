@@ -11,6 +11,8 @@ from typing import Any
 
 from fastapi import Request
 
+from bigmodel.devices import accelerators, memory_allocated
+from bigmodel.errors import ServeError
 from server.engine import Engine, EngineOptions
 from server.engine.grammar import GrammarCompiler
 from server.errors import APIError
@@ -34,21 +36,41 @@ class Settings:
     engine: EngineOptions = field(default_factory=EngineOptions)
 
 
+class LoadingCancelledError(ServeError):
+    """The server was told to stop while its model was loading."""
+
+
 @dataclass
 class Loading:
-    """How far loading has come. ``fraction`` from 0 to 1, None when unknown."""
+    """How far loading has come. ``fraction`` from 0 to 1, None when unknown.
+
+    ``before``: bytes that were in use on each device before the model came, where that was measured.
+    Once ``cancelled`` is set, the next word about progress raises :class:`LoadingCancelledError`.
+    """
 
     stage: str = "starting"
     fraction: float | None = None
+    before: dict[str, int] = field(default_factory=dict)
+    cancelled: bool = False
 
     def begin(self, stage: str) -> None:
         """A new stage, of which nothing is known yet."""
+        self._go_on()
         self.fraction = None
         self.stage = stage
 
     def report(self, done: int, total: int) -> None:
         """So many of the bytes of this stage are done."""
+        self._go_on()
         self.fraction = done / total if total else 1.0
+
+    def measure(self) -> None:
+        """Note what is in use now, before the model comes."""
+        self.before = {device: memory_allocated(device) for device in ("cpu", *accelerators())}
+
+    def _go_on(self) -> None:
+        if self.cancelled:
+            raise LoadingCancelledError("loading was cancelled")
 
 
 @dataclass
@@ -62,6 +84,7 @@ class ServerState:
     plan: Any = None
     weights: dict[str, int] | None = None  # bytes per device, counted when first asked for
     loading: Loading = field(default_factory=Loading)
+    loader: threading.Thread | None = None  # while the model loads in the background
     failure: BaseException | None = None
     draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))

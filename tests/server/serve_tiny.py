@@ -29,12 +29,15 @@ class SlowOrBroken(torch.nn.Module):
         return out
 
 
-def main(delay: float, drain_timeout: float, broken_loader: bool) -> int:
+def main(delay: float, drain_timeout: float, loading: str) -> int:
     torch.set_num_threads(1)
 
     def loader(progress: Loading) -> Loaded:
-        if broken_loader:
+        if loading == "broken":
             raise RuntimeError("no weights here")
+        while loading == "endless":
+            progress.report(1, 4)
+            time.sleep(0.01)
         model = tiny_model()
         model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, delay)
         return Loaded(model, tiny_tokenizer())
@@ -47,4 +50,4 @@ def main(delay: float, drain_timeout: float, broken_loader: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), float(sys.argv[2]), len(sys.argv) > 3))
+    sys.exit(main(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else ""))

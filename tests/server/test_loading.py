@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from bigmodel.errors import ServeError, SizeError
+from bigmodel.errors import CheckpointNotFoundError, ServeError, SizeError
 from server import Loaded, Loading
 from server.loading import display_name, load, parse_max_memory, with_draft
+from server.state import LoadingCancelledError
 from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
 
@@ -61,6 +61,17 @@ def test_a_model_partly_on_disk_is_served_with_the_same_tokens(folder: Path) -> 
         assert streamed.events == resident.events
     whole.stop()
     parts.stop()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match="nowhere"):
+        load(str(tmp_path / "nowhere"))
+
+
+def test_loading_stops_when_it_is_told_to(folder: Path) -> None:
+    progress = Loading(cancelled=True)
+    with pytest.raises(LoadingCancelledError):
+        load(str(folder), progress=progress)
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:

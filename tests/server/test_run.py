@@ -119,6 +119,19 @@ def test_a_model_that_cannot_be_loaded_ends_the_process() -> None:
         assert child.wait(30) == 1
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_loading_ends_the_process_in_order(number: int) -> None:
+    with process("0", "1", "endless") as (child, url):
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/ready").json()["progress"] == 0.25:
+                    break
+        child.send_signal(number)
+        assert child.wait(20) == 0
+        assert child.stderr is not None
+        assert child.stderr.read() == ""
+
+
 def test_an_address_in_use_is_named() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
