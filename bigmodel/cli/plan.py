@@ -13,7 +13,9 @@ def plan(
     dtype: Annotated[str, typer.Option(help="What the weights are loaded as; auto: as stored.")] = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
     context: Annotated[int | None, typer.Option(min=0, help="Tokens of a sequence at its end.")] = None,
-    new_tokens: Annotated[int, typer.Option(min=0, help="How many of these are generated.")] = 1,
+    new_tokens: Annotated[
+        int | None, typer.Option(min=0, help="How many of these are generated; not given: any share of them.")
+    ] = None,
     strategy: Annotated[str, typer.Option(help="auto, balanced, balanced_low_0 or sequential.")] = "auto",
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,

@@ -39,7 +39,7 @@ def make_plan(
     dtype: DtypeLike | None = None,
     no_split_module_classes: Iterable[str] | str | None = None,
     main_device: DeviceLike | None = None,
-    new_tokens: int = 1,
+    new_tokens: int | None = None,
     offload_buffers: bool = False,
     slots: int = DEFAULT_SLOTS,
     host_compute: bool = False,
@@ -59,7 +59,7 @@ def make_plan(
         dtype: what floating point parameters will be cast to when loaded; None: as they are.
         no_split_module_classes: class names not to be split; None: find them.
         main_device: where inputs are and streamed units run; None: the first accelerator with a budget.
-        new_tokens: how many of the context's tokens are generated.
+        new_tokens: how many of the context's tokens are generated; None: any share, the prompt may fill the context.
         offload_buffers: buffers of a streamed unit are streamed too, and not kept where it runs.
         slots: how many streamed units may be on the main device at once.
         host_compute: units may run on the CPU although accelerators run others (`Plan.execution` says which).

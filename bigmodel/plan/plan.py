@@ -93,7 +93,7 @@ class Plan:
         slot_bytes: bytes of one slot.
         batch_size: sequences it is made for.
         context_length: tokens per sequence it is made for.
-        new_tokens: how many of these are generated.
+        new_tokens: how many of these are generated; None: any share of them.
         dtype: what weights are cast to; None if they stay as they are.
         prediction: predicted time; None if it was not asked for.
         notes: what the reader should know, such as what could not be predicted.
@@ -108,7 +108,7 @@ class Plan:
     slot_bytes: int = 0
     batch_size: int = 1
     context_length: int = 0
-    new_tokens: int = 0
+    new_tokens: int | None = 0
     dtype: str | None = None
     prediction: Prediction | None = None
     notes: tuple[str, ...] = ()

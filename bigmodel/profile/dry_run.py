@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from .clone import fake_clone, find_shortenings
 from .recorder import Recorder, cut
 from .repeat import Shortening, lengthen
-from .session import ConstantsThroughHost, Session, use_as_configured, use_example
+from .session import ConstantsThroughHost, Session
 from .trace import Trace
 from .units import UnitProfile
+from .usage import use_as_configured, use_example
 from .workload import Workload
 
 logger = logging.getLogger(__name__)

@@ -67,8 +67,7 @@ class Profile:
         """Bytes of cache each unit holds when the context is full."""
         if not self.phases or self.phases[-1].name == "forward":
             return (0,) * len(self.units)
-        each = {index: index for index in range(len(self.units))}
-        alive = self.phases[-1].trace.replay(each, main=-1).now
+        alive = self.phases[-1].trace.left_alive()
         return tuple(alive.get(index, 0) for index in range(len(self.units)))
 
     @cached_property
@@ -95,7 +94,7 @@ def profile_model(
     model: nn.Module,
     batch_size: int = 1,
     context_length: int | None = None,
-    new_tokens: int = 1,
+    new_tokens: int | None = None,
     dtype: DtypeLike | None = None,
     no_split_module_classes: Iterable[str] | str | None = None,
     special_dtypes: Mapping[str, DtypeLike] | None = None,
@@ -111,7 +110,7 @@ def profile_model(
         batch_size: sequences at once.
         context_length: tokens of a sequence at its end. None: `DEFAULT_CONTEXT`, or what the model allows if that
             is less. 0: neither KV cache nor activations are counted.
-        new_tokens: how many of these are generated.
+        new_tokens: how many of these are generated; None: any share of them, the prompt may fill the context.
         dtype: what floating point tensors will be cast to when loaded; None: as they are.
         no_split_module_classes: class names not to be split; None: find them.
         special_dtypes: dtype by tensor name, stronger than `dtype`.
@@ -126,7 +125,8 @@ def profile_model(
     units = profile_units(model, dtype, special_dtypes, no_split_module_classes)
     limit = max_context(model)
     length = _context(model, context_length, limit)
-    work = Workload(batch_size, length, min(new_tokens, length), cache, all_logits)
+    new_tokens = None if new_tokens is None else min(new_tokens, length)
+    work = Workload(batch_size, length, new_tokens, cache, all_logits)
     wanted = None if dtype is None else normalize_dtype(dtype)
     phases: list[Phase] = []
     if length > 0 or example is not None:

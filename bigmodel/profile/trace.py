@@ -85,6 +85,25 @@ class Trace:
         """Return the units in the order they first ran."""
         return list(dict.fromkeys(event.unit for event in self.events if isinstance(event, Enter)))
 
+    def left_alive(self) -> dict[int, int]:
+        """Return the bytes alive at the end that units made, by unit: their KV cache."""
+        made = {held.storage: (held.unit, held.nbytes) for held in self.initial}
+        unit = OUTSIDE
+        for event in self.events:
+            if isinstance(event, Allocate):
+                made[event.storage] = (unit, event.nbytes)
+            elif isinstance(event, Free):
+                made.pop(event.storage, None)
+            elif isinstance(event, Enter):
+                unit = event.unit
+            elif isinstance(event, Leave):
+                unit = OUTSIDE
+        found: dict[int, int] = {}
+        for unit, nbytes in made.values():
+            if unit != OUTSIDE:
+                found[unit] = found.get(unit, 0) + nbytes
+        return found
+
     def replay(self, runs_on: Mapping[int, D], main: D, rounding: Rounding = int) -> Ledger[D]:
         """Return the books after this forward on the given devices.
 

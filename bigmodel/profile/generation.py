@@ -1,0 +1,118 @@
+"""What generating text asks of a model: the calls, and the tensors that stay alive between them.
+
+As `transformers`' `generate` does it: every forward gets position ids of its own for each sequence (so rotary tables
+are made for each), and token ids, mask, position ids and the last scores live on while the next forward runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .session import Session
+
+
+def generate(session: Session, config: Any) -> None:
+    """Prefill of the prompt, then the last step of generation, with a cache that has grown to all but one token."""
+    work = session.workload
+    prompt = max(work.prompt_length, 1)
+    loop = _Loop(session, config, prompt)
+    session.phase("prefill", prompt, loop.prefill)
+    if work.new_tokens == 0 or work.context_length < 2:
+        return
+    if work.new_tokens is None:
+        del loop
+        loop = _Loop(session, config, work.context_length - 1)
+        loop.prefill()
+    elif work.new_tokens > 1:
+        loop.step(work.new_tokens - 1)
+    session.phase("decode", 1, lambda: loop.step(1))
+
+
+class _Loop:
+    """A generation under way, with what its loop keeps between forwards."""
+
+    def __init__(self, session: Session, config: Any, prompt: int) -> None:
+        self.session = session
+        self.ids, self.positions = session.tokens(prompt), session.tokens(prompt)
+        # These stay when the loop's own have grown; the mask is the caller's alone.
+        self.given = self.ids, session.tokens(prompt), self.positions
+        self.unfinished = session.tokens(1)
+        self.chosen: torch.Tensor | None = None
+        self.special = [session.ids(count) for count in _special_tokens(config)]
+        self.scores: torch.Tensor | None = None
+        self.cache = _new_cache(session, config)
+
+    def prefill(self) -> None:
+        """The forward of the whole prompt."""
+        self._run(self.ids.clone(), self.positions)
+
+    def step(self, tokens: int) -> None:
+        """The forward of `tokens` more tokens at once: 1, or what stands for as many steps."""
+        self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
+        self.ids, self.positions = torch.cat([self.ids, more], 1), torch.cat([self.positions, more], 1)
+        del more
+        self._run(self.ids[:, -tokens:].clone(), self.positions[:, -tokens:].clone())
+
+    def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
+        keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
+        output = self.session.call(
+            input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, **keep
+        )
+        self.scores = scores_of(output)
+        self.cache = output.past_key_values
+
+
+def transduce(session: Session, source: dict[str, torch.Tensor]) -> None:
+    """Encode, and the first step of decoding; then the last step."""
+    work = session.workload
+    new_tokens = work.new_tokens or 0
+    first, last = session.tokens(1), session.tokens(1)
+
+    def begin() -> Any:
+        output = session.call(**source, decoder_input_ids=first, use_cache=True)
+        scores_of(output)
+        return output.past_key_values, output.encoder_last_hidden_state
+
+    def step(tokens: torch.Tensor, cache: Any, encoded: torch.Tensor) -> Any:
+        output = session.call(
+            encoder_outputs=(encoded,), decoder_input_ids=tokens, past_key_values=cache, use_cache=True
+        )
+        scores_of(output)
+        return output.past_key_values
+
+    run: Callable[[], Any] = begin
+    cache, encoded = session.phase("prefill", max(work.prompt_length, 1), run)
+    if new_tokens > 1:
+        if new_tokens > 2:
+            cache = step(session.tokens(new_tokens - 2), cache, encoded)
+        session.phase("decode", 1, lambda: step(last, cache, encoded))
+
+
+def scores_of(output: Any) -> torch.Tensor | None:
+    """Return what the next token is chosen by, the last logits in float32, and choose it."""
+    logits = getattr(output, "logits", None)
+    if logits is None or logits.dim() != 3:
+        return None
+    scores: torch.Tensor = logits[:, -1, :].to(dtype=torch.float32, copy=True)
+    scores.argmax(-1)
+    return scores
+
+
+def _special_tokens(config: Any) -> list[int]:
+    """Return how many ids begin, end and pad a text: each kind is a tensor that the loop keeps."""
+    text = config.get_text_config(decoder=True)
+    begin, end, pad = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
+    kinds = [begin, end, end if pad is None else pad]
+    return [len(kind) if isinstance(kind, list) else 1 for kind in kinds if kind is not None]
+
+
+def _new_cache(session: Session, config: Any) -> Any:
+    """Return the cache the workload asks for; None lets the model make its own, dynamic one."""
+    if session.workload.cache != "static":
+        return None
+    from transformers import StaticCache
+
+    return StaticCache(config=config, max_cache_len=session.workload.context_length)

@@ -1,0 +1,59 @@
+"""The calls that a model gets when it is used, for each family of models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .generation import generate, transduce
+from .session import Session
+
+
+def use_example(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Record one forward on arguments like the given ones."""
+    args, kwargs = session.fake(tuple(args)), session.fake(dict(kwargs))
+
+    def run() -> None:
+        session.model(*args, **kwargs)
+
+    session.phase("forward", 1, run)
+
+
+def use_as_configured(session: Session) -> None:
+    """Record what the model's config says it is for; nothing if the config does not say."""
+    config = getattr(session.model, "config", None)
+    name = getattr(session.model, "main_input_name", None)
+    if config is None or name is None:
+        return
+    if name in ("input_ids", "inputs_embeds") and session.workload.context_length > 0:
+        _use_text(session, config)
+    elif name == "pixel_values":
+        _use_image(session, config)
+    elif name == "input_features" and session.workload.context_length > 0:
+        _use_audio(session, config)
+
+
+def _use_image(session: Session, config: Any) -> None:
+    vision = getattr(config, "vision_config", config)
+    size = getattr(vision, "image_size", None) or 224
+    height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
+    pixels = session.zeros(getattr(vision, "num_channels", 3), height, width)
+    session.forward(1, pixel_values=pixels)
+
+
+def _use_audio(session: Session, config: Any) -> None:
+    frames = 2 * getattr(config, "max_source_positions", 1500)
+    features = session.zeros(getattr(config, "num_mel_bins", 80), frames)
+    transduce(session, {"input_features": features})
+
+
+def _use_text(session: Session, config: Any) -> None:
+    """Record what a model that takes token ids is for: generating, translating, or one forward."""
+    work = session.workload
+    if getattr(config, "is_encoder_decoder", False):
+        transduce(session, {"input_ids": session.tokens(max(work.prompt_length, 1))})
+    elif "past_key_values" in inspect.signature(session.model.forward).parameters and work.cache:
+        generate(session, config)
+    else:
+        session.forward(work.context_length, input_ids=session.tokens(work.context_length))

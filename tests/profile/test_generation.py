@@ -1,0 +1,98 @@
+"""What a generation takes, against the virtual accelerator's own books: to the byte."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from bigmodel.devices import max_memory_allocated, reset_peak_memory
+from bigmodel.plan import Plan, make_plan
+from bigmodel.profile import profile_model
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+DEVICE = "virtual:0"
+
+
+def small(family: str) -> Any:
+    """A model with real weights, small."""
+    import transformers as t
+
+    if family == "gpt2":
+        return t.GPT2LMHeadModel(t.GPT2Config(n_embd=64, n_layer=6, n_head=4, vocab_size=160, n_positions=128)).eval()
+    config = t.LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=160, max_position_embeddings=128,
+    )  # fmt: skip
+    return t.LlamaForCausalLM(config).eval()
+
+
+def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int) -> int:
+    """The device's highest mark while `generate` feeds `new_tokens` tokens after the prompt, ids and mask included."""
+    gc.collect()
+    reset_peak_memory(DEVICE)
+    ids = torch.arange(batch_size * prompt, device="cpu").reshape(batch_size, prompt).to(DEVICE) % 160
+    # The token that generate returns last is not fed to the model.
+    # The token that ends a text is one that never comes.
+    asked = {"max_new_tokens": new_tokens + 1, "eos_token_id": 10**6, "pad_token_id": 0}
+    with torch.inference_mode():
+        model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **asked)
+    return max_memory_allocated(DEVICE)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize(("batch_size", "prompt", "new_tokens"), [(1, 60, 1), (3, 40, 2), (2, 3, 37)])
+def test_the_peak_of_generate_is_predicted_to_the_byte(
+    family: str, batch_size: int, prompt: int, new_tokens: int
+) -> None:
+    model = small(family)
+    profile = profile_model(
+        model, batch_size=batch_size, context_length=prompt + new_tokens, new_tokens=new_tokens, device_type="virtual"
+    )
+    dynamic = profile.dynamic_peaks({}, main=0)[0]
+    predicted = profile.weights + profile.buffers + dynamic
+    assert peak_of_generating(model.to(DEVICE), batch_size, prompt, new_tokens) == predicted
+
+
+def planned(model: Any, share: float, **shapes: Any) -> Plan:
+    """A plan under which only part of the weights can stay on the accelerator."""
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    profile = profile_model(model, device_type="virtual", **shapes)
+    return make_plan(profile, {0: int(share * weights) + profile.activations + sum(profile.kv_cache), "cpu": "1GB"})
+
+
+def test_the_peak_of_a_streamed_model_is_predicted_to_the_byte() -> None:
+    from bigmodel.dispatch import dispatch_model
+
+    model = small("llama")
+    plan = planned(model, 0.7, batch_size=2, context_length=64, new_tokens=1)
+    assert len(plan.streamed) > 1
+    dispatch_model(model, plan.device_map, main_device=plan.main_device)
+    assert peak_of_generating(model, 2, 63, 1) == plan.devices[0].total
+
+
+def test_when_nothing_is_said_of_new_tokens_the_prompt_may_fill_the_context() -> None:
+    """A plain forward of the whole context holds the plan: it has no mask and no positions of its own."""
+    from bigmodel.dispatch import dispatch_model
+
+    model = small("llama")
+    plan = planned(model, 0.8, batch_size=1, context_length=128)
+    dispatch_model(model, plan.device_map, main_device=plan.main_device)
+    gc.collect()
+    reset_peak_memory(DEVICE)
+    with torch.inference_mode():
+        model(torch.zeros(1, 128, dtype=torch.long, device=DEVICE))
+    measured = max_memory_allocated(DEVICE)
+    not_there = 2 * 128 * 8 + 5 * 8
+    assert plan.devices[0].total - not_there <= measured <= plan.devices[0].total
+
+
+def test_the_last_step_of_a_full_context_is_planned_for_too() -> None:
+    profile = profile_model(small("llama"), context_length=64)
+    one = profile_model(small("llama"), context_length=64, new_tokens=1)
+    assert [phase.tokens for phase in profile.phases] == [64, 1]
+    assert [phase.tokens for phase in one.phases] == [63, 1]
+    assert profile.kv_cache == one.kv_cache
