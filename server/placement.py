@@ -18,7 +18,7 @@ def devices(state: ServerState) -> list[dict[str, Any]]:
     """One entry per device that holds part of the model, all numbers in bytes (None where unknown).
 
     ``weights``: of parameters and buffers there, each counted once; ``kv_used`` and ``kv_capacity``: keys and
-    values; ``predicted``: the plan's total; ``budget``: what the plan was allowed; ``allocated`` and ``peak``:
+    values; ``predicted``: the plan's total, and ``planned`` what it is made of; ``budget``: what the plan was allowed; ``allocated`` and ``peak``:
     what the device's own counters say; ``before``: what was allocated before the model came (programs, libraries).
     """
     if state.model is None:
@@ -63,9 +63,14 @@ def _holder(tensor: torch.Tensor) -> str:
 
 
 def _entry(state: ServerState, name: str, weights: int, planned: Any) -> dict[str, Any]:
-    entry: dict[str, Any] = {"device": name, "weights": weights, "predicted": None, "budget": None}
+    entry: dict[str, Any] = {"device": name, "weights": weights, "predicted": None, "planned": None, "budget": None}
     if planned is not None:
         entry["predicted"] = int(planned.total)
+        entry["planned"] = {
+            "weights": int(planned.weights + planned.buffers),
+            "kv": int(planned.kv_cache),
+            "other": int(planned.activations + planned.slots),
+        }
         entry["budget"] = None if planned.budget is None else int(planned.budget)
     entry.update(_kv(state, name), **_counters(name), before=state.loading.before.get(name))
     return entry

@@ -11,9 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from server import Settings, create_app
+from server.loading import load
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.serve_tiny import SlowOrBroken
-from tests.server.tiny import tiny_model
+from tests.server.tiny import tiny_model, tiny_tokenizer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -89,11 +91,12 @@ def test_stopping_frees_the_slot(browser: Any) -> None:
         page.fill("#max-tokens", "900")
         page.fill("#prompt", "go on and on")
         page.click("#send")
+        shows(page, "#running", "^1 ")
         page.click("#stop")
         page.wait_for_selector(".message.assistant small")
         assert "stopped" in page.text_content(".message.assistant small")
         shows(page, "#running", "^0 ")
-        assert not app.state.server.engine.core.scheduler.running
+        assert app.state.server.engine.core.generated < 900
         page.close()
 
 
@@ -104,6 +107,23 @@ def test_devices_and_numbers_are_shown(browser: Any, url: str) -> None:
     assert "measured peak" in page.text_content(".device")
     shows(page, "#rate", r"\d")
     page.close()
+
+
+def test_what_was_planned_is_shown_beside_what_is_used(browser: Any, tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    placed = load(str(tmp_path), max_memory={"cpu": "8MiB", "disk": "1MiB"}, context_length=128)
+    app = create_app(placed.model, placed.tokenizer, placed.plan, settings=Settings(MODEL))
+    with serving(app) as url:
+        page = open_page(browser, url)
+        page.wait_for_selector(".device .bar.predicted .weights")
+        planned, used = (
+            page.locator(f".device .bar.{kind} .weights").first.bounding_box()["width"] for kind in ("predicted", "now")
+        )
+        assert planned == pytest.approx(used, abs=1)
+        assert "predicted peak" in page.text_content(".device")
+        assert "nothing of the model is here" in page.text_content(".device:last-child")
+        page.close()
 
 
 def test_an_error_is_shown_and_the_conversation_goes_on(browser: Any, url: str) -> None:
