@@ -7,6 +7,7 @@ from .load import load_checkpoint_and_dispatch
 from .move import send_to_device
 from .offload import UserCpuOffloadHook, cpu_offload, cpu_offload_with_hook, disk_offload
 from .pretrained import from_pretrained, get_plan
+from .training import dispatched_parts, is_streamed, prepare_training
 
 __all__ = [
     "UserCpuOffloadHook",
@@ -14,9 +15,12 @@ __all__ = [
     "cpu_offload_with_hook",
     "disk_offload",
     "dispatch_model",
+    "dispatched_parts",
     "from_pretrained",
     "get_plan",
+    "is_streamed",
     "load_checkpoint_and_dispatch",
+    "prepare_training",
     "send_to_device",
     "undispatch",
 ]

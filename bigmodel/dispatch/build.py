@@ -37,7 +37,7 @@ class Builder:
 
     def build(self, device_map: dict[str, int | str]) -> Dispatched:
         """Move what is resident, prepare what is streamed, and return the attachments, not yet in place."""
-        result = Dispatched(self.main, device_map)
+        result = Dispatched(self.main, device_map, self.options, frozenset(self.placed))
         result.ties = self._ties()
         try:
             self._refuse_meta()
@@ -179,7 +179,7 @@ class Builder:
         moved = {name for name, p in self.placed.items() if (id(p.registry), p.key) in streamed}
         fetched = [name for name, forward in result.attachments.items() if forward.compute is not None]
         moved |= {f"{name}.{key}" for name in fetched for key in self.modules[name]._parameters}
-        attach_read_ahead(self.pieces, self.modules, self.placed, moved, result, self.options.cpu_budget)
+        attach_read_ahead(self.pieces, self.modules, self.placed, moved, result, self.options.budget(HOST))
 
     def _shared_storages(self, blocks: list[Block]) -> set[object]:
         """Return the storages that more than one block refers to."""

@@ -14,7 +14,7 @@ from .build import Builder
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatched import dispatched
 from .offload_folder import fill_meta, write_to_disk
-from .options import Options, cache_bytes, cpu_budget
+from .options import Options, cache_bytes, read_budgets
 from .parameter import moved_like
 from .placement import Placement
 
@@ -75,7 +75,7 @@ def dispatch_model(
         classes,
         force_hooks,
         expert_cache=cache_bytes(expert_cache),
-        cpu_budget=cpu_budget(max_memory),
+        budgets=read_budgets(max_memory),
     )
     fill_meta(model, state_dict, offload_index, offload_dir)
     return place_and_attach(model, resolved, main_device, options, offload_dir)
@@ -94,12 +94,33 @@ def place_and_attach(
     check_device_map(model, dict(device_map))
     placement = Placement(device_map, main_device)
     write_to_disk(model, placement, offload_dir)
-    keys = {name: device_key(device) for name, device in device_map.items()}
+    _attach(model, placement, options, {name: device_key(device) for name, device in device_map.items()})
+    return model
+
+
+def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
+    """Dispatch a dispatched model by another map, with the options it has; only what the map moves is moved.
+
+    If that fails it is a plain model, with its weights where they are.
+    """
+    found = dispatched(model)
+    assert found is not None
+    main_device, options = found.main_device, found.options
+    found.detach(model)
+    found.release()
+    _attach(
+        model,
+        Placement(device_map, main_device),
+        options,
+        {name: device_key(device) for name, device in device_map.items()},
+    )
+
+
+def _attach(model: nn.Module, placement: Placement, options: Options, keys: dict[str, int | str]) -> None:
     result = Builder(model, placement, options).build(keys)
     result.attach(model)
     if result.attachments:
         result.guard(model)
-    return model
 
 
 def undispatch(model: nn.Module, device: DeviceLike | None = None) -> nn.Module:

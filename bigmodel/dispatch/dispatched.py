@@ -12,6 +12,7 @@ from ..plan import Plan
 from .attach import AttachedForward, RefuseConversion
 from .block import Registry
 from .expert_cache import ExpertCache, expert_stats
+from .options import Options
 from .readahead import ReadAhead
 from .streamer import Streamer
 
@@ -25,11 +26,17 @@ class Dispatched:
     Args:
         main_device: Where its offloaded modules run.
         device_map: The map as it was given, device by module name.
+        options: How it was dispatched.
+        names: The names of its tensors; what the model has got since is not dispatched.
     """
 
-    def __init__(self, main_device: torch.device, device_map: dict[str, Any]) -> None:
+    def __init__(
+        self, main_device: torch.device, device_map: dict[str, Any], options: Options, names: frozenset[str]
+    ) -> None:
         self.main_device = main_device
         self.device_map = device_map
+        self.options = options
+        self.names = names
         self.attachments: dict[str, AttachedForward] = {}
         self.streamers: list[Streamer] = []
         self.readers: list[ReadAhead] = []
@@ -73,6 +80,13 @@ class Dispatched:
             module.__dict__.pop("_apply", None)
         for name in (ATTRIBUTE, *_PUBLIC):
             model.__dict__.pop(name, None)
+
+    def release(self) -> None:
+        """Let go of device memory and threads, once detached."""
+        self.attachments.clear()
+        self.streamers.clear()
+        self.readers.clear()
+        self.expert_caches.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise DispatchError("a dispatched model cannot be copied; call undispatch(model) first")

@@ -12,7 +12,7 @@ from ..devices import DeviceLike, device_key
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatch import place_and_attach
 from .fused_checkpoint import load_in_place
-from .options import Options, cache_bytes, cpu_budget
+from .options import Options, cache_bytes, read_budgets
 
 
 def load_checkpoint_and_dispatch(
@@ -89,6 +89,6 @@ def load_checkpoint_and_dispatch(
         force_hooks,
         dtype=wanted,
         expert_cache=cache_bytes(expert_cache),
-        cpu_budget=cpu_budget(max_memory),
+        budgets=read_budgets(max_memory),
     )
     return place_and_attach(model, resolved, main_device, options, offload_folder)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..devices import HOST, DeviceLike, get_max_memory, parse_size
+from ..devices import DeviceLike, device_key, get_max_memory, parse_size
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Options:
         slots: How many streamed blocks may be on the device at once.
         expert_cache: Bytes of each device for experts that are fetched one by one; None takes what streaming whole
             layers of them would take.
-        cpu_budget: Bytes that the process's resident set may take; weights on disk that the host computes with are
-            dropped from memory behind their use for it to hold. None drops nothing as long as memory is free.
+        budgets: Bytes that may be taken of each device, as the user said; None where nothing was said. With one for the
+            host, weights on disk that the host computes with are dropped from memory behind their use for it to hold.
     """
 
     offload_buffers: bool = False
@@ -34,7 +34,11 @@ class Options:
     dtype: torch.dtype | None = None
     slots: int = 2
     expert_cache: int | None = None
-    cpu_budget: int | None = None
+    budgets: Mapping[int | str, int] | None = None
+
+    def budget(self, device: DeviceLike) -> int | None:
+        """Return the bytes that may be taken of `device`; None where nothing was said."""
+        return None if self.budgets is None else self.budgets.get(device_key(device))
 
 
 def cache_bytes(size: int | str | None) -> int | None:
@@ -42,6 +46,6 @@ def cache_bytes(size: int | str | None) -> int | None:
     return None if size is None else parse_size(size)
 
 
-def cpu_budget(max_memory: Mapping[DeviceLike, int | str] | None) -> int | None:
-    """Return the bytes of host memory that the user allows; None where nothing was said."""
-    return None if max_memory is None else get_max_memory(max_memory).get(HOST)
+def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None) -> Mapping[int | str, int] | None:
+    """Return budgets by device key in bytes; None where nothing was said."""
+    return None if max_memory is None else get_max_memory(max_memory)

@@ -20,7 +20,7 @@ from .device_map import DeviceMap, resolve_device_map
 from .dispatch import place_and_attach
 from .dispatched import dispatched
 from .fused_checkpoint import load_in_place
-from .options import Options, cache_bytes, cpu_budget
+from .options import Options, cache_bytes, read_budgets
 
 
 def from_pretrained(
@@ -106,7 +106,7 @@ def from_pretrained(
         no_split_module_classes,
         dtype=wanted,
         expert_cache=cache_bytes(expert_cache),
-        cpu_budget=cpu_budget(max_memory),
+        budgets=read_budgets(max_memory),
     )
     place_and_attach(model, resolved, main_device, options, None if offload_folder is None else Path(offload_folder))
     found = dispatched(model)

@@ -31,7 +31,19 @@ def check_precision(precision: str, device: torch.device) -> str:
         raise TrainError(f"{torch.cuda.get_device_name(device)} does not compute in bf16; use mixed_precision='fp16'")
     if precision == "fp8":
         check_fp8(device)
+    if precision != "no":
+        _check_autocast(precision, device)
     return precision
+
+
+def _check_autocast(precision: str, device: torch.device) -> None:
+    try:
+        torch.autocast(_autocast_type(device), dtype=_DTYPES[precision])
+    except (AssertionError, RuntimeError) as error:
+        raise TrainError(
+            f"PyTorch has no autocast for {device.type} devices, so they cannot train in {precision}; "
+            "use mixed_precision='no'"
+        ) from error
 
 
 def autocast_context(

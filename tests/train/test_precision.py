@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from bigmodel.devices import virtual
 from bigmodel.errors import TrainError
 from bigmodel.train import AutocastKwargs
 from bigmodel.train.precision import MixedPrecisionForward, autocast_context, check_precision
@@ -87,3 +88,10 @@ def test_a_copy_runs_with_its_own_weights() -> None:
             twin.linear.bias.zero_()
         assert twin(torch.ones(1, 2))["out"].abs().sum() == 0
         assert twin.inner == torch.bfloat16
+
+
+def test_a_device_without_autocast_is_said_to_have_none() -> None:
+    virtual.enable(count=1)
+    with pytest.raises(TrainError, match=r"no autocast for virtual devices.*mixed_precision='no'"):
+        check_precision("bf16", torch.device("virtual:0"))
+    virtual.disable()

@@ -10,6 +10,7 @@ from torch import nn
 
 from bigmodel.train.configuration import DataLoaderConfiguration, ProjectConfiguration
 from bigmodel.train.data import DataLoaderShard
+from bigmodel.train.dispatched import DispatchedModels
 from bigmodel.train.handlers import AutocastKwargs, ProfileKwargs
 from bigmodel.train.optimizer import AcceleratedOptimizer
 from bigmodel.train.scaling import LossScaler
@@ -35,6 +36,7 @@ class AcceleratorCore(RankOperations):
     step: int
 
     _scaler: LossScaler | None
+    _dispatched: DispatchedModels
     _models: list[nn.Module]
     _optimizers: list[AcceleratedOptimizer]
     _schedulers: list[AcceleratedScheduler]

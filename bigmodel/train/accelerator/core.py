@@ -21,6 +21,7 @@ from bigmodel.train.configuration import (
     ProjectConfiguration,
     TorchDynamoPlugin,
 )
+from bigmodel.train.dispatched import DispatchedModels
 from bigmodel.train.handlers import (
     AutocastKwargs,
     GradScalerKwargs,
@@ -128,6 +129,7 @@ class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking, 
     def _begin(self) -> None:
         self.step = 0
         self._trigger = False
+        self._dispatched = DispatchedModels()
         self._models, self._optimizers, self._schedulers = [], [], []
         self._dataloaders, self._custom_objects = [], []
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()

@@ -16,6 +16,7 @@ from bigmodel.train import environment
 from bigmodel.train.accelerator.base import AcceleratorCore
 from bigmodel.train.compiling import compile_model
 from bigmodel.train.data import DataLoaderShard, prepare_data_loader, skip_first_batches
+from bigmodel.train.dispatched import check_one_process
 from bigmodel.train.fp8 import convert_to_fp8
 from bigmodel.train.handlers import AORecipeKwargs
 from bigmodel.train.optimizer import AcceleratedOptimizer
@@ -30,18 +31,28 @@ class Preparing(AcceleratorCore):
     def prepare(self, *args: Any, device_placement: Sequence[bool] | None = None) -> Any:
         """Prepare any of models, optimizers, data loaders and schedulers, given in any order.
 
+        A dispatched model stays where it was dispatched, and is streamed again in each backward pass. Weights that the
+        optimizer changes are kept where that is possible: those on disk become private copies in host memory (the
+        checkpoint never changes), those on an accelerator without room for their gradients and the optimizer's state
+        move to the host, and the optimizer's state is where the weights are. Adapters that were added to the model
+        after it was dispatched get their place.
+
         Args:
             args: the objects; anything else is given back as it is.
             device_placement: for each object, whether to move it to the device. Only for models and data loaders.
 
         Returns:
             The prepared objects in the order given; the object itself where there is one.
+
+        Raises:
+            TrainError: a dispatched model cannot be trained here; the message says what stands in the way.
         """
         if device_placement is None:
             device_placement = [self.device_placement] * len(args)
         elif len(device_placement) != len(args):
             raise TrainError(f"device_placement has {len(device_placement)} entries for {len(args)} objects")
         fresh = [None if self._is_prepared(obj) else obj for obj in args]
+        self._dispatched.ready(_those(nn.Module, fresh), _those(Optimizer, fresh))
         precise = [self._in_precision(obj) if isinstance(obj, nn.Module) else obj for obj in fresh]
         together = self.strategy.prepare_together(precise, device_placement)
         result = list(args)
@@ -92,11 +103,7 @@ class Preparing(AcceleratorCore):
 
     def _in_precision(self, model: nn.Module) -> nn.Module:
         """Check that the model can be trained here, and let its forward run in the precision in force."""
-        if self.state.use_distributed and self.verify_device_map(model):
-            raise TrainError(
-                "a model dispatched over several devices cannot be trained by several processes; give each process "
-                "the whole model, or shard it with FSDP2"
-            )
+        check_one_process(model, self.state.use_distributed, self.verify_device_map(model))
         if self.mixed_precision == "fp8":
             model = convert_to_fp8(model, self.device, self.handlers.get(AORecipeKwargs))
         if self.mixed_precision != "no" and self.strategy.autocast_forward:
@@ -118,6 +125,7 @@ class Preparing(AcceleratorCore):
         """Wrap an optimizer."""
         if isinstance(optimizer, AcceleratedOptimizer):
             return optimizer
+        self._dispatched.ready(self._models, [optimizer])
         wrapped = AcceleratedOptimizer(optimizer, self.strategy, self._scaler)
         self._optimizers.append(wrapped)
         return wrapped
@@ -195,6 +203,10 @@ class Preparing(AcceleratorCore):
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
         """Not supported."""
         raise TrainError("sequence parallelism is not supported; use tensor parallelism (tp_size) or FSDP2")
+
+
+def _those(kind: type[Any], objects: Sequence[Any]) -> list[Any]:
+    return [obj for obj in objects if isinstance(obj, kind)]
 
 
 def _is_model(obj: Any) -> bool:

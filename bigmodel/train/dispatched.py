@@ -1,0 +1,71 @@
+"""Training models that `dispatch_model` has spread over an accelerator, host memory and disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.optim import Optimizer
+
+from bigmodel.dispatch import dispatched_parts, is_streamed, prepare_training
+from bigmodel.errors import DispatchError, TrainError
+from bigmodel.train.precision import MixedPrecisionForward
+from bigmodel.train.strategies.remap import ParameterMap
+
+
+class DispatchedModels:
+    """Makes dispatched models ready for the optimizers that will train them, in whatever order they are prepared."""
+
+    def __init__(self) -> None:
+        self._parameters = ParameterMap()
+
+    def ready(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Let every weight that `optimizers` change lie where it can be trained, and point them at it.
+
+        See `bigmodel.dispatch.prepare_training` for what moves where.
+
+        Raises:
+            TrainError: the host has no room for them.
+        """
+        dispatched = [model for model in models if dispatched_parts(model)]
+        if not dispatched:
+            return
+        for optimizer in optimizers:
+            self._parameters.repoint(optimizer)
+        trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        for model in dispatched:
+            self._move(model, trained)
+        for optimizer in optimizers:
+            self._parameters.repoint(optimizer)
+
+    def _move(self, model: nn.Module, trained: Sequence[nn.Parameter]) -> None:
+        installed = model.__dict__.get("forward")
+        mixed = installed if isinstance(installed, MixedPrecisionForward) else None
+        if mixed is not None:
+            MixedPrecisionForward.remove(model)
+        self._parameters.remember(model)
+        try:
+            prepare_training(model, trained)
+        except DispatchError as error:
+            raise TrainError(str(error)) from error
+        finally:
+            self._parameters.learn(model)
+            if mixed is not None:
+                MixedPrecisionForward.install(model, mixed.precision, mixed.device, mixed.handler)
+
+
+def check_one_process(model: nn.Module, several: bool, over_devices: bool) -> None:
+    """Refuse a model that several processes cannot share.
+
+    Args:
+        several: There is more than one process.
+        over_devices: Parts of the model lie on different devices.
+
+    Raises:
+        TrainError: the model is spread over devices or streamed.
+    """
+    if several and (over_devices or is_streamed(model)):
+        raise TrainError(
+            "a model dispatched over several devices cannot be trained by several processes; train it in one, give "
+            "each process the whole model, or shard it with FSDP2"
+        )
