@@ -8,15 +8,14 @@ what HTTP costs: tokens to text to JSON to a socket.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from .harness import Column, Limit, Report, Table, Variant, measure, run_isolated
+from .serve_client import read_streams
 from .serve_model import VOCABULARY, Job, run_jobs, started_engine, word_tokenizer
 
 LIMIT = 60e-6
@@ -78,7 +77,8 @@ class Instant:
 
 
 def _instant_engine(streams: int) -> Any:
-    from .serve_model import random_llama
+    from .serve_client import read_streams
+from .serve_model import random_llama
 
     engine = started_engine(random_llama("2x64"), max_sequences=streams, max_batch_tokens=streams + 256)
     engine.core.runner = Instant()
@@ -110,7 +110,8 @@ def _http(streams: int, tokens: int) -> float:
 @contextlib.contextmanager
 def serving_instantly(streams: int) -> Iterator[int]:
     """The real application over an engine whose model takes no time; its port."""
-    from .serve_model import random_llama
+    from .serve_client import read_streams
+from .serve_model import random_llama
 
     model, tokens = random_llama("2x64"), streams + 256
     with served(model, word_tokenizer(), max_sequences=streams, max_batch_tokens=tokens) as (port, app):
@@ -137,28 +138,3 @@ def served(model: Any, tokenizer: Any, **engine: Any) -> Iterator[tuple[int, Any
     finally:
         server.should_exit = True
         thread.join()
-
-
-def read_streams(port: int, streams: int, tokens: int) -> int:
-    """Read so many completions at once, as streams; the number of events. Runs in the clients' process."""
-    body = {"model": "model", "prompt": [2] * 16, "max_tokens": tokens, "temperature": 0, "stream": True}
-    text = json.dumps({**body, "ignore_eos": True}).encode()
-
-    async def one() -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = (
-            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"Connection: close\r\nContent-Length: {len(text)}\r\n\r\n"
-        )
-        writer.write(head.encode() + text)
-        answer = await reader.read()
-        writer.close()
-        return answer.count(b"data: {")
-
-    async def everybody() -> int:
-        return sum(await asyncio.gather(*(one() for _ in range(streams))))
-
-    events = asyncio.run(everybody())
-    if events < streams * tokens:
-        raise RuntimeError(f"{events} events arrived where {streams * tokens} were due")
-    return events

@@ -22,7 +22,6 @@ STREAM = "engine, Poisson arrivals"
 AT_ONCE = "engine, all at once"
 STATIC = "offline static batching"
 SEQUENTIAL = "one after another"
-PEER = "transformers, continuous batching"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=16, help="requests")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each asks for")
     parser.add_argument("--per-second", type=float, default=40.0, help="arrivals a second of the Poisson stream")
-    parser.add_argument("--no-peers", action="store_true", help="leave transformers' own continuous batching out")
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -50,9 +48,6 @@ def run(options: argparse.Namespace) -> Report:
         Variant(STREAM, lambda: engine_seconds(engine, stream)),
         Variant(AT_ONCE, lambda: engine_seconds(engine, at_once)),
     ]
-    if not options.no_peers:
-        peer = random_llama(size, options.seed)
-        variants.append(Variant(PEER, lambda: transformers_batching(peer, at_once)))
     try:
         samples = measure(variants, options.rounds, seed=options.seed)
     finally:
@@ -94,23 +89,11 @@ def _generate(model: Any, ids: Any, mask: Any, tokens: int) -> float:
     return time.perf_counter() - begun
 
 
-def transformers_batching(model: Any, jobs: list[Job]) -> float:
-    """transformers' ContinuousBatchingManager, which `transformers serve --continuous-batching` runs on."""
-    from transformers import GenerationConfig
-
-    config = GenerationConfig(max_new_tokens=jobs[0].tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    begun = time.perf_counter()
-    outputs = model.generate_batch([job.prompt for job in jobs], generation_config=config, persistent_manager=True)
-    seconds = time.perf_counter() - begun
-    made = sum(len(output.generated_tokens) for output in outputs.values())
-    if made != len(jobs) * jobs[0].tokens:
-        raise RuntimeError(f"transformers made {made} tokens where {len(jobs) * jobs[0].tokens} were asked for")
-    return seconds
-
-
 def _report(options: argparse.Namespace, size: str, samples: Samples, total: int) -> Report:
-    names = [name for name in (STREAM, AT_ONCE, STATIC, SEQUENTIAL, PEER) if name in samples.values]
-    rows = [[name, total / samples.median(name), samples.ratio(STATIC, name).median] for name in names]
+    rows = [
+        [name, total / samples.median(name), samples.ratio(STATIC, name).median]
+        for name in (STREAM, AT_ONCE, STATIC, SEQUENTIAL)
+    ]
     table = Table(
         f"{options.requests} requests of {options.tokens} tokens, a Llama of {size}",
         [Column("way"), Column("tokens/s", "count"), Column("of static batching", "ratio")],
@@ -120,10 +103,6 @@ def _report(options: argparse.Namespace, size: str, samples: Samples, total: int
         Limit("stream over offline static batching", samples.ratio(STATIC, STREAM).median, ">=", 0.9),
         Limit("stream over one after another", samples.ratio(SEQUENTIAL, STREAM).median, ">=", 4),
     ]
-    if PEER in names:
-        limits.append(
-            Limit("stream over transformers' continuous batching", samples.ratio(PEER, STREAM).median, ">=", 2)
-        )
     settings = {"size": size, "requests": options.requests, "tokens": options.tokens, "per_second": options.per_second}
     return Report(
         "serve_throughput",

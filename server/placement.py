@@ -18,8 +18,9 @@ def devices(state: ServerState) -> list[dict[str, Any]]:
     """One entry per device that holds part of the model, all numbers in bytes (None where unknown).
 
     ``weights``: of parameters and buffers there, each counted once; ``kv_used`` and ``kv_capacity``: keys and
-    values; ``predicted``: the plan's total, and ``planned`` what it is made of; ``budget``: what the plan was allowed; ``allocated`` and ``peak``:
-    what the device's own counters say; ``before``: what was allocated before the model came (programs, libraries).
+    values; ``predicted``: the plan's total, and ``planned`` what it is made of; ``budget``: what the plan was
+    allowed; ``allocated`` and ``peak``: what the device's own counters say; ``before``: what was allocated before
+    the model came (programs, libraries).
     """
     if state.model is None:
         return []

@@ -135,7 +135,7 @@ class EngineCore:
         plain = [(g.sequence, rows[-1]) for g, rows in ready if _plainly_greedy(g)]
         chosen: dict[int, int] = {}
         if plain:
-            tokens = choose_greedy(torch.stack([row for _, row in plain]).float())
+            tokens = choose_greedy(torch.stack([row for _, row in plain]))
             chosen = {s.order: token for (s, _), token in zip(plain, tokens, strict=True)}
         for grant, rows in ready:
             sequence = grant.sequence

@@ -96,4 +96,4 @@ class ModelDrafter:
             else:
                 reader.computed += len(tokens)
         logits = [rows for rows in self._runner.compute(batch) if rows is not None]
-        return choose_greedy(torch.cat(logits).float())
+        return choose_greedy(torch.cat(logits))

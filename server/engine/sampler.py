@@ -8,13 +8,12 @@ import torch
 
 from server.engine.request import Sequence, TokenLogprob
 
+_FEW = 256  # tokens among which top_p usually ends
+
 
 def choose_greedy(logits: torch.Tensor) -> list[int]:
     """The likeliest token of each row of ``logits`` [rows, vocabulary]; the lowest id among equals."""
-    best = logits.amax(dim=-1, keepdim=True)
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    chosen = torch.where(logits == best, ids, logits.shape[-1]).amin(dim=-1)
-    result: list[int] = chosen.clamp(max=logits.shape[-1] - 1).tolist()
+    result: list[int] = logits.argmax(dim=-1).tolist()
     return result
 
 
@@ -58,15 +57,39 @@ def _draw(sequence: Sequence, scores: torch.Tensor) -> int:
         probabilities[probabilities < params.min_p * probabilities.max()] = 0.0
     if params.top_k <= 0 and params.top_p >= 1.0:
         return _invert(probabilities, uniform)
-    # Stable: equally likely tokens keep the order of their ids.
-    ordered, ids = torch.sort(probabilities, descending=True, stable=True)
-    if 0 < params.top_k < ordered.numel():
-        ordered[params.top_k :] = 0.0
-    if params.top_p < 1.0:
-        total = ordered.cumsum(-1)
-        # A token stays while those before it have not reached top_p; the first always stays.
-        ordered[1:][total[:-1] >= params.top_p * total[-1]] = 0.0
+    ordered, ids = _likeliest(probabilities, params.top_k, params.top_p)
     return int(ids[_invert(ordered, uniform)])
+
+
+def _likeliest(probabilities: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities and ids of the tokens that top_k and top_p keep, likeliest first."""
+    size = probabilities.numel()
+    count = min(top_k, size) if top_k > 0 else min(_FEW, size)
+    ordered, ids = _first(probabilities, count)
+    whole = ordered.sum() if top_k > 0 else probabilities.sum()
+    reached = ordered.cumsum(-1)
+    while top_k <= 0 and count < size and reached[-1] < top_p * whole:
+        count = min(size, 8 * count)
+        ordered, ids = _first(probabilities, count)
+        reached = ordered.cumsum(-1)
+    if top_p < 1.0:
+        # A token stays while those before it have not reached top_p; the first always stays.
+        kept = 1 + int((reached[:-1] < top_p * whole).sum())
+        ordered, ids = ordered[:kept], ids[:kept]
+    return ordered, ids
+
+
+def _first(probabilities: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``count`` likeliest, in order; equally likely ones in the order of their ids.
+
+    What a stable sort of all would give, without sorting a whole vocabulary.
+    """
+    ids = None
+    if 4 * count < probabilities.numel():
+        least = torch.topk(probabilities, count, sorted=False).values.min()
+        ids = ((probabilities >= least) & (probabilities > 0.0)).nonzero()[:, 0]
+    ordered, order = torch.sort(probabilities if ids is None else probabilities[ids], descending=True, stable=True)
+    return ordered[:count], (order if ids is None else ids[order])[:count]
 
 
 def _invert(probabilities: torch.Tensor, uniform: float) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import serve_peer
 from benchmarks.command import main
 from benchmarks.serve_clients import _unchunked
 from benchmarks.serve_latency import percentiles
@@ -19,9 +20,24 @@ def ask(question: str, folder: Path, *arguments: str) -> None:
 
 @pytest.mark.parametrize("question", ["serve-throughput", "serve-http", "serve-latency", "serve-streamed"])
 def test_it_answers(question: str, tmp_path: Path) -> None:
-    ask(question, tmp_path, *(["--no-peers", "--tokens", "4"] if question == "serve-throughput" else []))
+    ask(question, tmp_path, *(["--tokens", "4"] if question == "serve-throughput" else []))
     (result,) = tmp_path.glob("*.json")
     assert json.loads(result.read_text())
+
+
+def test_a_served_process_is_measured_beside_a_peer(tmp_path: Path) -> None:
+    ask("serve-peer", tmp_path, "--no-peer", "--requests", "2", "--workdir", str(tmp_path))
+    (result,) = tmp_path.glob("*.json")
+    assert json.loads(result.read_text())
+
+
+def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(serve_peer._MAIN, serve_peer.OURS, "no_such_module")
+    with (
+        pytest.raises(RuntimeError, match=r"bigmodel serve did not start: .*no_such_module"),
+        serve_peer.serving(serve_peer.OURS, tmp_path, None),
+    ):
+        pass
 
 
 def test_a_crowd_of_all_kinds_leaves_nothing_behind(tmp_path: Path) -> None:

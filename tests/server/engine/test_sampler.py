@@ -58,6 +58,22 @@ def test_choices_are_the_twins(logits: list[float], output: list[int], params: d
     assert choose(made, torch.tensor(logits)) == expected
 
 
+@pytest.mark.parametrize("steps", [None, 40])
+@pytest.mark.parametrize(
+    "params",
+    [{"top_p": 0.1}, {"top_p": 0.9}, {"top_p": 0.9999}, {"top_k": 40}, {"top_k": 300, "top_p": 0.8}, {"min_p": 0.3}],
+)
+def test_choices_from_a_large_vocabulary_are_the_twins(params: dict[str, Any], steps: int | None) -> None:
+    """Where sorting all of it is avoided; with ``steps`` many tokens are equally likely."""
+    logits = torch.randn(6000, generator=torch.Generator().manual_seed(0)) * 2
+    if steps is not None:
+        logits = (logits * steps).round() / steps
+    for temperature, seed in ((0.4, 1), (1.0, 2), (2.0, 3)):
+        made = sequence(seed=seed, temperature=temperature, **params)
+        rng = random.Random(seed * 1_000_003)
+        assert choose(made, logits) == oracle.choose(logits.tolist(), [], [], made.params, rng)
+
+
 def test_draws_follow_the_distribution() -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0])
     made = sequence(temperature=1.0, seed=5)

@@ -1,0 +1,167 @@
+"""How many tokens a second come over HTTP from `bigmodel serve`, beside `transformers serve --continuous-batching`?
+
+Both are processes of their own, serving the same checkpoint from disk as a person would start them. The same prompts
+of ragged lengths are sent to one and the other as a Poisson stream; whichever is not asked is stopped meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .harness import Column, Limit, Report, Table, Variant, measure
+from .serve_model import Job, ragged_jobs, random_llama, word_tokenizer
+
+OURS, PEER = "bigmodel serve", "transformers serve --continuous-batching"
+_MAIN = {OURS: "bigmodel.cli.main", PEER: "transformers.cli.transformers"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
+    parser.add_argument("--requests", type=int, default=16, help="requests")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens that each asks for")
+    parser.add_argument("--per-second", type=float, default=40.0, help="arrivals a second of the Poisson stream")
+    parser.add_argument("--no-peer", action="store_true", help="measure bigmodel alone")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure tokens a second of both servers."""
+    size, tokens = (options.size or "2x64", 4) if options.quick else (options.size or "8x1024", options.tokens)
+    names = [OURS] if options.no_peer else [OURS, PEER]
+    jobs = ragged_jobs(options.requests, seed=options.seed, tokens=tokens, per_second=options.per_second)
+    folder = checkpoint(options.workdir / "serve", size, options.seed)
+    with contextlib.ExitStack() as stack:
+        peers = [stack.enter_context(serving(name, folder, options.threads)) for name in names]
+        variants = [Variant(peer.name, lambda peer=peer: peer.seconds(jobs)) for peer in peers]  # type: ignore[misc]
+        samples = measure(variants, options.rounds, seed=options.seed)
+    rows = [[name, len(jobs) * tokens / samples.median(name)] for name in names]
+    limits = []
+    if PEER in names and not options.quick:
+        limits = [Limit("tokens/s over those of transformers serve", samples.ratio(PEER, OURS).median, ">=", 2)]
+    return Report(
+        "serve_peer",
+        options.device,
+        settings={"size": size, "requests": len(jobs), "tokens": tokens, "per_second": options.per_second},
+        tables=[
+            Table(
+                f"{len(jobs)} requests of {tokens} tokens, a Llama of {size}",
+                [Column("server"), Column("tokens/s", "count")],
+                rows,
+            )
+        ],
+        limits=limits,
+        samples={"run": samples},
+    )
+
+
+def checkpoint(folder: Path, size: str, seed: int) -> Path:
+    """A folder with random weights and a tokenizer of words that are numbers; made when it is not there."""
+    path = folder / f"{size}-{seed}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(dir=path.parent))
+        random_llama(size, seed).save_pretrained(new)
+        tokenizer = word_tokenizer()
+        tokenizer.pad_token = "0"
+        tokenizer.save_pretrained(new)
+        new.rename(path)
+    return path
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server process that is only let run while it is asked."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    port: int
+    model: str
+
+    def seconds(self, jobs: list[Job]) -> float:
+        """Seconds from the first request sent to the last answer read."""
+        self.process.send_signal(signal.SIGCONT)
+        try:
+            return asyncio.run(send(self.port, self.model, jobs))
+        finally:
+            self.process.send_signal(signal.SIGSTOP)
+
+
+@contextlib.contextmanager
+def serving(name: str, folder: Path, threads: int | None) -> Iterator[Server]:
+    """One of the two servers over the checkpoint in ``folder``, warm."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ours = ["--max-memory", "cpu=8GiB", "--no-prefix-cache", "--log-level", "warning"]
+    theirs = ["--continuous-batching", "--device", "cpu", "--dtype", "float32", "--log-level", "warning"]
+    command = [sys.executable, "-c", f"import sys; from {_MAIN[name]} import main; sys.exit(main())"]
+    command += ["serve", str(folder), "--port", str(port), *(ours if name == OURS else theirs)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        try:
+            _wait_until_healthy(name, process, port, log)
+            server = Server(name, process, port, folder.name if name == OURS else str(folder))
+            server.seconds(ragged_jobs(2, seed=1, tokens=4))
+            yield server
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+            process.wait()
+
+
+def _wait_until_healthy(name: str, process: subprocess.Popen[bytes], port: int, log: object) -> None:
+    path = "ready" if name == OURS else "health"
+    for _ in range(1200):
+        # A server that is loading refuses connections, or answers with an error: both are exceptions here.
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}"):
+            return
+        if process.poll() is not None:
+            break
+        time.sleep(0.1)
+    log.seek(0)  # type: ignore[attr-defined]
+    last = log.read().decode(errors="replace").strip().splitlines()[-1:]  # type: ignore[attr-defined]
+    raise RuntimeError(f"{name} did not start: {' '.join(last) or 'no word from it in two minutes'}")
+
+
+async def send(port: int, model: str, jobs: list[Job]) -> float:
+    """Send every job at its time and read its answer; seconds from the first to the last."""
+    begun = time.perf_counter()
+
+    async def one(job: Job) -> None:
+        await asyncio.sleep(max(0.0, begun + job.arrives - time.perf_counter()))
+        body = {"model": model, "prompt": " ".join(map(str, job.prompt)), "max_tokens": job.tokens, "temperature": 0}
+        made = (await _post(port, json.dumps(body).encode()))["usage"]["completion_tokens"]
+        if made != job.tokens:
+            raise RuntimeError(f"{made} tokens came where {job.tokens} were asked for")
+
+    await asyncio.gather(*(one(job) for job in jobs))
+    return time.perf_counter() - begun
+
+
+async def _post(port: int, text: bytes) -> dict[str, dict[str, int]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    writer.write(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
+    answer, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    if not answer.startswith(b"HTTP/1.1 200"):
+        raise RuntimeError(f"the server answered {answer[:30].decode()}: {body[:300].decode()}")
+    parsed: dict[str, dict[str, int]] = json.loads(body)
+    return parsed
