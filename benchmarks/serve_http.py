@@ -16,7 +16,7 @@ from typing import Any
 
 from .harness import Column, Limit, Report, Table, Variant, measure, run_isolated
 from .serve_client import read_streams
-from .serve_model import VOCABULARY, Job, run_jobs, started_engine, word_tokenizer
+from .serve_model import VOCABULARY, Job, random_llama, run_jobs, started_engine, word_tokenizer
 
 LIMIT = 60e-6
 ENGINE, HTTP = "engine alone", "streamed over HTTP"
@@ -77,10 +77,7 @@ class Instant:
 
 
 def _instant_engine(streams: int) -> Any:
-    from .serve_client import read_streams
-from .serve_model import random_llama
-
-    engine = started_engine(random_llama("2x64"), max_sequences=streams, max_batch_tokens=streams + 256)
+        engine = started_engine(random_llama("2x64"), max_sequences=streams, max_batch_tokens=streams + 256)
     engine.core.runner = Instant()
     return engine
 
@@ -110,10 +107,7 @@ def _http(streams: int, tokens: int) -> float:
 @contextlib.contextmanager
 def serving_instantly(streams: int) -> Iterator[int]:
     """The real application over an engine whose model takes no time; its port."""
-    from .serve_client import read_streams
-from .serve_model import random_llama
-
-    model, tokens = random_llama("2x64"), streams + 256
+        model, tokens = random_llama("2x64"), streams + 256
     with served(model, word_tokenizer(), max_sequences=streams, max_batch_tokens=tokens) as (port, app):
         app.state.server.engine.core.runner = Instant()
         yield port
