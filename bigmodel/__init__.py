@@ -32,11 +32,32 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "SizeError",
         "TrainError",
     ),
-    "devices": ("format_size", "get_max_memory", "parse_size"),
-    "devices.empty": ("init_empty_weights", "init_on_device"),
-    "profile": ("compute_module_sizes", "find_tied_parameters", "profile_model"),
-    "plan": ("Plan", "check_device_map", "get_balanced_memory", "infer_auto_device_map", "make_plan"),
-    "checkpoint": ("Checkpoint", "load_checkpoint_in_model", "save_model"),
+    "devices": (
+        "format_size",
+        "get_max_memory",
+        "parse_size",
+    ),
+    "devices.empty": (
+        "init_empty_weights",
+        "init_on_device",
+    ),
+    "profile": (
+        "compute_module_sizes",
+        "find_tied_parameters",
+        "profile_model",
+    ),
+    "plan": (
+        "Plan",
+        "check_device_map",
+        "get_balanced_memory",
+        "infer_auto_device_map",
+        "make_plan",
+    ),
+    "checkpoint": (
+        "Checkpoint",
+        "load_checkpoint_in_model",
+        "save_model",
+    ),
     "dispatch": (
         "cpu_offload",
         "cpu_offload_with_hook",
@@ -52,33 +73,54 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "debug_launcher",
         "notebook_launcher",
     ),
+    "launch.basic": ("write_basic_config",),
     "train": (
+        "AORecipeKwargs",
         "AcceleratedOptimizer",
         "AcceleratedScheduler",
         "Accelerator",
         "AcceleratorState",
         "AutocastKwargs",
+        "BatchSamplerShard",
         "DDPCommunicationHookType",
         "DataLoaderConfiguration",
+        "DataLoaderDispatcher",
+        "DataLoaderShard",
         "DistributedDataParallelKwargs",
+        "DistributedOperationException",
         "DistributedType",
         "GradScalerKwargs",
         "GradientAccumulationPlugin",
         "GradientState",
         "InitProcessGroupKwargs",
+        "IterableDatasetShard",
+        "KwargsHandler",
+        "LoggerType",
         "PartialState",
+        "PrecisionType",
         "ProfileKwargs",
         "ProjectConfiguration",
+        "RNGType",
+        "SeedableRandomSampler",
+        "TorchDynamoPlugin",
         "broadcast",
+        "broadcast_object_list",
+        "concatenate",
+        "convert_to_fp32",
+        "find_batch_size",
         "gather",
         "gather_object",
         "pad_across_processes",
         "prepare_data_loader",
+        "recursively_apply",
         "reduce",
         "set_seed",
         "skip_first_batches",
+        "slice_tensors",
+        "synchronize_rng_state",
         "synchronize_rng_states",
     ),
+    "train.data": ("SkipBatchSampler",),
     "train.local_sgd": ("LocalSGD",),
     "train.logging": ("get_logger",),
     "train.memory": (
@@ -86,11 +128,31 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "find_executable_batch_size",
         "release_memory",
     ),
+    "train.operations": ("listify",),
     "train.progress": ("tqdm",),
+    "train.strategies.deepspeed_dummy": (
+        "DummyOptim",
+        "DummyScheduler",
+    ),
     "train.strategies.deepspeed_plugin": ("DeepSpeedPlugin",),
     "train.strategies.fsdp_plugin": ("FullyShardedDataParallelPlugin",),
-    "train.strategies.parallelism": ("ParallelismConfig", "TorchTensorParallelPlugin"),
-    "train.tracking": ("GeneralTracker",),
+    "train.strategies.merge": ("merge_fsdp_weights",),
+    "train.strategies.parallelism": (
+        "ParallelismConfig",
+        "TorchTensorParallelConfig",
+        "TorchTensorParallelPlugin",
+    ),
+    "train.tracking": (
+        "CometMLTracker",
+        "GeneralTracker",
+        "MLflowTracker",
+        "TensorBoardTracker",
+        "TrackioTracker",
+        "WandBTracker",
+        "filter_trackers",
+        "on_main_process",
+        "register_tracker_class",
+    ),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -128,6 +190,7 @@ if TYPE_CHECKING:
         TrainError,
     )
     from .launch import debug_launcher, notebook_launcher
+    from .launch.basic import write_basic_config
     from .plan import Plan, check_device_map, get_balanced_memory, infer_auto_device_map, make_plan
     from .profile import compute_module_sizes, find_tied_parameters, profile_model
     from .train import (
@@ -135,36 +198,69 @@ if TYPE_CHECKING:
         AcceleratedScheduler,
         Accelerator,
         AcceleratorState,
+        AORecipeKwargs,
         AutocastKwargs,
+        BatchSamplerShard,
         DataLoaderConfiguration,
+        DataLoaderDispatcher,
+        DataLoaderShard,
         DDPCommunicationHookType,
         DistributedDataParallelKwargs,
+        DistributedOperationException,
         DistributedType,
         GradientAccumulationPlugin,
         GradientState,
         GradScalerKwargs,
         InitProcessGroupKwargs,
+        IterableDatasetShard,
+        KwargsHandler,
+        LoggerType,
         PartialState,
+        PrecisionType,
         ProfileKwargs,
         ProjectConfiguration,
+        RNGType,
+        SeedableRandomSampler,
+        TorchDynamoPlugin,
         broadcast,
+        broadcast_object_list,
+        concatenate,
+        convert_to_fp32,
+        find_batch_size,
         gather,
         gather_object,
         pad_across_processes,
         prepare_data_loader,
+        recursively_apply,
         reduce,
         set_seed,
         skip_first_batches,
+        slice_tensors,
+        synchronize_rng_state,
         synchronize_rng_states,
     )
+    from .train.data import SkipBatchSampler
     from .train.local_sgd import LocalSGD
     from .train.logging import get_logger
     from .train.memory import clear_device_cache, find_executable_batch_size, release_memory
+    from .train.operations import listify
     from .train.progress import tqdm
+    from .train.strategies.deepspeed_dummy import DummyOptim, DummyScheduler
     from .train.strategies.deepspeed_plugin import DeepSpeedPlugin
     from .train.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
-    from .train.strategies.parallelism import ParallelismConfig, TorchTensorParallelPlugin
-    from .train.tracking import GeneralTracker
+    from .train.strategies.merge import merge_fsdp_weights
+    from .train.strategies.parallelism import ParallelismConfig, TorchTensorParallelConfig, TorchTensorParallelPlugin
+    from .train.tracking import (
+        CometMLTracker,
+        GeneralTracker,
+        MLflowTracker,
+        TensorBoardTracker,
+        TrackioTracker,
+        WandBTracker,
+        filter_trackers,
+        on_main_process,
+        register_tracker_class,
+    )
 
 
 def __getattr__(name: str) -> Any:

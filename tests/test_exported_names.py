@@ -44,6 +44,55 @@ def test_the_names_of_accelerate_for_big_models_are_there() -> None:
     }
 
 
+def test_the_names_of_accelerate_for_training_are_there() -> None:
+    assert set(bigmodel.__all__) >= {
+        "AcceleratedOptimizer",
+        "AcceleratedScheduler",
+        "AcceleratorState",
+        "BatchSamplerShard",
+        "DDPCommunicationHookType",
+        "DataLoaderConfiguration",
+        "DataLoaderDispatcher",
+        "DataLoaderShard",
+        "DeepSpeedPlugin",
+        "DistributedDataParallelKwargs",
+        "DistributedOperationException",
+        "DistributedType",
+        "DummyOptim",
+        "DummyScheduler",
+        "FullyShardedDataParallelPlugin",
+        "GeneralTracker",
+        "GradScalerKwargs",
+        "GradientAccumulationPlugin",
+        "GradientState",
+        "InitProcessGroupKwargs",
+        "IterableDatasetShard",
+        "LocalSGD",
+        "ParallelismConfig",
+        "PartialState",
+        "ProjectConfiguration",
+        "SeedableRandomSampler",
+        "SkipBatchSampler",
+        "TorchTensorParallelConfig",
+        "TorchTensorParallelPlugin",
+        "debug_launcher",
+        "gather_object",
+        "get_logger",
+        "merge_fsdp_weights",
+        "notebook_launcher",
+        "on_main_process",
+        "register_tracker_class",
+        "set_seed",
+        "skip_first_batches",
+        "write_basic_config",
+    }
+
+
+def test_a_process_that_trains_imports_nothing_for_loading_models() -> None:
+    code = "import sys, bigmodel.train; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_importing_the_package_imports_no_torch() -> None:
     code = "import sys, bigmodel; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from bigmodel.dispatch import dispatched_parts, is_streamed, prepare_training
 from bigmodel.errors import DispatchError, TrainError
 from bigmodel.train.precision import MixedPrecisionForward
 from bigmodel.train.strategies.remap import ParameterMap
@@ -27,7 +26,7 @@ class DispatchedModels:
         Raises:
             TrainError: the host has no room for them.
         """
-        dispatched = [model for model in models if dispatched_parts(model)]
+        dispatched = [model for model in models if _is_dispatched(model)]
         if not dispatched:
             return
         for optimizer in optimizers:
@@ -39,6 +38,8 @@ class DispatchedModels:
             self._parameters.repoint(optimizer)
 
     def _move(self, model: nn.Module, trained: Sequence[nn.Parameter]) -> None:
+        from bigmodel.dispatch import prepare_training
+
         installed = model.__dict__.get("forward")
         mixed = installed if isinstance(installed, MixedPrecisionForward) else None
         if mixed is not None:
@@ -64,8 +65,20 @@ def check_one_process(model: nn.Module, several: bool, over_devices: bool) -> No
     Raises:
         TrainError: the model is spread over devices or streamed.
     """
-    if several and (over_devices or is_streamed(model)):
+    if several and (over_devices or _is_streamed(model)):
         raise TrainError(
             "a model dispatched over several devices cannot be trained by several processes; train it in one, give "
             "each process the whole model, or shard it with FSDP2"
         )
+
+
+def _is_dispatched(model: nn.Module) -> bool:
+    return any("hf_device_map" in module.__dict__ for module in model.modules())
+
+
+def _is_streamed(model: nn.Module) -> bool:
+    if not _is_dispatched(model):
+        return False  # without what loading models takes: most processes that train do not need it
+    from bigmodel.dispatch import is_streamed
+
+    return is_streamed(model)
