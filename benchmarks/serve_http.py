@@ -77,7 +77,7 @@ class Instant:
 
 
 def _instant_engine(streams: int) -> Any:
-        engine = started_engine(random_llama("2x64"), max_sequences=streams, max_batch_tokens=streams + 256)
+    engine = started_engine(random_llama("2x64"), max_sequences=streams, max_batch_tokens=streams + 256)
     engine.core.runner = Instant()
     return engine
 
@@ -107,7 +107,7 @@ def _http(streams: int, tokens: int) -> float:
 @contextlib.contextmanager
 def serving_instantly(streams: int) -> Iterator[int]:
     """The real application over an engine whose model takes no time; its port."""
-        model, tokens = random_llama("2x64"), streams + 256
+    model, tokens = random_llama("2x64"), streams + 256
     with served(model, word_tokenizer(), max_sequences=streams, max_batch_tokens=tokens) as (port, app):
         app.state.server.engine.core.runner = Instant()
         yield port
