@@ -61,15 +61,15 @@ def train_tokenizer(texts: list[str], words: int = 1024) -> PreTrainedTokenizerF
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast, context: int) -> PreTrainedModel:
-    """Return a Llama of about three million parameters with random weights."""
+    """Return a Llama of about one million parameters with random weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=256,
-        intermediate_size=640,
+        hidden_size=128,
+        intermediate_size=384,
         num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         max_position_embeddings=context,
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
@@ -99,12 +99,12 @@ def train(
     tokenizer: PreTrainedTokenizerFast,
     texts: list[str],
     context: int,
-    steps: int = 300,
+    steps: int = 600,
 ) -> PreTrainedModel:
     """Train `model` on `texts` for `steps` steps and return it."""
-    loader = DataLoader(Windows(tokenizer, texts, context), batch_size=16, shuffle=True, drop_last=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.05, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=2e-3, total_steps=steps, pct_start=0.1)
+    loader = DataLoader(Windows(tokenizer, texts, context), batch_size=8, shuffle=True, drop_last=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3, weight_decay=0.05, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=8e-3, total_steps=steps, pct_start=0.1)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
     model.train()
     done = 0
@@ -117,7 +117,7 @@ def train(
             schedule.step()
             optimizer.zero_grad()
             done += 1
-            if done % 50 == 0 or done == steps:
+            if done % 100 == 0 or done == steps:
                 accelerator.print(f"step {done} of {steps}: loss {loss.item():.2f}")
             if done == steps:
                 break
