@@ -1,20 +1,24 @@
 """Tests that run on several processes over gloo.
 
 A test decorated with `on_ranks` is a function that every process runs. All such tests of a module run one after the
-other in the same processes, which are started when the first of them is asked for.
+other when the first of them is asked for, and all modules run in the same two processes. These are started when they
+are first needed; after a failure the next module gets new ones.
 """
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
@@ -43,7 +47,7 @@ def on_ranks(check: Callable[..., None]) -> Callable[[], None]:
 @cache
 def _outcomes(module: str) -> dict[str, str | None]:
     with tempfile.TemporaryDirectory() as folder:
-        launch([sys.executable, "-m", "tests.train.multiprocess", module, folder], processes=2)
+        _ranks().run(module, folder)
         outcomes: dict[str, str | None] = {}
         for name in _CHECKS[module]:
             reports = [Path(folder) / f"{name}.{rank}.json" for rank in range(2)]
@@ -54,6 +58,49 @@ def _outcomes(module: str) -> dict[str, str | None]:
             ]
             outcomes[name] = "\n".join(failures) if failures else None
         return outcomes
+
+
+class _Ranks:
+    """Two processes of one run, which take the names of modules and run their checks."""
+
+    def __init__(self) -> None:
+        self.answers, writing = zip(*(os.pipe() for _ in range(2)))
+        command = [sys.executable, "-m", "tests.train.multiprocess"]
+        self.processes = start(command, 2, pass_fds=writing, stdin=subprocess.PIPE, ANSWERS=json.dumps(writing))
+        for descriptor in writing:
+            os.close(descriptor)
+        atexit.register(self.stop)
+
+    def run(self, module: str, folder: str) -> None:
+        """Run the checks of a module; afterwards the processes are as good as new, or stopped."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{module}\t{folder}\n")
+            process.stdin.flush()
+        waiting = dict.fromkeys(self.answers)
+        until = time.monotonic() + 100
+        while waiting:
+            ready, _, _ = select.select(list(waiting), [], [], max(until - time.monotonic(), 0))
+            if not ready or not all(os.read(descriptor, 1) for descriptor in ready):
+                self.stop()
+                return
+            for descriptor in ready:
+                del waiting[descriptor]
+
+    def stop(self) -> None:
+        """End the processes, if they have not ended."""
+        atexit.unregister(self.stop)
+        _ranks.cache_clear()
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+        for descriptor in self.answers:
+            os.close(descriptor)
+
+
+@cache
+def _ranks() -> _Ranks:
+    return _Ranks()
 
 
 def launch(command: list[str], processes: int, timeout: float = 100, **variables: str) -> list[str]:
@@ -69,7 +116,9 @@ def launch(command: list[str], processes: int, timeout: float = 100, **variables
             process.wait()
 
 
-def start(command: list[str], processes: int, **variables: str) -> list[subprocess.Popen[str]]:
+def start(
+    command: list[str], processes: int, pass_fds: Sequence[int] = (), stdin: int | None = None, **variables: str
+) -> list[subprocess.Popen[str]]:
     """Start a command as every process of a run."""
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     common |= {"WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(_ROOT), **variables}
@@ -77,10 +126,12 @@ def start(command: list[str], processes: int, **variables: str) -> list[subproce
         subprocess.Popen(
             command,
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
+            stdin=stdin,
+            stdout=subprocess.DEVNULL if pass_fds else subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=_ROOT,
+            pass_fds=pass_fds,
         )
         for rank in range(processes)
     ]
@@ -101,13 +152,33 @@ def fresh_states() -> None:
     GradientState._reset_state()
 
 
-def _run_checks(module: str, folder: Path) -> None:
+def _serve() -> None:
+    """Run the checks of the modules whose names come in, until no more do."""
     from bigmodel.train import PartialState
 
     state = PartialState(timeout=timedelta(seconds=30))
+    own, *others = sorted(json.loads(os.environ["ANSWERS"]), key=lambda fd: fd != _answer_of(state.process_index))
+    for descriptor in others:
+        os.close(descriptor)  # so that the end of the other process is seen
+    for line in sys.stdin:
+        module, folder = line.rstrip("\n").split("\t")
+        _run_checks(module, Path(folder))
+        os.write(own, b".")
+    state.destroy_process_group()
+
+
+def _answer_of(rank: int) -> int:
+    return int(json.loads(os.environ["ANSWERS"])[rank])
+
+
+def _run_checks(module: str, folder: Path) -> None:
+    from bigmodel.train import PartialState
+
     import_module(module)
+    environment = dict(os.environ)
     for name, check in _CHECKS[module].items():
         fresh_states()
+        state = PartialState()
         shared = folder / name
         shared.mkdir(exist_ok=True)
         arguments: dict[str, Any] = {"folder": shared} if "folder" in inspect.signature(check).parameters else {}
@@ -119,10 +190,11 @@ def _run_checks(module: str, folder: Path) -> None:
             failure = traceback.format_exc()
         (folder / f"{name}.{state.process_index}.json").write_text(json.dumps(failure))
         if failure:
-            sys.exit(1)  # the processes are out of step: later checks would mean nothing
-    state.destroy_process_group()
+            os._exit(1)  # the processes are out of step: later checks would mean nothing
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 if __name__ == "__main__":
     # As the module that tests import, so that decorated functions are found in one place.
-    import_module("tests.train.multiprocess")._run_checks(sys.argv[1], Path(sys.argv[2]))
+    import_module("tests.train.multiprocess")._serve()

@@ -131,8 +131,9 @@ class Checkpoints(AcceleratorCore):
             folder = checkpoint_folder.newest(self._folder(config.project_dir) / _CHECKPOINTS)
         else:
             raise TrainError("load_state needs input_dir, or a ProjectConfiguration with automatic_checkpoint_naming")
-        if not self.state.use_distributed:
+        if self._writes_files:
             checkpoint_folder.recover(folder)
+        self.wait_for_everyone()
         if not folder.is_dir():
             raise CheckpointNotFoundError(f"there is no checkpoint {folder}")
         return folder

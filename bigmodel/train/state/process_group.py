@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -89,6 +92,18 @@ def make_process_group(
         world_size=numbers.world_size,
         **kwargs,
     )
+    atexit.unregister(_leave)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Leave the process group while the interpreter is still whole: its threads must not outlive what they use.
+
+    A process that ends by an error leaves without a word: others may be waiting for it, and it for them.
+    """
+    if dist.is_initialized() and getattr(sys, "last_type", None) is None:
+        gc.collect()
+        dist.destroy_process_group()
 
 
 def change_timeout(timeout: timedelta) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
+from bigmodel.errors import TrainError
 from bigmodel.train.handlers import DistributedDataParallelKwargs
 from bigmodel.train.types import DDPCommunicationHookType as HookType
 
@@ -23,7 +24,11 @@ _WRAPPERS: dict[HookType, Any] = {
 
 
 def register_comm_hook(model: TorchDDP, handler: DistributedDataParallelKwargs) -> None:
-    """Register the handler's communication hook, wrapped as it says, if it names one."""
+    """Register the handler's communication hook, wrapped as it says, if it names one.
+
+    Raises:
+        TrainError: the process group cannot exchange what the hook sends (bf16 over gloo).
+    """
     hook = _HOOKS.get(handler.comm_hook)
     if hook is None:
         return
@@ -32,4 +37,7 @@ def register_comm_hook(model: TorchDDP, handler: DistributedDataParallelKwargs) 
         state: Any = powerSGD_hook.PowerSGDState(None, **handler.comm_state_option)
     else:
         state = None
-    model.register_comm_hook(state, wrap(hook) if wrap is not None else hook)
+    try:
+        model.register_comm_hook(state, wrap(hook) if wrap is not None else hook)
+    except TypeError as error:
+        raise TrainError(f"comm_hook {handler.comm_hook} in {handler.comm_wrapper} cannot be used: {error}") from error

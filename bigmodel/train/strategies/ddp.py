@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -34,6 +36,7 @@ class DistributedDataParallel(SingleProcess):
             **handler.wrapper_kwargs(),
         )
         register_comm_hook(wrapped, handler)
+        atexit.register(_let_go, weakref.ref(wrapped))
         return wrapped
 
     def unwrap(self, model: nn.Module) -> nn.Module:
@@ -61,3 +64,11 @@ class DistributedDataParallel(SingleProcess):
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """Let processes that have no more batches take part in the others' communication."""
         return Join(list(joinables), enable=True, throw_on_early_termination=False)
+
+
+def _let_go(reference: weakref.ref[TorchDDP]) -> None:
+    """At the end of the process, before its group is left, drop what still uses the group."""
+    model = reference()
+    if model is not None:
+        for name in ("reducer", "logger", "process_group"):
+            model.__dict__.pop(name, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -196,3 +197,23 @@ def test_hooks_may_write_and_read_models_themselves(tmp_path: Path) -> None:
     accelerator.save_state(tmp_path)
     assert (tmp_path / "model.safetensors").exists()
     assert len(calls) == 2
+
+
+@on_ranks
+def test_one_of_two_processes_finishes_what_a_killed_one_had_begun_to_move(folder: Path) -> None:
+    accelerator = Accelerator()
+    model = accelerator.prepare(nn.Linear(1, 1))
+    state = folder / "state"
+    for value in (1.0, 2.0):
+        nn.init.constant_(accelerator.unwrap_model(model).weight, value)
+        accelerator.save_state(state)
+    if accelerator.is_main_process:
+        # The second save is taken back to the moment at which it counted, but had moved nothing yet.
+        (state / ".partial").mkdir()
+        (state / "model.safetensors").rename(state / ".partial" / "model.safetensors")
+        (state / ".moves.json").write_text(json.dumps({"move": ["model.safetensors"], "remove": []}))
+    accelerator.wait_for_everyone()
+    nn.init.constant_(accelerator.unwrap_model(model).weight, 3.0)
+    accelerator.load_state(state)
+    assert accelerator.unwrap_model(model).weight.item() == 2.0
+    assert not (state / ".partial").exists()

@@ -1,0 +1,82 @@
+"""DistributedDataParallel through the Accelerator, with what PyTorch offers for it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from bigmodel.train import Accelerator, DistributedDataParallelKwargs
+from tests.train.multiprocess import fresh_states, launch, on_ranks
+
+LEFT_ALONE = """
+import atexit
+import torch.distributed as dist
+
+model = None
+atexit.register(lambda: print("in a group at the end:", dist.is_initialized(), hasattr(model, "reducer")))
+import torch
+from bigmodel.train import Accelerator
+
+accelerator = Accelerator()
+model = torch.nn.Linear(2, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+accelerator.backward(model(torch.ones(1, 2)).sum())
+"""
+
+
+def test_a_script_that_ends_without_a_word_leaves_the_group_before_python_ends() -> None:
+    outputs = launch([sys.executable, "-c", LEFT_ALONE], processes=2)
+    assert outputs == ["in a group at the end: False False\n"] * 2
+
+
+def gradients(rows: list[int], **kwargs: Any) -> tuple[TorchDDP, torch.Tensor]:
+    """Return a wrapped model, and its gradients after this process has seen as many rows as `rows` says."""
+    fresh_states()
+    accelerator = Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(**kwargs)])
+    torch.manual_seed(0)
+    model = accelerator.prepare(nn.Linear(16, 16))
+    x = torch.linspace(-1, 1, 16).repeat(rows[accelerator.process_index], 1)
+    accelerator.backward(model(x).square().sum())
+    return model, model.module.weight.grad.clone()
+
+
+@on_ranks
+def test_arguments_reach_pytorch_s_wrapper() -> None:
+    model, _ = gradients([1, 1], bucket_cap_mb=3, gradient_as_bucket_view=True, static_graph=True)
+    assert isinstance(model, TorchDDP)
+    assert model.bucket_bytes_cap == 3 * 2**20
+    assert model.gradient_as_bucket_view
+    assert model.static_graph
+
+
+@on_ranks
+def test_a_sync_can_be_asked_for_after_a_local_forward() -> None:
+    accelerator = Accelerator()
+    model = accelerator.prepare(nn.Linear(2, 1, bias=False))
+    x = torch.full((1, 2), float(accelerator.process_index + 1))
+    with accelerator.no_sync(model):
+        loss = model(x).sum()
+    with accelerator.trigger_sync_in_backward(model):
+        accelerator.backward(loss)
+    assert model.module.weight.grad.tolist() == [[1.5, 1.5]]
+
+
+@on_ranks
+def test_processes_may_run_out_of_batches_one_after_the_other() -> None:
+    accelerator = Accelerator()
+    model = accelerator.prepare(nn.Linear(2, 1))
+    steps = 2 + accelerator.process_index
+    with accelerator.join_uneven_inputs([model]):
+        for _ in range(steps):
+            accelerator.backward(model(torch.ones(1, 2)).sum())
+    accelerator.wait_for_everyone()
+
+
+@pytest.mark.parametrize("evaluation_mode", [True, False])
+def test_one_process_needs_no_wrapper(evaluation_mode: bool) -> None:
+    assert not isinstance(Accelerator().prepare_model(nn.Linear(1, 1), evaluation_mode=evaluation_mode), TorchDDP)
