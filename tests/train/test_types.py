@@ -1,0 +1,17 @@
+"""Enumerations that are their values."""
+
+from __future__ import annotations
+
+import json
+
+from bigmodel.train import DistributedType, PrecisionType, RNGType
+
+
+def test_members_compare_hash_print_and_serialise_as_strings() -> None:
+    assert PrecisionType.BF16 == "bf16"
+    assert {PrecisionType.BF16: 1}["bf16"] == 1
+    assert f"{DistributedType.FSDP}" == "FSDP"
+    assert json.dumps(DistributedType.MULTI_CPU) == '"MULTI_CPU"'
+    assert PrecisionType("fp16") is PrecisionType.FP16
+    assert PrecisionType.list() == ["no", "fp16", "bf16", "fp8"]
+    assert "generator" in RNGType.list()
