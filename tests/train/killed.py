@@ -25,10 +25,10 @@ class Stamped:
     def __init__(self, folder: Path, automatic: bool) -> None:
         config = ProjectConfiguration(str(folder), automatic_checkpoint_naming=automatic, total_limit=2)
         self.accelerator = Accelerator(cpu=True, project_config=config)
-        model = nn.Linear(700, 700)
+        model = nn.Linear(400, 400)
         self.model, self.optimizer = self.accelerator.prepare(model, torch.optim.Adam(model.parameters()))
         self.accelerator.register_for_checkpointing(self)
-        self.model(torch.zeros(1, 700)).sum().backward()
+        self.model(torch.zeros(1, 400)).sum().backward()
         self.optimizer.step()
         self.number = 0
 
@@ -47,7 +47,7 @@ class Stamped:
 
     def numbers(self) -> set[float]:
         """Return all the numbers found."""
-        return {float(self.number)} | {float(value) for tensor in self._tensors() for value in tensor.unique()}
+        return {float(self.number)} | {float(value) for tensor in self._tensors() for value in tensor.aminmax()}
 
     def _tensors(self) -> list[torch.Tensor]:
         moments = [state[name] for state in self.optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]

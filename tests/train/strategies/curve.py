@@ -1,18 +1,46 @@
 """Trains a small model for 50 steps and writes its losses; in the middle it saves, and at the end trains on from there.
 
-Run by `bigmodel launch` with any strategy: curve.py FOLDER [full|sharded]
+Run by `bigmodel launch`: curve.py FOLDER STRATEGY... uses one strategy after the other in the same processes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from bigmodel.train import Accelerator, DataLoaderConfiguration
+from bigmodel.launch import parse_launch
+from bigmodel.launch.environment import launch_environment
+from bigmodel.train import Accelerator, DataLoaderConfiguration, PartialState
+from tests.train.multiprocess import fresh_states
+
+STRATEGIES = {
+    "ddp": ["--distributed_type=MULTI_CPU"],
+    "fsdp": ["--use_fsdp"],
+    "fsdp_hybrid": ["--use_fsdp", "--fsdp_sharding_strategy=HYBRID_SHARD"],
+    "fsdp_one_file": [
+        "--use_fsdp",
+        "--fsdp_state_dict_type=FULL_STATE_DICT",
+        "--fsdp_offload_params=true",
+        "--fsdp_activation_checkpointing=true",
+        "--fsdp_reshard_after_forward=false",
+    ],
+    "zero_0": ["--use_deepspeed", "--zero_stage=0"],
+    "zero_1": ["--use_deepspeed", "--zero_stage=1"],
+    "zero_2_offload": ["--use_deepspeed", "--zero_stage=2", "--offload_optimizer_device=cpu"],
+    "zero_3": ["--use_deepspeed", "--zero_stage=3"],
+    "zero_3_offload": [
+        "--use_deepspeed",
+        "--zero_stage=3",
+        "--offload_optimizer_device=cpu",
+        "--offload_param_device=cpu",
+    ],
+}
+"""The flags of `bigmodel launch` for each strategy."""
 
 STEPS, ACCUMULATED, BATCH, FEATURES, CLASSES = 50, 2, 8, 12, 5
 
@@ -77,7 +105,17 @@ def train(accelerator: Accelerator, model, optimizer, scheduler, first: int, las
     return found
 
 
-def main(folder: Path) -> None:
+def configure(flags: list[str]) -> None:
+    """Set the variables with which `bigmodel launch FLAGS` starts its processes, and those alone."""
+    for name in [name for name in os.environ if name.startswith(("ACCELERATE_", "FSDP_"))]:
+        del os.environ[name]
+    config = parse_launch(["--cpu", "--num_processes=2", *flags, __file__]).config
+    os.environ.update(launch_environment(config, processes_here=2, cpu=True))
+
+
+def run(folder: Path) -> None:
+    """Train, save, train on, load and train on again; the main process writes what it saw to `folder`."""
+    fresh_states()
     # Global batches are split between the ranks, so the scheduler counts the same steps on any number of them.
     config = DataLoaderConfiguration(split_batches=True)
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATED, dataloader_config=config)
@@ -103,8 +141,16 @@ def main(folder: Path) -> None:
         (folder / "curve.json").write_text(json.dumps(found))
     accelerator.wait_for_everyone()
     accelerator.free_memory(model, optimizer, scheduler)
-    accelerator.end_training()
+
+
+def main(folder: Path, names: list[str]) -> None:
+    for name in names:
+        configure(STRATEGIES[name])
+        own = folder / name
+        own.mkdir(exist_ok=True)
+        run(own)
+    PartialState().destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,3 +81,8 @@ def test_processes_may_run_out_of_batches_one_after_the_other() -> None:
 @pytest.mark.parametrize("evaluation_mode", [True, False])
 def test_one_process_needs_no_wrapper(evaluation_mode: bool) -> None:
     assert not isinstance(Accelerator().prepare_model(nn.Linear(1, 1), evaluation_mode=evaluation_mode), TorchDDP)
+
+
+@pytest.mark.slow
+def test_the_curve_is_that_of_one_process(check_curve: Callable[[str], None]) -> None:
+    check_curve("ddp")

@@ -1,0 +1,74 @@
+"""Training curves: that of one process, and those of two with every strategy, which are compared with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+from tests.launch.starting import launched
+
+from .curve import STRATEGIES, Model, run
+
+SCRIPT = Path(__file__).parent / "curve.py"
+TOLERANCE = 1e-6
+
+
+def read(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "curve.json").read_text())
+    with safe_open(folder / "exported" / "model.safetensors", "pt") as exported:
+        found["exported"] = set(exported.keys())
+    return found
+
+
+@pytest.fixture(scope="session")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[str, Any]]:
+    """The curve of one process, drawn when it is first asked for."""
+
+    @cache
+    def drawn() -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("alone")
+        run(folder)
+        return read(folder)
+
+    return drawn
+
+
+@pytest.fixture(scope="session")
+def curve_of_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """The curve of two processes with one strategy. All strategies of one library are used in one launch."""
+
+    @cache
+    def of_library(deepspeed: bool) -> Path:
+        folder = tmp_path_factory.mktemp("curves")
+        names = [name for name in STRATEGIES if name.startswith("zero") == deepspeed]
+        kind = STRATEGIES[names[0]]
+        done = launched("--cpu", "--num_processes=2", *kind, SCRIPT, folder, *names)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return folder
+
+    return lambda name: read(of_library(name.startswith("zero")) / name)
+
+
+@pytest.fixture
+def check_curve(
+    alone: Callable[[], dict[str, Any]], curve_of_two: Callable[[str], dict[str, Any]]
+) -> Callable[[str], None]:
+    """Hold the curve of two processes with a strategy against that of one, and its resumption against itself."""
+
+    def check(name: str) -> None:
+        expected, found = alone(), curve_of_two(name)
+        for step, ((loss, norm), (expected_loss, expected_norm)) in enumerate(
+            zip(found["losses"], expected["losses"], strict=True)
+        ):
+            assert loss == pytest.approx(expected_loss, rel=TOLERANCE), f"loss of step {step}"
+            assert norm == pytest.approx(expected_norm, rel=TOLERANCE), f"gradient norm of step {step}"
+        assert found["resumed"] == found["rest"]
+        assert found["exported"] == set(Model().state_dict())
+
+    return check
