@@ -45,11 +45,12 @@ def run_replicas(
     except ImportError as error:
         raise ServeError("--replicas needs Ray: pip install 'bigmodel[ray]'") from error
     ray.init(address=cluster, log_to_driver=False, logging_level=logging.WARNING, include_dashboard=False)
+    stopped = _on_signal()  # after Ray has set its own handlers, before anybody can know that this server is there
     try:
         serve.start(http_options={"host": host, "port": port})
         serve.run(deployment(build, replicas, max_requests, drain_timeout), name="bigmodel", route_prefix="/")
         logger.info("%d replicas are serving on http://%s:%d", replicas, host, port)
-        _wait_for_signal()
+        stopped.wait()
         serve.shutdown()
     except (RuntimeError, TimeoutError) as error:
         raise ServeError(f"the replicas did not come up: {error}") from error
@@ -62,15 +63,14 @@ def deployment(build: BuildApp, replicas: int, max_requests: int, drain_timeout:
     """The Ray Serve application: ``build`` as an ASGI ingress, so many times."""
     from ray import serve
 
-    @serve.ingress()
+    def build_here() -> FastAPI:  # Ray takes a function only, and calls it in the replica's process
+        return build()
+
+    @serve.ingress(build_here)
     class Replica:
         """One copy, built in its own process. Ray asks it for its health and replaces it when it raises."""
 
-        def __init__(self) -> None:
-            self.app = build()
-
-        def __serve_build_asgi_app__(self) -> FastAPI:
-            return self.app
+        app: FastAPI  # given by Ray
 
         async def check_health(self) -> None:
             state: ServerState = self.app.state.server
@@ -93,7 +93,8 @@ def resources(replicas: int) -> dict[str, float]:
     return {"num_cpus": 1, "num_gpus": gpus / replicas} if gpus else {"num_cpus": 1}
 
 
-def _wait_for_signal() -> None:
+def _on_signal() -> threading.Event:
+    """An event that SIGTERM and SIGINT set from now on."""
     stopped = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -101,4 +102,4 @@ def _wait_for_signal() -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    stopped.wait()
+    return stopped

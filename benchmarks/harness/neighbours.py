@@ -22,7 +22,7 @@ class Usage:
 
 
 def usage() -> Usage:
-    """Return processor time so far: in all, and that of this process, its ended children and the kernel's threads."""
+    """Return processor time so far: in all, and that of this process, its children and the kernel's threads."""
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system
     if not (_PROC / "stat").exists():
@@ -30,7 +30,7 @@ def usage() -> Usage:
     # user, nice, system, ..., steal: idle and waiting are not work, interrupts are the kernel's.
     fields = [float(text) for text in (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
     everything = (fields[0] + fields[1] + fields[2] + fields[7]) / _TICKS
-    return Usage(time.perf_counter(), everything, own + _kernel_threads())
+    return Usage(time.perf_counter(), everything, own + _kernel_threads_and_children())
 
 
 def neighbours_share(before: Usage, after: Usage) -> float:
@@ -41,9 +41,13 @@ def neighbours_share(before: Usage, after: Usage) -> float:
     return max(0.0, others / (passed * cores))
 
 
-def _kernel_threads() -> float:
-    """Return processor time of the kernel's own threads: they work for whoever reads from disk, us above all."""
-    total = 0.0
+def _kernel_threads_and_children() -> float:
+    """Return processor time of processes that work for this one: its children, and the kernel's own threads.
+
+    Ended children are counted by `os.times`; the kernel's threads read from disk for whoever asks, us above all.
+    """
+    parents: dict[str, str] = {}
+    ticks: dict[str, int] = {}
     for entry in _PROC.iterdir():
         if not entry.name.isdecimal():
             continue
@@ -51,6 +55,12 @@ def _kernel_threads() -> float:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it has ended meanwhile
             continue
-        if fields[1] == _KTHREADD:
-            total += float(fields[11]) + float(fields[12])
-    return total / _TICKS
+        parents[entry.name] = fields[1]
+        ticks[entry.name] = sum(map(int, fields[11:15]))
+    ours = {_KTHREADD}
+    new = {str(os.getpid())}
+    while new:
+        ours |= new
+        new = {process for process, parent in parents.items() if parent in ours} - ours
+    ours.discard(str(os.getpid()))
+    return sum(ticks.get(process, 0) for process in ours) / _TICKS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,9 +62,18 @@ def test_two_replicas_answer_alike_and_stop_on_a_signal() -> None:
         assert streamed.endswith("data: [DONE]\n\n")
         bad = httpx.post(f"{url}/v1/completions", json={**body, "temperature": 9}, timeout=60)
         assert (bad.status_code, bad.json()["error"]["param"]) == (400, "temperature")
+        # Each replica counts for itself, and either may be asked; together they have answered all seven.
+        assert sum({answered(url) for _ in range(24)}) == 7
+        assert httpx.get(f"{url}/health").json() == {"status": "ok"}
         child.send_signal(signal.SIGTERM)
         assert child.wait(60) == 0
     finally:
         if child.poll() is None:
             child.kill()
         child.communicate()
+
+
+def answered(url: str) -> float:
+    """What one of the replicas says that it has answered."""
+    found = re.search(r'^bigmodel_requests_total{outcome="ok"} (\S+)$', httpx.get(f"{url}/metrics").text, re.M)
+    return 0.0 if found is None else float(found[1])
