@@ -158,10 +158,10 @@ def test_a_normalizer_written_by_one_process_and_read_by_all(folder: Path) -> No
 
 def test_tracking_with_wandb_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
-    monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     accelerator = Accelerator(log_with="wandb", mixed_precision="bf16", device_placement=True)
-    accelerator.init_trackers(project_name="project", config={"lr": 0.1}, init_kwargs={"wandb": {"dir": str(tmp_path)}})
+    wandb_cfg = {"dir": str(tmp_path), "mode": "offline"}
+    accelerator.init_trackers(project_name="project", config={"lr": 0.1}, init_kwargs={"wandb": wandb_cfg})
     model: Any = nn.Linear(10, 5)
     optimizer: Any = optim.SGD(model.parameters(), lr=0.1)
     dataloader, _, model, optimizer = accelerator.prepare(

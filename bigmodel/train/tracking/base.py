@@ -65,6 +65,80 @@ class GeneralTracker:
         """End the run: write what is pending."""
 
 
+class LibraryTracker(GeneralTracker):
+    """Base of the built-in trackers: holds the library's object for one run. Only the main process has one.
+
+    A subclass makes that object in `_begin`, and stores images and tables in `_store_images` and `_store_table`.
+
+    Args:
+        run_name: what the library is to call the project.
+        kwargs: arguments for the library.
+    """
+
+    requires_logging_directory = False
+
+    def __init__(self, run_name: str | None, **kwargs: Any) -> None:
+        super().__init__()
+        self.run_name = run_name
+        self.run: Any = None
+        self._kwargs = kwargs
+
+    @property
+    def tracker(self) -> Any:
+        """The library's object: a run, an experiment, a writer."""
+        return self.run
+
+    @on_main_process
+    def start(self) -> None:
+        """Begin the run."""
+        self.run = self._begin()
+
+    @on_main_process
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Store several images under each name; further arguments are the library's."""
+        for name, images in values.items():
+            self._store_images(name, images, step, kwargs)
+
+    @on_main_process
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Store a table, given as columns and rows or as a dataframe; further arguments are the library's."""
+        names, rows = table_rows(columns, data, dataframe)
+        self._store_table(table_name, names, rows, step, kwargs)
+
+    @on_main_process
+    def finish(self) -> None:
+        """End the run."""
+        self._end()
+
+    def _begin(self) -> Any:
+        """Return the library's object for a new run."""
+        raise NotImplementedError
+
+    def _end(self) -> None:
+        self.run.finish()
+
+    def _store_images(self, name: str, images: Any, step: int | None, options: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _store_table(
+        self, name: str, columns: list[str], rows: list[list[Any]], step: int | None, options: dict[str, Any]
+    ) -> None:
+        raise NotImplementedError
+
+
+def image_names(name: str, images: Any, separator: str) -> list[tuple[str, Any]]:
+    """Each image with a name of its own; a lone one has the name given."""
+    return [(name if len(images) == 1 else f"{name}{separator}{number}", image) for number, image in enumerate(images)]
+
+
 def is_number(value: Any) -> bool:
     """Whether a tracker can plot `value`: a number, or a tensor or array of one element."""
     if isinstance(value, (int, float)):

@@ -4,80 +4,47 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import GeneralTracker, as_number, is_number, on_main_process, table_rows
+from .base import LibraryTracker, as_number, image_names, is_number, on_main_process
 
 
-class CometMLTracker(GeneralTracker):
-    """Logs to an experiment of Comet.
-
-    Args:
-        run_name: the project.
-        kwargs: arguments of `comet_ml.start`.
-    """
+class CometMLTracker(LibraryTracker):
+    """Logs to an experiment of Comet. Further arguments are those of `comet_ml.start`."""
 
     name = "comet_ml"
-    requires_logging_directory = False
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self._kwargs = kwargs
-        self._experiment: Any = None
-
-    @property
-    def tracker(self) -> Any:
-        """The Comet experiment."""
-        return self._experiment
-
-    @on_main_process
-    def start(self) -> None:
-        """Begin the experiment."""
-        import comet_ml
-
-        self._experiment = comet_ml.start(**{"project_name": self.run_name, **self._kwargs})
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store hyperparameters."""
-        self._experiment.log_parameters(values)
+        self.run.log_parameters(values)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Numbers become metrics, dicts of numbers a group of metrics, everything else "other" values."""
         if step is not None:
-            self._experiment.set_step(step)
+            self.run.set_step(step)
         for name, value in values.items():
             if is_number(value):
-                self._experiment.log_metric(name, as_number(value), step=step, **kwargs)
+                self.run.log_metric(name, as_number(value), step=step, **kwargs)
             elif isinstance(value, dict):
-                self._experiment.log_metrics(value, prefix=name, step=step, **kwargs)
+                self.run.log_metrics(value, prefix=name, step=step, **kwargs)
             else:
-                self._experiment.log_other(name, str(value), **kwargs)
+                self.run.log_other(name, str(value), **kwargs)
 
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log lists of images by name."""
-        for name, images in values.items():
-            for number, image in enumerate(images):
-                key = name if len(images) == 1 else f"{name}_{number}"
-                self._experiment.log_image(image, name=key, step=step, **kwargs)
+    def _begin(self) -> Any:
+        import comet_ml
 
-    @on_main_process
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-        **kwargs: Any,
+        return comet_ml.start(**{"project_name": self.run_name, **self._kwargs})
+
+    def _end(self) -> None:
+        self.run.end()
+
+    def _store_images(self, name: str, images: Any, step: int | None, options: dict[str, Any]) -> None:
+        for key, image in image_names(name, images, "_"):
+            self.run.log_image(image, name=key, step=step, **options)
+
+    def _store_table(
+        self, name: str, columns: list[str], rows: list[list[Any]], step: int | None, options: dict[str, Any]
     ) -> None:
-        """Log a table as a CSV file."""
-        names, rows = table_rows(columns, data, dataframe)
-        name = table_name if table_name.endswith((".csv", ".tsv")) else f"{table_name}.csv"
-        self._experiment.log_table(name, tabular_data=rows, headers=names, **kwargs)
-
-    @on_main_process
-    def finish(self) -> None:
-        """End the experiment."""
-        self._experiment.end()
+        """Tables are stored as CSV files."""
+        file = name if name.endswith((".csv", ".tsv")) else f"{name}.csv"
+        self.run.log_table(file, tabular_data=rows, headers=columns, **options)

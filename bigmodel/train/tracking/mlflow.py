@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from .base import GeneralTracker, as_number, flat, is_number, on_main_process, table_rows
+from .base import LibraryTracker, as_number, flat, is_number, on_main_process
 
 
-class MLflowTracker(GeneralTracker):
+class MLflowTracker(LibraryTracker):
     """Logs to a run of MLflow.
 
     Args:
@@ -21,7 +21,6 @@ class MLflowTracker(GeneralTracker):
     """
 
     name = "mlflow"
-    requires_logging_directory = False
 
     def __init__(
         self,
@@ -33,32 +32,15 @@ class MLflowTracker(GeneralTracker):
         run_name: str | None = None,
         description: str | None = None,
     ) -> None:
-        super().__init__()
-        self.experiment_name = os.environ.get("MLFLOW_EXPERIMENT_NAME", experiment_name)
-        self.logging_dir = os.environ.get("MLFLOW_TRACKING_URI") or logging_dir
-        self._arguments: dict[str, Any] = {
+        super().__init__(os.environ.get("MLFLOW_EXPERIMENT_NAME", experiment_name))
+        self._kwargs = {
             "run_id": os.environ.get("MLFLOW_RUN_ID", run_id),
             "nested": nested_run,
             "run_name": run_name,
             "tags": tags,
             "description": description,
         }
-        self._run: Any = None
-
-    @property
-    def tracker(self) -> Any:
-        """The active MLflow run."""
-        return self._run
-
-    @on_main_process
-    def start(self) -> None:
-        """Begin the run."""
-        import mlflow
-
-        if self.logging_dir is not None:
-            mlflow.set_tracking_uri(str(self.logging_dir))
-        experiment = mlflow.set_experiment(self.experiment_name)
-        self._run = mlflow.start_run(experiment_id=experiment.experiment_id, **self._arguments)
+        self.logging_dir = os.environ.get("MLFLOW_TRACKING_URI") or logging_dir
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -83,31 +65,6 @@ class MLflowTracker(GeneralTracker):
             mlflow.set_tags(texts)
 
     @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Store lists of images (arrays of shape (H, W, 3)) as files "name_step_number.png"."""
-        import mlflow
-
-        for name, images in values.items():
-            for number, image in enumerate(images):
-                mlflow.log_image(image, f"{name}_{0 if step is None else step}_{number}.png", **kwargs)
-
-    @on_main_process
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Store a table as a JSON file."""
-        import mlflow
-
-        names, rows = table_rows(columns, data, dataframe)
-        mlflow.log_dict({"columns": names, "data": rows}, f"{table_name}_{0 if step is None else step}.json")
-
-    @on_main_process
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
         """Store a matplotlib or plotly figure."""
         import mlflow
@@ -128,9 +85,30 @@ class MLflowTracker(GeneralTracker):
 
         mlflow.log_artifacts(local_dir=local_dir, artifact_path=artifact_path)
 
-    @on_main_process
-    def finish(self) -> None:
-        """End the run."""
+    def _begin(self) -> Any:
+        import mlflow
+
+        if self.logging_dir is not None:
+            mlflow.set_tracking_uri(str(self.logging_dir))
+        experiment = mlflow.set_experiment(self.run_name)
+        return mlflow.start_run(experiment_id=experiment.experiment_id, **self._kwargs)
+
+    def _end(self) -> None:
         import mlflow
 
         mlflow.end_run()
+
+    def _store_images(self, name: str, images: Any, step: int | None, options: dict[str, Any]) -> None:
+        """Images, arrays of shape (H, W, 3), are stored as files "name_step_number.png"."""
+        import mlflow
+
+        for number, image in enumerate(images):
+            mlflow.log_image(image, f"{name}_{step or 0}_{number}.png", **options)
+
+    def _store_table(
+        self, name: str, columns: list[str], rows: list[list[Any]], step: int | None, options: dict[str, Any]
+    ) -> None:
+        """Tables are stored as JSON files."""
+        import mlflow
+
+        mlflow.log_dict({"columns": columns, "data": rows}, f"{name}_{step or 0}.json", **options)

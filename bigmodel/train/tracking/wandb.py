@@ -4,37 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .base import GeneralTracker, on_main_process, table_rows
+from .base import LibraryTracker, on_main_process
 
 
-class WandBTracker(GeneralTracker):
-    """Logs to a run of wandb.
-
-    Args:
-        run_name: the project.
-        kwargs: arguments of `wandb.init`.
-    """
+class WandBTracker(LibraryTracker):
+    """Logs to a run of wandb. Further arguments are those of `wandb.init`."""
 
     name = "wandb"
-    requires_logging_directory = False
-
-    def __init__(self, run_name: str, **kwargs: Any) -> None:
-        super().__init__()
-        self.run_name = run_name
-        self._kwargs = kwargs
-        self.run: Any = None
-
-    @property
-    def tracker(self) -> Any:
-        """The wandb run."""
-        return self.run
-
-    @on_main_process
-    def start(self) -> None:
-        """Begin the run."""
-        import wandb
-
-        self.run = wandb.init(**{"project": self.run_name, **self._kwargs})
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -46,31 +22,20 @@ class WandBTracker(GeneralTracker):
         """Log values; further arguments are those of `wandb.log`."""
         self.run.log(values, step=step, **kwargs)
 
-    @on_main_process
-    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log lists of images by name; further arguments are those of `wandb.Image`."""
+    def _begin(self) -> Any:
         import wandb
 
-        for name, images in values.items():
-            self.run.log({name: [wandb.Image(image, **kwargs) for image in images]}, step=step)
+        return wandb.init(**{"project": self.run_name, **self._kwargs})
 
-    @on_main_process
-    def log_table(
-        self,
-        table_name: str,
-        columns: list[str] | None = None,
-        data: list[list[Any]] | None = None,
-        dataframe: Any = None,
-        step: int | None = None,
-        **kwargs: Any,
+    def _store_images(self, name: str, images: Any, step: int | None, options: dict[str, Any]) -> None:
+        import wandb
+
+        self.run.log({name: [wandb.Image(image, **options) for image in images]}, step=step)
+
+    def _store_table(
+        self, name: str, columns: list[str], rows: list[list[Any]], step: int | None, options: dict[str, Any]
     ) -> None:
-        """Log a table; its cells may be numbers, texts or wandb's media."""
+        """Cells may be numbers, texts or wandb's media."""
         import wandb
 
-        names, rows = table_rows(columns, data, dataframe)
-        self.run.log({table_name: wandb.Table(columns=list(names), data=rows)}, step=step, **kwargs)
-
-    @on_main_process
-    def finish(self) -> None:
-        """End the run."""
-        self.run.finish()
+        self.run.log({name: wandb.Table(columns=list(columns), data=rows)}, step=step, **options)
