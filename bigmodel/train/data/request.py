@@ -1,0 +1,129 @@
+"""A loader that is to be prepared, how, and loaders made from it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from bigmodel.errors import TrainError
+from bigmodel.train.configuration import DataLoaderConfiguration
+from bigmodel.train.types import RNGType
+
+logger = logging.getLogger(__name__)
+
+_KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "in_order",
+)
+
+
+_DATA_PARALLEL = ("dp_replicate", "dp_shard", "dp", "fsdp")
+
+
+@dataclass
+class Request:
+    """A loader to prepare, and how.
+
+    Attributes:
+        loader: what the user has made.
+        config: how it is shared.
+        processes, index: how many share the data, and which this is.
+        device: where batches go, or None.
+        rng_types: generators to synchronise.
+        slice_fn: how process 0 cuts a batch.
+        common: arguments for the prepared loader, of whatever kind it is.
+    """
+
+    loader: DataLoader[Any]
+    config: DataLoaderConfiguration
+    processes: int
+    index: int
+    device: torch.device | None
+    rng_types: Sequence[RNGType | str]
+    slice_fn: Callable[..., Any] | None = None
+    common: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def splits(self) -> bool:
+        """Whether a batch is split among processes."""
+        return self.config.split_batches and self.processes > 1
+
+    @property
+    def whole_batch_size(self) -> int | None:
+        """Samples in a batch of the user's loader."""
+        size = self.loader.batch_size
+        return size if size is not None else getattr(self.loader.batch_sampler, "batch_size", None)
+
+    @property
+    def share(self) -> int | None:
+        """Samples in one process's batch."""
+        size = self.whole_batch_size
+        if size is None or not self.splits:
+            return size
+        if size % self.processes:
+            raise TrainError(f"split_batches: a batch of {size} does not divide among {self.processes} processes")
+        return size // self.processes
+
+
+def can_shard(request: Request) -> bool:
+    """Whether the dataset says that it can give each process its part."""
+    dataset: Any = request.loader.dataset
+    shard = getattr(dataset, "shard", None)
+    if not callable(shard) or request.loader.batch_size is None:
+        return False
+    if not {"num_shards", "index"} <= set(inspect.signature(shard).parameters):
+        return False
+    pieces = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
+    return pieces is None or pieces >= request.processes
+
+
+def data_ranks(mesh: Any) -> tuple[int, int]:
+    """Return how many of a mesh's processes read different data, and which of them this one is."""
+    count, index = 1, 0
+    for dimension, name in enumerate(mesh.mesh_dim_names or ()):
+        if name in _DATA_PARALLEL:
+            size = int(mesh.size(dimension))
+            count, index = count * size, index * size + int(mesh.get_local_rank(dimension))
+    return count, index
+
+
+def loader_class(loader: DataLoader[Any]) -> type[DataLoader[Any]]:
+    """Return PyTorch's or torchdata's class of the loader."""
+    return next(cls for cls in type(loader).__mro__ if cls.__module__.split(".")[0] in ("torch", "torchdata"))
+
+
+def rebuild(request: Request, dataset: Any, **changed: Any) -> DataLoader[Any]:
+    """Return a loader with the settings of the given one, but for `changed`."""
+    loader = request.loader
+    cls = _stateful_class() if request.config.use_stateful_dataloader else loader_class(loader)
+    if type(loader).__iter__ is not loader_class(loader).__iter__:
+        logger.warning("%s iterates in its own way, which is not kept across processes", type(loader).__name__)
+    known = inspect.signature(cls.__init__).parameters
+    settings = {name: getattr(loader, name) for name in _KEPT if name in known and hasattr(loader, name)}
+    if settings.get("num_workers") == 0:
+        settings.pop("prefetch_factor", None)
+    if changed.get("sampler") is not None:
+        changed["batch_size"] = None
+    return cls(dataset, **settings, **changed)
+
+
+def _stateful_class() -> type[DataLoader[Any]]:
+    try:
+        from torchdata.stateful_dataloader import StatefulDataLoader
+    except ImportError:
+        raise TrainError("use_stateful_dataloader needs torchdata: pip install torchdata") from None
+    return StatefulDataLoader
