@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import random
+import signal
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from .harness import Column, Limit, Report, Table
+from .serve_client import completion, exchange, get
+from .serve_drawn import drawn_requests
 from .serve_model import random_llama, word_tokenizer
 
-KINDS = ("whole", "streamed", "bad", "slow", "gone", "other")
-_WEIGHTS = (40, 25, 15, 5, 10, 5)
+KINDS = ("whole", "streamed", "bad", "drawn", "slow", "gone", "other")
+_WEIGHTS = (37, 23, 10, 10, 5, 10, 5)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,14 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Send the clients and count what they saw."""
-    from .serve_http import served
-
     clients = 200 if options.quick else options.clients
-    with served(random_llama("2x64", options.seed), word_tokenizer(), max_sequences=16) as (port, app):
-        crowd = Crowd(port, options.seed)
+    with _server(options) as (port, model, process):
+        crowd = Crowd(port, model, process, options.seed, drawn_requests(port, 60 if options.quick else 600))
         asyncio.run(crowd.come(clients, options.at_once))
-        engine = app.state.server.engine
-        held = asyncio.run(_settled(engine))
+        held = asyncio.run(crowd.settled())
     quarter = max(1, len(crowd.memory) // 4)
     first = sorted(crowd.memory[:quarter])[quarter // 2]
     last = sorted(crowd.memory[-quarter:])[quarter // 2]
@@ -51,20 +54,29 @@ def run(options: argparse.Namespace) -> Report:
         limits=[
             Limit("answers with status 500 or above", crowd.failures, "==", 0, "count"),
             Limit("good answers that were wrong", crowd.wrong, "==", 0, "count"),
-            Limit("slots held afterwards", held, "==", 0, "count"),
+            Limit("slots and key-value positions held afterwards", held, "==", 0, "count"),
             Limit("memory of the last quarter over the first", last / first, "<=", 1.02),
         ],
-        notes=[f"statuses: {dict(sorted(crowd.statuses.items()))}"],
+        notes=[f"statuses: {dict(sorted(crowd.statuses.items()))}; memory: {last / 2**20:.0f} MiB at the end"],
     )
 
 
-async def _settled(engine: Any) -> int:
-    """Slots still held when everybody has gone, after at most ten seconds."""
-    for _ in range(1000):
-        if not engine.unfinished:
-            break
-        await asyncio.sleep(0.01)
-    return int(engine.unfinished)
+@contextlib.contextmanager
+def _server(options: argparse.Namespace) -> Iterator[tuple[int, str, int]]:
+    """Port, model name and process of a server: one of its own, or (quick) a thread of this one."""
+    if options.quick:
+        from .serve_http import served
+
+        model = random_llama("2x64", options.seed)
+        with served(model, word_tokenizer(), max_sequences=16, prefix_cache=False) as (port, _):
+            yield port, "model", os.getpid()
+        return
+    from .serve_peer import OURS, checkpoint, serving
+
+    folder = checkpoint(options.workdir / "serve", "2x64", options.seed)
+    with serving(OURS, folder, options.threads or 1) as server:
+        server.process.send_signal(signal.SIGCONT)
+        yield server.port, server.model, server.process.pid
 
 
 @dataclass
@@ -72,7 +84,10 @@ class Crowd:
     """Clients of all kinds, and what they saw."""
 
     port: int
+    model: str
+    process: int
     seed: int
+    drawn: list[bytes]
     seen: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
     failures: int = 0
@@ -80,15 +95,28 @@ class Crowd:
     memory: list[int] = field(default_factory=list)
     _right: dict[int, str] = field(default_factory=dict)
 
+    async def settled(self) -> int:
+        """Sequences and key-value positions still held when everybody has gone, after at most ten seconds."""
+        for _ in range(200):
+            _, body = await self._exchange(get("/plan?parts=false"))
+            engine = json.loads(body)["engine"]
+            held = int(engine["running"] + engine["waiting"] + engine["kv_tokens"]["used"])
+            if not held:
+                break
+            await asyncio.sleep(0.05)
+        return held
+
     async def come(self, clients: int, at_once: int) -> None:
         """Let ``clients`` come, ``at_once`` at a time."""
         import psutil
 
         for number in range(40):
-            self._right[number] = _text(await self._post(_request(number)))
+            text = _text(await self._post(self._request(number)))
+            assert text is not None, "a good request was refused before anybody else was there"
+            self._right[number] = text
         rng = random.Random(self.seed)
         turns = asyncio.Semaphore(at_once)
-        process = psutil.Process()
+        process = psutil.Process(self.process)
 
         async def one(kind: str, number: int) -> None:
             async with turns:
@@ -97,14 +125,15 @@ class Crowd:
                 if sum(self.seen.values()) % 50 == 0:
                     self.memory.append(process.memory_info().rss)
 
-        kinds = rng.choices(KINDS, _WEIGHTS, k=clients)
+        weights = [0 if kind == "drawn" and not self.drawn else w for kind, w in zip(KINDS, _WEIGHTS, strict=True)]
+        kinds = rng.choices(KINDS, weights, k=clients)
         await asyncio.gather(*(one(kind, rng.randrange(40)) for kind in kinds))
 
     async def _whole(self, number: int, rng: random.Random) -> None:
-        self._judge(number, _text(await self._post(_request(number))))
+        self._judge(number, _text(await self._post(self._request(number))))
 
     async def _streamed(self, number: int, rng: random.Random) -> None:
-        status, body = await self._post({**_request(number), "stream": True})
+        status, body = await self._post({**self._request(number), "stream": True})
         if status == 200:
             events = [line[6:] for line in body.decode().split("\n\n") if line.startswith("data: {")]
             self._judge(number, "".join(json.loads(event)["choices"][0]["text"] for event in events))
@@ -114,17 +143,21 @@ class Crowd:
             *({"temperature": -1}, {"prompt": None}, {"model": "other"}, {"nonsense": 1}, {"n": 1000}),
             *({"prompt": [10**9]}, {"max_tokens": 10**9}, {"stop": [""]}, {"logit_bias": {"x": 1}}),
         ]
-        status, _ = await self._post({**_request(number), **rng.choice(wrong)})
+        status, _ = await self._post({**self._request(number), **rng.choice(wrong)})
         self.wrong += status == 200
+
+    async def _drawn(self, number: int, rng: random.Random) -> None:
+        """Sends what schemathesis made of the OpenAPI document."""
+        await self._exchange(rng.choice(self.drawn))
 
     async def _slow(self, number: int, rng: random.Random) -> None:
         """Sends its request in pieces and reads the answer late."""
-        self._judge(number, _text(await self._post(_request(number), pause=0.02)))
+        self._judge(number, _text(await self._post(self._request(number), pause=0.02)))
 
     async def _gone(self, number: int, rng: random.Random) -> None:
         """Leaves before the answer is there."""
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(_raw({**_request(number), "max_tokens": 400, "stream": rng.random() < 0.5}))
+        writer.write(completion({**self._request(number), "max_tokens": 400, "stream": rng.random() < 0.5}))
         await writer.drain()
         await asyncio.sleep(rng.random() * 0.03)
         writer.transport.abort()
@@ -132,59 +165,33 @@ class Crowd:
     async def _other(self, number: int, rng: random.Random) -> None:
         """Looks at the other routes, or speaks no sense."""
         path = rng.choice(["/health", "/ready", "/plan", "/metrics", "/", "/v1/models", "/nowhere"])
-        await self._exchange(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        await self._exchange(get(path))
 
     async def _post(self, body: dict[str, Any], pause: float = 0.0) -> tuple[int, bytes]:
-        return await self._exchange(_raw(body), pause)
+        return await self._exchange(completion(body), pause)
 
     async def _exchange(self, raw: bytes, pause: float = 0.0) -> tuple[int, bytes]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        for at in range(0, len(raw), max(1, len(raw) // 4)):
-            writer.write(raw[at : at + max(1, len(raw) // 4)])
-            await writer.drain()
-            if pause:
-                await asyncio.sleep(pause)
-        answer = await reader.read()
-        writer.close()
-        head, _, body = answer.partition(b"\r\n\r\n")
-        status = int(head.split(b" ", 2)[1])
+        status, body = await exchange(self.port, raw, pause)
         self.statuses[status] += 1
-        self.failures += status >= 500
-        return status, _unchunked(body) if b"chunked" in head.lower() else body
+        self.failures += status >= 500 and status != 504  # 504: the client set a deadline
+        return status, body
+
+    def _request(self, number: int) -> dict[str, Any]:
+        """Forty different requests: lengths, seeds and ways of choosing."""
+        return {
+            "model": self.model,
+            "prompt": [(number * 7 + at) % 8000 for at in range(1 + number * 5)],
+            "max_tokens": 3 + number % 9,
+            "seed": number,
+            "temperature": 0 if number % 3 else 1.0,
+            "ignore_eos": True,
+        }
 
     def _judge(self, number: int, text: str | None) -> None:
         if text is not None:  # None: refused because the queue was full
             self.wrong += text != self._right[number]
 
 
-def _request(number: int) -> dict[str, Any]:
-    """Forty different requests: lengths, seeds and ways of choosing."""
-    return {
-        "model": "model",
-        "prompt": [(number * 7 + at) % 8000 for at in range(1 + number * 5)],
-        "max_tokens": 3 + number % 9,
-        "seed": number,
-        "temperature": 0 if number % 3 else 1.0,
-        "ignore_eos": True,
-    }
-
-
-def _raw(body: dict[str, Any]) -> bytes:
-    text = json.dumps(body).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text
-
-
 def _text(answer: tuple[int, bytes]) -> str | None:
     status, body = answer
     return str(json.loads(body)["choices"][0]["text"]) if status == 200 else None
-
-
-def _unchunked(body: bytes) -> bytes:
-    """The body without the lengths that chunked transfer writes between its pieces."""
-    out = b""
-    while body:
-        size, _, body = body.partition(b"\r\n")
-        out += body[: int(size, 16)]
-        body = body[int(size, 16) + 2 :]
-    return out

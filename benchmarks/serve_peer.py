@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .harness import Column, Limit, Report, Table, Variant, measure
+from .serve_client import completion, exchange
 from .serve_model import Job, ragged_jobs, random_llama, word_tokenizer
 
 OURS, PEER = "bigmodel serve", "transformers serve --continuous-batching"
@@ -147,21 +148,12 @@ async def send(port: int, model: str, jobs: list[Job]) -> float:
     async def one(job: Job) -> None:
         await asyncio.sleep(max(0.0, begun + job.arrives - time.perf_counter()))
         body = {"model": model, "prompt": " ".join(map(str, job.prompt)), "max_tokens": job.tokens, "temperature": 0}
-        made = (await _post(port, json.dumps(body).encode()))["usage"]["completion_tokens"]
+        status, answer = await exchange(port, completion(body))
+        if status != 200:
+            raise RuntimeError(f"the server answered {status}: {answer[:300].decode()}")
+        made = json.loads(answer)["usage"]["completion_tokens"]
         if made != job.tokens:
             raise RuntimeError(f"{made} tokens came where {job.tokens} were asked for")
 
     await asyncio.gather(*(one(job) for job in jobs))
     return time.perf_counter() - begun
-
-
-async def _post(port: int, text: bytes) -> dict[str, dict[str, int]]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    writer.write(f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text)
-    answer, _, body = (await reader.read()).partition(b"\r\n\r\n")
-    writer.close()
-    if not answer.startswith(b"HTTP/1.1 200"):
-        raise RuntimeError(f"the server answered {answer[:30].decode()}: {body[:300].decode()}")
-    parsed: dict[str, dict[str, int]] = json.loads(body)
-    return parsed

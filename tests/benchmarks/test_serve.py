@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import serve_peer
 from benchmarks.command import main
-from benchmarks.serve_clients import _unchunked
+from benchmarks.serve_client import unchunked
 from benchmarks.serve_latency import percentiles
 from benchmarks.serve_model import ragged_jobs
 
@@ -58,4 +58,4 @@ def test_jobs_repeat_and_arrive_in_order() -> None:
 
 
 def test_chunks_are_joined() -> None:
-    assert _unchunked(b"3\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\n\r\n") == b"abc0123456789abcdef"
+    assert unchunked(b"3\r\nabc\r\n10\r\n0123456789abcdef\r\n0\r\n\r\n") == b"abc0123456789abcdef"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -33,3 +35,14 @@ def test_own_time_grows_with_own_work_and_never_passes_everything() -> None:
     after = usage()
     assert after.own - before.own >= 0.05
     assert after.everything > before.everything
+
+
+def test_a_child_at_work_is_no_neighbour() -> None:
+    busy = "print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        before = usage()
+        while usage().own - before.own < 0.05:  # what it takes is counted while it still runs
+            time.sleep(0.01)
+        child.kill()

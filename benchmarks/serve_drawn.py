@@ -1,0 +1,46 @@
+"""Requests that nobody thought of: drawn from the OpenAPI document by schemathesis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_OF_A_REQUEST = ("method", "url", "headers", "params", "json", "data", "cookies")
+
+
+def drawn_requests(port: int, count: int) -> list[bytes]:
+    """Requests that schemathesis draws from the OpenAPI document, as they go over the wire; none without it."""
+    try:
+        import schemathesis
+    except ImportError:
+        return []
+    from hypothesis import HealthCheck, Phase, given, settings
+    from requests import Request
+
+    url = f"http://127.0.0.1:{port}"
+    drawn: list[bytes] = []
+    for operation in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
+
+        @given(case=operation.ok().as_strategy())
+        @settings(
+            max_examples=max(1, count // 10),
+            deadline=None,
+            database=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        def draw(case: Any) -> None:
+            arguments = {k: v for k, v in case.as_transport_kwargs(base_url=url).items() if k in _OF_A_REQUEST}
+            drawn.append(_wire(Request(**arguments).prepare()))
+
+        draw()
+    return drawn
+
+
+def _wire(request: Any) -> bytes:
+    """A prepared request in HTTP/1.1."""
+    body = request.body or b""
+    body = body.encode() if isinstance(body, str) else body
+    headers = {**request.headers, "Host": "x", "Connection": "close", "Content-Length": str(len(body))}
+    head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"{request.method} {request.path_url} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + body

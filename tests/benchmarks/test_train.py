@@ -1,0 +1,57 @@
+"""Questions about training: they are asked in tiny sizes, and the figures fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import BenchmarkError
+from benchmarks.train_scaling import SETTINGS, _Run
+from bigmodel.train import AcceleratorState, GradientState
+
+from .answering import answer, limit, rows
+
+accelerate = pytest.importorskip(
+    "accelerate.state", reason="accelerate, which is measured beside bigmodel, is not installed"
+)
+
+
+@pytest.fixture(autouse=True)
+def _states_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    accelerate.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.GradientState._reset_state()
+
+
+def test_overhead_is_what_a_step_takes_beyond_the_bare_loop(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(["train_overhead", "--step", "0.5"], workdir, capsys)
+    bare, ours, theirs = rows(found)
+    for row in (ours, theirs):
+        assert row["added"] == pytest.approx(row["tiny step"] - bare["tiny step"])
+        assert row["of a step"] == pytest.approx(row["added"] / 0.5)
+    assert limit(found, "added by bigmodel to a step of 500 ms")["measured"] == pytest.approx(ours["of a step"])
+
+
+def test_a_saved_state_is_on_the_disk_beside_a_raw_write(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(["save_state"], workdir, capsys)
+    raw, ours, _ = rows(found)
+    assert ours["speed"] == pytest.approx(6_000_000 / ours["seconds"])
+    assert limit(found, "speed of bigmodel")["measured"] == pytest.approx(raw["seconds"] / ours["seconds"])
+    assert not (workdir / "save_state").exists()
+
+
+def test_processes_wait_for_their_turn_and_end() -> None:
+    sizes = {"batch": 2, "tokens": 4, "steps": 1, "tiny": True}
+    with _Run(*SETTINGS["1 process"], sizes) as run:
+        assert run.wait() > 0
+        assert run.train() > 0
+        processes = run._processes
+    assert [process.returncode for process in processes] == [0]
+    failed = pytest.raises(BenchmarkError, match="training with no_such_library in 1 processes failed")
+    with failed, _Run("no_such_library", 1, sizes) as run:
+        run.wait()
