@@ -24,6 +24,7 @@ from ..devices import (
     torch_device,
 )
 from ..errors import DispatchError
+from ..plan.device_map import owner_of
 from ..profile import storage_key
 from .dispatch import redispatch
 from .dispatched import Dispatched, dispatched
@@ -78,7 +79,7 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
     trained = [each for each in placed if id(each.tensor) in chosen]
     added = [each for each in placed if each.name not in found.names]
     unfit = [each for each in trained if each.device == DISK]
-    homeless = [each for each in added if each.device == DISK and not lies_on_disk(each.tensor)]
+    homeless = [e for e in added if e.device == DISK and not e.is_buffer and not lies_on_disk(e.tensor)]
     full = {
         device
         for device in {each.device for each in trained if is_accelerator(each.device)}
@@ -89,12 +90,20 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
         return False
     _check_host(unfit, crowded, placed, found)
     _copy_to_memory(unfit)
-    for each in (*unfit, *homeless, *crowded):
-        device_map[each.name] = HOST
+    _move_in_map(device_map, placed, {each.name for each in (*unfit, *homeless, *crowded)})
     if unfit or crowded:
         logger.info("%s", _account(unfit, crowded))
     redispatch(part, device_map)
     return True
+
+
+def _move_in_map(device_map: dict[str, DeviceLike], placed: Collection[Placed], moving: Collection[str]) -> None:
+    """Map tensors to the host: whole entries of the map where all their parameters move, else name by name."""
+    owners = {each.name: owner_of(each.name, device_map) for each in placed if not each.is_buffer}
+    staying = {owner for name, owner in owners.items() if name not in moving}
+    for name in moving:
+        owner = owners[name]
+        device_map[name if owner is None or owner in staying else owner] = HOST
 
 
 def _present(part: nn.Module, device_map: dict[str, DeviceLike]) -> dict[str, DeviceLike]:

@@ -58,7 +58,7 @@ class LossScaler:
         self._update_is_due = True
         overflowed = any(found.item() for found in self._scaler._found_inf_per_device(optimizer).values())
         if overflowed:
-            logger.info("gradients overflowed in fp16: this optimizer step is skipped and the scale is lowered")
+            logger.warning("gradients overflowed in fp16: this optimizer step is skipped and the loss scale is lowered")
         return not overflowed
 
     def state_dict(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def test_trained_weights_on_disk_become_private_copies(tmp_path: Path) -> None:
     assert prepare_training(model, model.parameters())
     assert all(p is parameters[name] for name, p in model.named_parameters())
     assert all(mapped_region(p) is None for p in model.parameters())
-    assert set(model.hf_device_map.values()) == {"disk", "cpu"}
+    assert model.hf_device_map == {"": "cpu"}
     assert model.head.weight is model.embed.weight
     step(model, ids())
     resident = stack().train().to("virtual:0")
@@ -54,6 +54,7 @@ def test_frozen_weights_stay_on_disk(tmp_path: Path) -> None:
     model = on_disk(tmp_path).requires_grad_(False)
     model.blocks[1].requires_grad_(True)
     assert prepare_training(model, model.blocks[1].parameters())
+    assert model.hf_device_map[""] == "disk"
     lying = {name for name, p in model.named_parameters() if mapped_region(p) is not None}
     assert lying == {name for name, _ in model.named_parameters() if not name.startswith("blocks.1")}
 
@@ -105,9 +106,10 @@ class Adapted(nn.Module):
         super().__init__()
         self.base_layer = base_layer.requires_grad_(False)
         self.up = nn.Linear(base_layer.in_features, base_layer.out_features, bias=False)
+        self.register_buffer("scale", torch.full((), 0.5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(x) + self.up(x)
+        return self.base_layer(x) + self.up(x) * self.scale
 
 
 def adapt(model: nn.Module) -> nn.Module:

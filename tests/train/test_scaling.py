@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -27,12 +28,14 @@ def test_a_step_is_made_with_unscaled_gradients() -> None:
     assert parameter.item() == 0.5
 
 
-def test_an_overflowing_step_is_skipped_and_the_scale_lowered() -> None:
+def test_an_overflowing_step_is_skipped_said_to_be_and_the_scale_lowered(caplog: pytest.LogCaptureFixture) -> None:
     scaler = make()
     parameter, made = train(float("inf"), scaler)
     assert not made
     assert parameter.item() == 1.0
     assert scaler.torch_scaler.get_scale() == 512.0
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "this optimizer step is skipped" in caplog.text
 
 
 def test_the_scale_is_the_same_for_every_optimizer_of_one_backward() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader
 from bigmodel.errors import TrainError
 from bigmodel.train import environment
 from bigmodel.train.accelerator.base import AcceleratorCore
+from bigmodel.train.accelerator.objects import ORDER, is_scheduler, those
 from bigmodel.train.compiling import compile_model
 from bigmodel.train.data import DataLoaderShard, prepare_data_loader, skip_first_batches
 from bigmodel.train.dispatched import check_one_process
@@ -52,18 +52,18 @@ class Preparing(AcceleratorCore):
         elif len(device_placement) != len(args):
             raise TrainError(f"device_placement has {len(device_placement)} entries for {len(args)} objects")
         fresh = [None if self._is_prepared(obj) else obj for obj in args]
-        self._dispatched.ready(_those(nn.Module, fresh), _those(Optimizer, fresh))
+        self._dispatched.ready(those(nn.Module, fresh), those(Optimizer, fresh))
         precise = [self._in_precision(obj) if isinstance(obj, nn.Module) else obj for obj in fresh]
         together = self.strategy.prepare_together(precise, device_placement)
         result = list(args)
         for position, prepared in together.items():
             result[position] = self._register(prepared)
-        for kind in _ORDER:
+        for kind in ORDER:
             for position, obj in enumerate(args):
                 if fresh[position] is not None and position not in together and kind(obj):
                     result[position] = self._prepare_one(precise[position], device_placement[position])
         for position, obj in enumerate(result):
-            if _is_scheduler(obj):
+            if is_scheduler(obj):
                 result[position] = self.prepare_scheduler(obj)
         return result[0] if len(result) == 1 else tuple(result)
 
@@ -203,29 +203,3 @@ class Preparing(AcceleratorCore):
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
         """Not supported."""
         raise TrainError("sequence parallelism is not supported; use tensor parallelism (tp_size) or FSDP2")
-
-
-def _those(kind: type[Any], objects: Sequence[Any]) -> list[Any]:
-    return [obj for obj in objects if isinstance(obj, kind)]
-
-
-def _is_model(obj: Any) -> bool:
-    return isinstance(obj, nn.Module)
-
-
-def _is_loader(obj: Any) -> bool:
-    return isinstance(obj, DataLoader)
-
-
-def _is_optimizer(obj: Any) -> bool:
-    return isinstance(obj, torch.optim.Optimizer)
-
-
-def _is_scheduler(obj: Any) -> bool:
-    return isinstance(obj, LRScheduler) or (
-        not isinstance(obj, (AcceleratedScheduler, torch.optim.Optimizer, nn.Module, DataLoader))
-        and all(hasattr(obj, name) for name in ("step", "state_dict", "load_state_dict", "get_last_lr"))
-    )
-
-
-_ORDER: tuple[Callable[[Any], bool], ...] = (_is_loader, _is_model, _is_optimizer)

@@ -29,11 +29,13 @@ class Saving(AcceleratorCore):
         """Write an object on the main process, whole or not at all.
 
         Args:
+            f: the file; folders on its way are made.
             safe_serialization: write a dict of tensors as safetensors instead of `torch.save`'s format.
         """
         if not self._writes_files:
             return
         path = self._folder(f)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if safe_serialization and isinstance(obj, Mapping):
             write_safetensors(obj, path)
         else:

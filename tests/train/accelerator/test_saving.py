@@ -75,3 +75,8 @@ def test_the_main_process_of_each_machine_writes_where_folders_are_not_shared(fo
     own = folder / str(accelerator.process_index)
     accelerator.save("x", own)
     assert own.exists() == accelerator.is_local_main_process
+
+
+def test_folders_on_the_way_to_a_file_are_made(tmp_path: Path) -> None:
+    Accelerator().save({"a": torch.ones(1)}, tmp_path / "not" / "there" / "last.pth")
+    assert torch.load(tmp_path / "not" / "there" / "last.pth")["a"].item() == 1.0
