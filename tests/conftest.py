@@ -10,7 +10,12 @@ import torch
 
 from bigmodel.devices import virtual
 
+from .accelerators import KINDS, skip_what_is_missing
+
 torch.set_num_threads(1)
+# Autograd counts the devices at the first backward of the process: they must be known by then, whatever test runs first.
+virtual.enable(count=2)
+virtual.disable()
 
 
 @pytest.fixture
@@ -21,3 +26,14 @@ def accelerators() -> Iterator[None]:
     yield
     gc.collect()
     virtual.disable()
+
+
+@pytest.fixture(params=KINDS)
+def every_accelerator(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each kind of accelerator in turn, empty at the start: two virtual ones without limits, and CUDA's if present."""
+    skip_what_is_missing(request.param, request.node)
+    if request.param == "virtual":
+        request.getfixturevalue("accelerators")
+    gc.collect()
+    yield request.param
+    gc.collect()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from ..accelerators import at
 
 
 class Block(nn.Module):
@@ -69,3 +73,9 @@ def llama(layers: int = 4) -> LlamaForCausalLM:
 def ids(rows: int = 3) -> torch.Tensor:
     """Return token ids for `Stack`."""
     return torch.arange(rows) * 3 % 11
+
+
+def resident_output(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The slow, obvious twin: the whole model on one accelerator."""
+    with torch.no_grad():
+        return copy.deepcopy(model).to(at(0))(x.to(at(0))).cpu()

@@ -1,4 +1,4 @@
-"""dispatch_model on the virtual accelerator, against the model that was never dispatched."""
+"""dispatch_model on accelerators, against the model that was never dispatched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import inspect
 import os
 import pickle
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -15,41 +16,49 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
+from bigmodel.devices import accelerators, max_memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model, undispatch
 from bigmodel.errors import BudgetError, DeviceMapError, DispatchError
 
-from .models import Stack, ids, llama, stack
+from ..accelerators import at, exact, held, two
+from .models import Stack, ids, llama, resident_output, stack
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
-MAPS: list[dict[str, object]] = [
+TWO_DEVICES = pytest.param({"": 1, "norm": 0}, marks=two)
+MAPS: list[Any] = [
     {"": 0},
-    {"": 0, "blocks.2": 1},
+    pytest.param({"": 0, "blocks.2": 1}, marks=two),
     {"": "cpu"},
     {"": 0, "blocks": "cpu"},
-    {"": "cpu", "blocks.1": 0, "blocks.3": 1},
-    {"embed": 1, "head": 1, "scale": 0, "used": 0, "norm": "cpu", "blocks": 0, "blocks.1": "cpu", "blocks.2": "cpu"},
-    {"": 0, "blocks.0.up": "cpu", "blocks.0.down": 1},
+    pytest.param({"": "cpu", "blocks.1": 0, "blocks.3": 1}, marks=two),
+    pytest.param(
+        {
+            "embed": 1,
+            "head": 1,
+            "scale": 0,
+            "used": 0,
+            "norm": "cpu",
+            "blocks": 0,
+            "blocks.1": "cpu",
+            "blocks.2": "cpu",
+        },
+        marks=two,
+    ),
+    pytest.param({"": 0, "blocks.0.up": "cpu", "blocks.0.down": 1}, marks=two),
     {"": 0, "scale": "cpu", "embed": "cpu"},
 ]
-
-
-def resident_output(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """The slow, obvious twin: the whole model on one accelerator."""
-    with torch.no_grad():
-        return copy.deepcopy(model).to("virtual:0")(x.to("virtual:0")).cpu()
 
 
 @pytest.mark.parametrize("device_map", MAPS)
 def test_the_output_has_the_bits_of_the_resident_model_and_is_where_the_input_is(device_map: dict[str, object]) -> None:
     model = stack()
     expected = resident_output(model, ids())
-    dispatch_model(model, device_map, main_device="virtual:0")
+    dispatch_model(model, device_map, main_device=at(0))
     for _ in range(3):
         with torch.no_grad():
             # Nothing is attached to a model that lives on one device, so nothing brings its inputs there.
-            x = ids().to("virtual:0") if device_map == {"": 0} else ids()
+            x = ids().to(at(0)) if device_map == {"": 0} else ids()
             output = model(x)
         assert output.device == x.device
         assert torch.equal(output.cpu(), expected)
@@ -59,12 +68,12 @@ def test_the_output_has_the_bits_of_the_resident_model_and_is_where_the_input_is
 def test_parameters_are_real_and_readable_before_during_and_after(device_map: dict[str, object]) -> None:
     model = stack()
     values = {name: p.detach().clone() for name, p in model.named_parameters()}
-    dispatch_model(model, device_map, main_device="virtual:0")
+    dispatch_model(model, device_map, main_device=at(0))
     seen: list[bool] = []
     for module in model.modules():
         module.register_forward_pre_hook(lambda m, _: seen.append(not any(p.is_meta for p in m.parameters())))
     with torch.no_grad():
-        model(ids().to("virtual:0"))
+        model(ids().to(at(0)))
     assert seen
     assert all(seen)
     assert model.state_dict().keys() == stack().state_dict().keys()
@@ -75,9 +84,9 @@ def test_parameters_are_real_and_readable_before_during_and_after(device_map: di
 @pytest.mark.parametrize("device_map", MAPS)
 def test_undispatch_gives_the_plain_model_back(device_map: dict[str, object]) -> None:
     model, plain = stack(), stack()
-    dispatch_model(model, device_map, main_device="virtual:0")
+    dispatch_model(model, device_map, main_device=at(0))
     with torch.no_grad():
-        model(ids().to("virtual:0"))
+        model(ids().to(at(0)))
     undispatch(model, "cpu")
     assert {t.device.type for t in model.state_dict().values()} == {"cpu"}
     assert model.head.weight is model.embed.weight
@@ -88,7 +97,7 @@ def test_undispatch_gives_the_plain_model_back(device_map: dict[str, object]) ->
     model.half()
     pickle.loads(pickle.dumps(model))
     gc.collect()
-    assert memory_allocated(0) == memory_allocated(1) == 0
+    assert [held(n) for n in range(len(accelerators()))] == [0] * len(accelerators())
 
 
 def test_a_module_that_lives_where_it_runs_has_nothing_attached() -> None:
@@ -110,35 +119,36 @@ def test_on_the_host_nothing_is_attached_at_all() -> None:
 def test_a_forward_that_raises_leaves_weights_and_memory_as_they_were(fail_at: int) -> None:
     model = dispatch_model(stack(), {"": 0, "blocks": "cpu"})
     expected = model(ids()).detach()
-    held = memory_allocated(0)
+    before = held(0)
     devices = [p.device for p in model.parameters()]
     for _ in range(3):
         with pytest.raises(ValueError, match="asked to fail"), torch.no_grad():
             model(ids(), fail_at=fail_at)
     gc.collect()
     assert [p.device for p in model.parameters()] == devices
-    assert memory_allocated(0) == held
+    assert held(0) == before
     assert torch.equal(model(ids()), expected)
 
 
+@exact
 def test_running_out_of_memory_in_forward_leaves_the_model_usable() -> None:
     model = dispatch_model(stack(), {"": 0, "blocks": "cpu"})
     expected = model(ids()).detach()
-    held = memory_allocated(0)
-    virtual.configure(0, held + 100)
+    before = held(0)
+    virtual.configure(0, before + 100)
     with pytest.raises(torch.OutOfMemoryError), torch.no_grad():
         model(ids())
     virtual.configure(0, None)
     gc.collect()
-    assert memory_allocated(0) == held
+    assert held(0) == before
     assert torch.equal(model(ids()), expected)
 
 
 def test_threads_may_share_a_dispatched_model() -> None:
     model = llama()
     tokens = torch.arange(12).view(2, 6)
-    expected = copy.deepcopy(model).to("virtual:0")(tokens.to("virtual:0")).logits.detach().cpu()
-    dispatch_model(model, {"": "cpu", "model.layers.1": 0}, main_device="virtual:0")
+    expected = copy.deepcopy(model).to(at(0))(tokens.to(at(0))).logits.detach().cpu()
+    dispatch_model(model, {"": "cpu", "model.layers.1": 0}, main_device=at(0))
     wrong: list[object] = []
 
     def run() -> None:
@@ -158,10 +168,12 @@ def test_threads_may_share_a_dispatched_model() -> None:
 
 
 @pytest.mark.parametrize("offload_buffers", [False, True])
-@pytest.mark.parametrize("device_map", [{"": "cpu"}, {"": 0, "norm": "cpu"}, {"": 1, "norm": 0}])
+@pytest.mark.parametrize(
+    "device_map", [{"": "cpu"}, {"": 0, "norm": "cpu"}, pytest.param({"": 1, "norm": 0}, marks=two)]
+)
 def test_state_written_in_forward_stays(device_map: dict[str, object], offload_buffers: bool) -> None:
     plain, model = stack().train(), stack().train()
-    dispatch_model(model, device_map, main_device="virtual:0", offload_buffers=offload_buffers)
+    dispatch_model(model, device_map, main_device=at(0), offload_buffers=offload_buffers)
     with torch.no_grad():
         for _ in range(3):
             model(ids())
@@ -175,9 +187,10 @@ def test_offloaded_buffers_live_on_the_host_when_asked() -> None:
     model = dispatch_model(stack(), {"": 0, "norm": "cpu"}, offload_buffers=True)
     assert model.norm.running_mean.device.type == "cpu"
     model = dispatch_model(stack(), {"": 0, "norm": "cpu"})
-    assert str(model.norm.running_mean.device) == "virtual:0"
+    assert str(model.norm.running_mean.device) == at(0)
 
 
+@exact
 def test_an_offloaded_embedding_is_looked_up_where_it_lies() -> None:
     model = dispatch_model(nn.Sequential(nn.Embedding(1000, 8), nn.Linear(8, 8)), {"0": "cpu", "1": 0})
     virtual.link(0).bytes_to_device = 0
@@ -186,6 +199,7 @@ def test_an_offloaded_embedding_is_looked_up_where_it_lies() -> None:
     assert virtual.link(0).bytes_to_device == rows + indices
 
 
+@exact
 def test_budgets_hold_and_device_memory_is_slots_and_residents() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(10)))
     block = sum(p.nbytes for p in model[0].parameters())
@@ -217,13 +231,16 @@ def test_what_cannot_be_done_to_a_dispatched_model_is_refused_clearly() -> None:
     assert torch.equal(undispatch(model)(ids()), stack()(ids()))
 
 
+@two
 def test_dispatching_again_replaces_the_first_dispatch() -> None:
     model = dispatch_model(stack(), {"": "cpu"}, main_device=0)
     dispatch_model(model, {"": 0, "blocks": 1})
     assert torch.equal(model(ids()).detach(), resident_output(stack(), ids()))
-    assert str(model.blocks[0].up.weight.device) == "virtual:1"
+    assert str(model.blocks[0].up.weight.device) == at(1)
 
 
+@two
+@exact
 def test_a_failed_dispatch_leaves_the_model_as_it_was() -> None:
     model = stack()
     virtual.configure(1, 300)
@@ -234,7 +251,7 @@ def test_a_failed_dispatch_leaves_the_model_as_it_was() -> None:
     assert model.head.weight is model.embed.weight
     assert torch.equal(model(ids()), stack()(ids()))
     gc.collect()
-    assert memory_allocated(0) == memory_allocated(1) == 0
+    assert [held(n) for n in range(len(accelerators()))] == [0] * len(accelerators())
 
 
 def test_a_map_that_does_not_cover_the_model_is_refused() -> None:
@@ -242,11 +259,10 @@ def test_a_map_that_does_not_cover_the_model_is_refused() -> None:
         dispatch_model(stack(), {"blocks": 0})
 
 
+@two
 def test_a_module_torn_between_two_devices_is_refused() -> None:
     model = stack()
-    with pytest.raises(
-        DeviceMapError, match=r"norm\.weight run on virtual:0 and norm\.bias on virtual:1.*'norm' whole"
-    ):
+    with pytest.raises(DeviceMapError, match=r"norm\.weight run on \w+:0 and norm\.bias on \w+:1.*'norm' whole"):
         dispatch_model(model, {"": 0, "norm.bias": 1})
     assert {p.device.type for p in model.parameters()} == {"cpu"}
 
@@ -264,16 +280,18 @@ def test_weights_without_values_are_refused_by_name() -> None:
         dispatch_model(model, {"": "cpu"})
 
 
+@two
 def test_the_signature_and_the_generation_of_the_model_stay() -> None:
     plain, model = llama(), llama()
     tokens = torch.arange(6).view(1, 6)
     with torch.no_grad():
-        expected = plain.to("virtual:0").generate(tokens.to("virtual:0"), max_new_tokens=8, do_sample=False).cpu()
+        expected = plain.to(at(0)).generate(tokens.to(at(0)), max_new_tokens=8, do_sample=False).cpu()
     dispatch_model(model, {"": "cpu", "model.layers.2": 1}, main_device=0)
     assert inspect.signature(model.forward) == inspect.signature(plain.forward)
     assert torch.equal(model.generate(tokens, max_new_tokens=8, do_sample=False), expected)
 
 
+@two
 def test_nothing_is_left_when_the_model_is_deleted() -> None:
     model = dispatch_model(stack(), {"": "cpu", "blocks.1": 1}, main_device=0)
     model(ids())
@@ -284,9 +302,10 @@ def test_nothing_is_left_when_the_model_is_deleted() -> None:
     for thread in threads:
         thread.join(timeout=10)
         assert not thread.is_alive()
-    assert memory_allocated(0) == memory_allocated(1) == 0
+    assert [held(n) for n in range(len(accelerators()))] == [0] * len(accelerators())
 
 
+@exact
 def test_a_forked_child_can_use_the_model() -> None:
     model = dispatch_model(stack(), {"": "cpu"}, main_device=0)
     expected = model(ids()).detach()
@@ -303,6 +322,7 @@ def test_a_forked_child_can_use_the_model() -> None:
 devices = st.sampled_from([0, 1, "cpu"])
 
 
+@two
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_every_placement_gives_the_same_bits(data: st.DataObject) -> None:
@@ -315,14 +335,14 @@ def test_every_placement_gives_the_same_bits(data: st.DataObject) -> None:
     expected = resident_output(model, ids())
     dispatch_model(model, device_map, main_device=data.draw(st.sampled_from([0, 1]), label="main"))
     alone = set(device_map.values())
-    x = ids().to(f"virtual:{alone.pop()}") if len(alone) == 1 and "cpu" not in alone else ids()
+    x = ids().to(at(alone.pop())) if len(alone) == 1 and "cpu" not in alone else ids()
     with torch.no_grad():
         assert torch.equal(model(x).cpu(), expected)
 
 
 @pytest.mark.parametrize("device_map", MAPS[1:])
 def test_inference_mode_changes_nothing(device_map: dict[str, object]) -> None:
-    model = dispatch_model(stack(), device_map, main_device="virtual:0")
+    model = dispatch_model(stack(), device_map, main_device=at(0))
     with torch.inference_mode():
         first = model(ids()).cpu()
         assert torch.equal(model(ids()).cpu(), first)

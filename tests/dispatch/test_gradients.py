@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
 
+from ..accelerators import at, exact, held
 from .models import ids, llama, stack
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 MAPS = [
     {"": "cpu"},
@@ -38,9 +39,9 @@ def assert_same(found: dict[str, torch.Tensor | None], expected: dict[str, torch
 @pytest.mark.parametrize("device_map", MAPS)
 @pytest.mark.parametrize("training", [True, False])
 def test_gradients_are_those_of_the_resident_model(device_map: dict[str, object], training: bool) -> None:
-    resident = stack().to("virtual:0").train(training)
-    resident(ids().to("virtual:0")).square().sum().backward()
-    streamed = dispatch_model(stack().train(training), device_map, main_device="virtual:0")
+    resident = stack().to(at(0)).train(training)
+    resident(ids().to(at(0))).square().sum().backward()
+    streamed = dispatch_model(stack().train(training), device_map, main_device=at(0))
     streamed(ids()).square().sum().backward()
     assert_same(gradients(streamed), gradients(resident))
     # Statistics count a forward once, although streamed blocks are computed again in backward.
@@ -54,9 +55,9 @@ def test_frozen_weights_get_no_gradient_and_adapters_get_theirs() -> None:
             p.requires_grad_("up" in name)
         return model
 
-    resident = freeze(stack()).to("virtual:0")
-    resident(ids().to("virtual:0")).square().sum().backward()
-    streamed = dispatch_model(freeze(stack()), {"": "cpu"}, main_device="virtual:0")
+    resident = freeze(stack()).to(at(0))
+    resident(ids().to(at(0))).square().sum().backward()
+    streamed = dispatch_model(freeze(stack()), {"": "cpu"}, main_device=at(0))
     streamed(ids()).square().sum().backward()
     assert_same(gradients(streamed), gradients(resident))
     assert streamed.scale.grad is None
@@ -68,10 +69,10 @@ def test_dropout_is_the_same_in_backward() -> None:
         return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(3)))
 
     x = torch.randn(4, 8)
-    resident = build().to("virtual:0")
+    resident = build().to(at(0))
     torch.manual_seed(7)
-    resident(x.to("virtual:0")).sum().backward()
-    streamed = dispatch_model(build(), {"": "cpu"}, main_device="virtual:0")
+    resident(x.to(at(0))).sum().backward()
+    streamed = dispatch_model(build(), {"": "cpu"}, main_device=at(0))
     torch.manual_seed(7)
     streamed(x).sum().backward()
     assert_same(gradients(streamed), gradients(resident))
@@ -79,10 +80,10 @@ def test_dropout_is_the_same_in_backward() -> None:
 
 def test_a_language_model_with_a_cache_learns_the_same() -> None:
     tokens = torch.arange(10).view(2, 5)
-    resident = llama().to("virtual:0").train()
-    loss = resident(tokens.to("virtual:0"), labels=tokens.to("virtual:0"), use_cache=True).loss
+    resident = llama().to(at(0)).train()
+    loss = resident(tokens.to(at(0)), labels=tokens.to(at(0)), use_cache=True).loss
     loss.backward()
-    streamed = dispatch_model(llama().train(), {"": "cpu"}, main_device="virtual:0")
+    streamed = dispatch_model(llama().train(), {"": "cpu"}, main_device=at(0))
     streamed_loss = streamed(tokens, labels=tokens, use_cache=True).loss
     streamed_loss.backward()
     assert torch.equal(streamed_loss.detach().cpu(), loss.detach().cpu())
@@ -90,9 +91,9 @@ def test_a_language_model_with_a_cache_learns_the_same() -> None:
 
 
 def test_an_optimizer_step_on_the_host_weights_is_seen_by_the_next_forward() -> None:
-    streamed = dispatch_model(stack().train(), {"": "cpu"}, main_device="virtual:0")
-    resident = copy.deepcopy(stack()).train().to("virtual:0")
-    for model, x in ((streamed, ids()), (resident, ids().to("virtual:0"))):
+    streamed = dispatch_model(stack().train(), {"": "cpu"}, main_device=at(0))
+    resident = copy.deepcopy(stack()).train().to(at(0))
+    for model, x in ((streamed, ids()), (resident, ids().to(at(0)))):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
         for _ in range(3):
             optimizer.zero_grad()
@@ -102,12 +103,13 @@ def test_an_optimizer_step_on_the_host_weights_is_seen_by_the_next_forward() -> 
         assert torch.equal(p.cpu(), q.cpu()), name
 
 
+@exact
 def test_weights_leave_the_device_between_forward_and_backward() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(8)))
     weights = sum(p.nbytes for p in model.parameters())
-    dispatch_model(model, {"": "cpu"}, main_device="virtual:0")
-    held = memory_allocated(0)
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    before = held(0)
     reset_peak_memory(0)
     model(torch.randn(1, 256)).sum().backward()
     one_block = weights // 8
-    assert max_memory_allocated(0) - held < 2 * one_block
+    assert max_memory_allocated(0) - before < 2 * one_block

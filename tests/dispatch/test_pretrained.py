@@ -10,6 +10,7 @@ from bigmodel.devices import max_memory_allocated
 from bigmodel.dispatch import from_pretrained, get_plan, undispatch
 from bigmodel.errors import BudgetError, CheckpointError, CheckpointNotFoundError
 
+from ..accelerators import at, exact
 from ..profile.hub_server import HubServer
 from .models import llama
 
@@ -43,8 +44,9 @@ def test_what_does_not_fit_stays_in_the_checkpoint(folder: Path) -> None:
     assert torch.equal(model(TOKENS).logits, llama()(TOKENS).logits)
 
 
-@pytest.mark.usefixtures("accelerators")
+@pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize("share", [0.6, 0.9, 1.5, 3.0])
+@exact
 def test_an_accelerators_budget_holds_and_predicted_weights_are_exact(folder: Path, share: float) -> None:
     weights = sum(p.nbytes for p in llama().parameters())
     budget = int(share * weights)
@@ -52,15 +54,15 @@ def test_an_accelerators_budget_holds_and_predicted_weights_are_exact(folder: Pa
     plan = get_plan(model)
     assert plan is not None
     for key, device in plan.devices.items():
-        name = f"virtual:{key}" if isinstance(key, int) else key
+        name = at(key) if isinstance(key, int) else key
         held = [p for p in model.parameters() if ("disk" if mapped_region(p) else str(p.device)) == name]
         assert sum(p.nbytes for p in held) == device.weights
     resident = set(model.hf_device_map.values()) == {0}
     with torch.no_grad():
-        output = model(TOKENS.to("virtual:0") if resident else TOKENS).logits
+        output = model(TOKENS.to(at(0)) if resident else TOKENS).logits
     assert max_memory_allocated(0) <= budget
     with torch.no_grad():
-        expected = llama().to("virtual:0")(TOKENS.to("virtual:0")).logits.cpu()
+        expected = llama().to(at(0))(TOKENS.to(at(0))).logits.cpu()
     torch.testing.assert_close(output.cpu(), expected)
 
 
@@ -77,7 +79,7 @@ def test_a_dtype_is_cast_to(folder: Path) -> None:
         from_pretrained(folder, dtype="float99")
 
 
-@pytest.mark.usefixtures("accelerators")
+@pytest.mark.usefixtures("every_accelerator")
 def test_other_architectures_load_and_run(tmp_path: Path) -> None:
     torch.manual_seed(0)
     models = [
@@ -93,9 +95,7 @@ def test_other_architectures_load_and_run(tmp_path: Path) -> None:
         if plain.config.is_encoder_decoder:
             inputs["decoder_input_ids"] = TOKENS
         with torch.no_grad():
-            there = plain.to("virtual:0")(
-                **{name: value.to("virtual:0") for name, value in inputs.items()}
-            ).logits.cpu()
+            there = plain.to(at(0))(**{name: value.to(at(0)) for name, value in inputs.items()}).logits.cpu()
             model = from_pretrained(tmp_path / str(number), device_map={"": "disk"}, main_device=0)
             assert type(model) is type(plain)
             assert torch.equal(model(**inputs).logits, there), type(plain).__name__

@@ -7,12 +7,13 @@ import threading
 import pytest
 import torch
 
-from bigmodel.devices import memory_allocated
 from bigmodel.dispatch.block import Block, HostTensor
 from bigmodel.dispatch.streamer import Streamer
 from bigmodel.errors import DispatchError
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+from ..accelerators import at, held
+
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 Registry = dict[str, torch.Tensor]
 
@@ -28,7 +29,7 @@ def blocks(count: int, elements: int = 100) -> tuple[list[Block], list[Registry]
 
 
 def streamer_of(made: list[Block], slots: int = 2) -> Streamer:
-    return Streamer(torch.device("virtual:0"), made, slots)
+    return Streamer(torch.device(at(0)), made, slots)
 
 
 def test_a_block_is_on_the_device_while_it_is_used_and_on_the_host_otherwise() -> None:
@@ -37,7 +38,7 @@ def test_a_block_is_on_the_device_while_it_is_used_and_on_the_host_otherwise() -
     streamer = streamer_of(made)
     for n, block in enumerate(made):
         with streamer.use(block):
-            assert str(registries[n]["weight"].device) == "virtual:0"
+            assert str(registries[n]["weight"].device) == at(0)
             assert registries[n]["weight"].cpu().tolist() == [n] * 100
         assert registries[n]["weight"] is host[n]
 
@@ -45,11 +46,11 @@ def test_a_block_is_on_the_device_while_it_is_used_and_on_the_host_otherwise() -
 def test_device_memory_is_the_slots_and_never_more() -> None:
     made, _ = blocks(6, elements=1000)
     streamer = streamer_of(made, slots=2)
-    assert streamer.slot_bytes == memory_allocated(0) == 2 * 4096
+    assert streamer.slot_bytes == held(0) == 2 * 4096
     for _ in range(3):
         for block in made:
             with streamer.use(block):
-                assert memory_allocated(0) == 2 * 4096
+                assert held(0) == 2 * 4096
 
 
 def test_the_order_is_learned_and_the_next_block_fetched_ahead() -> None:
@@ -103,7 +104,7 @@ def test_a_block_within_a_block_gets_room_of_its_own_when_the_slots_are_taken() 
     streamer = streamer_of(made, slots=1)
     with streamer.use(made[0]), streamer.use(made[1]), streamer.use(made[2]):
         assert [registry["weight"].cpu()[0].item() for registry in registries] == [0, 1, 2]
-    assert memory_allocated(0) == streamer.slot_bytes
+    assert held(0) == streamer.slot_bytes
 
 
 def test_a_fetch_that_fails_is_reported_and_leaves_everything_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
