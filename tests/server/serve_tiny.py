@@ -1,7 +1,8 @@
-"""A process that serves the tiny model as `bigmodel serve` does. Prints its port; exits with the server's code."""
+"""A process that serves the tiny model as `bigmodel serve` does, and models that are slow or break."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -29,7 +30,9 @@ class SlowOrBroken(torch.nn.Module):
         return out
 
 
-def main(delay: float, drain_timeout: float, loading: str) -> int:
+def serve(port: Any, log: str, delay: float, drain_timeout: float, loading: str) -> None:
+    """Serve until a signal or a failure and exit with the server's code; the port is sent through ``port``."""
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
     torch.set_num_threads(1)
 
     def loader(progress: Loading) -> Loaded:
@@ -45,9 +48,5 @@ def main(delay: float, drain_timeout: float, loading: str) -> int:
     settings = Settings("tiny", drain_timeout=drain_timeout, engine=EngineOptions(kv_bytes=64 << 20))
     app = create_app(loader=loader, settings=settings)
     listener = bind("127.0.0.1", 0)
-    print(listener.getsockname()[1], flush=True)
-    return run(app, listener, log_level="warning")
-
-
-if __name__ == "__main__":
-    sys.exit(main(float(sys.argv[1]), float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else ""))
+    port.send(listener.getsockname()[1])
+    sys.exit(run(app, listener, log_level="warning"))
