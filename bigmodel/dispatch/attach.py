@@ -18,6 +18,7 @@ from .mapped_block import MappedBlock
 from .move import first_tensor, send_to_device
 from .readahead import ReadAhead
 from .streamer import Streamer
+from .tracing import leave_untraced
 
 
 def refuse_copy(*_: object) -> Any:
@@ -59,6 +60,7 @@ class AttachedForward:
 
     def attach(self) -> None:
         """Take the place of the module's forward."""
+        leave_untraced()
         module = self._module()
         assert module is not None
         module.forward = self

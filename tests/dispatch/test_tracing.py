@@ -1,0 +1,57 @@
+"""torch.compile of a dispatched model: the same numbers, and at most one graph break for each streamed block."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+from transformers import LlamaForCausalLM
+
+from bigmodel.dispatch import from_pretrained
+
+from .models import llama
+
+TOKENS = torch.arange(12).view(2, 6)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def streamed(tmp_path: Path) -> LlamaForCausalLM:
+    llama().save_pretrained(tmp_path)
+    return from_pretrained(tmp_path, device_map={"": "cpu", "model.layers": "disk"})
+
+
+def run(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS, use_cache=False).logits
+
+
+def test_what_is_traced_gives_the_same_bits(streamed: LlamaForCausalLM) -> None:
+    compiled = torch.compile(streamed, backend="eager")
+    for _ in range(3):
+        assert torch.equal(run(compiled), run(streamed))
+
+
+def test_each_streamed_block_breaks_the_graph_at_most_once(streamed: LlamaForCausalLM) -> None:
+    run(torch.compile(streamed, backend="eager"))
+    assert 1 <= sum(counters["graph_break"].values()) <= len(streamed.model.layers)
+    assert all("AttachedForward" in reason for reason in counters["graph_break"])
+    assert counters["stats"]["calls_captured"] > 0
+
+
+@pytest.mark.slow
+def test_compiled_code_gives_the_numbers_of_eager(streamed: LlamaForCausalLM) -> None:
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("needs a C++ compiler, with which torch.compile makes code for the CPU")
+    torch.testing.assert_close(run(torch.compile(streamed, dynamic=False)), run(streamed))
