@@ -46,7 +46,7 @@ class EngineCore:
         self.drafted = 0
         self.accepted = 0
         self.steps = 0
-        self._codec = codec
+        self.codec = codec
         self._observer = observer
         self.eos_ids = eos_ids
         self.max_length = max_length
@@ -58,7 +58,7 @@ class EngineCore:
         """Take a request in; its sequences wait for their turn."""
         self.requests[request.request_id] = request
         for sequence in request.sequences:
-            sequence.text = Choice(sequence, self._codec, self.eos_ids, self.max_length)
+            sequence.text = Choice(sequence, self.codec, self.eos_ids, self.max_length)
             if request.params.grammar is not None:
                 sequence.grammar_state = request.params.grammar.state()
             self.scheduler.add(sequence)

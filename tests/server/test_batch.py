@@ -1,0 +1,79 @@
+"""generate_batch: each prompt as if alone, and one fetch of a streamed block for all of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bigmodel.dispatch import dispatch_model
+from bigmodel.errors import ServeError
+from server import Generation, generate_batch
+from server.engine import EngineOptions, SamplingParams
+
+from .tiny import tiny_model, tiny_tokenizer
+
+PROMPTS = ["one", "a longer prompt than that", "the third", "and a last one"]
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
+
+
+def generate(model: Any, prompts: list[str], params: Any = GREEDY, **options: Any) -> list[Generation]:
+    return generate_batch(model, tiny_tokenizer(), prompts, params, options=EngineOptions(kv_bytes=2**20, **options))
+
+
+def test_each_prompt_gets_the_tokens_it_gets_alone() -> None:
+    model = tiny_model()
+    together = generate(model, PROMPTS)
+    assert together == [generate(model, [prompt])[0] for prompt in PROMPTS]
+    assert [len(answer.token_ids) for answer in together] == [6] * 4
+    assert [answer.finish_reason for answer in together] == ["length"] * 4
+
+
+def test_more_prompts_than_run_at_once_all_get_their_turn() -> None:
+    seen: list[tuple[int, int]] = []
+    options = EngineOptions(kv_bytes=2**20, max_sequences=2)
+    answers = generate_batch(
+        tiny_model(), tiny_tokenizer(), PROMPTS, GREEDY, options=options, on_step=lambda *done: seen.append(done)
+    )
+    assert answers == generate(tiny_model(), PROMPTS)
+    assert seen[-1] == (4, 4)
+    assert sorted(seen) == seen
+
+
+def test_each_prompt_may_have_params_of_its_own() -> None:
+    each = [SamplingParams(max_tokens=n, temperature=1.0, seed=n) for n in (1, 2, 3, 4)]
+    answers = generate(tiny_model(), PROMPTS, each)
+    assert [len(answer.token_ids) for answer in answers] == [1, 2, 3, 4]
+    assert answers == generate(tiny_model(), PROMPTS, each)
+
+
+def test_prompts_may_be_tokens() -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    ids = tokenizer.encode("the third")
+    assert generate_batch(model, tokenizer, [ids], GREEDY) == generate_batch(model, tokenizer, ["the third"], GREEDY)
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_one_fetch_of_a_streamed_block_serves_every_sequence() -> None:
+    def fetches(prompts: list[str]) -> int:
+        model = dispatch_model(tiny_model(layers=4), {"": 0, "model.layers": "cpu"})
+        generate(model, prompts)
+        return int(model.dispatch_stats()["virtual:0"]["fetches"])
+
+    alone = fetches(["a prompt!"])
+    assert alone > 0
+    assert fetches(["a prompt!", "two of us", "and three", "then four"]) == alone
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "why"),
+    [
+        ([""], GREEDY, "prompt 0 is empty"),
+        (["a", "b" * 2000], GREEDY, "prompt 1 has 2000 tokens"),
+        ([[1, 10**6]], GREEDY, "holds token 1000000"),
+        (["a", "b"], [GREEDY], "2 prompts but 1 params"),
+    ],
+)
+def test_what_cannot_be_generated_is_refused_before_anything_is(prompts: Any, params: Any, why: str) -> None:
+    with pytest.raises(ServeError, match=why):
+        generate(tiny_model(), prompts, params)
