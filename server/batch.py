@@ -50,7 +50,7 @@ def generate_batch(
     params: SamplingParams | Sequence[SamplingParams],
     *,
     plan: Any = None,
-    options: EngineOptions = EngineOptions(),
+    options: EngineOptions | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Generation]:
     """Generate from every prompt, as many at once as memory and the options allow.
@@ -61,7 +61,7 @@ def generate_batch(
         prompts: Texts, or lists of token ids.
         params: How tokens are chosen, for all prompts or for each.
         plan: What the memory for keys and values is taken from; None for the plan the model was placed by.
-        options: How many sequences run at once, and what they may hold.
+        options: How many sequences run at once, and what they may hold; None for the defaults.
         on_step: Called after each step with the number of finished prompts and of all.
 
     Returns:
@@ -70,7 +70,7 @@ def generate_batch(
     Raises:
         ServeError: A prompt is empty or too long, or the numbers of prompts and params differ. Nothing is computed.
     """
-    engine = build_engine(model, tokenizer, plan or get_plan(model), options)
+    engine = build_engine(model, tokenizer, plan or get_plan(model), options or EngineOptions())
     core = engine.core
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
     if len(each) != len(prompts):
