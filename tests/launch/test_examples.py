@@ -48,3 +48,14 @@ def test_the_tracked_run_leaves_events_and_a_policy(tmp_path: Path) -> None:
     assert "loss 0.0" in shown
     assert (tmp_path / "policy.pt").is_file()
     assert list((tmp_path / "regression").glob("events*"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+def test_adapters_of_a_model_that_does_not_fit_are_trained(tmp_path: Path) -> None:
+    shown = output("adapt.py", 1, "--steps", 12, "--output_dir", tmp_path)
+    first, last = (float(loss) for loss in re.findall(r"loss ([\d.]+)", shown))
+    assert last < first
+    base, peak = (float(size) for size in re.findall(r"([\d.]+) MiB", shown))
+    assert peak < base / 2
+    assert (tmp_path / "adapter_model.safetensors").is_file()

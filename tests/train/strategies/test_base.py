@@ -1,0 +1,62 @@
+"""What every strategy does unless it says otherwise: one process that owns the whole model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from bigmodel.train.scaling import LossScaler
+from bigmodel.train.strategies import Strategy, StrategySettings
+
+
+class Plain(Strategy):
+    """Overrides what must be."""
+
+    def prepare_model(self, model: nn.Module, *, device_placement: bool, evaluation_mode: bool) -> nn.Module:
+        return model
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        return model
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None: ...
+
+    load_model = save_optimizer = load_optimizer = save_model
+
+
+def plain(process_index: int = 0) -> Plain:
+    return Plain(StrategySettings(torch.device("cpu"), num_processes=3, process_index=process_index))
+
+
+def test_a_step_is_made_with_or_without_a_scaler() -> None:
+    for scaler in (None, LossScaler(torch.amp.GradScaler("cpu", init_scale=8.0))):
+        parameter = nn.Parameter(torch.tensor(1.0))
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        plain().backward(parameter * 0.25, scaler)
+        assert plain().optimizer_step(optimizer, scaler)
+        assert parameter.item() == 0.75
+        plain().zero_grad(optimizer)
+        assert parameter.grad is None
+
+
+def test_a_closure_is_called_by_the_step() -> None:
+    parameter = nn.Parameter(torch.tensor(1.0))
+    calls = []
+    plain().optimizer_step(torch.optim.SGD([parameter], lr=1.0), closure=lambda: calls.append(1) or 0.0)
+    assert calls == [1]
+
+
+def test_every_process_reads_its_own_data_and_the_first_writes() -> None:
+    assert plain(2).data_parallel() == (3, 2)
+    assert (plain(0).should_save_model, plain(2).should_save_model) == (True, False)
+    assert plain().keeps_whole_models
+    assert plain().prepare_together([nn.Linear(1, 1)], [True]) == {}
+    assert list(plain().state_dict(nn.Linear(1, 1))) == ["weight", "bias"]
+
+
+def test_contexts_that_matter_only_to_several_processes_do_nothing() -> None:
+    model = nn.Linear(1, 1)
+    with plain().no_sync(model), plain().trigger_sync_in_backward(model), plain().join([model]):
+        model(torch.ones(1, 1)).backward()
+    assert model.weight.grad is not None
