@@ -19,6 +19,7 @@ from ..errors import BigModelError
 
 COMMANDS = {
     "plan": "plan",
+    "probe": "probe",
     "generate": "generate",
     "serve": "serve",
     "bench": "bench",

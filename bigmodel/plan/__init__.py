@@ -6,9 +6,11 @@ from .balance import balanced_caps, get_balanced_memory
 from .device_map import check_device_map, clean_device_map, owner_of
 from .infer import infer_auto_device_map
 from .make import STRATEGIES, make_plan
-from .plan import DevicePlan, Part, Plan, Prediction
+from .plan_type import DevicePlan, Part, Plan, Prediction
+from .planner import OBJECTIVES, plan
 
 __all__ = [
+    "OBJECTIVES",
     "STRATEGIES",
     "DevicePlan",
     "Part",
@@ -21,4 +23,5 @@ __all__ = [
     "infer_auto_device_map",
     "make_plan",
     "owner_of",
+    "plan",
 ]

@@ -8,7 +8,7 @@ from ..devices import HOST
 from ..profile import Profile
 from .budgets import Key, is_accelerator
 from .evaluate import Assignment, DeviceUse, device_uses
-from .plan import DevicePlan, Part, Plan, Prediction
+from .plan_type import DevicePlan, Part, Plan, Prediction
 
 
 def assemble(
@@ -79,7 +79,7 @@ def reason(assignment: Assignment, index: int, profile: Profile) -> str:
         return "runs on the CPU" if held == HOST else "runs on the CPU, viewed in the checkpoint: RAM is full"
     if profile.units[index].is_lookup:
         return f"looked up {place}: a few rows cross the link, not the table"
-    return f"too big for a slot: runs on the CPU, {place}"
+    return f"computed on the CPU, where it lies {place}"
 
 
 def _notes(profile: Profile) -> tuple[str, ...]:

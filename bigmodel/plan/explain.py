@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..devices import format_size
-from .plan import Plan
+from .plan_type import Plan
 from .table import label_of, runs_of
 
 

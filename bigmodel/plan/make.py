@@ -17,7 +17,7 @@ from .evaluate import Assignment, device_uses, over_budget
 from .greedy import Item, Room, place_greedily
 from .groups import tie_groups
 from .items import assignment_of, item_of
-from .plan import Plan
+from .plan_type import Plan
 from .shortage import budget_error
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import PlanError
-from .plan import DevicePlan, Part, Plan, Prediction
+from .plan_type import DevicePlan, Part, Plan, Prediction
 
 FORMAT = 1
 

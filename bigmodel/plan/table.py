@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..devices import format_size
-from .plan import DevicePlan, Part, Plan
+from .plan_type import DevicePlan, Part, Plan
 
 PLAIN_WIDTH = 110
 

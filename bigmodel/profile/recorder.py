@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from .kernels import run_fake, scratch_bytes
-from .trace import OUTSIDE, Allocate, Enter, Event, Free, Held, Leave, Scratch, Trace
+from .trace import OUTSIDE, Allocate, Enter, Event, Free, Held, Leave, Operation, Scratch, Trace
+from .work import work_of
 
 
 class Recorder(TorchDispatchMode):
@@ -38,6 +39,9 @@ class Recorder(TorchDispatchMode):
         for tensor in tree_iter(output):
             if isinstance(tensor, torch.Tensor):
                 self.watch(tensor, source)
+        work = work_of(func, args, kwargs or {}, output)
+        if work is not None:
+            self.events.append(Operation(work))
         scratch = scratch_bytes(func, args, output)
         if scratch:
             self.events.append(Scratch(scratch))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..devices import HOST
+from .work import Work
 
 OUTSIDE = -1
 """The unit index of what runs between units."""
@@ -62,7 +63,14 @@ class Leave:
     outputs: tuple[tuple[int, int], ...] = ()
 
 
-Event = Allocate | Free | Scratch | Enter | Leave
+@dataclass(frozen=True)
+class Operation:
+    """An operation runs; `work` is what takes it time."""
+
+    work: Work
+
+
+Event = Allocate | Free | Scratch | Enter | Leave | Operation
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,19 @@ class Trace:
     def order(self) -> list[int]:
         """Return the units in the order they first ran."""
         return list(dict.fromkeys(event.unit for event in self.events if isinstance(event, Enter)))
+
+    def work(self) -> dict[int, list[Work]]:
+        """Return what each unit's operations take time for; `OUTSIDE` has those between units."""
+        found: dict[int, list[Work]] = {}
+        running = [OUTSIDE]
+        for event in self.events:
+            if isinstance(event, Operation):
+                found.setdefault(running[-1], []).append(event.work)
+            elif isinstance(event, Enter):
+                running.append(event.unit)
+            elif isinstance(event, Leave):
+                running.pop()
+        return found
 
     def left_alive(self) -> dict[int, int]:
         """Return the bytes alive at the end that units made, by unit: their KV cache."""
@@ -149,7 +170,7 @@ class Ledger(Generic[D]):
             self._add(device, -event.nbytes)
         elif isinstance(event, Enter):
             self._enter(event)
-        else:
+        elif isinstance(event, Leave):
             self._leave(event)
 
     def _place(self, event: Allocate) -> D:

@@ -184,7 +184,7 @@ def test_activations_that_are_not_known_are_said_to_be_so() -> None:
     assert any("not known" in note for note in make_plan(model, {"cpu": 10**6}, context_length=8).notes)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(STRATEGIES),
     st.lists(st.integers(0, 700_000), min_size=0, max_size=2),

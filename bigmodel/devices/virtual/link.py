@@ -27,7 +27,13 @@ class VirtualLink:
         self._to_host = threading.Lock()
 
     def transfer(self, copy: Callable[[], None], nbytes: int, *, to_device: bool) -> None:
-        """Run `copy`, which moves `nbytes`, and return when the link would have finished it."""
+        """Run `copy`, which moves `nbytes`, and return when the link would have finished it.
+
+        What moves nothing waits for nothing.
+        """
+        if nbytes == 0:
+            copy()
+            return
         with self._to_device if to_device else self._to_host:
             end = time.perf_counter() + self.seconds(nbytes)
             copy()

@@ -40,3 +40,24 @@ def test_copies_between_host_and_device_pass_over_the_link() -> None:
     assert virtual.link(1).bytes_to_device == 200
     assert virtual.link(1).bytes_to_host == 100
     assert virtual.link(0).bytes_to_device == 0
+
+
+def test_what_moves_nothing_waits_for_nothing() -> None:
+    link = VirtualLink(bandwidth=1e6)
+    begun, may_end = threading.Event(), threading.Event()
+
+    def long_copy() -> None:
+        begun.set()
+        may_end.wait()
+
+    busy = threading.Thread(target=link.transfer, args=(long_copy, 10), kwargs={"to_device": True})
+    busy.start()
+    begun.wait()
+    done: list[int] = []
+    empty = threading.Thread(target=link.transfer, args=(lambda: done.append(1), 0), kwargs={"to_device": True})
+    empty.start()
+    empty.join(timeout=30)
+    may_end.set()
+    busy.join()
+    assert done == [1]
+    assert not empty.is_alive()

@@ -1,0 +1,85 @@
+"""`bigmodel probe`: how fast this machine computes, and how fast bytes move in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bigmodel.profile.machine import Curve, MachineProfile
+
+
+def probe(
+    refresh: Annotated[bool, typer.Option(help="Measure again what was measured before.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Measure this machine, or show what was measured before; plans predict seconds from it."""
+    from rich.console import Console
+
+    from bigmodel.profile import machine_json
+    from bigmodel.profile.probe import known_machine, machine
+
+    if refresh or known_machine() is None:
+        typer.echo("measuring; this takes up to a minute, and a quiet machine", err=True)
+    found = machine(refresh)
+    if as_json:
+        typer.echo(machine_json.dump(found), nl=False)
+        return
+    console = Console()
+    console = console if console.is_terminal else Console(width=120)
+    console.print(found.name)
+    for table in (devices_table(found), links_table(found)):
+        console.print(table)
+
+
+def devices_table(machine: MachineProfile) -> Table:
+    """Return how fast each device computes."""
+    from rich.table import Table
+
+    drawn = Table()
+    for name in ("device", "dtype", "reads weights at", "multiplies at", "a call takes"):
+        drawn.add_column(name, justify="left" if name in ("device", "dtype") else "right")
+    for device, speed in machine.devices.items():
+        for name, curve in speed.curves.items():
+            kind, _, dtype = name.partition(":")
+            if kind == "product" and ":" not in dtype:
+                read, multiplied = _rates(curve, dtype)
+                drawn.add_row(device, dtype, read, multiplied, f"{1e6 * speed.call:.1f} µs")
+    return drawn
+
+
+def links_table(machine: MachineProfile) -> Table:
+    """Return how fast bytes move."""
+    from rich.table import Table
+
+    drawn = Table()
+    drawn.add_column("from, to")
+    drawn.add_column("rate", justify="right")
+    drawn.add_column("latency", justify="right")
+    drawn.add_row("memory", _rate(machine.memory_rate), "")
+    drawn.add_row("disk, cold", _rate(machine.disk_cold), "")
+    drawn.add_row("disk, in the kernel's cache", _rate(machine.disk_warm), "")
+    for device, links in machine.links.items():
+        for name, link in (
+            (f"host to {device}, pinned", links.to_device),
+            (f"host to {device}, pageable", links.to_device_pageable),
+            (f"{device} to host, pinned", links.to_host),
+            (f"{device} to host, pageable", links.to_host_pageable),
+        ):
+            drawn.add_row(name, _rate(link.rate), f"{1e6 * link.latency:.1f} µs")
+    return drawn
+
+
+def _rates(curve: Curve, dtype: str) -> tuple[str, str]:
+    """Return bytes per second of a product with one row, and operations per second of one with the most rows."""
+    import torch
+
+    size = getattr(torch, dtype).itemsize
+    return _rate(size / curve.values[0]), f"{2e-9 * curve.sizes[-1] / curve.values[-1]:.0f} GFLOP/s"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e9:.1f} GB/s"

@@ -1,0 +1,170 @@
+"""Predicted seconds of a placement: the one place that says what it costs in time. Plan, search and tests ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ..devices import DISK, HOST, accelerators, normalize_device
+from ..profile import Phase, Profile
+from ..profile.machine import MachineProfile
+from ..profile.trace import OUTSIDE, Enter
+from ..profile.work import Work
+from .budgets import Key, is_accelerator
+from .evaluate import Assignment
+from .schedule import Visit, seconds_of_pass
+
+WARM_SHARE = 0.7
+"""Share of the host's memory that files may take for the kernel to keep them."""
+
+Option = tuple[Key, Key]
+"""Where a unit is held, and where it runs."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Where the time of one pass goes.
+
+    Attributes:
+        seconds: all of it.
+        compute: seconds of computing by device key.
+        link: seconds that the main device's link is busy with weights.
+        disk: seconds that weights are read from disk.
+    """
+
+    seconds: float
+    compute: Mapping[Key, float] = field(default_factory=dict)
+    link: float = 0.0
+    disk: float = 0.0
+
+    @property
+    def binds(self) -> str:
+        """What the time is spent on first of all."""
+        parts = {f"computing on {key}": seconds for key, seconds in self.compute.items()}
+        parts["the link to the main device"] = self.link
+        parts["reading from disk"] = self.disk
+        return max(parts, key=lambda name: parts[name])
+
+
+class CostModel:
+    """Seconds of a profile's phases on one machine.
+
+    Args:
+        profile: what the model needs.
+        machine: what the machine gives.
+    """
+
+    def __init__(self, profile: Profile, machine: MachineProfile) -> None:
+        self.profile = profile
+        self.machine = machine
+        self._works = [phase.trace.work() for phase in profile.phases]
+        self._inputs = [_input_bytes(phase) for phase in profile.phases]
+        self._spared = [_spared_bytes(works) for works in self._works]
+        self._known: dict[tuple[int, int, Key], float] = {}
+        self._names: dict[Key, str] = {}
+
+    @cached_property
+    def cached_share(self) -> float:
+        """Share of the weights that stays in the processor's cache from one pass to the next."""
+        cache = max(self.machine.cache_bytes, 1)
+        return min(1.0, max(0.0, 2.0 - self.profile.weights / (0.75 * cache)))
+
+    def seconds(self, phase: int, assignment: Assignment) -> StepTime:
+        """Return the time of one pass of phase number `phase` under an assignment."""
+        main, on_disk = assignment.main, self._bytes_on_disk(assignment)
+        visits: list[Visit] = []
+        compute: dict[Key, float] = {main: self.compute(phase, OUTSIDE, main)}
+        link = disk = 0.0
+        last = main
+        for unit, (held, runs) in enumerate(zip(assignment.held, assignment.runs, strict=True)):
+            taken = self.compute(phase, unit, runs)
+            compute[runs] = compute.get(runs, 0.0) + taken
+            if runs != last and self._works[phase].get(unit):
+                taken += self.crossing(phase, unit, last, runs)
+                last = runs
+            fetch = self.fetch(phase, unit, (held, runs), on_disk, assignment.stream_buffers)
+            link += fetch
+            if held == DISK:
+                disk += self._weights(unit) / self._disk_rate(on_disk) if on_disk > 0 else 0.0
+            if fetch:
+                taken += self._weights(unit) * self.machine.link(self._name(runs)).disturbance
+            visits.append(Visit(taken, fetch))
+        visits.append(Visit(self.compute(phase, OUTSIDE, main)))
+        seconds = seconds_of_pass(visits, assignment.slots)
+        if not is_accelerator(main) and on_disk > self._file_room():
+            seconds = max(seconds, disk)
+        elif not is_accelerator(main):
+            disk = 0.0
+        return StepTime(seconds, compute, link, disk)
+
+    def compute(self, phase: int, unit: int, runs: Key) -> float:
+        """Return the seconds that `unit` computes on a device, its weights being there."""
+        key = (phase, unit, runs)
+        if key not in self._known:
+            works: Sequence[Work] = self._works[phase].get(unit, ())
+            speed = self.machine.device(self._name(runs))
+            share = self.cached_share
+            cold = speed.total(works) if share < 1 else 0.0
+            self._known[key] = cold if not share else (1 - share) * cold + share * speed.total(works, cached=True)
+        return self._known[key]
+
+    def fetch(self, phase: int, unit: int, option: Option, on_disk: int, with_buffers: bool = False) -> float:
+        """Return the seconds that the link brings a streamed unit's weights; 0 for one that is not streamed."""
+        held, runs = option
+        profile = self.profile.units[unit]
+        nbytes = profile.weights + (profile.buffers if with_buffers else 0) - self._spared[phase].get(unit, 0)
+        if is_accelerator(held) or not is_accelerator(runs) or not nbytes:
+            return 0.0
+        seconds = self.machine.link(self._name(runs)).to_device.seconds(nbytes)
+        return max(seconds, nbytes / self._disk_rate(on_disk)) if held == DISK else seconds
+
+    def crossing(self, phase: int, unit: int, before: Key, after: Key) -> float:
+        """Return the seconds that a unit's inputs take from one device to another."""
+        nbytes = self._inputs[phase].get(unit, 0)
+        seconds = 0.0
+        if is_accelerator(before):
+            seconds += self.machine.link(self._name(before)).to_host.seconds(nbytes)
+        if is_accelerator(after):
+            seconds += self.machine.link(self._name(after)).to_device_pageable.seconds(nbytes)
+        return seconds
+
+    def _name(self, key: Key) -> str:
+        if key not in self._names:
+            self._names[key] = device_name(key)
+        return self._names[key]
+
+    def _weights(self, unit: int) -> int:
+        return self.profile.units[unit].weights
+
+    def _bytes_on_disk(self, assignment: Assignment) -> int:
+        return sum(self._weights(unit) for unit, held in enumerate(assignment.held) if held == DISK)
+
+    def _file_room(self) -> float:
+        return WARM_SHARE * self.machine.memory_bytes
+
+    def _disk_rate(self, on_disk: int) -> float:
+        return self.machine.disk_warm if on_disk <= self._file_room() else self.machine.disk_cold
+
+
+def device_name(key: Key) -> str:
+    """Return the canonical name of a device key; of an accelerator that this machine does not have, its likeliest."""
+    if key in (HOST, DISK):
+        return HOST
+    if isinstance(key, int) and not accelerators():
+        return f"cuda:{key}"
+    return normalize_device(key)
+
+
+def _spared_bytes(works: Mapping[int, Sequence[Work]]) -> dict[int, int]:
+    """Return the bytes of weights that each unit does not read, because nobody chose those experts."""
+    return {unit: sum(work.spared for work in its) for unit, its in works.items()}
+
+
+def _input_bytes(phase: Phase) -> dict[int, int]:
+    """Return the bytes that each unit is called with."""
+    found: dict[int, int] = {}
+    for event in phase.trace.events:
+        if isinstance(event, Enter):
+            found.setdefault(event.unit, sum(nbytes for _, nbytes in event.inputs))
+    return found

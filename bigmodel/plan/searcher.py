@@ -1,0 +1,96 @@
+"""From a profile and budgets to the assignment of least time, by way of groups, and back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..devices import DISK, HOST
+from ..errors import PlanError
+from ..profile import Profile
+from .budgets import is_accelerator
+from .evaluate import Assignment, device_uses, over_budget
+from .greedy import Placement, Room
+from .groups import tie_groups
+from .items import assignment_of, item_of
+from .make import ATTEMPTS
+from .objective import Objective
+from .plan_type import Prediction
+from .search import NEVER, search
+from .settle import Option
+
+OFFLOADS = ("stream", "compute", "auto")
+"""What may happen to parts that do not fit the accelerators."""
+
+GIB = 2**30
+
+
+class Searcher:
+    """Searches assignments of one profile.
+
+    Args:
+        profile: the model.
+        goal: what is to be made least.
+        offload: one of `OFFLOADS`.
+        stream_buffers: buffers lie with the weights, and not where the unit runs.
+    """
+
+    def __init__(
+        self, profile: Profile, goal: Objective, offload: str = "stream", stream_buffers: bool = False
+    ) -> None:
+        if offload not in OFFLOADS:
+            raise PlanError(f"offload is {offload!r}; use one of {', '.join(OFFLOADS)}")
+        self.profile = profile
+        self.goal = goal
+        self.stream_buffers = stream_buffers
+        self.groups = tie_groups(profile.units)
+        self.items = [item_of(group, profile, stream_buffers) for group in self.groups]
+        if offload == "compute":
+            self.items = [replace(item, slab=NEVER if item.slab else 0) for item in self.items]
+
+    def best(self, room: Room, known: Assignment, thorough: bool = True) -> Assignment:
+        """Return the assignment of least time under the budgets, `known` if none is better.
+
+        What the search takes for activations is an upper bound, what units between devices take is not known to it:
+        what it finds is checked to the byte, and searched again under budgets smaller by what was too much.
+        """
+        given = dict(room.budgets)
+        for _ in range(ATTEMPTS):
+            placement = search(self.items, replace(room, budgets=given), self._seconds, self._least, thorough)
+            if placement is None:
+                return known
+            found = self._assignment(placement)
+            over = over_budget(device_uses(self.profile, found), room.budgets)
+            if not over:
+                return found if self.goal.seconds(found) < self.goal.seconds(known) else known
+            given.update({key: max(given.get(key, 0) - excess, 0) for key, excess in over.items()})
+        return known
+
+    def predict(self, room: Room, assignment: Assignment) -> Prediction:
+        """Return the predicted time of an assignment, and what one more GiB on each device would take off."""
+        steps = self.goal.steps(assignment)
+        now = self.goal.seconds(assignment)
+        saved = {}
+        for key in room.budgets:
+            if key == DISK or (room.budgets[key] <= 0 and is_accelerator(key)):
+                continue
+            more = replace(room, budgets={**room.budgets, key: room.budgets[key] + GIB})
+            then = self.goal.seconds(self.best(more, assignment, thorough=False))
+            saved[key] = max(0.0, now - then) / max(sum(self.goal.weights.values()), 1.0)
+        prefill = steps[0].seconds if len(steps) > 1 else None
+        return Prediction(prefill, steps[-1].seconds, steps[-1].binds, saved)
+
+    def _assignment(self, placement: Placement) -> Assignment:
+        return assignment_of(self.profile, self.groups, placement, self.stream_buffers)
+
+    def _seconds(self, placement: Placement) -> float:
+        return self.goal.seconds(self._assignment(placement))
+
+    def _least(self, index: int, option: Option) -> tuple[float, float]:
+        held, runs = option
+        compute = fetch = 0.0
+        for unit in self.groups[index].members:
+            where = HOST if self.profile.units[unit].is_lookup and not is_accelerator(held) else runs
+            for phase, weight in self.goal.weights.items():
+                compute += weight * self.goal.cost.compute(phase, unit, where)
+                fetch += weight * self.goal.cost.fetch(phase, unit, (held, where), 0, self.stream_buffers)
+        return compute, fetch

@@ -1,0 +1,39 @@
+"""How much is measured of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured. Less is quicker and coarser.
+
+    Attributes:
+        width: of the square matrices of products.
+        spread: bytes of matrices that are taken in turn, so that none is in the cache.
+        rows: of products and attention.
+        moved: bytes of the tensors that are moved.
+        at_least: seconds of each timed run.
+        repeats: timed runs behind each figure.
+        copied: bytes of each copy over a link.
+        file: bytes of the file that is written and read.
+        models: width and depth of two transformers that are run for the figures to be corrected by: one of many small
+            matrices, one of few large ones, both larger than the processor's cache.
+        prompt: tokens of their prompt.
+    """
+
+    width: int = 2048
+    spread: int = 256 * 2**20
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 256, 1024)
+    moved: tuple[int, ...] = (2**14, 2**17, 2**20, 2**23, 2**26)
+    at_least: float = 0.02
+    repeats: int = 3
+    copied: tuple[int, ...] = (2**16, 2**25)
+    file: int = 256 * 2**20
+    models: tuple[tuple[int, int], ...] = ((256, 16), (1024, 4))
+    prompt: int = 128
+
+
+QUICK = Effort(64, 2**17, (1, 16), (2**12, 2**16), 0.0005, 1, (2**12, 2**18), 2**20, ((16, 2), (32, 1)), 8)
+"""Enough to see that everything works; the figures mean little."""

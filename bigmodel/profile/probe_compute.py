@@ -1,0 +1,92 @@
+"""Measures how fast a device computes: products, attention, moves of bytes, and what every call costs beside."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from .calibrate import calibrated
+from .effort import Effort
+from .machine import CACHED, Curve, DeviceSpeed
+from .stopwatch import seconds_of
+from .work import ATTENTION, MOVE, PRODUCT
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def probe_device(device: torch.device, effort: Effort, dtypes: Sequence[torch.dtype] = DTYPES) -> DeviceSpeed:
+    """Measure how fast `device` computes; dtypes that it does not compute in are left out."""
+    curves: dict[str, Curve] = {}
+    with torch.inference_mode():
+        curves[MOVE] = _moves(device, effort)
+        for dtype in dtypes:
+            name = str(dtype).removeprefix("torch.")
+            try:
+                curves[f"{PRODUCT}:{name}"] = _products(device, dtype, effort, effort.spread)
+                curves[f"{PRODUCT}:{name}{CACHED}"] = _products(device, dtype, effort, 0)
+                curves[f"{ATTENTION}:{name}"] = _attention(device, dtype, effort)
+            except (RuntimeError, NotImplementedError, TypeError):
+                curves = {key: curve for key, curve in curves.items() if f":{name}" not in key}
+    return calibrated(curves, device, effort)
+
+
+def _products(device: torch.device, dtype: torch.dtype, effort: Effort, spread: int) -> Curve:
+    """Rows to seconds for each number of the matrix. `spread`: bytes of matrices that are taken in turn."""
+    width = effort.width if spread else max(effort.width // 2, 16)
+    count = max(1, spread // (width * width * dtype.itemsize))
+    turn = itertools.cycle([_filled((width, width), dtype, device) for _ in range(count)])
+    tiny = _filled((1, 1), dtype, device)
+
+    def multiply(left: torch.Tensor, matrices: Iterator[torch.Tensor]) -> torch.Tensor:
+        return functional.linear(left, next(matrices))
+
+    def timed(left: torch.Tensor, matrices: Iterator[torch.Tensor]) -> float:
+        return _timed(partial(multiply, left, matrices), device, effort)
+
+    least = timed(tiny, itertools.repeat(tiny))
+    values = [_beyond(least, timed(_filled((rows, width), dtype, device), turn)) for rows in effort.rows]
+    return Curve(tuple(map(float, effort.rows)), tuple(value / width**2 for value in values), grows=True)
+
+
+def _attention(device: torch.device, dtype: torch.dtype, effort: Effort) -> Curve:
+    """Rows of queries to seconds for each number of the keys and values."""
+    heads, width, length = 8, 64, max(effort.rows)
+
+    def timed(rows: int, length: int) -> float:
+        query, key, value = (_filled((1, heads, count, width), dtype, device) for count in (rows, length, length))
+        return _timed(partial(functional.scaled_dot_product_attention, query, key, value), device, effort)
+
+    least = timed(1, 1)
+    numbers = 2 * heads * length * width
+    values = tuple(_beyond(least, timed(rows, length)) / numbers for rows in effort.rows)
+    return Curve(tuple(map(float, effort.rows)), values, grows=True)
+
+
+def _moves(device: torch.device, effort: Effort) -> Curve:
+    """Bytes read and written by an addition to seconds for each, its result in new memory."""
+
+    def timed(count: int) -> float:
+        left, right = (_filled((count,), torch.float32, device) for _ in range(2))
+        return _timed(partial(torch.add, left, right), device, effort)
+
+    least = timed(1)
+    values = tuple(_beyond(least, timed(nbytes // 4)) / (3 * nbytes) for nbytes in effort.moved)
+    return Curve(tuple(3.0 * nbytes for nbytes in effort.moved), values)
+
+
+def _beyond(least: float, taken: float) -> float:
+    """Return what was taken beyond the least that a call takes, which is counted by itself."""
+    return max(taken - least, 0.02 * taken)
+
+
+def _timed(work: Callable[[], object], device: torch.device, effort: Effort) -> float:
+    return seconds_of(work, device, effort.at_least, effort.repeats)
+
+
+def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a tensor whose pages have all been written; zeros that nobody wrote share one page."""
+    return torch.full(shape, 0.5, dtype=dtype).to(device)

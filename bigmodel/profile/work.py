@@ -1,0 +1,135 @@
+"""What one operation asks of a device, in the few kinds that differ in how long they take.
+
+A product reads a matrix of `elements` numbers and multiplies `rows` rows with it: with few rows it takes as long as
+reading the matrix, with many as long as multiplying. Fused attention is two products whose matrices are keys and
+values. Everything else that makes a tensor moves bytes. What makes none, a view, costs only its call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter
+
+aten = torch.ops.aten
+
+PRODUCT, ATTENTION, MOVE, CALL = "product", "attention", "move", "call"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operation.
+
+    Attributes:
+        kind: "product", "attention", "move" or "call" (a view, or anything else that makes no storage).
+        dtype: of what it computes with, as in "float32".
+        elements: numbers of the matrices it multiplies with.
+        rows: rows it multiplies them by.
+        nbytes: bytes it reads and writes.
+        spared: bytes of weights that it does not read: of experts that nobody chose.
+    """
+
+    kind: str
+    dtype: str = "float32"
+    elements: int = 0
+    rows: int = 1
+    nbytes: int = 0
+    spared: int = 0
+
+
+def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Work | None:
+    """Return what an operation on (fake) tensors asks of its device; None for what costs nothing at all."""
+    if func.namespace == "prim":
+        return None
+    known = _KINDS.get(func)
+    if known is not None:
+        return known(*args, **kwargs)
+    made = [t for t in tree_iter(output) if isinstance(t, torch.Tensor)]
+    read = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if func.is_view or not made or func in _VIEWS:
+        return Work(CALL)
+    if func in _LOOKUPS:
+        return Work(MOVE, _dtype(made[0]), nbytes=2 * sum(map(_nbytes, made)))
+    return Work(MOVE, _dtype(made[0]), nbytes=sum(map(_nbytes, [*read, *made])))
+
+
+def distinct_experts(experts: int, rows: int) -> float:
+    """Return how many of `experts` are wanted by at least one of `rows` choices, on average, if all are as likely."""
+    return experts * (1 - (1 - 1 / experts) ** rows)
+
+
+def _mm(left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
+    return Work(PRODUCT, _dtype(right), right.numel(), left.shape[0], _nbytes(left) + _nbytes(right))
+
+
+def _addmm(_bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
+    return _mm(left, right)
+
+
+def _bmm(left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
+    return Work(PRODUCT, _dtype(right), right.numel(), left.shape[1], _nbytes(left) + _nbytes(right))
+
+
+def _baddbmm(_bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
+    return _bmm(left, right)
+
+
+def _linear(left: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> Work:
+    rows = left.numel() // max(left.shape[-1], 1)
+    return Work(PRODUCT, _dtype(weight), weight.numel(), rows, _nbytes(left) + _nbytes(weight))
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **kwargs: Any) -> Work:
+    causal = kwargs.get("is_causal", any(flag is True for flag in rest)) and query.shape[-2] > 1
+    groups = query.shape[1] // max(key.shape[1], 1)
+    elements = groups * (key.numel() + value.numel())
+    nbytes = _nbytes(query) + _nbytes(key) + _nbytes(value)
+    return Work(ATTENTION, _dtype(key), elements // 2 if causal else elements, query.shape[-2], nbytes)
+
+
+def _grouped(tokens: torch.Tensor, weights: torch.Tensor, *_: Any, **__: Any) -> Work:
+    if weights.dim() != 3:
+        return _mm(tokens, weights)
+    rows, experts = tokens.shape[0], weights.shape[0]
+    wanted = max(distinct_experts(experts, rows), 1.0)
+    elements = int(wanted * weights[0].numel())
+    nbytes = _nbytes(tokens) + elements * weights.element_size()
+    spared = _nbytes(weights) - elements * weights.element_size()
+    return Work(PRODUCT, _dtype(weights), elements, max(1, round(rows / wanted)), nbytes, spared)
+
+
+def _convolve(data: torch.Tensor, weight: torch.Tensor, *rest: Any, **_: Any) -> Work:
+    stride = rest[1] if len(rest) > 1 else [1]
+    steps = [stride[min(i, len(stride) - 1)] for i in range(data.dim() - 2)]
+    positions = math.prod(max(1, size // step) for size, step in zip(data.shape[2:], steps, strict=True))
+    return Work(PRODUCT, _dtype(weight), weight.numel(), data.shape[0] * positions, _nbytes(data) + _nbytes(weight))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+_KINDS: dict[Any, Callable[..., Work]] = {
+    aten.mm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten.bmm.default: _bmm,
+    aten.baddbmm.default: _baddbmm,
+    aten.linear.default: _linear,
+    aten._grouped_mm.default: _grouped,
+    aten.convolution.default: _convolve,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attend,
+    aten._scaled_dot_product_flash_attention.default: _attend,
+    aten._scaled_dot_product_efficient_attention.default: _attend,
+    aten._scaled_dot_product_cudnn_attention.default: _attend,
+}
+
+_VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default, aten.empty.memory_format, aten.empty_like.default}
+_LOOKUPS = {aten.embedding.default, aten.index_select.default, aten.index.Tensor, aten.gather.default}

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigmodel.plan.schedule import Visit, seconds_of_pass
+
+
+def test_what_is_not_fetched_takes_what_it_computes() -> None:
+    assert seconds_of_pass([Visit(1.0), Visit(2.0)], slots=2) == 3.0
+
+
+def test_no_more_fetched_parts_than_slots_stay_where_they_are() -> None:
+    assert seconds_of_pass([Visit(1.0, 9.0), Visit(1.0, 9.0)], slots=2) == 2.0
+
+
+def test_with_one_slot_compute_and_link_take_turns() -> None:
+    assert seconds_of_pass([Visit(1.0, 3.0)] * 4, slots=1) == 16.0
+
+
+@pytest.mark.parametrize(("compute", "fetch", "expected"), [(1.0, 3.0, 12.0), (3.0, 1.0, 12.0)])
+def test_with_two_slots_the_longer_of_both_counts(compute: float, fetch: float, expected: float) -> None:
+    assert seconds_of_pass([Visit(compute, fetch)] * 4, slots=2) == pytest.approx(expected)
+
+
+def test_fetched_parts_between_others_are_hidden_where_a_tail_of_them_is_not() -> None:
+    spread = [Visit(1.0), Visit(1.0, 2.0)] * 4
+    tail = [Visit(1.0)] * 4 + [Visit(1.0, 2.0)] * 4
+    assert seconds_of_pass(spread, slots=2) == pytest.approx(8.0)
+    assert seconds_of_pass(tail, slots=2) > 8.0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 5), st.sampled_from([0.0, 1.0, 4.0])), min_size=1, max_size=10),
+    st.integers(1, 3),
+)
+def test_a_pass_takes_at_least_its_compute_and_its_link_and_at_most_both(
+    parts: list[tuple[float, float]], slots: int
+) -> None:
+    visits = [Visit(*part) for part in parts]
+    compute, fetched = sum(v.compute for v in visits), [v.fetch for v in visits if v.fetch]
+    link = sum(fetched) if len(fetched) > slots else 0.0
+    taken = seconds_of_pass(visits, slots)
+    assert max(compute, link) - 1e-9 <= taken <= compute + link + 1e-9

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bigmodel.profile.work import Work, distinct_experts, work_of
+
+aten = torch.ops.aten
+
+
+def test_a_product_counts_its_matrix_and_its_rows() -> None:
+    left, right = torch.ones(3, 4), torch.ones(4, 5)
+    assert work_of(aten.mm.default, (left, right), {}, left @ right) == Work("product", "float32", 20, 3, 48 + 80)
+    assert work_of(aten.addmm.default, (torch.ones(5), left, right), {}, left @ right) == Work(
+        "product", "float32", 20, 3, 48 + 80
+    )
+
+
+def test_a_view_costs_only_its_call_and_a_question_nothing() -> None:
+    x = torch.ones(4)
+    assert work_of(aten.view.default, (x, [2, 2]), {}, x.view(2, 2)) == Work("call")
+    assert work_of(torch.ops.prim.device.default, (x,), {}, x.device) is None
+
+
+def test_a_lookup_moves_its_rows_and_not_its_table() -> None:
+    table, ids = torch.ones(1000, 8), torch.tensor([1, 2])
+    assert work_of(aten.embedding.default, (table, ids), {}, table[ids]) == Work("move", "float32", nbytes=2 * 64)
+
+
+def test_anything_else_moves_what_it_reads_and_writes() -> None:
+    x = torch.ones(10)
+    assert work_of(aten.add.Tensor, (x, x), {}, x + x) == Work("move", "float32", nbytes=120)
+
+
+def test_causal_attention_takes_half() -> None:
+    q = torch.ones(1, 2, 8, 4)
+    whole = work_of(aten._scaled_dot_product_flash_attention_for_cpu.default, (q, q, q, 0.0, False), {}, q)
+    causal = work_of(aten._scaled_dot_product_flash_attention_for_cpu.default, (q, q, q, 0.0, True), {}, q)
+    assert whole is not None
+    assert causal is not None
+    assert (whole.kind, whole.elements, whole.rows) == ("attention", 2 * 64, 8)
+    assert causal.elements == whole.elements // 2
+
+
+def test_experts_that_nobody_chooses_are_spared() -> None:
+    tokens, experts = torch.ones(2, 4), torch.ones(8, 4, 6)
+    work = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6))
+    assert work is not None
+    assert work.elements == int(distinct_experts(8, 2) * 24)
+    assert work.spared == (8 * 24 - work.elements) * 4
+    assert distinct_experts(8, 1) == pytest.approx(1.0)
+    assert distinct_experts(8, 10_000) == pytest.approx(8.0)
