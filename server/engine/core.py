@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 
 import torch
 
 from server.engine.choice import Choice
 from server.engine.draft import Drafter
 from server.engine.observer import Observer
-from server.engine.request import Delta, Done, Event, Failed, Phase, Request, Sequence
+from server.engine.request import Delta, Done, Failed, Phase, Request, Sequence
 from server.engine.runner import Runner
 from server.engine.sampler import choose, choose_greedy, logprob_of
 from server.engine.scheduler import Grant, Scheduler
@@ -193,14 +194,10 @@ class EngineCore:
 
     def _send(self, sequence: Sequence, delta: Delta) -> None:
         request = sequence.request
-        event: Event = delta
         if sequence.prompt_logprobs and not sequence.prompt_sent:
             sequence.prompt_sent = True
-            event = Delta(
-                delta.index, delta.text, delta.token_ids, delta.logprobs,
-                tuple(sequence.prompt_logprobs), delta.finish_reason,
-            )  # fmt: skip
-        request.sink.put(event)
+            delta = replace(delta, prompt_logprobs=tuple(sequence.prompt_logprobs))
+        request.sink.put(delta)
         if delta.finish_reason is not None:
             self.scheduler.finish(sequence)
             if request.finished:

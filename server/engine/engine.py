@@ -12,7 +12,7 @@ from enum import Enum
 
 from bigmodel.errors import ServeError
 from server.engine.core import EngineCore
-from server.engine.request import Request
+from server.engine.request import Delta, Event, Request, Sink
 
 logger = logging.getLogger(__name__)
 
@@ -188,14 +188,12 @@ class Engine:
 class _CountingSink:
     """Passes events on, and tells the engine when the last one has gone."""
 
-    def __init__(self, inner: object, engine: Engine, request_id: str) -> None:
-        self._put: Callable[[object], None] = inner.put  # type: ignore[attr-defined]
+    def __init__(self, inner: Sink, engine: Engine, request_id: str) -> None:
+        self._put = inner.put
         self._engine = engine
         self._request_id = request_id
 
-    def put(self, event: object) -> None:
-        from server.engine.request import Delta
-
+    def put(self, event: Event, /) -> None:
         if not isinstance(event, Delta):
             self._engine.released(self._request_id)
         self._put(event)
