@@ -3,6 +3,7 @@
 # make lint   ruff, mypy --strict, import-linter
 
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -20,7 +21,7 @@ demo: $(VENV)/.ready
 	$(BIN)/python -m examples.demo
 
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

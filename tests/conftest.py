@@ -18,6 +18,12 @@ virtual.enable(count=2)
 virtual.disable()
 
 
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: the many collections that tests ask for need not look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def accelerators() -> Iterator[None]:
     """Two virtual accelerators without limits, empty at the start."""

@@ -10,7 +10,7 @@ from ..checkpoint import is_untouched, mapped_region
 from .block import Block
 from .source_file import ALIGNMENT, SourceFile, SourceFiles
 
-CHUNK_BYTES = 4 * 2**20
+CHUNK_BYTES = 8 * 2**20
 """Bytes of one read: enough to run a disk and a link at their full speed, and a multiple of `ALIGNMENT`."""
 
 GAP_BYTES = 64 * 2**10

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -29,7 +29,7 @@ from .stats import StreamStats
 
 READERS = 2
 SLOTS = 6
-"""Staging slots: those being filled, those full, and those being drained. Together they take 24 MiB."""
+"""Staging slots: those being filled, those full, and those being drained. Together they take 48 MiB."""
 
 
 class _StagingSlot:
@@ -79,19 +79,21 @@ class _Job:
         for index in self.from_memory:
             views[index].copy_(self.block.tensors[index].value.detach(), non_blocking=True)
 
-    def copy_chunk(self, chunk: Chunk, staged: torch.Tensor) -> None:
-        """Copy what was read from staging memory to where it belongs in the slab."""
+    def copies(self, chunk: Chunk, staged: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return what has to be copied from staging memory, and where it belongs in the slab: (to, from) pairs."""
+        found = []
         for piece in chunk.pieces:
             source = staged[piece.offset : piece.offset + piece.nbytes]
             tensor, place = self.block.tensors[piece.tensor], self.block.layout.places[piece.tensor]
             if place.dtype == tensor.value.dtype:
                 begin = place.offset + piece.start
-                self.slab[begin : begin + piece.nbytes].copy_(source, non_blocking=True)
+                found.append((self.slab[begin : begin + piece.nbytes], source))
             else:
                 size = tensor.value.element_size()
                 begin, end = piece.start // size, (piece.start + piece.nbytes) // size
                 whole = self.slab[place.offset : place.offset + place.nbytes].view(place.dtype)
-                whole[begin:end].copy_(source.view(tensor.value.dtype), non_blocking=True)
+                found.append((whole[begin:end], source.view(tensor.value.dtype)))
+        return found
 
 
 class BlockRead:
@@ -119,12 +121,16 @@ class BlockRead:
 
 @dataclass
 class _Stage:
-    """One copy of a job and what it needs first: a chunk read into a slot, or nothing (`chunk` None)."""
+    """One copy of a job and what it needs first: a chunk read into a slot, or nothing (`chunk` None).
+
+    `copies` is found while the chunk is being read, so that the link does not wait for it.
+    """
 
     job: _Job
     chunk: Chunk | None = None
     slot: _StagingSlot | None = None
     read: Future[None] | None = None
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
 
 class DiskReader:
@@ -209,9 +215,12 @@ class DiskReader:
             if job is None:
                 return
             assert job.chunks
-            stage = _Stage(job, job.chunks.popleft(), self._free.popleft())
+            chunk, slot = job.chunks.popleft(), self._free.popleft()
+            stage = _Stage(job, chunk, slot)
             stage.read = self._readers.submit(self._read, stage)
             self._stages.append(stage)
+            with torch.no_grad():
+                stage.copies = job.copies(chunk, slot.memory)
 
     def _current_job(self) -> _Job | None:
         """Return the first job that is not read to its end, its reads planned."""
@@ -281,10 +290,10 @@ class DiskReader:
         job = stage.job
         try:
             with torch.no_grad():
-                if stage.chunk is None or stage.slot is None:
+                if stage.chunk is None:
                     job.copy_from_memory()
-                else:
-                    job.copy_chunk(stage.chunk, stage.slot.memory)
+                for target, source in stage.copies:
+                    target.copy_(source, non_blocking=True)
         except Exception as error:
             # Whoever waits for the block raises it; the staging slot is free all the same.
             job.failure = error
