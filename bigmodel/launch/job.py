@@ -8,9 +8,11 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ..errors import LaunchError
 from .environment import launch_environment
@@ -106,7 +108,11 @@ def _run_elastic(launch: Launch, processes: Processes, environment: dict[str, st
         except ChildFailedError as failed:
             return _report(failed, launch.quiet)
         except SignalException as stopped:
+            _end_children()
             return 128 + int(stopped.sigval)
+        except KeyboardInterrupt:
+            _end_children()
+            return 128 + signal.SIGINT
         except (DistError, RendezvousError) as error:
             raise LaunchError(
                 f"The processes could not meet at {processes.address}:{processes.port} "
@@ -114,6 +120,16 @@ def _run_elastic(launch: Launch, processes: Processes, environment: dict[str, st
                 "Check main_process_ip, main_process_port and that machine 0 has been started."
             ) from error
     return 0
+
+
+def _end_children() -> None:
+    """End what torch's agent has left running: it does not know a process that it was just starting."""
+    left = psutil.Process().children(recursive=True)
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                end(process)
+        _, left = psutil.wait_procs(left, timeout=5)
 
 
 def _report(failed: Any, quiet: bool) -> int:

@@ -125,12 +125,14 @@ def test_processes_start_anew_after_a_failure(tmp_path: Path) -> None:
     assert "0" not in attempts
 
 
-def test_ctrl_c_stops_every_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ctrl_c_stops_every_process(tmp_path: Path, processes: int) -> None:
     # One write for each line: both processes share the pipe.
     text = "import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(60)"
     job = start_launch("--cpu", "--num_processes", 2, script(tmp_path, text))
     assert job.stdout is not None
-    numbers = [int(job.stdout.readline()) for _ in range(2)]
+    # Also while the second process is just being started.
+    numbers = [int(job.stdout.readline()) for _ in range(processes)]
     job.send_signal(signal.SIGINT)
     job.communicate(timeout=60)
     assert job.returncode == 128 + signal.SIGINT

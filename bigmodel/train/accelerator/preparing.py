@@ -52,7 +52,7 @@ class Preparing(AcceleratorCore):
         elif len(device_placement) != len(args):
             raise TrainError(f"device_placement has {len(device_placement)} entries for {len(args)} objects")
         fresh = [None if self._is_prepared(obj) else obj for obj in args]
-        self._dispatched.ready(those(nn.Module, fresh), those(Optimizer, fresh))
+        self._ready_dispatched(those(nn.Module, fresh), those(Optimizer, fresh))
         precise = [self._in_precision(obj) if isinstance(obj, nn.Module) else obj for obj in fresh]
         together = self.strategy.prepare_together(precise, device_placement)
         result = list(args)
@@ -101,6 +101,11 @@ class Preparing(AcceleratorCore):
         placed = self.device_placement if device_placement is None else device_placement
         return self._place_and_wrap(self._in_precision(model), placed, evaluation_mode)
 
+    def _ready_dispatched(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Let dispatched models be trained by these optimizers; with several processes they are refused later."""
+        if not self.state.use_distributed:
+            self._dispatched.ready(models, optimizers)
+
     def _in_precision(self, model: nn.Module) -> nn.Module:
         """Check that the model can be trained here, and let its forward run in the precision in force."""
         check_one_process(model, self.state.use_distributed, self.verify_device_map(model))
@@ -125,7 +130,7 @@ class Preparing(AcceleratorCore):
         """Wrap an optimizer."""
         if isinstance(optimizer, AcceleratedOptimizer):
             return optimizer
-        self._dispatched.ready(self._models, [optimizer])
+        self._ready_dispatched(self._models, [optimizer])
         wrapped = AcceleratedOptimizer(optimizer, self.strategy, self._scaler)
         self._optimizers.append(wrapped)
         return wrapped

@@ -174,7 +174,13 @@ class ShardedStrategy(Strategy):
             return
         path = directory / files.numbered("optimizer.bin", index)
         full = self._read_on_first(lambda: files.load_object(path))
-        set_optimizer_state_dict(model, optimizer, full, options=_from_rank_0(True))
+        # An optimizer without tensors (SGD without momentum): PyTorch would look for the device of the first of them.
+        plain: list[Any] = [None if any(full.get("state", {}).values()) else full]
+        dist.broadcast_object_list(plain, src=0, device=self.settings.device)
+        if plain[0] is not None:
+            set_optimizer_state_dict(model, optimizer, plain[0])
+        else:
+            set_optimizer_state_dict(model, optimizer, full, options=_from_rank_0(True))
 
     def _read_on_first(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What `read` gives on rank 0; {} on the others. A failure of rank 0 is raised on all of them."""
