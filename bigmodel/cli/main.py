@@ -20,6 +20,7 @@ from ..errors import BigModelError
 COMMANDS = {
     "plan": "plan",
     "probe": "probe",
+    "verify": "verify",
     "generate": "generate",
     "serve": "serve",
     "bench": "bench",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .budgets import Key, is_accelerator
 
@@ -155,6 +157,24 @@ class Plan:
         from .plan_json import load
 
         return load(text)
+
+    def to_html(self) -> str:
+        """Return the plan as an HTML page: a picture of the devices, the tables, and why."""
+        from .picture import page
+
+        return page(self)
+
+    def plot(self, path: str | os.PathLike[str]) -> Path:
+        """Write a picture of the devices, SVG, to `path` and return it."""
+        from .picture import write
+
+        return write(self, path)
+
+    def max_sequences(self) -> int | None:
+        """Return how many sequences there is room for at once: see `concurrency.max_sequences`."""
+        from .concurrency import max_sequences
+
+        return max_sequences(self)
 
     def explain(self) -> str:
         """Return, in sentences, why the plan is as it is."""

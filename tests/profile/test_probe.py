@@ -75,6 +75,7 @@ def test_another_set_up_is_another_machine(accelerators: None) -> None:
 
 
 def test_a_quick_measuring_says_something_of_everything(accelerators: None, tmp_path: Path) -> None:
+    virtual.configure(0, capacity=1000)
     machine = probe.measure(QUICK, tmp_path)
     assert set(machine.devices) == {"cpu", "virtual:0", "virtual:1"}
     assert set(machine.links) == {"virtual:0", "virtual:1"}

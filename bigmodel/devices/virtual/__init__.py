@@ -20,7 +20,18 @@ from .environment import from_environment
 from .link import VirtualLink
 from .tensor import TYPE, VirtualTensor, board, user_attributes
 
-__all__ = ["TYPE", "VirtualLink", "VirtualTensor", "configure", "count", "disable", "enable", "link", "user_attributes"]
+__all__ = [
+    "TYPE",
+    "VirtualLink",
+    "VirtualTensor",
+    "board",
+    "configure",
+    "count",
+    "disable",
+    "enable",
+    "link",
+    "user_attributes",
+]
 
 Capacity = int | str | None
 

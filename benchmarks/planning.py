@@ -1,0 +1,183 @@
+"""Does a plan keep its word: peak memory and seconds, predicted and measured, over architectures, shapes and budgets?
+
+Every case runs in a process of its own, by what `bigmodel verify` does: planned from headers, loaded, run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .harness import BenchmarkError, Column, Limit, Report, Table, run_isolated
+from .harness.report import Cell
+
+LARGE, LARGE_ERROR, ALWAYS_ERROR = 100 * 10**6, 0.005, 0.02
+TIME_MEDIAN, TIME_P95 = 0.10, 0.20
+BANDWIDTH = 2 * 10**9
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 10, "num_attention_heads": 12,
+    "num_key_value_heads": 4, "vocab_size": 16000, "max_position_embeddings": 2048,
+}  # fmt: skip
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", SIZES),
+    "qwen3": ("qwen3", {**SIZES, "head_dim": 64}),
+    "gpt2": ("gpt2", {"n_embd": 768, "n_layer": 10, "n_head": 12, "vocab_size": 16000, "n_positions": 2048}),
+    "opt": ("opt", {**SIZES, "ffn_dim": 3072, "word_embed_proj_dim": 768}),
+    "mixtral": ("mixtral", {**SIZES, "num_hidden_layers": 4, "num_local_experts": 8, "num_experts_per_tok": 2}),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {
+            **SIZES, "num_hidden_layers": 4, "moe_intermediate_size": 512, "n_routed_experts": 16, "n_group": 4,
+            "topk_group": 2, "num_experts_per_tok": 4, "q_lora_rank": 256, "kv_lora_rank": 128, "qk_rope_head_dim": 32,
+            "qk_nope_head_dim": 64, "v_head_dim": 64, "first_k_dense_replace": 1, "num_key_value_heads": 12,
+        },
+    ),
+}  # fmt: skip
+BUDGETS = ("cpu", "disk", "resident", "streamed")
+SHAPES = ((1, 256), (4, 128))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is verified: an architecture, sequences, tokens of each, and where there is room."""
+
+    family: str
+    batch_size: int
+    context: int
+    budget: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--families", default=None, help=f"some of {', '.join(FAMILIES)} (default: all)")
+    parser.add_argument("--budgets", default=None, help=f"some of {', '.join(BUDGETS)} (default: all)")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Verify every case, and compare maps."""
+    findings: list[dict[str, Any]] = []
+    for case in cases(options):
+        folder = make(case.family, options.workdir, options.quick)
+        found = run_isolated(
+            verified,
+            folder=str(folder),
+            batch_size=case.batch_size,
+            context=case.context,
+            budget=case.budget,
+            threads=options.threads or 1,
+        )
+        findings += [{"case": case, **one} for one in found]
+    if not findings:
+        raise BenchmarkError("no case is left: check --families and --budgets")
+    return report(options, findings)
+
+
+def cases(options: argparse.Namespace) -> Iterator[Case]:
+    """Yield what is to be verified."""
+    families = options.families.split(",") if options.families else list(FAMILIES)
+    budgets = options.budgets.split(",") if options.budgets else list(BUDGETS)
+    shapes = ((1, 32),) if options.quick else SHAPES
+    for family in families[:1] if options.quick else families:
+        for batch_size, context in shapes:
+            for budget in budgets:
+                yield Case(family, batch_size, context, budget)
+
+
+def make(family: str, workdir: Path, quick: bool) -> Path:
+    """Return the folder of a checkpoint with random weights, making it if it is not there."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    folder = workdir / f"planning-{family}{'-quick' if quick else ''}"
+    if (folder / "config.json").exists():
+        return folder
+    kind, sizes = FAMILIES[family]
+    small = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 4, "vocab_size": 256} if quick else {}
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**sizes, **small})).save_pretrained(folder)
+    return folder
+
+
+def verified(folder: str, batch_size: int, context: int, budget: str, threads: int) -> list[dict[str, Any]]:
+    """Verify one case, in a fresh process."""
+    import torch
+
+    from bigmodel.devices import virtual
+    from bigmodel.dispatch.verify import verify
+
+    torch.set_num_threads(threads)
+    # Should the machine have to be measured, that is done by a process like this one.
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    weights = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
+    budgets: dict[Any, int] = {"cpu": 16 * 10**9}
+    if budget == "disk":
+        budgets = {"cpu": weights // 2 + 10**9, "disk": 2**40}
+    elif budget != "cpu":
+        share = 4.0 if budget == "resident" else 0.6
+        os.environ["BIGMODEL_VIRTUAL"] = f"1@{BANDWIDTH}"
+        virtual.enable_from_environment()
+        budgets = {0: int(share * weights) + 300 * 10**6, "cpu": 16 * 10**9}
+        if budget == "streamed":
+            budgets[0] = int(0.6 * weights) + 60 * 10**6
+    plan, findings = verify(folder, budgets, batch_size=batch_size, context_length=context)
+    return [
+        {
+            "device": one.device,
+            "what": one.what,
+            "unit": one.unit,
+            "predicted": one.predicted,
+            "measured": one.measured,
+            "error": one.error,
+            "budget": plan.devices[0].budget if one.device.startswith("virtual") else None,
+        }
+        for one in findings
+    ]
+
+
+def report(options: argparse.Namespace, findings: list[dict[str, Any]]) -> Report:
+    """Return the tables, and the limits that are held."""
+    memory = [one for one in findings if one["unit"] == "bytes"]
+    seconds = [one for one in findings if one["unit"] == "seconds"]
+    host = [abs(one["error"]) for one in memory if one["device"] == "cpu" and one["measured"] >= LARGE]
+    there = [abs(one["predicted"] - one["measured"]) for one in memory if one["device"] != "cpu"]
+    passed = [one["measured"] - one["budget"] for one in memory if one["budget"] is not None]
+    errors = sorted(abs(one["error"]) for one in seconds)
+    limits = [Limit("median error of seconds", statistics.median(errors), "<=", TIME_MEDIAN, "percent")]
+    limits.append(Limit("95th percentile", errors[int(0.95 * (len(errors) - 1))], "<=", TIME_P95, "percent"))
+    if host:
+        limits.append(Limit("worst error of host peaks of 100 MB and more", max(host), "<=", LARGE_ERROR, "percent"))
+    if there:
+        limits.append(Limit("worst difference on the virtual accelerator", float(max(there)), "<=", 64, "bytes"))
+        limits.append(Limit("most that a peak passed its budget", float(max(0, *passed, 0)), "<=", 0, "bytes"))
+    tables = [
+        Table("Peak memory", _columns("bytes"), [_row(one) for one in memory]),
+        Table("Time", _columns("seconds"), [_row(one) for one in seconds]),
+    ]
+    return Report("planning", options.device, settings={"threads": options.threads or 1}, tables=tables, limits=limits)
+
+
+def _columns(unit: str) -> list[Column]:
+    words = [Column(name) for name in ("family", "shape", "room", "device", "what")]
+    return [*words, Column("predicted", unit), Column("measured", unit), Column("error", "percent")]
+
+
+def _row(one: dict[str, Any]) -> list[Cell]:
+    case: Case = one["case"]
+    shape = f"{case.batch_size} x {case.context}"
+    return [
+        case.family,
+        shape,
+        case.budget,
+        one["device"],
+        one["what"],
+        one["predicted"],
+        one["measured"],
+        one["error"],
+    ]

@@ -1,0 +1,73 @@
+"""`bigmodel verify`: is what the plan predicts what is measured?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from bigmodel.dispatch.verify import Finding
+
+
+def verify(
+    model: Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")],
+    max_memory: Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")] = None,
+    dtype: Annotated[str, typer.Option(help="What the weights are loaded as; auto: as stored.")] = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
+    context: Annotated[int, typer.Option(min=2, help="Tokens of a sequence at its end.")] = 256,
+    new_tokens: Annotated[int, typer.Option(min=1, help="How many of these are generated.")] = 1,
+    objective: Annotated[str, typer.Option(help="latency, throughput or fit.")] = "latency",
+    tolerance: Annotated[float, typer.Option(min=0, help="Error of memory that is let pass, as a share.")] = 0.02,
+    time_tolerance: Annotated[float, typer.Option(min=0, help="Error of seconds that is let pass.")] = 0.2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Load MODEL by plan, run the planned shapes, and print predicted beside measured. Exits 1 past a tolerance."""
+    import json
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from bigmodel.dispatch.verify import verify as run
+    from server.loading import parse_max_memory
+
+    found, findings = run(
+        model,
+        parse_max_memory(max_memory),
+        batch_size=batch_size,
+        context_length=context,
+        new_tokens=new_tokens,
+        dtype=dtype,
+        objective=objective,
+    )
+    if as_json:
+        typer.echo(json.dumps([{**asdict(each), "error": each.error} for each in findings], indent=1))
+    else:
+        console = Console()
+        (console if console.is_terminal else Console(width=120)).print(findings_table(findings))
+        for note in found.notes:
+            typer.echo(f"note: {note}")
+    tolerated = {"bytes": tolerance, "seconds": time_tolerance}
+    if any(abs(each.error) > tolerated[each.unit] for each in findings):
+        typer.echo("past the tolerance", err=True)
+        raise typer.Exit(1)
+
+
+def findings_table(findings: list[Finding]) -> Table:
+    """Return predicted beside measured."""
+    from rich.table import Table
+
+    from bigmodel.devices import format_size
+
+    drawn = Table()
+    for name in ("device", "what", "predicted", "measured", "error"):
+        drawn.add_column(name, justify="left" if name in ("device", "what") else "right")
+    for each in findings:
+        shown = [
+            format_size(int(value)) if each.unit == "bytes" else f"{1e3 * value:.2f} ms"
+            for value in (each.predicted, each.measured)
+        ]
+        drawn.add_row(each.device, each.what, *shown, f"{each.error:+.2%}")
+    return drawn
