@@ -129,12 +129,15 @@ def _measure_machine() -> None:
 
 
 def _warm_up() -> None:
-    """Let a small model run once everywhere, so that what libraries allocate for ever is there before."""
+    """Let a small model and a large product run once, so that what libraries allocate for ever is there before."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
     )
+    large = torch.ones(1024, 1024)
+    torch.mm(large, large)
+    del large
     model = LlamaForCausalLM(config).eval()
     for name in [HOST, *accelerators()]:
         there = model.to(torch_device(name))

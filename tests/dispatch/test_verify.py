@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigmodel.dispatch.verify import Finding
+
+SCRIPT = """
+import sys, dataclasses
+from bigmodel.profile import probe, machine_json
+from bigmodel.profile.effort import Effort
+from bigmodel.profile.nominal import nominal_machine
+folder = probe.cache_folder(); folder.mkdir(parents=True); key = probe.machine_key(Effort())
+(folder / f"{key}.json").write_text(machine_json.dump(dataclasses.replace(nominal_machine(), key=key)))
+from bigmodel.cli.main import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+def verified(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run `bigmodel verify` in a process of its own, on a virtual accelerator, the machine being known already."""
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, "verify", str(folder / "model"), "--json", *options],
+        env={**os.environ, "XDG_CACHE_HOME": str(folder), "BIGMODEL_VIRTUAL": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4, vocab_size=160
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    return tmp_path
+
+
+def test_the_accelerators_peak_is_what_the_plan_says_and_the_exit_code_says_whether_all_is(folder: Path) -> None:
+    done = verified(folder, "--max-memory", "0=900KB,cpu=1GB", "--context", "32", "--tolerance", "1e9")
+    findings = json.loads(done.stdout)
+    peak = next(one for one in findings if one["device"] == "virtual:0")
+    assert peak["predicted"] == peak["measured"]
+    assert {one["what"] for one in findings if one["unit"] == "seconds"} == {"prompt", "step"}
+    assert done.returncode == (1 if any(abs(one["error"]) > 0.2 for one in findings if one["unit"] == "seconds") else 0)
+
+
+def test_an_error_is_a_share_of_what_was_measured() -> None:
+    assert Finding("cpu", "peak memory", "bytes", 90, 100).error == pytest.approx(-0.1)
+    assert Finding("cpu", "peak memory", "bytes", 0, 0).error == 0
