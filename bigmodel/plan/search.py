@@ -23,7 +23,10 @@ Least = Callable[[int, Option], tuple[float, float]]
 """The seconds that a group computes, and those that the link brings it, under an option."""
 
 EXACT = 12
-"""Up to so many groups are searched to the end."""
+"""Up to so many groups are searched to the end, as long as that takes no more than `NODES` steps."""
+
+NODES = 60_000
+"""Steps of branch and bound, and of those that look at a whole placement a thirtieth."""
 
 NEVER = 2**62
 """Bytes of a slot that no device has."""
@@ -180,6 +183,7 @@ class _Exact:
     least: Least
     best: Placement | None
     shortest: float
+    left: float = NODES
 
     def run(self) -> Placement | None:
         options = [options_of(item, self.room) for item in self.items]
@@ -196,7 +200,8 @@ class _Exact:
     def _descend(self, chosen: list[Option], compute: float, link: float, streamed: int, used: dict[Key, int]) -> None:
         index = len(chosen)
         busy = link if streamed > self.room.slots else 0.0
-        if max(compute + self._rest[index], busy) >= self.shortest * (1 - 1e-12):
+        self.left -= 1
+        if self.left <= 0 or max(compute + self._rest[index], busy) >= self.shortest * (1 - 1e-6):
             return
         if index == len(self.items):
             self._try(chosen)
@@ -215,6 +220,7 @@ class _Exact:
     def _try(self, chosen: Sequence[Option]) -> None:
         placement = settle(self.items, self.room, chosen)
         if placement is not None:
+            self.left -= 30
             taken = self.seconds(placement)
             if taken < self.shortest:
                 self.best, self.shortest = placement, taken
