@@ -136,9 +136,9 @@ def account(model: nn.Module, decoder: Decoder, steps: int) -> dict[str, float]:
     experts = next(module for name, module in model.named_modules() if name.endswith("mlp.experts"))
     each = sum(parameter[0].nbytes for parameter in experts.parameters())
     chosen: list[int] = []
+    decoder.start()  # a prompt chooses nearly every expert, and then the layer is fetched whole
     before = _counters(model)
     with listening(model, chosen.append):
-        decoder.start()
         for _ in range(steps):
             decoder.step()
     after = _counters(model)

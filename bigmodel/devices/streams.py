@@ -13,6 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
+HAND_OVER_BYTES = 32 * 2**10
+"""A thread that waits for another takes as long as copying this much: less is copied at once."""
+
 
 class Event(Protocol):
     """A point in a stream's work."""
@@ -37,8 +40,14 @@ class Event(Protocol):
 class CopyStream(Protocol):
     """Copies to one device, in order, beside its compute."""
 
-    def submit(self, work: Callable[[], None], after: Sequence[Event] = ()) -> Event:
-        """Queue `work` behind everything queued before and behind `after`; return the event of its completion."""
+    def submit(self, work: Callable[[], None], after: Sequence[Event] = (), nbytes: int | None = None) -> Event:
+        """Queue `work` behind everything queued before and behind `after`; return the event of its completion.
+
+        Args:
+            work: Copies something to the device.
+            after: What must be done before.
+            nbytes: How many bytes it copies, if that is known: few are not worth a thread's attention.
+        """
         ...
 
     def compute_mark(self) -> Event:
@@ -95,7 +104,7 @@ class DeviceCopyStream:
         self._device = device
         self._stream = self._module.Stream(device=device)
 
-    def submit(self, work: Callable[[], None], after: Sequence[Event] = ()) -> Event:
+    def submit(self, work: Callable[[], None], after: Sequence[Event] = (), nbytes: int | None = None) -> Event:
         for event in after:
             if isinstance(event, DeviceEvent):
                 self._stream.wait_event(event.event)
@@ -114,6 +123,18 @@ class DeviceCopyStream:
         return DeviceEvent(event, self._module, self._device)
 
 
+def _done_here(work: Callable[[], None]) -> Future[None]:
+    """Do `work` at once and return how it ended."""
+    ended: Future[None] = Future()
+    try:
+        work()
+    except Exception as error:
+        ended.set_exception(error)
+    else:
+        ended.set_result(None)
+    return ended
+
+
 class ThreadCopyStream:
     """A copy stream on a worker thread, for devices whose compute finishes before it returns."""
 
@@ -121,13 +142,18 @@ class ThreadCopyStream:
         self._name = name
         self._process = os.getpid()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._last: Future[None] | None = None
 
-    def submit(self, work: Callable[[], None], after: Sequence[Event] = ()) -> Event:
+    def submit(self, work: Callable[[], None], after: Sequence[Event] = (), nbytes: int | None = None) -> Event:
         if self._process != os.getpid():
             # Threads do not survive a fork: the child gets a worker of its own.
             self._process = os.getpid()
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
-        return HostEvent(self._worker.submit(work))
+            self._last = None
+        if nbytes is not None and nbytes <= HAND_OVER_BYTES and (self._last is None or self._last.done()):
+            return HostEvent(_done_here(work))
+        self._last = self._worker.submit(work)
+        return HostEvent(self._last)
 
     def compute_mark(self) -> Event:
         return HostEvent()

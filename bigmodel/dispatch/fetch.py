@@ -44,4 +44,4 @@ class Fetcher:
             self._stats.add(fetches=1)
             return self._disk.fetch(block, slab, after)
         self._stats.add(fetches=1, from_ram=block.nbytes)
-        return self._link.copy(lambda: block.fetch(slab), after)
+        return self._link.copy(lambda: block.fetch(slab), after, block.nbytes)

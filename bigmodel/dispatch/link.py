@@ -30,13 +30,13 @@ class Link:
         self._running: deque[tuple[Any, Any]] = deque()
         self._lock = threading.Lock()
 
-    def copy(self, work: Callable[[], None], after: Sequence[Event] = ()) -> Event:
-        """Queue `work`, which copies something to the device, behind all before it and behind `after`; return the
-        event of its completion."""
+    def copy(self, work: Callable[[], None], after: Sequence[Event] = (), nbytes: int | None = None) -> Event:
+        """Queue `work`, which copies `nbytes` bytes to the device (None: not known), behind all before it and behind
+        `after`; return the event of its completion."""
         if self._module is None:
-            return self._stream.submit(lambda: self._timed_by_host(work), after)
+            return self._stream.submit(lambda: self._timed_by_host(work), after, nbytes)
         self._collect()
-        return self._stream.submit(lambda: self._timed_by_device(work), after)
+        return self._stream.submit(lambda: self._timed_by_device(work), after, nbytes)
 
     def _timed_by_host(self, work: Callable[[], None]) -> None:
         started = time.perf_counter()

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from bigmodel.devices.streams import ThreadCopyStream
+from bigmodel.devices.streams import HAND_OVER_BYTES, ThreadCopyStream
 
 
 def test_work_runs_in_order_beside_the_caller() -> None:
@@ -33,6 +33,34 @@ def test_what_the_work_raised_reaches_who_waits() -> None:
     with pytest.raises(OSError, match="the disk is gone"):
         stream.submit(fail).wait()
     stream.submit(lambda: None).wait()
+
+
+def test_few_bytes_are_copied_at_once_but_not_before_what_is_under_way() -> None:
+    stream = ThreadCopyStream("test")
+    gate = threading.Event()
+    callers: list[str] = []
+
+    def work() -> None:
+        callers.append(threading.current_thread().name)
+
+    assert stream.submit(work, nbytes=HAND_OVER_BYTES).done()
+    stream.submit(lambda: gate.wait(10) and None)
+    behind = stream.submit(work, nbytes=HAND_OVER_BYTES)
+    assert not behind.done()
+    gate.set()
+    behind.wait()
+    stream.submit(work, nbytes=HAND_OVER_BYTES + 1).wait()
+    assert callers[0] == threading.current_thread().name
+    assert all(name.startswith("test") for name in callers[1:])
+
+
+def test_what_a_small_copy_raised_reaches_who_waits_and_not_who_asked() -> None:
+    def fail() -> None:
+        raise OSError("the link is down")
+
+    event = ThreadCopyStream("test").submit(fail, nbytes=1)
+    with pytest.raises(OSError, match="the link is down"):
+        event.wait()
 
 
 def test_a_stream_survives_a_fork() -> None:

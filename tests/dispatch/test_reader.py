@@ -35,7 +35,7 @@ class GatedStream:
         self.gate = threading.Event()
         self.copied = 0
 
-    def submit(self, work: Callable[[], None], after: Sequence[Event] = ()) -> Event:
+    def submit(self, work: Callable[[], None], after: Sequence[Event] = (), nbytes: int | None = None) -> Event:
         def gated() -> None:
             assert self.gate.wait(30)
             work()
