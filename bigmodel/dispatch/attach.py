@@ -15,7 +15,7 @@ from ..errors import DispatchError
 from .block import Block
 from .gradients import Compute, stream_and_compute
 from .mapped_block import MappedBlock
-from .move import first_tensor, send_to_device
+from .move import are_all_on, first_tensor, send_to_device
 from .readahead import ReadAhead
 from .streamer import Streamer
 from .tracing import leave_untraced
@@ -77,7 +77,7 @@ class AttachedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         source = first_tensor((args, kwargs)) if self.returns_to_input else None
-        if self.device is not None:
+        if self.device is not None and not (are_all_on(args, self.device) and are_all_on(kwargs.values(), self.device)):
             args = send_to_device(args, self.device)
             kwargs = send_to_device(kwargs, self.device, skip_keys=self.skip_keys)
         output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)

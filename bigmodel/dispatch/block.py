@@ -117,10 +117,11 @@ class Block:
 
     def fetch(self, slab: torch.Tensor) -> None:
         """Copy the block's tensors into `slab`, in as few copies as they allow."""
+        if self.packed is not None:
+            whole = slab if slab.numel() == self.layout.nbytes else slab[: self.layout.nbytes]
+            whole.copy_(self.packed, non_blocking=True)
+            return
         with torch.no_grad():
-            if self.packed is not None:
-                slab[: self.layout.nbytes].copy_(self.packed, non_blocking=True)
-                return
             for tensor, view in zip(self.tensors, self.layout.views(slab)):
                 view.copy_(tensor.value.detach(), non_blocking=True)
 

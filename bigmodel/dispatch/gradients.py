@@ -53,8 +53,11 @@ def stream_and_compute(
         kwargs: Likewise.
     """
     if not wants_gradients(block, args, kwargs):
-        with streamer.use(block):
+        slot = streamer.acquire(block)
+        try:
             return compute(args, kwargs)
+        finally:
+            streamer.release(slot)
     if block.encloses:
         return _through_copies(streamer, block, compute, args, kwargs)
     leaves, structure = tree_flatten((args, kwargs))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,10 +33,19 @@ def send_to_device(
     return _send(tensor, target, non_blocking, skip)
 
 
+def are_all_on(values: Iterable[Any], device: torch.device) -> bool:
+    """Whether `values` are tensors on `device` and plain values only, so that there is nothing to send."""
+    return all(value.device == device if isinstance(value, torch.Tensor) else _is_plain(value) for value in values)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str, bytes))
+
+
 def _send(value: Any, device: torch.device, non_blocking: bool, skip: set[str]) -> Any:
     if isinstance(value, torch.Tensor):
         return value if value.device == device else value.to(device, non_blocking=non_blocking)
-    if value is None or isinstance(value, (bool, int, float, str, bytes)):
+    if _is_plain(value):
         return value
     if isinstance(value, (list, tuple)):
         return _send_sequence(value, device, non_blocking, skip)

@@ -134,8 +134,8 @@ class Streamer:
         self._thread.holds -= 1
         with self._changed:
             slot.users -= 1
-            slot.marks = [mark for mark in slot.marks if not mark.done()]
-            slot.marks.append(self._stream.compute_mark())
+            marks = (*slot.marks, self._stream.compute_mark())
+            slot.marks = [mark for mark in marks if not mark.done()]
             if slot.users == 0:
                 block = slot.content
                 assert block is not None
@@ -161,7 +161,7 @@ class Streamer:
             raise
         waited = time.perf_counter() - started
         with self._changed:
-            self.stats.add(waited=waited)
+            self.stats.seconds_waited += waited
             block.show(self._views(block, slot))
 
     def _views(self, block: Block, slot: Slot) -> list[torch.Tensor]:
