@@ -13,7 +13,7 @@ from bigmodel.devices import virtual
 from .accelerators import KINDS, skip_what_is_missing
 
 torch.set_num_threads(1)
-# Autograd counts the devices at the first backward of the process: they must be known by then, whatever test runs first.
+# Autograd counts the devices at the first backward of a process. Whichever test runs it, they must be known by then.
 virtual.enable(count=2)
 virtual.disable()
 
