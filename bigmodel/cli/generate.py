@@ -59,7 +59,7 @@ def generate(
     sink = _Events()
     summary = _run(engine, Request("cli", ids, params, sink), sink)
     if not quiet:
-        typer.echo(f"{summary}  {_peaks(loaded.model)}")
+        typer.echo(f"{summary} {_peaks(loaded.model)}")
 
 
 def _room(prompt: int, wanted: int, engine: Engine) -> int:
