@@ -7,6 +7,7 @@ are made for each), and token ids, mask, position ids and the last scores live o
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -28,7 +29,14 @@ def generate(session: Session, config: Any) -> None:
         loop.prefill()
     elif work.new_tokens > 1:
         loop.step(work.new_tokens - 1)
-    session.phase("decode", 1, lambda: loop.step(1))
+    with _as_when_decoding(session.model):
+        session.phase("decode", 1, lambda: loop.step(1))
+
+
+def _as_when_decoding(model: Any) -> AbstractContextManager[None]:
+    """Return the setting `transformers` decodes in: off the host, it copies each token's experts' weights together."""
+    setting: Callable[[], AbstractContextManager[None]] = getattr(model, "_optimize_model_for_decode", nullcontext)
+    return setting()
 
 
 class _Loop:

@@ -23,11 +23,13 @@ def small(family: str) -> Any:
 
     if family == "gpt2":
         return t.GPT2LMHeadModel(t.GPT2Config(n_embd=64, n_layer=6, n_head=4, vocab_size=160, n_positions=128)).eval()
-    config = t.LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=160, max_position_embeddings=128,
-    )  # fmt: skip
-    return t.LlamaForCausalLM(config).eval()
+    sizes: dict[str, Any] = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 128,
+    }  # fmt: skip
+    if family == "mixtral":
+        return t.MixtralForCausalLM(t.MixtralConfig(**sizes, num_local_experts=4)).eval()
+    return t.LlamaForCausalLM(t.LlamaConfig(**sizes)).eval()
 
 
 def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int) -> int:
@@ -43,7 +45,7 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
     return max_memory_allocated(DEVICE)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 @pytest.mark.parametrize(("batch_size", "prompt", "new_tokens"), [(1, 60, 1), (3, 40, 2), (2, 3, 37)])
 def test_the_peak_of_generate_is_predicted_to_the_byte(
     family: str, batch_size: int, prompt: int, new_tokens: int
