@@ -55,14 +55,16 @@ class _Loop:
 
     def prefill(self) -> None:
         """The forward of the whole prompt."""
-        self._run(self.ids.clone(), self.positions)
+        bring = self.session.bring
+        self._run(bring(self.ids.clone()), bring(self.positions, kept=True))
 
     def step(self, tokens: int) -> None:
         """The forward of `tokens` more tokens at once: 1, or what stands for as many steps."""
         self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
         self.ids, self.positions = torch.cat([self.ids, more], 1), torch.cat([self.positions, more], 1)
         del more
-        self._run(self.ids[:, -tokens:].clone(), self.positions[:, -tokens:].clone())
+        bring = self.session.bring
+        self._run(bring(self.ids[:, -tokens:].clone()), bring(self.positions[:, -tokens:].clone()))
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}

@@ -34,6 +34,8 @@ class Profile:
         phases: the recorded forwards; empty if they are not known.
         dtype: what floating point weights are cast to when loaded; None if they stay as they are.
         max_context: tokens the model allows; None if it does not say.
+        first: position of the unit that holds the model's first parameter: `transformers` takes its device for the
+            model's, and `generate` brings the inputs there.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Profile:
     phases: tuple[Phase, ...]
     dtype: str | None = None
     max_context: int | None = None
+    first: int = 0
 
     @cached_property
     def weights(self) -> int:
@@ -75,17 +78,24 @@ class Profile:
         """Most bytes of activations alive at once, beside the final KV cache, when everything runs on one device."""
         return self.dynamic_peaks({}, main=None)[None] - sum(self.kv_cache)
 
-    def dynamic_peaks(self, runs_on: Mapping[int, D], main: D, rounding: Callable[[int], int] = int) -> dict[D, int]:
+    def dynamic_peaks(
+        self,
+        runs_on: Mapping[int, D],
+        main: D,
+        rounding: Callable[[int], int] = int,
+        brought_to: D | None = None,
+    ) -> dict[D, int]:
         """Return the most bytes of activations and KV cache alive at once on each device, over all phases.
 
         Args:
             runs_on: device of each unit by its position; units left out run on `main`.
             main: where inputs are.
             rounding: what the allocator makes of a number of bytes.
+            brought_to: where the weights of unit `first` lie; None: on `main`.
         """
         peaks: dict[D, int] = {main: 0}
         for phase in self.phases:
-            for device, peak in phase.trace.replay(runs_on, main, rounding).peak.items():
+            for device, peak in phase.trace.replay(runs_on, main, rounding, brought_to).peak.items():
                 peaks[device] = max(peaks.get(device, 0), peak)
         return peaks
 
@@ -139,6 +149,7 @@ def profile_model(
         phases=tuple(_renumbered(phase, order) for phase in phases),
         dtype=None if wanted is None else dtype_name(wanted),
         max_context=limit,
+        first=order.index(_holder_of_first(units, model)) if order else 0,
     )
 
 
@@ -176,6 +187,13 @@ def _context(model: nn.Module, wanted: int | None, limit: int | None) -> int:
             f"context_length is {wanted}, but {type(model).__name__} allows {limit} tokens; ask for at most {limit}"
         )
     return wanted
+
+
+def _holder_of_first(units: Sequence[UnitProfile], model: nn.Module) -> int:
+    """Return which of `units` holds the model's first parameter; the first one if it has none."""
+    first = next((name for name, _ in model.named_parameters()), None)
+    holders = (index for index, unit in enumerate(units) if any(spec.name == first for spec in unit.tensors))
+    return next(holders, 0)
 
 
 def _cast(model: nn.Module, wanted: torch.dtype | CustomDtype | None) -> dict[int, torch.dtype]:

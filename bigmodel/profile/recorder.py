@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from .kernels import run_fake, scratch_bytes
-from .trace import OUTSIDE, Allocate, Enter, Event, Free, Held, Leave, Operation, Scratch, Trace
+from .trace import OUTSIDE, Allocate, Bring, Enter, Event, Free, Held, Leave, Operation, Scratch, Trace
 from .work import work_of
 
 
@@ -58,6 +58,10 @@ class Recorder(TorchDispatchMode):
         self._count += 1
         self.events.append(Allocate(number, nbytes, source))
         self._references[number] = weakref.ref(storage, self._death_of(key, number))
+
+    def bring(self, tensor: torch.Tensor, kept: bool) -> None:
+        """Book that `tensor` is brought to where the model's first weights lie; `kept`: the caller keeps it, too."""
+        self.events += [Bring(number, nbytes, kept) for number, nbytes in self._tensors(tensor)]
 
     def follow(self, module: nn.Module, unit: int) -> None:
         """Book when `module` starts and ends, as unit number `unit`."""

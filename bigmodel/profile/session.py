@@ -41,6 +41,11 @@ class Session:
         """Call the model with those of `inputs` that its forward takes."""
         return self.model(**{name: value for name, value in inputs.items() if name in self._accepted})
 
+    def bring(self, tensor: torch.Tensor, kept: bool = False) -> torch.Tensor:
+        """Return `tensor`, booked as brought to where the model's first weights lie; `kept`: the caller keeps it."""
+        self._recorder.bring(tensor, kept)
+        return tensor
+
     def forward(self, tokens: int, **inputs: torch.Tensor) -> None:
         """Record one forward whose output is dropped at once; it processes `tokens` of each sequence."""
 

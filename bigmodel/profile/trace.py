@@ -70,7 +70,22 @@ class Operation:
     work: Work
 
 
-Event = Allocate | Free | Scratch | Enter | Leave | Operation
+@dataclass(frozen=True)
+class Bring:
+    """A storage of the caller's is brought to where the model's first weights lie, as `transformers`' `generate` does.
+
+    Attributes:
+        storage: what is brought.
+        nbytes: bytes of the tensor.
+        kept: the caller keeps it where it was, too.
+    """
+
+    storage: int
+    nbytes: int
+    kept: bool
+
+
+Event = Allocate | Free | Scratch | Enter | Leave | Operation | Bring
 
 
 @dataclass(frozen=True)
@@ -125,15 +140,18 @@ class Trace:
                 found[unit] = found.get(unit, 0) + nbytes
         return found
 
-    def replay(self, runs_on: Mapping[int, D], main: D, rounding: Rounding = int) -> Ledger[D]:
+    def replay(
+        self, runs_on: Mapping[int, D], main: D, rounding: Rounding = int, brought_to: D | None = None
+    ) -> Ledger[D]:
         """Return the books after this forward on the given devices.
 
         Args:
             runs_on: device of each unit.
             main: where the inputs are, and where runs what is between units, unless what it reads says otherwise.
             rounding: what the allocator makes of a number of bytes.
+            brought_to: where the model's first weights lie, and `generate` brings the inputs; None: `main`.
         """
-        ledger = Ledger(runs_on, main, rounding)
+        ledger = Ledger(runs_on, main, rounding, brought_to)
         for held in self.initial:
             ledger.hold(held)
         for event in self.events:
@@ -144,12 +162,16 @@ class Trace:
 class Ledger(Generic[D]):
     """Bytes alive on each device, `now` and at the highest mark, `peak`."""
 
-    def __init__(self, runs_on: Mapping[int, D], main: D, rounding: Rounding) -> None:
+    def __init__(
+        self, runs_on: Mapping[int, D], main: D, rounding: Rounding = int, brought_to: D | None = None
+    ) -> None:
         self.now: dict[D, int] = {}
         self.peak: dict[D, int] = {}
         self._runs_on = runs_on
         self._main = main
         self._rounding = rounding
+        self._brought_to = main if brought_to is None else brought_to
+        self._brought: dict[int, D] = {}  # where else a kept storage is
         self._alive: dict[int, tuple[D, int]] = {}
         self._running: list[tuple[D, int]] = []  # device of each unit, bytes of inputs copied to it
 
@@ -172,6 +194,19 @@ class Ledger(Generic[D]):
             self._enter(event)
         elif isinstance(event, Leave):
             self._leave(event)
+        elif isinstance(event, Bring):
+            self._bring(event)
+
+    def _bring(self, event: Bring) -> None:
+        if event.storage not in self._alive or self._alive[event.storage][0] == self._brought_to:
+            return
+        if event.kept:
+            self._brought[event.storage] = self._brought_to
+            self._add(self._brought_to, self._rounding(event.nbytes))
+        else:
+            device, nbytes = self._alive[event.storage]
+            self._take(event.storage, self._brought_to, nbytes)
+            self._add(device, -nbytes)
 
     def _place(self, event: Allocate) -> D:
         if self._running:
@@ -182,7 +217,7 @@ class Ledger(Generic[D]):
         device = self._runs_on.get(event.unit, self._main)
         copied = 0
         for storage, nbytes in event.inputs:
-            if storage in self._alive and self._alive[storage][0] != device:
+            if storage in self._alive and self._brought.get(storage, self._alive[storage][0]) != device:
                 copied += self._rounding(nbytes)
         self._running.append((device, copied))
         self._add(device, copied)

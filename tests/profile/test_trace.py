@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bigmodel.profile.trace import Allocate, Enter, Free, Held, Leave, Scratch, Trace
+from bigmodel.profile.trace import OUTSIDE, Allocate, Bring, Enter, Free, Held, Leave, Scratch, Trace
 
 CHAIN = Trace(
     (
@@ -66,3 +66,23 @@ def test_an_allocators_rounding_applies_to_every_storage() -> None:
 
 def test_units_in_the_order_they_first_ran() -> None:
     assert Trace((Enter(2), Leave(2), Enter(0), Leave(0), Enter(2), Leave(2))).order() == [2, 0]
+
+
+def test_inputs_are_brought_to_where_the_first_weights_lie() -> None:
+    """A fresh tensor moves; one that the caller keeps is there twice; units elsewhere get copies while they run."""
+    trace = Trace(
+        (
+            Allocate(0, 8),
+            Bring(0, 8, kept=False),
+            Bring(1, 40, kept=True),
+            Enter(0, ((0, 8), (1, 40))),
+            Leave(0),
+            Enter(1, ((1, 40),)),
+            Leave(1),
+        ),
+        (Held(1, 40, OUTSIDE),),
+    )
+    books = trace.replay({0: "cpu", 1: 0}, 0, brought_to="cpu")
+    assert books.now == {0: 40, "cpu": 48}
+    assert books.peak[0] == 40 + 40
+    assert trace.replay({0: 0, 1: 0}, 0).peak == {0: 48}
