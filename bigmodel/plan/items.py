@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..devices import HOST
 from ..profile import Profile
-from .budgets import is_accelerator
+from .budgets import Key, is_accelerator
 from .evaluate import Assignment
 from .greedy import Item, Placement
 from .groups import Group
@@ -32,10 +32,25 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool) -> Item:
     )
 
 
-def assignment_of(profile: Profile, groups: Sequence[Group], placement: Placement, stream_buffers: bool) -> Assignment:
-    """Return a placement of groups as an assignment of units."""
+def assignment_of(
+    profile: Profile,
+    groups: Sequence[Group],
+    placement: Placement,
+    stream_buffers: bool,
+    main_device: Key | None = None,
+) -> Assignment:
+    """Return a placement of groups as an assignment of units.
+
+    Args:
+        profile: whose units they are.
+        groups: of units, as they were placed.
+        placement: where each group is held and runs.
+        stream_buffers: buffers lie with the weights, and not where the unit runs.
+        main_device: where the inputs must be; None: on the placement's main device, if that holds or runs anything.
+    """
+    main = placement.main if main_device is not None else _used_main(placement)
     total = len(profile.units)
-    held, runs = [placement.main] * total, [placement.main] * total
+    held, runs = [main] * total, [main] * total
     for at, group in enumerate(groups):
         for index in group.members:
             held[index] = placement.held[at]
@@ -45,8 +60,14 @@ def assignment_of(profile: Profile, groups: Sequence[Group], placement: Placemen
     return Assignment(
         held=tuple(held),
         runs=tuple(runs),
-        main=placement.main,
+        main=main,
         slots=placement.slots,
         slot_bytes=placement.slot_bytes,
         stream_buffers=stream_buffers,
     )
+
+
+def _used_main(placement: Placement) -> Key:
+    """Return the main device, or the first accelerator that runs anything where the main device has nothing to do."""
+    used = [key for key in placement.runs if is_accelerator(key)]
+    return placement.main if placement.main in used or not used else used[0]

@@ -106,7 +106,7 @@ def greedy_assignment(profile: Profile, room: Room, strategy: str, stream_buffer
             placement = place_greedily(items, replace(narrowed, budgets=_capped(items, narrowed, strategy)))
             if placement is None:
                 return None
-            assignment = assignment_of(profile, groups, placement, stream_buffers)
+            assignment = assignment_of(profile, groups, placement, stream_buffers, room.main_device)
             over = over_budget(device_uses(profile, assignment), budgets)
             if not over:
                 return assignment

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ..devices import DISK, HOST
 from ..errors import PlanError
 from ..profile import Profile
-from .budgets import is_accelerator
+from .budgets import Key, is_accelerator
 from .evaluate import Assignment, device_uses, over_budget
 from .greedy import Placement, Room
 from .groups import tie_groups
@@ -55,10 +56,11 @@ class Searcher:
         """
         given = dict(room.budgets)
         for _ in range(ATTEMPTS):
-            placement = search(self.items, replace(room, budgets=given), self._seconds, self._least, thorough)
+            seconds = partial(self._seconds, main_device=room.main_device)
+            placement = search(self.items, replace(room, budgets=given), seconds, self._least, thorough)
             if placement is None:
                 return known
-            found = self._assignment(placement)
+            found = self._assignment(placement, room.main_device)
             over = over_budget(device_uses(self.profile, found), room.budgets)
             if not over:
                 return found if self.goal.seconds(found) < self.goal.seconds(known) else known
@@ -79,11 +81,11 @@ class Searcher:
         prefill = steps[0].seconds if len(steps) > 1 else None
         return Prediction(prefill, steps[-1].seconds, steps[-1].binds, saved)
 
-    def _assignment(self, placement: Placement) -> Assignment:
-        return assignment_of(self.profile, self.groups, placement, self.stream_buffers)
+    def _assignment(self, placement: Placement, main_device: Key | None) -> Assignment:
+        return assignment_of(self.profile, self.groups, placement, self.stream_buffers, main_device)
 
-    def _seconds(self, placement: Placement) -> float:
-        return self.goal.seconds(self._assignment(placement))
+    def _seconds(self, placement: Placement, main_device: Key | None) -> float:
+        return self.goal.seconds(self._assignment(placement, main_device))
 
     def _least(self, index: int, option: Option) -> tuple[float, float]:
         held, runs = option

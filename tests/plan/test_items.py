@@ -36,3 +36,11 @@ def test_a_streamed_tie_is_looked_up_on_the_host_and_multiplied_on_the_accelerat
     assignment = assignment_of(profile, groups, placement, False)
     runs = {unit.name: assignment.runs[index] for index, unit in enumerate(profile.units)}
     assert (runs["embed"], runs["head"]) == ("cpu", 0)
+
+
+def test_inputs_are_where_something_runs_unless_another_device_is_asked_for() -> None:
+    profile = profile_model(on_meta(Stack, depth=1))
+    groups = tie_groups(profile.units)
+    placement = Placement((1,) * len(groups), (1,) * len(groups), main=0)
+    assert assignment_of(profile, groups, placement, False).main == 1
+    assert assignment_of(profile, groups, placement, False, main_device=0).main == 0
