@@ -15,7 +15,7 @@ T = TypeVar("T")
 _THREADS = 2
 _BATCH_BYTES = 32 * 2**20
 _BATCH_LENGTH = 512
-_BYTES_AHEAD = 512 * 2**20
+_BYTES_AHEAD = 128 * 2**20
 """How far reading may run ahead: far enough to keep a disk busy, not so far that the kernel lets go of it again."""
 
 

@@ -36,6 +36,7 @@ def load_checkpoint_in_model(
     strict: bool = False,
     full_state_dict: bool = True,
     broadcast_from_rank0: bool = False,
+    read_later: bool = False,
 ) -> None:
     """Fill `model` from a checkpoint. Either all of it is loaded or, after an exception, nothing is changed.
 
@@ -59,6 +60,8 @@ def load_checkpoint_in_model(
             a tensor that has a value already may be missing).
         full_state_dict: as for ``torch.distributed.checkpoint.state_dict``; for models made of DTensors.
         broadcast_from_rank0: only rank 0 reads, and sends the others what they need.
+        read_later: weights on ``"cpu"`` are not brought into memory where they can lie in the file, and can be let go
+            of again: for a caller that brings them in ahead of their use.
 
     Raises:
         CheckpointNotFoundError: there is no checkpoint, or a file of it is missing.
@@ -80,7 +83,7 @@ def load_checkpoint_in_model(
     )
     assignments, conversion = match(model, opened, wanted)
     folder = None if offload_folder is None else Path(offload_folder)
-    values = Reader(opened, offload_buffers, folder).read(assignments)
+    values = Reader(opened, offload_buffers, folder, read_later).read(assignments)
     _commit(model, assignments, values, conversion, in_place=device_map is None)
 
 

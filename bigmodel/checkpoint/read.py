@@ -30,12 +30,16 @@ class Reader:
         checkpoint: where the tensors lie.
         offload_buffers: buffers for the disk stay there, too, instead of coming to the CPU.
         offload_folder: where tensors for the disk go that cannot be used where they lie.
+        read_later: weights for the CPU are not read either, where they can be used in their file.
     """
 
-    def __init__(self, checkpoint: Checkpoint, offload_buffers: bool, offload_folder: Path | None) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, offload_buffers: bool, offload_folder: Path | None, read_later: bool = False
+    ) -> None:
         self.checkpoint = checkpoint
         self.offload_buffers = offload_buffers
         self.offload_folder = offload_folder
+        self.read_later = read_later
         self._made: dict[int, dict[str, torch.Tensor]] = {}
 
     def read(self, assignments: list[Assignment]) -> dict[str, torch.Tensor]:
@@ -49,7 +53,7 @@ class Reader:
         moving: list[Assignment] = []
         displaced: list[Assignment] = []
         for assignment in assignments:
-            if not self._stays_on_disk(assignment):
+            if not (self._stays_on_disk(assignment) or self._is_read_later(assignment)):
                 moving.append(assignment)
             elif self._is_in_place(assignment):
                 values[assignment.name] = self.checkpoint.tensor(assignment.source.keys[0])
@@ -65,6 +69,10 @@ class Reader:
 
     def _stays_on_disk(self, assignment: Assignment) -> bool:
         return assignment.device == DISK and (self.offload_buffers or not assignment.slot.is_buffer)
+
+    def _is_read_later(self, assignment: Assignment) -> bool:
+        uncast = assignment.dtype == assignment.source.dtype and not assignment.slot.is_buffer
+        return self.read_later and assignment.device == HOST and uncast and self._is_in_place(assignment)
 
     def _is_in_place(self, assignment: Assignment) -> bool:
         return assignment.source.in_place and self.checkpoint.is_mappable(assignment.source.keys[0])

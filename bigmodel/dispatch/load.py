@@ -13,6 +13,7 @@ from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatch import place_and_attach
 from .fused_checkpoint import load_in_place
 from .options import Options, cache_bytes, read_budgets
+from .placement import Placement
 
 
 def load_checkpoint_and_dispatch(
@@ -69,6 +70,15 @@ def load_checkpoint_and_dispatch(
     resolved = None
     if device_map is not None:
         resolved = resolve_device_map(model, device_map, max_memory, classes, wanted)
+    options = Options(
+        offload_buffers,
+        skip_keys,
+        classes,
+        force_hooks,
+        dtype=wanted,
+        expert_cache=cache_bytes(expert_cache),
+        budgets=read_budgets(max_memory),
+    )
     load_in_place(
         model,
         checkpoint,
@@ -79,16 +89,8 @@ def load_checkpoint_and_dispatch(
         strict=strict,
         full_state_dict=full_state_dict,
         broadcast_from_rank0=broadcast_from_rank0,
+        read_later=resolved is not None and options.reads_ahead(Placement(resolved, main_device)),
     )
     if resolved is None:
         return model
-    options = Options(
-        offload_buffers,
-        skip_keys,
-        classes,
-        force_hooks,
-        dtype=wanted,
-        expert_cache=cache_bytes(expert_cache),
-        budgets=read_budgets(max_memory),
-    )
     return place_and_attach(model, resolved, main_device, options, offload_folder)

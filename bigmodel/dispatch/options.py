@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ..devices import DeviceLike, device_key, get_max_memory, parse_size
+from ..devices import DISK, HOST, DeviceLike, device_key, get_max_memory, parse_size
+from .placement import Placement
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,11 @@ class Options:
     def budget(self, device: DeviceLike) -> int | None:
         """Return the bytes that may be taken of `device`; None where nothing was said."""
         return None if self.budgets is None else self.budgets.get(device_key(device))
+
+    def reads_ahead(self, placement: Placement) -> bool:
+        """Whether what the host computes with is brought into its budget in turns, as some of it lies on disk."""
+        on_disk = DISK in placement.devices.values()
+        return on_disk and placement.main_device == HOST and self.budget(HOST) is not None
 
 
 def cache_bytes(size: int | str | None) -> int | None:

@@ -21,6 +21,7 @@ from .dispatch import place_and_attach
 from .dispatched import dispatched
 from .fused_checkpoint import load_in_place
 from .options import Options, cache_bytes, read_budgets
+from .placement import Placement
 
 
 def from_pretrained(
@@ -91,14 +92,6 @@ def from_pretrained(
         main_device = plan.main_device if main_device is None else main_device
     else:
         resolved = resolve_device_map(model, device_map, max_memory, no_split_module_classes)
-    load_in_place(
-        model,
-        Path(id_or_path) if Path(id_or_path).is_file() else folder,
-        device_map={name: device_key(device) for name, device in resolved.items()},
-        dtype=wanted,
-        offload_folder=offload_folder,
-        offload_buffers=offload_buffers,
-    )
     skip_keys = getattr(model, "_skip_keys_device_placement", None)
     options = Options(
         offload_buffers,
@@ -107,6 +100,15 @@ def from_pretrained(
         dtype=wanted,
         expert_cache=cache_bytes(expert_cache),
         budgets=read_budgets(max_memory),
+    )
+    load_in_place(
+        model,
+        Path(id_or_path) if Path(id_or_path).is_file() else folder,
+        device_map={name: device_key(device) for name, device in resolved.items()},
+        dtype=wanted,
+        offload_folder=offload_folder,
+        offload_buffers=offload_buffers,
+        read_later=options.reads_ahead(Placement(resolved, main_device)),
     )
     place_and_attach(model, resolved, main_device, options, None if offload_folder is None else Path(offload_folder))
     found = dispatched(model)

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ..checkpoint import populate
 from ..devices import HOST, free_memory_bytes
 from ..errors import CheckpointError, CheckpointFormatError
+from ..plan import AHEAD_BYTES, read_ahead_window
 from .mapped_block import MappedBlock, Step
 from .page_cache import is_cached, major_faults, resident_bytes
 from .stats import StreamStats
@@ -33,11 +34,8 @@ STEP_BYTES = 32 * 2**20
 FINE_STEP_BYTES = 8 * 2**20
 """The same under a budget, which large steps would overshoot."""
 
-AHEAD_BYTES = 64 * 2**20
-"""How much of what comes next is brought in even if something else must be dropped for it; at least one block."""
-
-SLACK = 0.04
-"""Share of the budget used ahead of the block that is computed with, where everything else takes all of it."""
+MARGIN = 1 / 256
+"""Share of the budget left free for what the process comes to take besides, until the next look at what it takes."""
 
 FREE_SHARE = 0.8
 """Share of the free memory that blocks may take where no budget is given."""
@@ -185,7 +183,8 @@ class ReadAhead:
             resident = resident_bytes()
             self._let_go(of_sparse=resident > self._budget)
             other = resident - self._held()
-            self._room = max(self._budget - other, self._largest + int(SLACK * self._budget))
+            free = int(self._budget * (1 - MARGIN)) - other
+            self._room = max(free, read_ahead_window([block.nbytes for block in self.blocks]))
         elif time.monotonic() - self._measured > 1.0:
             self._measured = time.monotonic()
             self._room = max(int(FREE_SHARE * free_memory_bytes(HOST)), 2 * self._largest)

@@ -8,8 +8,10 @@ from .infer import infer_auto_device_map
 from .make import STRATEGIES, make_plan
 from .plan_type import DevicePlan, Part, Plan, Prediction
 from .planner import OBJECTIVES, plan
+from .window import AHEAD_BYTES, read_ahead_window
 
 __all__ = [
+    "AHEAD_BYTES",
     "OBJECTIVES",
     "STRATEGIES",
     "DevicePlan",
@@ -24,4 +26,5 @@ __all__ = [
     "make_plan",
     "owner_of",
     "plan",
+    "read_ahead_window",
 ]

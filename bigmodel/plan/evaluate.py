@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..devices import DISK, HOST
 from ..profile import Profile
 from .budgets import Key, is_accelerator
+from .window import read_ahead_window
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,20 @@ def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DeviceUse
             buffers=buffers.get(device, 0),
             kv_cache=cache,
             activations=max(peaks.get(device, 0) - cache, 0),
-            slots=assignment.slots * assignment.slot_bytes if device == assignment.main else 0,
+            slots=_slots(profile, assignment, device),
         )
     return found
+
+
+def _slots(profile: Profile, assignment: Assignment, device: Key) -> int:
+    """Return bytes on `device` that weights held elsewhere take turns in."""
+    slots = assignment.slots * assignment.slot_bytes if device == assignment.main else 0
+    if device != HOST or not profile.phases:
+        return slots
+    places = zip(profile.units, assignment.held, assignment.runs, strict=True)
+    return slots + read_ahead_window(
+        [unit.weights for unit, held, runs in places if (held, runs) == (DISK, HOST) and not unit.is_lookup]
+    )
 
 
 def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], dict[Key, int]]:

@@ -7,12 +7,13 @@ allowed. If the accelerators cannot host what they must, they are left out and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..devices import DISK, HOST
 from .budgets import Key, is_accelerator
 from .fill import Bin, fill_in_order
+from .window import read_ahead_window
 
 
 @dataclass(frozen=True)
@@ -185,11 +186,35 @@ def _hold_the_rest(
     free = room.budgets.get(HOST, 0) - working
     if free < 0 and working:
         return None
-    bins = [Bin(HOST, max(free, 0)), Bin(DISK, room.budgets.get(DISK))]
-    rest = [(i, item.weights) for i, item in enumerate(items) if i not in placed]
-    if fill_in_order(rest, bins):
+    rest = {i: item.weights for i, item in enumerate(items) if i not in placed}
+    viewed = {i for i in host_runs if items[i].streams and room.activations}
+    bins = _in_ram_or_on_disk(rest, viewed, max(free, 0), room.budgets.get(DISK))
+    if bins is None:
         return None
     held = {**placed, **{index: bin_.device for bin_ in bins for index in bin_.placed}}
     order = range(len(items))
     main = room.main if any(is_accelerator(key) for key in runs.values()) else HOST
     return Placement(tuple(held[i] for i in order), tuple(runs[i] for i in order), main, *slots)
+
+
+def _in_ram_or_on_disk(
+    rest: Mapping[int, int], viewed: Collection[int], ram: int, disk: int | None
+) -> list[Bin] | None:
+    """Fill RAM, beside the window that the `viewed` ones of those on disk are brought into; None if there is no way.
+
+    Args:
+        rest: bytes by item.
+        viewed: items that the host computes with.
+        ram: bytes that are free there.
+        disk: the same of the disk; None for no limit.
+    """
+    window = 0
+    while window <= ram:
+        bins = [Bin(HOST, ram - window), Bin(DISK, disk)]
+        if fill_in_order(rest.items(), bins):
+            return None
+        needed = read_ahead_window([rest[index] for index in bins[1].placed if index in viewed])
+        if needed <= window:
+            return bins
+        window = needed
+    return None

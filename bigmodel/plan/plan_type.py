@@ -21,7 +21,7 @@ class DevicePlan:
         buffers: buffers that lie on it.
         kv_cache: keys and values of the units that run on it, at full context.
         activations: what comes and goes while units run on it, at its highest.
-        slots: room that streamed units take turns in.
+        slots: room that streamed units take turns in; on the host, units on disk that it computes with.
     """
 
     device: Key

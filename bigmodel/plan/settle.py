@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ..devices import DISK, HOST
 from .budgets import Key, is_accelerator
 from .greedy import Item, Placement, Room
+from .window import read_ahead_window
 
 Option = tuple[Key, Key]
 """Where a group is held, and where it runs."""
@@ -43,6 +44,9 @@ def settle(items: Sequence[Item], room: Room, chosen: Sequence[Option]) -> Place
         if item.streams:
             running.add(runs)
     used[room.main] = used.get(room.main, 0) + slots * slab
+    if room.activations:
+        viewed = (item for item, option in zip(items, chosen, strict=True) if option == (DISK, HOST))
+        used[HOST] = used.get(HOST, 0) + read_ahead_window([item.weights for item in viewed if item.streams])
     for key in running:
         used[key] = used.get(key, 0) + room.activations
     for key, nbytes in used.items():

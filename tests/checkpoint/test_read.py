@@ -121,3 +121,16 @@ def test_one_tensor_that_becomes_two_may_go_to_two_devices(
         assert (mapped_region(parameter) is not None) == (device_map[deciding] == "disk")
         assert str(parameter.device) == device_map[deciding].replace("disk", "cpu")
     assert same_bits(model.lm_head.weight, expected["lm_head.weight"])
+
+
+def test_what_is_read_later_lies_in_the_file_unless_it_is_cast_or_fused(tmp_path: Path) -> None:
+    folder = saved("mixtral", tmp_path)
+    expected = model_class("mixtral").from_pretrained(folder, dtype=torch.float32)
+    model = empty("mixtral")
+    load_checkpoint_in_model(model, folder, {"": "cpu"}, read_later=True)
+    assert_same(model.state_dict(), expected.state_dict())
+    in_file = {name: mapped_region(parameter) is not None for name, parameter in model.named_parameters()}
+    assert in_file == {name: "experts" not in name for name in in_file}
+    cast = empty("mixtral")
+    load_checkpoint_in_model(cast, folder, {"": "cpu"}, dtype="bfloat16", read_later=True)
+    assert all(mapped_region(parameter) is None for parameter in cast.parameters())

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from bigmodel.plan import read_ahead_window
 from bigmodel.plan.evaluate import Assignment, device_uses, host_only, over_budget
 from bigmodel.profile import profile_model
 
@@ -37,6 +38,17 @@ def test_buffers_stay_with_the_weights_when_they_are_streamed_too() -> None:
     count = len(profile.units)
     uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, stream_buffers=True))
     assert uses["cpu"].buffers == profile.buffers
+
+
+def test_what_the_host_computes_with_on_disk_passes_through_its_memory() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    count = len(profile.units)
+    uses = device_uses(profile, Assignment(("disk",) * count, ("cpu",) * count, "cpu"))
+    viewed = [unit.weights for unit in profile.units if not unit.is_lookup]
+    assert uses["cpu"].weights == 0
+    assert uses["cpu"].slots == read_ahead_window(viewed)
+    streamed = device_uses(profile, Assignment(("disk",) * count, (0,) * count, 0))
+    assert "cpu" not in streamed or streamed["cpu"].slots == 0
 
 
 def test_a_tie_across_devices_is_counted_on_each() -> None:

@@ -52,10 +52,10 @@ def test_the_map_is_in_the_order_the_parts_run() -> None:
 
 def test_without_accelerators_all_runs_on_the_cpu_and_the_rest_is_viewed_on_disk() -> None:
     model = tiny_llama()
-    plan = make_plan(model, {"cpu": "400kB"}, context_length=32)
+    plan = make_plan(model, {"cpu": "500kB"}, context_length=32)
     assert set(plan.execution.values()) == {"cpu"}
     assert set(plan.device_map.values()) == {"cpu", "disk"}
-    assert_sound(model, plan, {"cpu": 400_000})
+    assert_sound(model, plan, {"cpu": 500_000})
 
 
 def test_streamed_blocks_have_two_slots_on_the_main_device() -> None:

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from bigmodel.plan import AHEAD_BYTES, read_ahead_window
+
+
+def test_it_holds_the_largest_block_and_the_beginning_of_the_next() -> None:
+    assert read_ahead_window([3 * AHEAD_BYTES, 4 * AHEAD_BYTES, 3 * AHEAD_BYTES]) == 5 * AHEAD_BYTES
+
+
+def test_of_small_blocks_it_holds_two() -> None:
+    assert read_ahead_window([10, 30, 20]) == 60
+    assert read_ahead_window([10, 30, 20, 30]) == 60
+
+
+def test_it_is_never_larger_than_what_passes_through_it() -> None:
+    assert read_ahead_window([30, 20]) == 50
+    assert read_ahead_window([]) == 0
