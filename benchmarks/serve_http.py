@@ -62,6 +62,7 @@ class Instant:
 
     name = "instant"
     row_multiple = 1
+    host_linear: Any = "torch"
 
     def __init__(self) -> None:
         import torch

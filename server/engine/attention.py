@@ -152,20 +152,22 @@ def ragged_attention(
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     cache.attended.add(layer)
     out = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
-    for piece in cache.pieces:
-        keys, values = piece.kv.layer(layer)
-        first = 0 if sliding_window is None else max(0, piece.start - sliding_window + 1)
-        tokens = piece.end - piece.start
-        out[piece.row : piece.row + tokens] = attend(
-            query[0, :, piece.row : piece.row + tokens],
-            keys[:, first : piece.end],
-            values[:, first : piece.end],
-            offset=piece.start - first,
-            scale=scaling,
-            window=sliding_window,
-            softcap=softcap,
-            sinks=s_aux,
-        )
+    # No weight is multiplied by in here: a function mode that waits for that need not see these many small calls.
+    with torch._C.DisableTorchFunction():
+        for piece in cache.pieces:
+            keys, values = piece.kv.layer(layer)
+            first = 0 if sliding_window is None else max(0, piece.start - sliding_window + 1)
+            tokens = piece.end - piece.start
+            out[piece.row : piece.row + tokens] = attend(
+                query[0, :, piece.row : piece.row + tokens],
+                keys[:, first : piece.end],
+                values[:, first : piece.end],
+                offset=piece.start - first,
+                scale=scaling,
+                window=sliding_window,
+                softcap=softcap,
+                sinks=s_aux,
+            )
     return out[None], None
 
 

@@ -15,6 +15,7 @@ from server.engine.attention import PROMPT_BLOCK
 from server.engine.core import EngineCore
 from server.engine.draft import Drafter, ModelDrafter
 from server.engine.engine import Engine
+from server.engine.host_linear import HostLinear
 from server.engine.observer import Observer, Silent
 from server.engine.plain import PlainRunner
 from server.engine.pool import KVBudget, TokenPool
@@ -38,6 +39,7 @@ class EngineOptions:
     of what is free). ``max_length``: prompt plus output of one sequence, in tokens (None: the model's context).
     ``max_queue``: sequences that may wait beyond those that run. ``row_multiple``: see
     :mod:`server.engine.invariance`; 1 gives up equal bits alone and in a batch for the speed of one stream.
+    ``host_linear``: what multiplies by float32 weights on the host, see :mod:`server.engine.host_linear`.
     ``draft_tokens``: guesses a step, where there is a draft model.
     """
 
@@ -49,6 +51,7 @@ class EngineOptions:
     prefix_cache: bool = True
     row_multiple: int | str = "auto"
     draft_tokens: int = 4
+    host_linear: HostLinear = "auto"
 
 
 def build_engine(
@@ -63,7 +66,7 @@ def build_engine(
 ) -> Engine:
     """An engine for ``model``, not started yet; ``draft_model`` guesses tokens that it checks."""
     model.eval()
-    runner = choose_runner(model, row_multiple=options.row_multiple)
+    runner = choose_runner(model, row_multiple=options.row_multiple, host_linear=options.host_linear)
     drafter = make_drafter(model, draft_model, options, runner)
     budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options)
     pool = TokenPool(budget.tokens)
@@ -105,7 +108,7 @@ def make_drafter(
             f"the draft model has {vocabulary_size(draft_model)} tokens, the model {vocabulary_size(model)}; "
             "they must have the same vocabulary"
         )
-    return ModelDrafter(draft_model.eval(), options.draft_tokens)
+    return ModelDrafter(draft_model.eval(), options.draft_tokens, host_linear=options.host_linear)
 
 
 def kv_budget(holders: Seq[Runner | Drafter], plan: Any, options: EngineOptions) -> KVBudget:

@@ -87,9 +87,10 @@ class RaggedCache(DynamicCache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the packed keys and values [1, heads, tokens, dim] of layer ``layer_idx``; returned unchanged."""
-        for span in self.spans:
-            rows = slice(span.row, span.row + span.end - span.start)
-            span.kv.write(layer_idx, span.start, key_states[0, :, rows], value_states[0, :, rows])
+        with torch._C.DisableTorchFunction():  # as in attention: these are many small calls
+            for span in self.spans:
+                rows = slice(span.row, span.row + span.end - span.start)
+                span.kv.write(layer_idx, span.start, key_states[0, :, rows], value_states[0, :, rows])
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

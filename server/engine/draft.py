@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from server.engine.cache import SequenceKV, round_up
+from server.engine.host_linear import HostLinear
 from server.engine.packed import PackedRunner, Rows
 from server.engine.request import Sequence
 from server.engine.sampler import choose_greedy
@@ -39,9 +40,9 @@ class _Reader:
 class ModelDrafter:
     """Guesses ``count`` tokens for each sequence with ``model``, which must have the same vocabulary."""
 
-    def __init__(self, model: torch.nn.Module, count: int) -> None:
+    def __init__(self, model: torch.nn.Module, count: int, *, host_linear: HostLinear = "auto") -> None:
         self.count = count
-        self._runner = PackedRunner(model, row_multiple=1)
+        self._runner = PackedRunner(model, row_multiple=1, host_linear=host_linear)
         self._readers: dict[int, _Reader] = {}
 
     def bytes_per_token(self) -> dict[str, int]:

@@ -10,6 +10,9 @@ from __future__ import annotations
 import logging
 
 import torch
+from torch.nn import functional
+
+from server.engine.host_linear import Linear
 
 logger = logging.getLogger(__name__)
 
@@ -17,15 +20,17 @@ CANDIDATES = (1, 2, 4, 8, 16, 32)
 _MOST_ROWS = 96
 
 
-def probe_row_multiple(model: torch.nn.Module, device: torch.device) -> int:
+def probe_row_multiple(model: torch.nn.Module, device: torch.device, host_linear: Linear = functional.linear) -> int:
     """The smallest candidate that makes rows of the model's linear layers independent of their number on ``device``.
+
+    ``host_linear`` is what multiplies by float32 weights on the host.
 
     One layer of each distinct shape and dtype is tried, vocabulary-sized ones excepted (they are large and
     show nothing new). 1, and a warning, when no candidate does.
     """
     layers = _distinct_linears(model)
     for multiple in CANDIDATES:
-        if all(_invariant(layer.weight.to(device), multiple) for layer in layers):
+        if all(_invariant(layer.weight.to(device), multiple, host_linear) for layer in layers):
             return multiple
     logger.warning(
         "on this machine no row padding up to %d makes matrix multiplications independent of the batch; "
@@ -46,11 +51,12 @@ def _distinct_linears(model: torch.nn.Module) -> list[torch.nn.Linear]:
 
 
 @torch.inference_mode()
-def _invariant(weight: torch.Tensor, multiple: int) -> bool:
+def _invariant(weight: torch.Tensor, multiple: int, host_linear: Linear) -> bool:
+    on_host = weight.device.type == "cpu" and weight.dtype == torch.float32
+    linear = host_linear if on_host else functional.linear
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(_MOST_ROWS, weight.shape[1], generator=generator).to(weight.device, weight.dtype)
-    full = torch.nn.functional.linear(rows, weight)
+    full = linear(rows, weight)
     return all(
-        torch.equal(torch.nn.functional.linear(rows[:count], weight), full[:count])
-        for count in range(multiple, _MOST_ROWS, multiple)
+        torch.equal(linear(rows[:count], weight), full[:count]) for count in range(multiple, _MOST_ROWS, multiple)
     )

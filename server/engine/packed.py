@@ -10,6 +10,7 @@ import torch
 
 from server.engine.attention import NAME, ragged_step, register
 from server.engine.cache import RaggedCache, SequenceKV, Span
+from server.engine.host_linear import HostLinear, choose_host_linear, computing_with, linear_of
 from server.engine.invariance import probe_row_multiple
 from server.engine.runner import input_device, readable, wants_all
 from server.engine.scheduler import Grant
@@ -39,16 +40,22 @@ class PackedRunner:
 
     ``row_multiple``: the packed row is padded to a multiple of so many tokens, with which the matrix
     multiplications of this machine give a row the same bits whatever the other rows are. "auto" measures it.
+    ``host_linear``: see :mod:`server.engine.host_linear`.
     """
 
     name = "packed"
 
-    def __init__(self, model: torch.nn.Module, *, row_multiple: int | str = "auto") -> None:
+    def __init__(
+        self, model: torch.nn.Module, *, row_multiple: int | str = "auto", host_linear: HostLinear = "auto"
+    ) -> None:
         register()
         model.set_attn_implementation(NAME)  # type: ignore[operator]
         self.model = model
         self.device = input_device(model)
-        self.row_multiple = probe_row_multiple(model, self.device) if row_multiple == "auto" else int(row_multiple)
+        self.host_linear = choose_host_linear(host_linear)
+        if row_multiple == "auto":
+            row_multiple = probe_row_multiple(model, self.device, linear_of(self.host_linear))
+        self.row_multiple = int(row_multiple)
         self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def run(self, grants: Seq[Grant]) -> list[torch.Tensor | None]:
@@ -74,7 +81,7 @@ class PackedRunner:
         pad = -len(tokens) % self.row_multiple
         rows = keep + [0] * (max(1, -(-len(keep) // self.row_multiple)) * self.row_multiple - len(keep))
         extra = {"logits_to_keep": torch.tensor(rows, device=self.device)} if self._keeps_rows else {}
-        with torch.inference_mode(), ragged_step(cache):
+        with torch.inference_mode(), ragged_step(cache), computing_with(self.host_linear):
             logits: torch.Tensor = self.model(
                 input_ids=torch.tensor([tokens + [0] * pad], device=self.device),
                 position_ids=torch.tensor([positions + [0] * pad], device=self.device),

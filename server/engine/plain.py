@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from server.engine.host_linear import HostLinear
 from server.engine.runner import input_device, readable, wants_all
 from server.engine.scheduler import Grant
 
@@ -24,6 +25,7 @@ class PlainRunner:
 
     name = "plain"
     row_multiple = 1
+    host_linear: HostLinear = "torch"
 
     def __init__(self, model: torch.nn.Module, *, cached: bool = True) -> None:
         self.model = model

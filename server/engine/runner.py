@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 
+from server.engine.host_linear import HostLinear
 from server.engine.scheduler import Grant
 
 
@@ -24,6 +25,7 @@ class Runner(Protocol):
 
     name: str
     row_multiple: int
+    host_linear: HostLinear
 
     def run(self, grants: Seq[Grant]) -> list[torch.Tensor | None]: ...
 

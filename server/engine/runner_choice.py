@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from server.engine.host_linear import HostLinear
 from server.engine.packed import PackedRunner
 from server.engine.plain import PlainRunner
 from server.engine.runner import Runner
@@ -16,7 +17,9 @@ _PROMPTS = ([1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0, 1])
 _CUTS = ((0, 3), (3, 4), (4, 7))
 
 
-def choose_runner(model: torch.nn.Module, *, row_multiple: int | str = "auto") -> Runner:
+def choose_runner(
+    model: torch.nn.Module, *, row_multiple: int | str = "auto", host_linear: HostLinear = "auto"
+) -> Runner:
     """Packed, else plain with the model's cache, else plain without: the first that gets the logits right.
 
     Tried on short sequences: a model whose layers do not go through transformers' attention interface, mix
@@ -26,7 +29,7 @@ def choose_runner(model: torch.nn.Module, *, row_multiple: int | str = "auto") -
     whole = PlainRunner(model, cached=False)
     expected = [whole.forward(prompt)[-1] for prompt in _PROMPTS]
     try:
-        packed = PackedRunner(model, row_multiple=row_multiple)
+        packed = PackedRunner(model, row_multiple=row_multiple, host_linear=host_linear)
         logits, attended = packed.last_logits(_PROMPTS)
         layers = int(model.config.get_text_config().num_hidden_layers)  # type: ignore[operator, union-attr]
         if attended != layers:

@@ -38,6 +38,7 @@ def _engine(state: ServerState) -> dict[str, Any] | None:
         "state": engine.state.value,
         "runner": core.runner.name,
         "row_multiple": core.runner.row_multiple,
+        "host_linear": core.runner.host_linear,
         "running": len(scheduler.running),
         "waiting": engine.waiting,
         "max_sequences": scheduler.max_sequences,

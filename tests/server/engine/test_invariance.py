@@ -34,7 +34,7 @@ def test_padded_to_the_multiple_a_row_is_the_same_in_any_company(dtype: torch.dt
 
 
 def test_where_nothing_helps_it_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(invariance, "_invariant", lambda weight, multiple: False)
+    monkeypatch.setattr(invariance, "_invariant", lambda weight, multiple, linear: False)
     with caplog.at_level(logging.WARNING):
         assert probe_row_multiple(tiny_model(), torch.device("cpu")) == 1
     assert "independent of the batch" in caplog.text
