@@ -58,7 +58,10 @@ def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DeviceUse
     kv: dict[Key, int] = {}
     for index, nbytes in enumerate(profile.kv_cache):
         kv[assignment.runs[index]] = kv.get(assignment.runs[index], 0) + nbytes
-    peaks = profile.dynamic_peaks(dict(enumerate(assignment.runs)), assignment.main)
+    first = assignment.held[profile.first] if assignment.held else assignment.main
+    peaks = profile.dynamic_peaks(
+        dict(enumerate(assignment.runs)), assignment.main, brought_to=HOST if first == DISK else first
+    )
     found = {}
     for device in dict.fromkeys([*weights, *buffers, *peaks]):
         cache = kv.get(device, 0)

@@ -75,30 +75,51 @@ class _Loop:
         self.cache = output.past_key_values
 
 
-def transduce(session: Session, source: dict[str, torch.Tensor]) -> None:
+def transduce(session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
     """Encode, and the first step of decoding; then the last step."""
-    work = session.workload
-    new_tokens = work.new_tokens or 0
-    first, last = session.tokens(1), session.tokens(1)
-
-    def begin() -> Any:
-        output = session.call(**source, decoder_input_ids=first, use_cache=True)
-        scores_of(output)
-        return output.past_key_values, output.encoder_last_hidden_state
-
-    def step(tokens: torch.Tensor, cache: Any, encoded: torch.Tensor) -> Any:
-        output = session.call(
-            encoder_outputs=(encoded,), decoder_input_ids=tokens, past_key_values=cache, use_cache=True
-        )
-        scores_of(output)
-        return output.past_key_values
-
-    run: Callable[[], Any] = begin
-    cache, encoded = session.phase("prefill", max(work.prompt_length, 1), run)
+    new_tokens = session.workload.new_tokens or 0
+    loop = _Transduction(session, config, source)
+    session.phase("prefill", max(session.workload.prompt_length, 1), loop.begin)
     if new_tokens > 1:
         if new_tokens > 2:
-            cache = step(session.tokens(new_tokens - 2), cache, encoded)
-        session.phase("decode", 1, lambda: step(last, cache, encoded))
+            loop.step(new_tokens - 2)
+        session.phase("decode", 1, lambda: loop.step(1))
+
+
+class _Transduction:
+    """An encoder-decoder's generation under way, with what its loop keeps between forwards."""
+
+    def __init__(self, session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
+        self.session = session
+        self.source = source
+        # The source's mask is kept, and passed to nobody who would notice that nothing is masked.
+        self.mask = session.tokens(next(iter(source.values())).shape[1]) if "input_ids" in source else None
+        self.special = [session.ids(count) for count in _special_tokens(config, "decoder_start")]
+        self.chosen: torch.Tensor | None = None
+        self.scores: torch.Tensor | None = None
+        self.cache: Any = None
+
+    def begin(self) -> None:
+        """Encode the source and decode the first token."""
+        encoder: Any = self.session.model.get_encoder()  # type: ignore[operator]
+        self.encoded = encoder(**self.source)
+        self.ids = self.start = self.session.tokens(1)
+        self.unfinished = self.session.tokens(1)
+        self._run(self.ids.clone())
+
+    def step(self, tokens: int) -> None:
+        """The forward of `tokens` more tokens at once: 1, or what stands for as many steps."""
+        self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
+        self.ids = torch.cat([self.ids, more], 1)
+        del more
+        self._run(self.ids[:, -tokens:].clone())
+
+    def _run(self, ids: torch.Tensor) -> None:
+        output = self.session.call(
+            encoder_outputs=self.encoded, decoder_input_ids=ids, past_key_values=self.cache, use_cache=True
+        )
+        self.scores = scores_of(output)
+        self.cache = output.past_key_values
 
 
 def scores_of(output: Any) -> torch.Tensor | None:
@@ -111,11 +132,11 @@ def scores_of(output: Any) -> torch.Tensor | None:
     return scores
 
 
-def _special_tokens(config: Any) -> list[int]:
-    """Return how many ids begin, end and pad a text: each kind is a tensor that the loop keeps."""
+def _special_tokens(config: Any, *more: str) -> list[int]:
+    """Return how many ids begin, end and pad a text (and do what `more` says): each kind is a tensor the loop keeps."""
     text = config.get_text_config(decoder=True)
-    begin, end, pad = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
-    kinds = [begin, end, end if pad is None else pad]
+    begin, end, pad, *rest = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad", *more))
+    kinds = [begin, end, end if pad is None else pad, *rest]
     return [len(kind) if isinstance(kind, list) else 1 for kind in kinds if kind is not None]
 
 

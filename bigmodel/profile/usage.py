@@ -45,14 +45,14 @@ def _use_image(session: Session, config: Any) -> None:
 def _use_audio(session: Session, config: Any) -> None:
     frames = 2 * getattr(config, "max_source_positions", 1500)
     features = session.zeros(getattr(config, "num_mel_bins", 80), frames)
-    transduce(session, {"input_features": features})
+    transduce(session, config, {"input_features": features})
 
 
 def _use_text(session: Session, config: Any) -> None:
     """Record what a model that takes token ids is for: generating, translating, or one forward."""
     work = session.workload
     if getattr(config, "is_encoder_decoder", False):
-        transduce(session, {"input_ids": session.tokens(max(work.prompt_length, 1))})
+        transduce(session, config, {"input_ids": session.tokens(max(work.prompt_length, 1))})
     elif "past_key_values" in inspect.signature(session.model.forward).parameters and work.cache:
         generate(session, config)
     else:

@@ -98,3 +98,40 @@ def test_the_last_step_of_a_full_context_is_planned_for_too() -> None:
     assert [phase.tokens for phase in profile.phases] == [64, 1]
     assert [phase.tokens for phase in one.phases] == [63, 1]
     assert profile.kv_cache == one.kv_cache
+
+
+@pytest.mark.parametrize(("batch_size", "source", "new_tokens"), [(1, 39, 1), (2, 60, 4)])
+def test_the_peak_of_an_encoder_decoder_is_predicted_to_the_byte(batch_size: int, source: int, new_tokens: int) -> None:
+    import transformers as t
+
+    sizes: dict[str, Any] = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 128))
+    }
+    model = t.BartForConditionalGeneration(t.BartConfig(d_model=64, vocab_size=160, forced_eos_token_id=None, **sizes))
+    profile = profile_model(
+        model.eval(),
+        batch_size=batch_size,
+        context_length=source + new_tokens,
+        new_tokens=new_tokens,
+        device_type="virtual",
+    )
+    predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
+    # An encoder-decoder is fed the token it starts with, so one new token less than a decoder.
+    assert peak_of_generating(model.to(DEVICE), batch_size, source, new_tokens - 1) == predicted
+
+
+def test_inputs_that_are_brought_to_an_embedding_on_the_host_are_copied_back_for_each_unit() -> None:
+    """`generate` brings positions to the model's first weights; a unit that takes them elsewhere gets its own copy."""
+    from bigmodel.dispatch import dispatch_model
+
+    model = small("gpt2")
+    profile = profile_model(model, batch_size=2, context_length=64, new_tokens=1, device_type="virtual")
+    device_map = {unit.name: "cpu" if unit.name == "transformer.wte" else 0 for unit in profile.units}
+    runs = {index: device_map[unit.name] for index, unit in enumerate(profile.units)}
+    predicted = profile.dynamic_peaks(runs, 0, brought_to="cpu")[0]
+    dispatch_model(model, device_map, main_device=0)
+    assert (
+        peak_of_generating(model, 2, 63, 1) == profile.weights + profile.buffers + predicted
+    )  # the head has the table, too
