@@ -34,7 +34,7 @@ STEP_BYTES = 32 * 2**20
 FINE_STEP_BYTES = 8 * 2**20
 """The same under a budget, which large steps would overshoot."""
 
-MARGIN = 1 / 256
+MARGIN = 1 / 128
 """Share of the budget left free for what the process comes to take besides, until the next look at what it takes."""
 
 FREE_SHARE = 0.8
