@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from bigmodel.errors import TrainError
 from bigmodel.train import environment
+from bigmodel.train.state.leaving import finish_at_exit
 from bigmodel.train.state.process_group import (
     ProcessNumbers,
     change_timeout,
@@ -56,7 +57,9 @@ class PartialState(RankOperations):
         if dist.is_available() and dist.is_initialized():
             numbers = ProcessNumbers(dist.get_rank(), dist.get_world_size(), numbers.local_rank)
         device = choose_device(cpu, numbers.local_rank)
-        if numbers.world_size > 1 and not dist.is_initialized():
+        if dist.is_available() and dist.is_initialized():
+            finish_at_exit()
+        elif numbers.world_size > 1:
             make_process_group(device, numbers, **kwargs)
         self.device, self._cpu = device, cpu
         self.debug = environment.flag(environment.DEBUG_MODE)

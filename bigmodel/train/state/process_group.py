@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import os
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from bigmodel.devices import accelerators
 from bigmodel.errors import TrainError
 from bigmodel.train import environment
+from bigmodel.train.state.leaving import leave_at_exit
 
 _RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 _WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -92,18 +90,7 @@ def make_process_group(
         world_size=numbers.world_size,
         **kwargs,
     )
-    atexit.unregister(_leave)
-    atexit.register(_leave)
-
-
-def _leave() -> None:
-    """Leave the process group while the interpreter is still whole: its threads must not outlive what they use.
-
-    A process that ends by an error leaves without a word: others may be waiting for it, and it for them.
-    """
-    if dist.is_initialized() and getattr(sys, "last_type", None) is None:
-        gc.collect()
-        dist.destroy_process_group()
+    leave_at_exit()
 
 
 def change_timeout(timeout: timedelta) -> None:
