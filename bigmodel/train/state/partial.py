@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from bigmodel.errors import TrainError
 from bigmodel.train import environment
+from bigmodel.train.state.forking import keep_garbage_from_forks
 from bigmodel.train.state.leaving import finish_at_exit
 from bigmodel.train.state.process_group import (
     ProcessNumbers,
@@ -59,6 +60,7 @@ class PartialState(RankOperations):
         device = choose_device(cpu, numbers.local_rank)
         if dist.is_available() and dist.is_initialized():
             finish_at_exit()
+            keep_garbage_from_forks()
         elif numbers.world_size > 1:
             make_process_group(device, numbers, **kwargs)
         self.device, self._cpu = device, cpu

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from bigmodel.devices import accelerators
 from bigmodel.errors import TrainError
 from bigmodel.train import environment
+from bigmodel.train.state.forking import keep_garbage_from_forks
 from bigmodel.train.state.leaving import leave_at_exit
 
 _RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
@@ -91,6 +92,7 @@ def make_process_group(
         **kwargs,
     )
     leave_at_exit()
+    keep_garbage_from_forks()
 
 
 def change_timeout(timeout: timedelta) -> None:

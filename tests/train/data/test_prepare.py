@@ -59,7 +59,8 @@ def samples(prepared: DataLoaderShard) -> list[int]:
 
 def prepared(dataset: Any, size: int, **options: Any) -> DataLoaderShard:
     drop_last = options.pop("drop_last", False)
-    loader = DataLoader(dataset, batch_size=size, drop_last=drop_last)
+    workers = options.pop("num_workers", 0)
+    loader = DataLoader(dataset, batch_size=size, drop_last=drop_last, num_workers=workers)
     return prepare_data_loader(loader, put_on_device=True, **options)
 
 
@@ -68,7 +69,7 @@ def test_map_style_batches_are_shared() -> None:
     for length in range(1, 14):
         for split in (False, True):
             assert samples(prepared(range(length), 4, split_batches=split)) == list(range(length))
-    assert samples(prepared(range(11), 2)) == list(range(11))
+    assert samples(prepared(range(11), 2, num_workers=1)) == list(range(11))
 
 
 @on_ranks
@@ -86,7 +87,7 @@ def test_an_iterable_dataset_is_read_by_all_when_it_cannot_be_shared() -> None:
             assert samples(loader) == list(range(length))
     whole = prepared(Stream(11), 2, dispatch_batches=False, drop_last=True)
     assert samples(whole) == list(range(8))
-    assert samples(prepared(Stream(9), 2, dispatch_batches=False)) == list(range(9))
+    assert samples(prepared(Stream(9), 2, dispatch_batches=False, num_workers=1)) == list(range(9))
 
 
 @on_ranks
@@ -114,7 +115,7 @@ def test_process_0_reads_for_all_by_default_where_a_dataset_cannot_be_shared() -
             loader = prepared(dataset, 4, split_batches=split)
             assert samples(loader) == list(range(length))
             assert dataset.read == (length if PartialState().is_main_process else 0)
-    assert samples(prepared(range(9), 2, dispatch_batches=True)) == list(range(9))
+    assert samples(prepared(range(9), 2, dispatch_batches=True, num_workers=1)) == list(range(9))
     assert samples(prepared(Stream(11), 2, drop_last=True)) == list(range(8))
 
 
