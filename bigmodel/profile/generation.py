@@ -55,21 +55,19 @@ class _Loop:
 
     def prefill(self) -> None:
         """The forward of the whole prompt."""
-        bring = self.session.bring
-        self._run(bring(self.ids.clone()), bring(self.positions, kept=True))
+        self._run(self.ids.clone(), self.positions)
 
     def step(self, tokens: int) -> None:
         """The forward of `tokens` more tokens at once: 1, or what stands for as many steps."""
         self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
         self.ids, self.positions = torch.cat([self.ids, more], 1), torch.cat([self.positions, more], 1)
         del more
-        bring = self.session.bring
-        self._run(bring(self.ids[:, -tokens:].clone()), bring(self.positions[:, -tokens:].clone()))
+        self._run(self.ids[:, -tokens:].clone(), self.positions[:, -tokens:].clone())
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
-        output = self.session.call(
-            input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, **keep
+        output = self.session.generate_with(
+            [self.positions], input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, **keep
         )
         self.scores = scores_of(output)
         self.cache = output.past_key_values
@@ -115,7 +113,7 @@ class _Transduction:
         self._run(self.ids[:, -tokens:].clone())
 
     def _run(self, ids: torch.Tensor) -> None:
-        output = self.session.call(
+        output = self.session.generate_with(
             encoder_outputs=self.encoded, decoder_input_ids=ids, past_key_values=self.cache, use_cache=True
         )
         self.scores = scores_of(output)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from .kernels import run_fake, scratch_bytes
-from .trace import OUTSIDE, Allocate, Bring, Enter, Event, Free, Held, Leave, Operation, Scratch, Trace
+from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Held, Leave, Operation, Return, Scratch, Trace
 from .work import work_of
 
 
@@ -59,9 +60,12 @@ class Recorder(TorchDispatchMode):
         self.events.append(Allocate(number, nbytes, source))
         self._references[number] = weakref.ref(storage, self._death_of(key, number))
 
-    def bring(self, tensor: torch.Tensor, kept: bool) -> None:
-        """Book that `tensor` is brought to where the model's first weights lie; `kept`: the caller keeps it, too."""
-        self.events += [Bring(number, nbytes, kept) for number, nbytes in self._tensors(tensor)]
+    @contextmanager
+    def call(self, fresh: Iterable[torch.Tensor], kept: Iterable[torch.Tensor]) -> Iterator[None]:
+        """Book that what runs within is a call of the model by `generate`, with these inputs."""
+        self.events.append(Call(sum(tensor.nbytes for tensor in fresh), sum(tensor.nbytes for tensor in kept)))
+        yield
+        self.events.append(Return())
 
     def follow(self, module: nn.Module, unit: int) -> None:
         """Book when `module` starts and ends, as unit number `unit`."""

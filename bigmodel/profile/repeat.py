@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from .trace import Allocate, Bring, Enter, Event, Free, Held, Leave, Trace
+from .trace import Allocate, Enter, Event, Free, Held, Leave, Trace
 
 CONTEXT = 2
 """How many layers before a layer must be of the same kinds for the layer to count as the same."""
@@ -207,6 +207,4 @@ def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) ->
     if isinstance(event, Leave):
         outputs = tuple((names.get(storage, storage), nbytes) for storage, nbytes in event.outputs)
         return Leave(units.get(event.unit, event.unit), outputs)
-    if isinstance(event, Bring):
-        return replace(event, storage=names.get(event.storage, event.storage))
     return event

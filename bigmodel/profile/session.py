@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,10 +41,18 @@ class Session:
         """Call the model with those of `inputs` that its forward takes."""
         return self.model(**{name: value for name, value in inputs.items() if name in self._accepted})
 
-    def bring(self, tensor: torch.Tensor, kept: bool = False) -> torch.Tensor:
-        """Return `tensor`, booked as brought to where the model's first weights lie; `kept`: the caller keeps it."""
-        self._recorder.bring(tensor, kept)
-        return tensor
+    def generate_with(self, kept: Sequence[torch.Tensor] = (), **inputs: Any) -> Any:
+        """Call the model as `generate` does, with those of `inputs` that its forward takes.
+
+        Args:
+            kept: those of the inputs that `generate` keeps beside.
+            inputs: by name.
+        """
+        inputs = {name: value for name, value in inputs.items() if name in self._accepted}
+        tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+        fresh = [tensor for tensor in tensors if not any(tensor is other for other in kept)]
+        with self._recorder.call(fresh, [other for other in kept if any(other is tensor for tensor in tensors)]):
+            return self.model(**inputs)
 
     def forward(self, tokens: int, **inputs: torch.Tensor) -> None:
         """Record one forward whose output is dropped at once; it processes `tokens` of each sequence."""

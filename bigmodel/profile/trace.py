@@ -71,21 +71,23 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Bring:
-    """A storage of the caller's is brought to where the model's first weights lie, as `transformers`' `generate` does.
+class Call:
+    """`generate` calls the model with inputs made for this call, `fresh` bytes, and with some it keeps, `kept` bytes.
 
-    Attributes:
-        storage: what is brought.
-        nbytes: bytes of the tensor.
-        kept: the caller keeps it where it was, too.
+    It brings them to where the model's first weights lie. Where that is not where the model begins, the dispatched
+    model brings them back: then those that are kept are there twice.
     """
 
-    storage: int
-    nbytes: int
-    kept: bool
+    fresh: int
+    kept: int
 
 
-Event = Allocate | Free | Scratch | Enter | Leave | Operation | Bring
+@dataclass(frozen=True)
+class Return:
+    """The model returns to `generate`."""
+
+
+Event = Allocate | Free | Scratch | Enter | Leave | Operation | Call | Return
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Ledger(Generic[D]):
         self._main = main
         self._rounding = rounding
         self._brought_to = main if brought_to is None else brought_to
-        self._brought: dict[int, D] = {}  # where else a kept storage is
+        self._calls: list[Call] = []
         self._alive: dict[int, tuple[D, int]] = {}
         self._running: list[tuple[D, int]] = []  # device of each unit, bytes of inputs copied to it
 
@@ -194,19 +196,16 @@ class Ledger(Generic[D]):
             self._enter(event)
         elif isinstance(event, Leave):
             self._leave(event)
-        elif isinstance(event, Bring):
-            self._bring(event)
+        elif isinstance(event, Call):
+            self._calls.append(event)
+            self._bring(event, 1)
+        elif isinstance(event, Return):
+            self._bring(self._calls.pop(), -1)
 
-    def _bring(self, event: Bring) -> None:
-        if event.storage not in self._alive or self._alive[event.storage][0] == self._brought_to:
-            return
-        if event.kept:
-            self._brought[event.storage] = self._brought_to
-            self._add(self._brought_to, self._rounding(event.nbytes))
-        else:
-            device, nbytes = self._alive[event.storage]
-            self._take(event.storage, self._brought_to, nbytes)
-            self._add(device, -nbytes)
+    def _bring(self, call: Call, times: int) -> None:
+        if self._brought_to != self._main:
+            self._add(self._brought_to, times * self._rounding(call.fresh + call.kept))
+            self._add(self._main, times * self._rounding(call.kept))
 
     def _place(self, event: Allocate) -> D:
         if self._running:
@@ -217,7 +216,7 @@ class Ledger(Generic[D]):
         device = self._runs_on.get(event.unit, self._main)
         copied = 0
         for storage, nbytes in event.inputs:
-            if storage in self._alive and self._brought.get(storage, self._alive[storage][0]) != device:
+            if storage in self._alive and self._alive[storage][0] != device:
                 copied += self._rounding(nbytes)
         self._running.append((device, copied))
         self._add(device, copied)

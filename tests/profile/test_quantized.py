@@ -35,5 +35,5 @@ def test_what_cannot_or_need_not_be_quantised_stays_as_it_is(shape: tuple[int, .
 def test_other_names_are_refused() -> None:
     assert check_offload_dtype("int4") == "int4"
     assert check_offload_dtype(None) is None
-    with pytest.raises(PlanError, match="'fp4'.*int8, int4"):
+    with pytest.raises(PlanError, match=r"'fp4'.*int8, int4"):
         check_offload_dtype("fp4")

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from bigmodel.profile.trace import OUTSIDE, Allocate, Bring, Enter, Free, Held, Leave, Scratch, Trace
+from bigmodel.profile.trace import OUTSIDE, Allocate, Call, Enter, Free, Held, Leave, Return, Scratch, Trace
 
 CHAIN = Trace(
     (
@@ -68,21 +68,12 @@ def test_units_in_the_order_they_first_ran() -> None:
     assert Trace((Enter(2), Leave(2), Enter(0), Leave(0), Enter(2), Leave(2))).order() == [2, 0]
 
 
-def test_inputs_are_brought_to_where_the_first_weights_lie() -> None:
-    """A fresh tensor moves; one that the caller keeps is there twice; units elsewhere get copies while they run."""
+def test_inputs_that_go_to_the_first_weights_and_back_are_there_twice_if_they_are_kept() -> None:
     trace = Trace(
-        (
-            Allocate(0, 8),
-            Bring(0, 8, kept=False),
-            Bring(1, 40, kept=True),
-            Enter(0, ((0, 8), (1, 40))),
-            Leave(0),
-            Enter(1, ((1, 40),)),
-            Leave(1),
-        ),
+        (Allocate(0, 8), Call(fresh=8, kept=40), Enter(0, ((0, 8), (1, 40))), Leave(0), Return()),
         (Held(1, 40, OUTSIDE),),
     )
-    books = trace.replay({0: "cpu", 1: 0}, 0, brought_to="cpu")
-    assert books.now == {0: 40, "cpu": 48}
-    assert books.peak[0] == 40 + 40
-    assert trace.replay({0: 0, 1: 0}, 0).peak == {0: 48}
+    books = trace.replay({}, 0, brought_to="cpu")
+    assert books.peak == {0: 40 + 8 + 40, "cpu": 48}
+    assert books.now == {0: 48, "cpu": 0}
+    assert trace.replay({}, 0).peak == {0: 48}
