@@ -12,7 +12,7 @@ import torch
 from bigmodel.checkpoint.progress import watching
 from bigmodel.errors import ServeError, SizeError
 from server.app import Loaded
-from server.engine.build import DEFAULT_SEQUENCES, EngineOptions
+from server.engine.options import DEFAULT_SEQUENCES, EngineOptions
 from server.state import Loading
 
 

@@ -8,7 +8,7 @@ import torch
 
 from bigmodel.checkpoint.mapping import mapped_region
 from bigmodel.devices import max_memory_allocated, memory_allocated, normalize_device
-from server.engine.build import plan_devices
+from server.engine.budget import plan_devices
 
 if TYPE_CHECKING:
     from server.state import ServerState

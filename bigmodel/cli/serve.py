@@ -128,7 +128,7 @@ def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: 
 
 def _replicate(loader: Loader, settings: Settings, host: str, port: int, replicas: int, cluster: str | None) -> int:
     from server import create_app
-    from server.engine.build import DEFAULT_SEQUENCES
+    from server.engine.options import DEFAULT_SEQUENCES
     from server.replicas import run_replicas
 
     typer.echo(f"serving {replicas} replicas of {settings.model_name} on http://{host}:{port}", err=True)

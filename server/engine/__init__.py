@@ -1,7 +1,8 @@
 """The engine: continuous batching of requests over one model."""
 
-from server.engine.build import EngineOptions, build_engine
+from server.engine.build import build_engine
 from server.engine.engine import Engine, EngineStoppedError, QueueFullError, State
+from server.engine.options import EngineOptions
 from server.engine.params import SamplingParams
 from server.engine.request import Delta, Done, Event, Failed, Request, TokenLogprob
 

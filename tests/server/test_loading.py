@@ -44,10 +44,15 @@ def test_a_folder_is_loaded_and_says_what_it_does(folder: Path) -> None:
         assert torch.equal(ours, theirs), name
 
 
-def test_a_model_partly_on_disk_is_served_with_the_same_tokens(folder: Path) -> None:
-    placed = load(str(folder), max_memory={"cpu": "700KB", "disk": "1GB"}, context_length=128)
+def test_a_model_partly_on_disk_is_served_with_the_same_tokens(tmp_path: Path) -> None:
+    model = tiny_model(layers=8)
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    plan = load(str(tmp_path), max_memory={"cpu": "1GB"}, context_length=128).plan
+    most = plan.devices["cpu"].total * 9 // 10
+    placed = load(str(tmp_path), max_memory={"cpu": most, "disk": "1GB"}, context_length=128)
     assert set(placed.model.hf_device_map.values()) == {"cpu", "disk"}
-    whole, parts = tiny_engine(), tiny_engine(placed.model)
+    whole, parts = tiny_engine(model), tiny_engine(placed.model)
     asked = [
         {"prompt": "the cat", "temperature": 0.0},
         {"prompt": "in the", "temperature": 1.0, "seed": 5, "logprobs": 2},

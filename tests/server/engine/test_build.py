@@ -1,4 +1,4 @@
-"""What the engine may hold is what the plan says: one truth for placement and admission."""
+"""From a model that was placed by a plan to an engine that keeps to it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import pytest
 from bigmodel.errors import ServeError
 from server import Loaded
 from server.engine import Engine, EngineOptions, build_engine
-from server.engine.build import DEFAULT_SEQUENCES
+from server.engine.build import context_length, end_tokens
+from server.engine.options import DEFAULT_SEQUENCES
 from server.loading import load
-from tests.server.tiny import ask, tiny_model, tiny_tokenizer
+from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
 PER_TOKEN = 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, dimensions, bytes
 SEQUENCES, CONTEXT = 3, 256
@@ -30,15 +31,16 @@ def engine(placed: Loaded, **options: int) -> Engine:
 
 def test_sequences_and_positions_are_those_of_the_plan(placed: Loaded) -> None:
     made = engine(placed)
-    scheduler = made.core.scheduler
-    assert scheduler.max_sequences == placed.plan.batch_size == SEQUENCES
+    scheduler, entry = made.core.scheduler, placed.plan.devices["cpu"]
+    assert SEQUENCES < scheduler.max_sequences == placed.plan.max_sequences() < DEFAULT_SEQUENCES
     assert made.kv_bytes_per_token == {"cpu": PER_TOKEN}
-    assert scheduler.pool.capacity == SEQUENCES * CONTEXT
-    assert scheduler.pool.capacity * PER_TOKEN <= placed.plan.devices["cpu"].kv_cache
+    assert scheduler.pool.capacity == scheduler.max_sequences * CONTEXT
+    assert scheduler.pool.capacity * PER_TOKEN <= entry.kv_cache + entry.free
+    assert scheduler.max_batch_tokens <= SEQUENCES * CONTEXT
 
 
-def test_no_more_run_at_once_than_were_planned_for(placed: Loaded) -> None:
-    made = engine(placed)
+def test_no_more_run_at_once_than_there_is_room_for(placed: Loaded) -> None:
+    made = engine(placed, max_sequences=SEQUENCES)
     made.start()
     most = 0
     taken = made.core.scheduler.schedule
@@ -57,22 +59,25 @@ def test_no_more_run_at_once_than_were_planned_for(placed: Loaded) -> None:
     assert most == SEQUENCES
 
 
-def test_what_the_plan_does_not_leave_is_refused(placed: Loaded) -> None:
-    entry = placed.plan.devices["cpu"]
-    assert entry.free is not None
-    most = entry.kv_cache + entry.free
-    assert engine(placed, kv_bytes=most).core.scheduler.pool.capacity == most // PER_TOKEN // 128 * 128
-    with pytest.raises(ServeError, match="more than the plan leaves on cpu"):
-        engine(placed, kv_bytes=most + 1)
-
-
 def test_without_a_plan_there_is_a_default() -> None:
     made = build_engine(tiny_model(), tiny_tokenizer(), options=EngineOptions(kv_bytes=1 << 20))
     assert made.core.scheduler.max_sequences == DEFAULT_SEQUENCES
     assert made.max_requests == DEFAULT_SEQUENCES + 128
 
 
-def test_many_sequences_raise_the_tokens_of_a_step() -> None:
-    options = EngineOptions(max_sequences=600, kv_bytes=1 << 20)
-    made = build_engine(tiny_model(), tiny_tokenizer(), options=options)
-    assert made.core.scheduler.max_batch_tokens == 600 + 128
+def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ServeError, match="same vocabulary"):
+        build_engine(tiny_model(), tiny_tokenizer(), draft_model=tiny_model(vocab_size=100))
+
+
+def test_what_ends_a_text_is_known_from_model_and_tokenizer() -> None:
+    model, tokenizer = tiny_model(), tiny_tokenizer()
+    model.generation_config.eos_token_id = [3, 5]
+    assert end_tokens(model, tokenizer) == {3, 5, tokenizer.eos_token_id}
+
+
+def test_a_sequence_is_no_longer_than_context_and_memory_allow() -> None:
+    assert context_length(tiny_model()) == 1024
+    engine = tiny_engine(kv_bytes=256 * PER_TOKEN)
+    assert engine.core.max_length == 256
+    engine.stop()

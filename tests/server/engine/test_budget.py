@@ -1,0 +1,94 @@
+"""What the engine may hold is what the plan says: one truth for placement and admission."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from bigmodel.errors import ServeError
+from bigmodel.plan import Plan
+from bigmodel.plan.plan_type import DevicePlan
+from server.engine.budget import kv_budget, plan_devices, sequences_at_once, tokens_of_a_step
+from server.engine.options import DEFAULT_SEQUENCES, EngineOptions
+
+SEQUENCES, CONTEXT, PER_TOKEN = 4, 256, 100
+KV = SEQUENCES * CONTEXT * PER_TOKEN
+
+
+class Holder:
+    """Keys and values of :data:`PER_TOKEN` bytes on the host."""
+
+    def bytes_per_token(self) -> dict[str, int]:
+        return {"cpu": PER_TOKEN}
+
+
+def planned(*, room_for: int | None = SEQUENCES, batch_size: int = SEQUENCES) -> Plan:
+    """A plan for four sequences of 256 tokens, under a budget with room for ``room_for`` of them (None: no budget)."""
+    each = CONTEXT * PER_TOKEN
+    weights, activations = 5000, 700
+    budget = None if room_for is None else weights + activations + room_for * each + each // 2
+    entry = DevicePlan("cpu", budget, weights=weights, kv_cache=batch_size * each, activations=activations)
+    return Plan(
+        "Tiny", "auto", "cpu", MappingProxyType({"cpu": entry}), (), batch_size=batch_size, context_length=CONTEXT
+    )
+
+
+def kv_bytes(plan: Plan | None, **options: Any) -> int:
+    return kv_budget([Holder()], plan, EngineOptions(**options)).bytes_total["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("room_for", "expected"),
+    [(SEQUENCES, SEQUENCES), (9, 9), (1000, DEFAULT_SEQUENCES), (None, SEQUENCES)],
+)
+def test_as_many_sequences_as_the_plan_has_room_for(room_for: int | None, expected: int) -> None:
+    plan = planned(room_for=room_for)
+    assert sequences_at_once(plan, EngineOptions()) == expected
+    assert kv_bytes(plan) == expected * CONTEXT * PER_TOKEN  # every one of them to its full length
+
+
+def test_a_plan_for_more_than_the_default_is_used() -> None:
+    assert sequences_at_once(planned(room_for=40, batch_size=40), EngineOptions()) == 40
+
+
+def test_without_a_plan_there_is_a_default() -> None:
+    assert sequences_at_once(None, EngineOptions()) == DEFAULT_SEQUENCES
+
+
+def test_what_is_asked_for_holds_no_more_than_there_is_room_for() -> None:
+    """Many short sequences may share the room of few long ones: positions are what is counted."""
+    plan = planned(room_for=9)
+    assert sequences_at_once(plan, EngineOptions(max_sequences=64)) == 64
+    assert kv_bytes(plan, max_sequences=64) == 9 * CONTEXT * PER_TOKEN
+    assert kv_bytes(plan, max_sequences=1) == KV  # what was planned is there anyway
+
+
+def test_what_the_plan_does_not_leave_is_refused() -> None:
+    plan = planned(room_for=9)
+    entry = plan.devices["cpu"]
+    assert entry.free is not None
+    most = entry.kv_cache + entry.free
+    assert kv_bytes(plan, kv_bytes=most) == most
+    with pytest.raises(ServeError, match="more than the plan leaves on cpu"):
+        kv_bytes(plan, kv_bytes=most + 1)
+
+
+def test_a_step_computes_no_more_tokens_than_activations_were_planned_for() -> None:
+    plan = planned()
+    assert tokens_of_a_step(plan, EngineOptions()) == 512
+    assert tokens_of_a_step(plan, EngineOptions(max_batch_tokens=4096)) == SEQUENCES * CONTEXT
+    assert tokens_of_a_step(None, EngineOptions(max_batch_tokens=4096)) == 4096
+
+
+def test_many_sequences_raise_the_tokens_of_a_step() -> None:
+    assert tokens_of_a_step(None, EngineOptions(max_sequences=600)) == 600 + 128
+    assert tokens_of_a_step(replace(planned(), context_length=8), EngineOptions()) == SEQUENCES + 128
+
+
+def test_devices_go_by_one_name() -> None:
+    entry = DevicePlan("cpu", None)
+    assert plan_devices(replace(planned(), devices={"cpu": entry})) == {"cpu": entry}
+    assert plan_devices(None) == {}
