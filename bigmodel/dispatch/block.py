@@ -29,12 +29,14 @@ class HostTensor:
         device_dtype: What it is cast to on the device.
         owners: The registries and keys that refer to it.
         is_buffer: It is state that a forward may write, and is copied back after each one.
+        name: Its name in the model, the first of several.
     """
 
     value: torch.Tensor
     device_dtype: torch.dtype
     owners: list[tuple[Registry, str]] = field(default_factory=list)
     is_buffer: bool = False
+    name: str = ""
 
     def show(self, tensor: torch.Tensor) -> None:
         """Make every owner refer to `tensor`."""
@@ -88,7 +90,7 @@ class Block:
 
     def version(self) -> int:
         """Return a number that grows whenever a host tensor is written in place (other than through ``.data``)."""
-        return sum(t.value._version for t in self.tensors if not t.value.is_inference())
+        return sum(version_of(t.value) for t in self.tensors)
 
     def adopt_replaced(self) -> bool:
         """Take over parameters that the user put in the place of the host tensors; return whether there were any.
@@ -141,6 +143,11 @@ class Block:
         """Make the model refer to the host tensors again."""
         for tensor in self.tensors:
             tensor.show(tensor.value)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was written in place; 0 for those of inference mode, where nobody counts."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _kind(tensor: torch.Tensor) -> tuple[object, ...]:

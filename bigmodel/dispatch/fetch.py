@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from ..devices import CopyStream, Event
+from .arrival import Arrival, Staging
 from .block import Block
 from .link import Link
+from .quantized_block import QuantizedBlock
 from .reader import DiskReader
 from .source_file import ReadPolicy
 from .stats import StreamStats
@@ -30,8 +32,15 @@ class Fetcher:
     ) -> None:
         self._stats = stats
         self._link = Link(stream, device, stats)
-        on_disk = sum(block.nbytes for block in blocks if block.on_disk)
+        fetched = [block.carrier if isinstance(block, QuantizedBlock) else block for block in blocks]
+        on_disk = sum(block.nbytes for block in fetched if block.on_disk)
         self._disk = DiskReader(self._link, ReadPolicy(on_disk), stats, pin=device.type == "cuda")
+        self._staging = Staging(device, [block for block in blocks if isinstance(block, QuantizedBlock)])
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of device memory in which quantised blocks arrive."""
+        return self._staging.nbytes
 
     def fetch(self, block: Block, slab: torch.Tensor, after: Sequence[Event]) -> Event:
         """Start bringing `block` into `slab` once the events `after` are done; return the event of its arrival.
@@ -39,9 +48,13 @@ class Fetcher:
         Waiting for that event raises what went wrong: CheckpointFormatError for a file that was cut short, OSError
         for one that cannot be read.
         """
+        if isinstance(block, QuantizedBlock):
+            arriving = self._staging.arrival(block, slab)
+        else:
+            arriving = Arrival.straight(block, slab)
         if block.on_disk or self._disk.is_busy:
             # Behind reads that are under way, so that a slab is never written by an older fetch after a newer one.
             self._stats.add(fetches=1)
-            return self._disk.fetch(block, slab, after)
-        self._stats.add(fetches=1, from_ram=block.nbytes)
-        return self._link.copy(lambda: block.fetch(slab), after, block.nbytes)
+            return self._disk.fetch(arriving, after)
+        self._stats.add(fetches=1, from_ram=arriving.block.nbytes)
+        return self._link.copy(arriving.copy, after, arriving.block.nbytes)

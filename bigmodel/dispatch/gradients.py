@@ -17,8 +17,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..errors import DispatchError
 from .block import Block
 from .parameter import like
+from .quantized_block import QuantizedBlock
 from .streamer import Streamer
 
 Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -136,6 +138,7 @@ class _Visit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         call: _Call = ctx.call
+        _refuse_quantized(call.block)
         inputs = tuple(
             saved.detach().requires_grad_(needed) for saved, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:])
         )
@@ -157,6 +160,16 @@ class _Visit(torch.autograd.Function):
         finally:
             call.streamer.release(slot)
         return (None, *host)
+
+
+def _refuse_quantized(block: Block) -> None:
+    """Raise for weights that are computed with rounded: a gradient would be that of other weights than are changed."""
+    name = block.refuse_training() if isinstance(block, QuantizedBlock) else None
+    if name is not None:
+        raise DispatchError(
+            f"{name} cannot be trained: it is quantised on its way to the device. Dispatch the model without "
+            "offload_dtype to train it, or call requires_grad_(False) on its weights to train what is around them"
+        )
 
 
 def _gradients(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..devices import Event
-from .block import Block
+from .arrival import Arrival
 from .chunks import CHUNK_BYTES, Chunk, Reads, plan_reads
 from .link import Link
 from .page_cache import is_cached
@@ -42,18 +42,22 @@ class _StagingSlot:
 
 
 class _Job:
-    """A block on its way to a slab.
+    """A block on its way to a slot.
 
     Attributes:
+        block: Whose bytes are read.
+        slab: The device memory that they are copied to.
+        arrival: What this is for.
         chunks: What is still to be read; None until it is its turn and its reads are planned.
         left: How many copies are still to be queued.
         copied: Becomes the event of the last one.
         failure: What a copy raised.
     """
 
-    def __init__(self, block: Block, slab: torch.Tensor, after: Sequence[Event]) -> None:
-        self.block = block
-        self.slab = slab
+    def __init__(self, arrival: Arrival, after: Sequence[Event]) -> None:
+        self.arrival = arrival
+        self.block = arrival.block
+        self.slab = arrival.into
         self.after = after
         self.chunks: deque[Chunk] | None = None
         self.from_memory: tuple[int, ...] = ()
@@ -131,6 +135,7 @@ class _Stage:
     slot: _StagingSlot | None = None
     read: Future[None] | None = None
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    is_last: bool = False
 
 
 class DiskReader:
@@ -164,12 +169,12 @@ class DiskReader:
         self._pump_thread = ThreadPoolExecutor(1, thread_name_prefix="disk pump")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="disk reader")
 
-    def fetch(self, block: Block, slab: torch.Tensor, after: Sequence[Event]) -> Event:
-        """Start bringing `block` into `slab` once the events `after` are done; return the event of its arrival."""
-        job = _Job(block, slab, after)
+    def fetch(self, arrival: Arrival, after: Sequence[Event]) -> Event:
+        """Start bringing a block into its slot once the events `after` are done; return the event of its arrival."""
+        job = _Job(arrival, after)
         with self._lock:
             for older in self._jobs:
-                if older.slab is slab:
+                if older.arrival.slab is arrival.slab:
                     # It was a wrong guess: nobody waits for it any more.
                     _settle(older, CancelledError())
             self._jobs.append(job)
@@ -268,6 +273,7 @@ class DiskReader:
                 stage.read.result()
             if job.copied.done():  # it failed meanwhile
                 return
+            stage.is_last = job.left == 1
             event = self._link.copy(lambda: self._copy(stage), job.after)
         except Exception as error:
             self._finish(job, error)
@@ -294,6 +300,8 @@ class DiskReader:
                     job.copy_from_memory()
                 for target, source in stage.copies:
                     target.copy_(source, non_blocking=True)
+                if stage.is_last and job.arrival.finish is not None and job.failure is None:
+                    job.arrival.finish()
         except Exception as error:
             # Whoever waits for the block raises it; the staging slot is free all the same.
             job.failure = error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
@@ -92,3 +92,12 @@ class StreamStats:
         with self._lock:
             counters = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return {**counters, "hit_rate": self.hit_rate, "link_busy": self.link_busy}
+
+
+def together(stats: Sequence[StreamStats]) -> dict[str, float]:
+    """Return the counters of weights that reach one device in several ways, added up."""
+    found = [each.as_dict() for each in stats]
+    total = {name: sum(counters[name] for counters in found) for name in found[0]}
+    total["hit_rate"] = total["hits"] / max(1, total["hits"] + total["misses"])
+    total["link_busy"] = min(1.0, total["link_busy"])
+    return total

@@ -95,8 +95,8 @@ class Streamer:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of device memory that the slots take."""
-        return sum(slot.slab.nbytes for slot in self._slots)
+        """Bytes of device memory that the slots take, and what is staged on the way to them."""
+        return sum(slot.slab.nbytes for slot in self._slots) + self._fetcher.staging_bytes
 
     @contextmanager
     def use(self, block: Block) -> Iterator[None]:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.devices import Event, copy_stream
+from bigmodel.dispatch.arrival import Arrival
 from bigmodel.dispatch.block import Block, HostTensor
 from bigmodel.dispatch.link import Link
 from bigmodel.dispatch.reader import SLOTS, DiskReader
@@ -63,7 +64,7 @@ def slab_for(block: Block) -> torch.Tensor:
 
 def fetched(reader: DiskReader, block: Block) -> list[torch.Tensor]:
     slab = slab_for(block)
-    reader.fetch(block, slab, ()).wait()
+    reader.fetch(Arrival(block, slab, slab), ()).wait()
     return block.layout.views(slab)
 
 
@@ -131,7 +132,7 @@ def test_reading_goes_on_while_the_link_is_busy_and_no_further_than_there_are_sl
 
     monkeypatch.setattr(SourceFile, "read", counted)
     slabs = [slab_for(block) for block in blocks]
-    arrivals = [reader.fetch(block, slab, ()) for block, slab in zip(blocks, slabs)]
+    arrivals = [reader.fetch(Arrival(block, slab, slab), ()) for block, slab in zip(blocks, slabs)]
     for _ in range(SLOTS):
         assert reads.acquire(timeout=30)
     assert (stream.copied, count) == (0, SLOTS), "all slots are filled before the first copy has ended"
@@ -147,7 +148,7 @@ def test_a_file_cut_short_is_reported_where_the_block_is_needed(reader: DiskRead
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=CHUNK)
     path = tmp_path / "model.safetensors"
     os.truncate(path, path.stat().st_size - CHUNK)
-    arrivals = [reader.fetch(block, slab_for(block), ()) for block in blocks]
+    arrivals = [reader.fetch(Arrival(block, slab_for(block), slab_for(block)), ()) for block in blocks]
     arrivals[0].wait()
     with pytest.raises(CheckpointFormatError, match=r"model\.safetensors.*cut short"):
         arrivals[2].wait()
@@ -192,8 +193,8 @@ def test_the_later_of_two_fetches_into_one_slab_counts(tmp_path: Path, stats: St
     reader = DiskReader(Link(stream, HOST, stats), ReadPolicy(0), stats, chunk_bytes=CHUNK)
     slab = slab_for(blocks[0])
     for block in blocks[:-1]:
-        reader.fetch(block, slab, ())
-    last = reader.fetch(blocks[-1], slab, ())
+        reader.fetch(Arrival(block, slab, slab), ())
+    last = reader.fetch(Arrival(blocks[-1], slab, slab), ())
     stream.gate.set()
     last.wait()
     assert blocks[-1].layout.views(slab)[0].unique().tolist() == [2]
@@ -204,7 +205,7 @@ def test_a_copy_that_fails_is_reported_and_frees_its_slots(reader: DiskReader, t
     too_small = torch.zeros(16, dtype=torch.uint8)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="size"):
-            reader.fetch(blocks[0], too_small, ()).wait()
+            reader.fetch(Arrival(blocks[0], too_small, too_small), ()).wait()
     assert fetched(reader, blocks[0])[0].unique().tolist() == [0]
 
 

@@ -3,7 +3,7 @@ import threading
 import pytest
 
 from bigmodel.dispatch import stats as module
-from bigmodel.dispatch.stats import StreamStats
+from bigmodel.dispatch.stats import StreamStats, together
 
 
 class Clock:
@@ -51,3 +51,15 @@ def test_threads_may_count_together() -> None:
     for thread in threads:
         thread.join()
     assert stats.bytes_from_disk == stats.fetches == 4000
+
+
+def test_what_reaches_one_device_in_several_ways_is_added_up() -> None:
+    one, other = StreamStats(), StreamStats()
+    one.add(from_ram=3, fetches=1)
+    one.hits, one.misses = 1, 1
+    other.add(from_disk=5, fetches=2)
+    other.hits, other.misses = 2, 0
+    total = together([one, other])
+    assert (total["bytes_from_ram"], total["bytes_from_disk"], total["fetches"]) == (3, 5, 3)
+    assert total["hit_rate"] == 0.75
+    assert together([one])["hit_rate"] == one.hit_rate

@@ -1,0 +1,52 @@
+"""What is copied for a block, and into which device memory."""
+
+import torch
+
+from bigmodel.dispatch.arrival import Arrival, Staging
+from bigmodel.dispatch.block import Block, HostTensor
+from bigmodel.dispatch.quantized_block import QuantizedBlock, packings_of
+
+HOST = torch.device("cpu")
+
+
+def weights(seed: int, rows: int = 16) -> list[HostTensor]:
+    matrix = torch.randn(rows, 128, generator=torch.manual_seed(seed))
+    vector = torch.randn(128, generator=torch.manual_seed(seed + 1))
+    return [HostTensor(matrix, matrix.dtype, name="matrix"), HostTensor(vector, vector.dtype, name="vector")]
+
+
+def quantized(seed: int, rows: int = 16) -> QuantizedBlock:
+    tensors = weights(seed, rows)
+    block = QuantizedBlock(str(seed), tensors, packings_of(tensors, "int4"))
+    block.carry_in_memory(pin=False)
+    return block
+
+
+def slot_for(block: Block) -> torch.Tensor:
+    return torch.zeros(block.layout.nbytes, dtype=torch.uint8)
+
+
+def test_an_exact_block_is_copied_straight_into_its_slot() -> None:
+    block = Block("exact", weights(0))
+    slab = slot_for(block)
+    Arrival.straight(block, slab).copy()
+    for shown, tensor in zip(block.layout.views(slab), block.tensors):
+        assert torch.equal(shown, tensor.value)
+
+
+def test_carriers_take_turns_in_one_staging_memory() -> None:
+    blocks = [quantized(seed, rows) for seed, rows in ((0, 16), (1, 64), (2, 32))]
+    staging = Staging(HOST, blocks)
+    largest = blocks[1]
+    assert staging.nbytes == largest.carrier.layout.nbytes + largest.scratch_bytes
+    for block in blocks:
+        slab = slot_for(block)
+        staging.arrival(block, slab).copy()
+        matrix, vector = block.layout.views(slab)
+        exact = block.tensors[0].value
+        assert 0 < float((matrix - exact).norm() / exact.norm()) < 0.15
+        assert torch.equal(vector, block.tensors[1].value)
+
+
+def test_nothing_quantised_needs_no_staging() -> None:
+    assert Staging(HOST, []).nbytes == 0
