@@ -44,7 +44,7 @@ class Aligner:
 
     def align(self, result: Dispatched) -> None:
         """Attach to modules whose inputs may come from another device."""
-        several = len(self.placement.execution_devices()) > 1
+        several = len({placed.runs_on for placed in self.placed.values()}) > 1
         if several:
             self._align_pieces(result)
         offloads = is_accelerator(self.main) and any(placed.offloaded for placed in self.placed.values())
@@ -65,12 +65,12 @@ class Aligner:
                 continue
             forward = result.forward_of(name, self.modules[name])
             if forward.device is None:
-                forward.device = torch_device(self.placement.runs_on(self.placed[names[0]].device))
+                forward.device = torch_device(self.placed[names[0]].runs_on)
             parent = name.rpartition(".")[0]
             while parent and type(self.modules[parent]).forward is nn.Module.forward:
                 parent = parent.rpartition(".")[0]
             if name and self._computes(parent):
-                home = torch_device(self.placement.runs_on(self._device_around(parent)))
+                home = torch_device(self._device_around(parent))
                 forward.output_device = home
                 if parent:
                     result.forward_of(parent, self.modules[parent]).device = home
@@ -84,8 +84,8 @@ class Aligner:
         return any(t is not None for t in (*module._parameters.values(), *module._buffers.values()))
 
     def _device_around(self, name: str) -> str:
-        """Return the device of the split module `name`: that of its own tensors, else of its first one."""
-        return self.placed[(self._names.own(name) or self._names.inside(name))[0]].device
+        """Return where the split module `name` computes: with its own tensors, else with the first one inside it."""
+        return self.placed[(self._names.own(name) or self._names.inside(name))[0]].runs_on
 
     def _align_skeleton(self, result: Dispatched) -> None:
         """Attach to the modules around streamed ones: an encoder may be called without its model."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
@@ -12,45 +15,61 @@ from .align import Aligner
 from .block import Block, HostTensor
 from .build_ahead import attach_read_ahead
 from .build_experts import ExpertBuilder
+from .build_quantized import carry, quantized
+from .device_map import ResolvedMap
 from .dispatched import Dispatched, Journal
+from .expert_layer import ExpertLayer
 from .fused import lies_on_disk
 from .options import Options
 from .parameter import moved_like
 from .pieces import find_pieces
-from .placement import Placed, Placement
+from .placement import Placed
+from .quantized_block import QuantizedBlock
 from .streamer import Streamer
 
 
 class Builder:
     """Dispatches one model. `build` either finishes or leaves the model as it was."""
 
-    def __init__(self, model: nn.Module, placement: Placement, options: Options) -> None:
+    def __init__(self, model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
         self.model = model
-        self.placement = placement
+        self.resolved = resolved
+        self.placement = resolved.placement
         self.options = options
-        self.main = torch_device(placement.main_device)
+        self.main = torch_device(self.placement.main_device)
         self.journal = Journal()
         self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.placed: dict[str, Placed] = {p.name: p for p in placement.tensors(model)}
+        self.placed: dict[str, Placed] = {p.name: p for p in self.placement.tensors(model)}
         self.pieces = find_pieces(model, self.modules, self.placed, options.no_split_module_classes)
         self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
 
-    def build(self, device_map: dict[str, int | str]) -> Dispatched:
+    def build(self) -> Dispatched:
         """Move what is resident, prepare what is streamed, and return the attachments, not yet in place."""
-        result = Dispatched(self.main, device_map, self.options, frozenset(self.placed))
+        result = Dispatched(self.main, self.resolved, self.options, frozenset(self.placed))
         result.ties = self._ties()
         try:
             self._refuse_meta()
             self._refuse_torn_modules()
             self._move_residents()
-            blocks = self._blocks(result)
+            # Not kept: it refers back to this builder, and would keep replaced weights alive.
+            experts = ExpertBuilder(
+                self.modules, self.placed, self.placement, self._device_dtype, self._needs_streaming
+            )
+            layers = experts.find()
+            blocks = self._blocks(result, layers)
             self._stream(blocks, result)
+            experts.attach(layers, result, self._expert_bytes(blocks, layers))
             Aligner(self.modules, self.placed, self.placement, self.pieces, self.options).align(result)
             self._read_ahead(blocks, result)
         except BaseException:
             self.journal.undo()
             raise
         return result
+
+    @property
+    def _pins(self) -> bool:
+        """Whether host memory that is copied from should be pinned."""
+        return self.main.type == "cuda"
 
     def _refuse_meta(self) -> None:
         meta = [p.name for p in self.placed.values() if p.tensor.is_meta]
@@ -67,11 +86,10 @@ class Builder:
         for placed in self.placed.values():
             owner = placed.name.rpartition(".")[0]
             other = first.setdefault(owner, placed)
-            one, two = self.placement.runs_on(other.device), self.placement.runs_on(placed.device)
-            if one != two:
+            if other.runs_on != placed.runs_on:
                 raise DeviceMapError(
-                    f"the device map has {other.name} run on {one} and {placed.name} on {two}, but one module computes "
-                    f"with both; map {owner!r} whole"
+                    f"the device map has {other.name} run on {other.runs_on} and {placed.name} on {placed.runs_on}, "
+                    f"but one module computes with both; map {owner!r} whole"
                 )
 
     def _ties(self) -> dict[str, str]:
@@ -89,7 +107,7 @@ class Builder:
         if not placed.offloaded:
             return torch_device(placed.device)
         if placed.is_buffer and not self.options.offload_buffers:
-            return self.main
+            return torch_device(placed.runs_on)
         return torch_device(HOST)
 
     def _move(self, placed: Placed, device: torch.device) -> None:
@@ -111,19 +129,20 @@ class Builder:
 
     def _needs_streaming(self, placed: Placed) -> bool:
         tensor = placed.registry[placed.key]
-        if not placed.offloaded or tensor.device == self.main:
+        device = torch_device(placed.runs_on)
+        if not placed.offloaded or tensor.device == device:
             return placed.offloaded and self._device_dtype(placed, tensor) != tensor.dtype
-        resident = self._moved.get((storage_key(tensor), self.main))
+        resident = self._moved.get((storage_key(tensor), device))
         if resident is not None:
             # A tied partner lives on the device already: one copy serves both.
             self.journal.replace(placed.registry, placed.key, resident)
             return False
         return True
 
-    def _blocks(self, result: Dispatched) -> list[tuple[str, Block, bool]]:
+    def _blocks(self, result: Dispatched, layers: Mapping[str, ExpertLayer]) -> list[tuple[str, Block, bool]]:
         """Return the streamed blocks: module name, block, and whether it encloses other blocks."""
         blocks = []
-        one_by_one = self._attach_experts(result)
+        one_by_one = {f"{name}.{key}": layer.tensors[key] for name, layer in layers.items() for key in layer.names}
         for name, names, encloses in self.pieces:
             others = [self.placed[n] for n in names if n not in one_by_one]
             streamed = [placed for placed in others if self._needs_streaming(placed)]
@@ -137,41 +156,55 @@ class Builder:
                 forward.output_dtype = self._device_dtype(streamed[0], module.weight)
                 continue
             block = self._block(name, streamed)
+            if not encloses:
+                block = quantized(block, self.options.offload_dtype)
             block.nested = [one_by_one[n] for n in names if n in one_by_one]
             blocks.append((name, block, encloses))
         return blocks
 
-    def _attach_experts(self, result: Dispatched) -> dict[str, HostTensor]:
-        """Let experts be fetched as routers choose them; return their tensors by name."""
-        builder = ExpertBuilder(self.modules, self.placed, self.placement, self._device_dtype, self._needs_streaming)
-        layers = builder.find()
-        builder.attach(layers, result, self.options.expert_cache, self.options.slots)
-        pairs = ((f"{name}.{key}", layer.tensors[key]) for name, layer in layers.items() for key in layer.names)
-        return dict(pairs)
+    def _expert_bytes(self, blocks: list[tuple[str, Block, bool]], layers: Mapping[str, ExpertLayer]) -> int:
+        """Return the bytes of the main device that experts may take: what was asked for, else what is left of the room
+        for whole streamed pieces, their experts included, beside the slots of what is streamed without experts."""
+        if self.options.expert_cache is not None:
+            return self.options.expert_cache
+        streamed = {name: block.layout.nbytes for name, block, encloses in blocks if not encloses}
+        experts = {f"{name}.{layer.names[0]}": layer.whole_bytes for name, layer in layers.items()}
+        whole = [streamed.get(name, 0) + sum(experts.get(n, 0) for n in names) for name, names, _ in self.pieces]
+        slots = self.options.slots
+        return slots * max(whole, default=0) - min(slots, len(streamed)) * max(streamed.values(), default=0)
 
     def _block(self, name: str, streamed: list[Placed]) -> Block:
         tensors: dict[object, HostTensor] = {}
         for placed in streamed:
             tensor = placed.registry[placed.key]
             dtype = self._device_dtype(placed, tensor)
-            host = tensors.setdefault(storage_key(tensor), HostTensor(tensor, dtype, is_buffer=placed.is_buffer))
+            found = HostTensor(tensor, dtype, is_buffer=placed.is_buffer, name=placed.name)
+            host = tensors.setdefault(storage_key(tensor), found)
             host.owners.append((placed.registry, placed.key))
         return Block(name, list(tensors.values()))
 
     def _stream(self, blocks: list[tuple[str, Block, bool]], result: Dispatched) -> None:
-        if not blocks:
-            return
-        sequential = [block for _, block, encloses in blocks if not encloses]
-        streamer = Streamer(self.main, sequential, slots=self.options.slots)
-        shared = self._shared_storages([block for _, block, _ in blocks])
+        """Let blocks be streamed to where they run: the main device, or the host where they are cast on the way."""
+        by_device: dict[torch.device, list[tuple[str, Block, bool]]] = defaultdict(list)
         for name, block, encloses in blocks:
-            block.encloses = encloses
-            if self._packs(block, shared):
-                block.pack(pin=self.main.type == "cuda")
-            forward = result.forward_of(name, self.modules[name])
-            forward.device = self.main
-            forward.blocks.append((streamer, block))
-        result.streamers.append(streamer)
+            by_device[self._runs_on(block)].append((name, block, encloses))
+        shared = self._shared_storages([block for _, block, _ in blocks])
+        for device, here in by_device.items():
+            sequential = [block for _, block, encloses in here if not encloses]
+            errors = carry(sequential, self.placed, self.options.offload_folder, self._pins)
+            result.quantization_errors.update(errors)
+            streamer = Streamer(device, sequential, slots=self.options.slots)
+            for name, block, encloses in here:
+                block.encloses = encloses
+                if self._packs(block, shared):
+                    block.pack(pin=self._pins)
+                forward = result.forward_of(name, self.modules[name])
+                forward.device = device
+                forward.blocks.append((streamer, block))
+            result.streamers.append(streamer)
+
+    def _runs_on(self, block: Block) -> torch.device:
+        return torch_device(self.placed[block.tensors[0].name].runs_on)
 
     def _read_ahead(self, blocks: list[tuple[str, Block, bool]], result: Dispatched) -> None:
         """Attach to modules that compute on the host with weights on disk."""
@@ -195,6 +228,7 @@ class Builder:
         return (
             is_accelerator(self.main)
             and not block.casts
+            and not isinstance(block, QuantizedBlock)
             and all(
                 not lies_on_disk(t.value) and t.value.is_contiguous() and storage_key(t.value) not in shared
                 for t in block.tensors

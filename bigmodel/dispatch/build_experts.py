@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
+from ..devices import HOST
 from ..profile import storage_key
 from .block import HostTensor
 from .dispatched import Dispatched
@@ -67,20 +68,18 @@ class ExpertBuilder:
         put_together = isinstance(placed.registry[placed.key], FusedView)
         return placed.offloaded and (put_together or self._needs_streaming(placed))
 
-    def attach(self, layers: Mapping[str, ExpertLayer], result: Dispatched, nbytes: int | None, slots: int) -> None:
+    def attach(self, layers: Mapping[str, ExpertLayer], result: Dispatched, budget: int) -> None:
         """Make the caches and let the modules compute through them.
 
         Args:
             layers: What `find` returned.
             result: Gets the caches and attachments.
-            nbytes: Bytes of each device that its experts may take. None takes what streaming whole layers would take.
-            slots: How many layers that would be at once.
+            budget: Bytes of each device that its experts may take.
         """
         by_device: dict[torch.device, list[tuple[str, ExpertLayer]]] = defaultdict(list)
         for name, layer in layers.items():
             by_device[self._device(name)].append((name, layer))
         for device, here in by_device.items():
-            budget = slots * max(_nbytes(layer) for _, layer in here) if nbytes is None else nbytes
             whole = sum(_nbytes(layer) for _, layer in here)
             kinds: dict[object, list[tuple[str, ExpertLayer]]] = defaultdict(list)
             for name, layer in here:
@@ -98,6 +97,9 @@ class ExpertBuilder:
 
     def _device(self, name: str) -> torch.device:
         """Return where a module's experts run: with the resident tensors around it, its router's for one."""
+        own = next(placed for tensor, placed in self._placed.items() if tensor.startswith(f"{name}."))
+        if own.runs_on == HOST:
+            return torch.device(HOST)
         around = f"{name.rpartition('.')[0]}."
         resident = (p.device for n, p in self._placed.items() if n.startswith(around) and not p.offloaded)
         return torch.device(next(resident, self._placement.main_device))

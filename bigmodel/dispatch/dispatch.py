@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from ..devices import HOST, DeviceLike, device_key, torch_device
+from ..devices import HOST, DeviceLike, torch_device
 from ..plan import check_device_map
+from ..profile.quantized import check_offload_dtype
 from .build import Builder
-from .device_map import DeviceMap, resolve_device_map, whole_classes
+from .device_map import DeviceMap, ResolvedMap, resolve_device_map, whole_classes
 from .dispatched import dispatched
 from .offload_folder import fill_meta, write_to_disk
 from .options import Options, cache_bytes, read_budgets
 from .parameter import moved_like
-from .placement import Placement
 
 
 def dispatch_model(
@@ -33,6 +34,8 @@ def dispatch_model(
     max_memory: Mapping[DeviceLike, int | str] | None = None,
     no_split_module_classes: Collection[str] | None = None,
     expert_cache: int | str | None = None,
+    offload: str = "stream",
+    offload_dtype: str | None = None,
 ) -> nn.Module:
     """Spread `model` over devices so that it runs as if it were whole, and return it.
 
@@ -42,8 +45,8 @@ def dispatch_model(
 
     Args:
         model: Any module. Weights on ``meta`` are filled from `state_dict`, `offload_index` or `offload_dir`.
-        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, one device, or a device by
-            module name, ``""`` being the whole model.
+        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, one device, a device by
+            module name, ``""`` being the whole model, or a `Plan`.
         main_device: Where offloaded modules run. None: the first accelerator of the map, else the host.
         state_dict: Weights for parameters that are on ``meta``.
         offload_dir: A folder for weights mapped to ``"disk"`` that do not lie in a memory-mapped file yet; also a
@@ -58,6 +61,17 @@ def dispatch_model(
         expert_cache: Memory of each device (bytes, or text such as ``"4GiB"``) for the experts of a mixture whose
             weights are offloaded: only those that the router chooses are fetched, and the most wanted stay. None takes
             what streaming whole layers of them would take.
+        offload: What becomes of modules mapped to ``"cpu"`` or ``"disk"`` beside an accelerator: ``"stream"`` brings
+            their weights to it, ``"compute"`` brings their inputs to the host and computes there, ``"auto"`` (with
+            ``device_map="auto"``) does for each what is faster by this machine's speeds, which are measured the first
+            time. A `Plan` has decided it.
+        offload_dtype: ``"int8"`` or ``"int4"``: streamed weights cross to the accelerator as such integers and are
+            restored there, so that a quarter or an eighth of the bytes of float32 move. Needs torchao, and is for
+            inference only. Outputs then differ from those of the whole model (every other option keeps each bit);
+            `quantization_errors` says by how much each weight does. The model's own weights stay exact: that is what
+            `state_dict`, saving and `undispatch` give. The quantised ones take host memory beside them, unless they
+            lie in a checkpoint; those mapped to ``"disk"`` go to a file in `offload_dir`. Experts that are fetched
+            one by one, tables that rows are looked up in, buffers and vectors are not quantised.
 
     Returns:
         The same `model`, with `hf_device_map` set. `undispatch` takes everything back.
@@ -65,10 +79,11 @@ def dispatch_model(
     Raises:
         DeviceMapError: The map does not cover the model or names a device that is none.
         BudgetError: The model does not fit `max_memory`.
-        DispatchError: A parameter has no value, or must go to disk and there is no `offload_dir`.
+        PlanError: `offload` or `offload_dtype` is none of those it may be.
+        DispatchError: A parameter has no value, or must go to disk and there is no `offload_dir`; torchao is missing.
     """
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
-    resolved = resolve_device_map(model, device_map, max_memory, classes)
+    resolved = resolve_device_map(model, device_map, max_memory, classes, main_device, offload)
     options = Options(
         offload_buffers,
         skip_keys,
@@ -76,25 +91,23 @@ def dispatch_model(
         force_hooks,
         expert_cache=cache_bytes(expert_cache),
         budgets=read_budgets(max_memory),
+        offload_dtype=check_offload_dtype(offload_dtype),
     )
     fill_meta(model, state_dict, offload_index, offload_dir)
-    return place_and_attach(model, resolved, main_device, options, offload_dir)
+    return place_and_attach(model, resolved, options, offload_dir)
 
 
 def place_and_attach(
-    model: nn.Module,
-    device_map: Mapping[str, DeviceLike],
-    main_device: DeviceLike | None,
-    options: Options,
-    offload_dir: str | Path | None = None,
+    model: nn.Module, resolved: ResolvedMap, options: Options, offload_dir: str | Path | None = None
 ) -> nn.Module:
     """Dispatch a model whose weights all have values by a map that is already spelt out."""
     if dispatched(model) is not None:
         undispatch(model)
-    check_device_map(model, dict(device_map))
-    placement = Placement(device_map, main_device)
-    write_to_disk(model, placement, offload_dir)
-    _attach(model, placement, options, {name: device_key(device) for name, device in device_map.items()})
+    check_device_map(model, resolved.devices)
+    write_to_disk(model, resolved.placement, offload_dir)
+    if offload_dir is not None:
+        options = replace(options, offload_folder=Path(offload_dir))
+    _attach(model, resolved, options)
     return model
 
 
@@ -105,19 +118,14 @@ def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
     """
     found = dispatched(model)
     assert found is not None
-    main_device, options = found.main_device, found.options
     found.detach(model)
     found.release()
-    _attach(
-        model,
-        Placement(device_map, main_device),
-        options,
-        {name: device_key(device) for name, device in device_map.items()},
-    )
+    moved = ResolvedMap(dict(device_map), found.main_device, found.resolved.execution)
+    _attach(model, moved, found.options)
 
 
-def _attach(model: nn.Module, placement: Placement, options: Options, keys: dict[str, int | str]) -> None:
-    result = Builder(model, placement, options).build(keys)
+def _attach(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
+    result = Builder(model, resolved, options).build()
     result.attach(model)
     if result.attachments:
         result.guard(model)

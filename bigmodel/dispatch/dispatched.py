@@ -7,13 +7,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..devices import HOST
 from ..errors import DispatchError
 from ..plan import Plan
 from .attach import AttachedForward, RefuseConversion
 from .block import Registry
+from .device_map import ResolvedMap
 from .expert_cache import ExpertCache, expert_stats
 from .options import Options
+from .packing import WeightError
 from .readahead import ReadAhead
+from .stats import StreamStats, together
 from .streamer import Streamer
 
 ATTRIBUTE = "_bigmodel_dispatched"
@@ -25,25 +29,31 @@ class Dispatched:
 
     Args:
         main_device: Where its offloaded modules run.
-        device_map: The map as it was given, device by module name.
+        resolved: The map as it was given, spelt out.
         options: How it was dispatched.
         names: The names of its tensors; what the model has got since is not dispatched.
     """
 
     def __init__(
-        self, main_device: torch.device, device_map: dict[str, Any], options: Options, names: frozenset[str]
+        self, main_device: torch.device, resolved: ResolvedMap, options: Options, names: frozenset[str]
     ) -> None:
         self.main_device = main_device
-        self.device_map = device_map
+        self.resolved = resolved
         self.options = options
         self.names = names
         self.attachments: dict[str, AttachedForward] = {}
         self.streamers: list[Streamer] = []
         self.readers: list[ReadAhead] = []
         self.expert_caches: list[ExpertCache] = []
-        self.plan: Plan | None = None
+        self.quantization_errors: dict[str, WeightError] = {}
+        """For each weight that is quantised on its way, how far it then is from what it was."""
         self.ties: dict[str, str] = {}
         """For each further name of a tied tensor, its first name."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """What it was dispatched by; None where its device map was given."""
+        return self.resolved.plan
 
     def forward_of(self, name: str, module: nn.Module) -> AttachedForward:
         """Return the attachment of the module `name`, making it if there is none yet."""
@@ -56,7 +66,7 @@ class Dispatched:
         for attachment in self.attachments.values():
             attachment.attach()
         model.__dict__[ATTRIBUTE] = self
-        model.__dict__["hf_device_map"] = self.device_map
+        model.__dict__["hf_device_map"] = self.resolved.keys
         model.__dict__["dispatch_stats"] = self.stats
 
     def guard(self, model: nn.Module) -> None:
@@ -65,9 +75,22 @@ class Dispatched:
             module.__dict__["_apply"] = RefuseConversion()
 
     def stats(self) -> dict[str, Any]:
-        """Return the streaming counters by device: bytes, fetches, hits, misses, seconds waited. Those of experts that
-        are fetched one by one are apart, under ``"experts"``."""
-        counters: dict[str, Any] = {str(streamer.device): streamer.stats.as_dict() for streamer in self.streamers}
+        """Return what moved, by the tier that it moved to: bytes, fetches, hits, misses, seconds waited.
+
+        Each accelerator is one; ``"cpu"`` is host memory, for a model that computes there with weights on disk. Experts
+        that are fetched one by one are apart, under ``"experts"``. Where weights are quantised on their way, so are
+        their relative errors: `quantization_error_mean` and `quantization_error_max`.
+        """
+        tiers: dict[str, list[StreamStats]] = {}
+        for streamer in self.streamers:
+            tiers.setdefault(str(streamer.device), []).append(streamer.stats)
+        for reader in self.readers:
+            tiers.setdefault(HOST, []).append(reader.stats)
+        counters: dict[str, Any] = {device: together(stats) for device, stats in tiers.items()}
+        errors = [error.relative for error in self.quantization_errors.values()]
+        if errors:
+            mean = {"quantization_error_mean": sum(errors) / len(errors), "quantization_error_max": max(errors)}
+            counters[str(self.streamers[0].device)].update(mean)
         if self.expert_caches:
             counters["experts"] = expert_stats(self.expert_caches)
         return counters
@@ -99,6 +122,12 @@ def dispatched(model: nn.Module) -> Dispatched | None:
     """Return what `dispatch_model` left on `model`, None if it is not dispatched."""
     found: Dispatched | None = model.__dict__.get(ATTRIBUTE)
     return found
+
+
+def quantization_errors(model: nn.Module) -> dict[str, WeightError]:
+    """Return how far each weight that a dispatched model quantises on its way (`offload_dtype`) is from what it was."""
+    found = dispatched(model)
+    return {} if found is None else dict(found.quantization_errors)
 
 
 class Journal:

@@ -53,6 +53,11 @@ class ExpertLayer:
         return sum(t.value.nbytes for t in self.fused.tensors) // self.experts
 
     @property
+    def whole_bytes(self) -> int:
+        """Bytes of a slot that would hold all experts at once."""
+        return Layout.of((t.device_dtype, t.value.shape) for t in self.fused.tensors).nbytes
+
+    @property
     def on_disk(self) -> bool:
         """Whether the experts are views of memory-mapped files."""
         return any(lies_on_disk(tensor.value) for tensor in self.fused.tensors)

@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..devices import DeviceLike, device_key
+from ..devices import DeviceLike
+from ..profile.quantized import check_offload_dtype
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatch import place_and_attach
 from .fused_checkpoint import load_in_place
 from .options import Options, cache_bytes, read_budgets
-from .placement import Placement
 
 
 def load_checkpoint_and_dispatch(
@@ -34,6 +34,8 @@ def load_checkpoint_and_dispatch(
     broadcast_from_rank0: bool = False,
     main_device: DeviceLike | None = None,
     expert_cache: int | str | None = None,
+    offload: str = "stream",
+    offload_dtype: str | None = None,
 ) -> nn.Module:
     """Load `checkpoint` into `model` by a device map, and dispatch it.
 
@@ -57,6 +59,8 @@ def load_checkpoint_and_dispatch(
         broadcast_from_rank0: As for `load_checkpoint_in_model`.
         main_device: Where offloaded modules run.
         expert_cache: As for `dispatch_model`.
+        offload: As for `dispatch_model`.
+        offload_dtype: As for `dispatch_model`.
 
     Returns:
         The same `model`.
@@ -69,7 +73,9 @@ def load_checkpoint_and_dispatch(
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
     resolved = None
     if device_map is not None:
-        resolved = resolve_device_map(model, device_map, max_memory, classes, wanted)
+        resolved = resolve_device_map(
+            model, device_map, max_memory, classes, main_device, offload, **({"dtype": wanted} if wanted else {})
+        )
     options = Options(
         offload_buffers,
         skip_keys,
@@ -78,19 +84,20 @@ def load_checkpoint_and_dispatch(
         dtype=wanted,
         expert_cache=cache_bytes(expert_cache),
         budgets=read_budgets(max_memory),
+        offload_dtype=check_offload_dtype(offload_dtype),
     )
     load_in_place(
         model,
         checkpoint,
-        device_map=None if resolved is None else {name: device_key(device) for name, device in resolved.items()},
+        device_map=None if resolved is None else resolved.keys,
         offload_folder=offload_folder,
         dtype=wanted,
         offload_buffers=offload_buffers,
         strict=strict,
         full_state_dict=full_state_dict,
         broadcast_from_rank0=broadcast_from_rank0,
-        read_later=resolved is not None and options.reads_ahead(Placement(resolved, main_device)),
+        read_later=resolved is not None and options.reads_ahead(resolved.placement),
     )
     if resolved is None:
         return model
-    return place_and_attach(model, resolved, main_device, options, offload_folder)
+    return place_and_attach(model, resolved, options, offload_folder)

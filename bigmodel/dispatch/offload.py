@@ -11,7 +11,8 @@ from torch import nn
 
 from ..devices import DISK, HOST, DeviceLike, accelerators, torch_device
 from ..errors import DispatchError
-from .device_map import whole_classes
+from ..profile.quantized import check_offload_dtype
+from .device_map import ResolvedMap, whole_classes
 from .dispatch import place_and_attach
 from .move import send_to_device
 from .offload_folder import fill_meta
@@ -25,6 +26,7 @@ def cpu_offload(
     offload_buffers: bool = False,
     state_dict: Mapping[str, torch.Tensor] | None = None,
     preload_module_classes: Collection[str] | None = None,
+    offload_dtype: str | None = None,
 ) -> nn.Module:
     """Keep all of `model`'s weights in host memory and stream each block to `execution_device` as it runs.
 
@@ -34,11 +36,16 @@ def cpu_offload(
         offload_buffers: Stream the buffers too; by default they stay on `execution_device`.
         state_dict: Weights for parameters that are on ``meta``.
         preload_module_classes: More classes whose weights are streamed as a whole.
+        offload_dtype: As for `dispatch_model`.
     """
     fill_meta(model, state_dict)
     device = _execution_device(model, execution_device)
-    options = Options(offload_buffers, no_split_module_classes=whole_classes(model, None, preload_module_classes))
-    return place_and_attach(model, {"": HOST}, device, options)
+    options = Options(
+        offload_buffers,
+        no_split_module_classes=whole_classes(model, None, preload_module_classes),
+        offload_dtype=check_offload_dtype(offload_dtype),
+    )
+    return place_and_attach(model, ResolvedMap({"": HOST}, device), options)
 
 
 def disk_offload(
@@ -47,6 +54,7 @@ def disk_offload(
     execution_device: DeviceLike | None = None,
     offload_buffers: bool = False,
     preload_module_classes: Collection[str] | None = None,
+    offload_dtype: str | None = None,
 ) -> nn.Module:
     """Keep all of `model`'s weights on disk and stream each block to `execution_device` as it runs.
 
@@ -59,11 +67,16 @@ def disk_offload(
         execution_device: Where it runs; None: where its first parameter lies.
         offload_buffers: Stream the buffers too; by default they stay on `execution_device`.
         preload_module_classes: More classes whose weights are streamed as a whole.
+        offload_dtype: As for `dispatch_model`.
     """
     fill_meta(model, offload_dir=offload_dir)
     device = _execution_device(model, execution_device)
-    options = Options(offload_buffers, no_split_module_classes=whole_classes(model, None, preload_module_classes))
-    return place_and_attach(model, {"": DISK}, device, options, offload_dir)
+    options = Options(
+        offload_buffers,
+        no_split_module_classes=whole_classes(model, None, preload_module_classes),
+        offload_dtype=check_offload_dtype(offload_dtype),
+    )
+    return place_and_attach(model, ResolvedMap({"": DISK}, device), options, offload_dir)
 
 
 def _execution_device(model: nn.Module, given: DeviceLike | None) -> DeviceLike:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -26,6 +27,8 @@ class Options:
             layers of them would take.
         budgets: Bytes that may be taken of each device, as the user said; None where nothing was said. With one for the
             host, weights on disk that the host computes with are dropped from memory behind their use for it to hold.
+        offload_dtype: What streamed weights are quantised to on their way, one of `OFFLOAD_DTYPES`; None: not at all.
+        offload_folder: Where weights for the disk are written that lie in no file as they are wanted.
     """
 
     offload_buffers: bool = False
@@ -36,6 +39,8 @@ class Options:
     slots: int = 2
     expert_cache: int | None = None
     budgets: Mapping[int | str, int] | None = None
+    offload_dtype: str | None = None
+    offload_folder: Path | None = None
 
     def budget(self, device: DeviceLike) -> int | None:
         """Return the bytes that may be taken of `device`; None where nothing was said."""

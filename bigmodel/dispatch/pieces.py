@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from torch import nn
 
-from ..devices import HOST
 from ..profile import find_units
 from .placement import Placed
 
@@ -54,7 +53,7 @@ def _split_if_mixed(
     """Yield a unit whole when the map puts it on one device, else its own tensors and then its children."""
     inside = names.inside(name)
     # What is streamed from memory and what from disk can be streamed together.
-    if len({HOST if placed[n].offloaded else placed[n].device for n in inside}) <= 1:
+    if len({placed[n].place for n in inside}) <= 1:
         yield Piece(name, inside, False)
         return
     children = [child for child, module in modules[name]._modules.items() if module is not None]

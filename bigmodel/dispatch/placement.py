@@ -15,19 +15,25 @@ from .block import Registry
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """One parameter or buffer in one place of the model, and the device its map entry names."""
+    """One parameter or buffer in one place of the model, the device its map entry names, and the one it is used on."""
 
     name: str
     registry: Registry
     key: str
     tensor: torch.Tensor
     device: str
+    runs_on: str
     is_buffer: bool
 
     @property
     def offloaded(self) -> bool:
         """Whether the map keeps the tensor on the host or the disk."""
         return self.device in (HOST, DISK)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What must be the same for tensors to be one piece: RAM and disk make no difference."""
+        return HOST if self.offloaded else self.device, self.runs_on
 
 
 class Placement:
@@ -37,11 +43,18 @@ class Placement:
         device_map: Device by module name; ``""`` is the whole model. The longest name that leads to a tensor counts.
         main_device: Where offloaded modules run; None takes the accelerator of the lowest number in the map, and the
             host if there is none.
+        execution: Where offloaded modules run, by name, that do not run on the main device: on the host, that is.
     """
 
-    def __init__(self, device_map: Mapping[str, DeviceLike], main_device: DeviceLike | None = None) -> None:
+    def __init__(
+        self,
+        device_map: Mapping[str, DeviceLike],
+        main_device: DeviceLike | None = None,
+        execution: Mapping[str, DeviceLike] | None = None,
+    ) -> None:
         self.devices = {name: normalize_device(device) for name, device in device_map.items()}
         self.main_device = self._main(main_device)
+        self._execution = {name: normalize_device(device) for name, device in (execution or {}).items()}
 
     def device_of(self, name: str) -> str:
         """Return the device of the module or tensor `name`.
@@ -49,24 +62,19 @@ class Placement:
         Raises:
             DeviceMapError: No entry of the map leads to it.
         """
-        prefix = name
-        while prefix:
-            if prefix in self.devices:
-                return self.devices[prefix]
-            prefix = prefix.rpartition(".")[0]
-        if "" in self.devices:
-            return self.devices[""]
+        found = _nearest(name, self.devices)
+        if found is not None:
+            return found
         raise DeviceMapError(
             f"the device map has no entry for {name!r}; add one for it, for a module around it, or for '' (the rest)"
         )
 
-    def runs_on(self, device: str) -> str:
-        """Return where a module that the map puts on `device` computes."""
-        return self.main_device if device in (HOST, DISK) else device
-
-    def execution_devices(self) -> set[str]:
-        """Return all devices that compute anything."""
-        return {self.runs_on(device) for device in self.devices.values()}
+    def runs_on(self, name: str) -> str:
+        """Return where the module or tensor `name` is computed with."""
+        device = self.device_of(name)
+        if device not in (HOST, DISK):
+            return device
+        return HOST if _nearest(name, self._execution) == HOST else self.main_device
 
     def tensors(self, model: nn.Module) -> Iterator[Placed]:
         """Yield every tensor of `model`, a tied one once per place."""
@@ -76,13 +84,22 @@ class Placement:
                 for key, tensor in registry.items():
                     if tensor is not None:
                         name = dot + key
-                        yield Placed(name, registry, key, tensor, self.device_of(name), is_buffer)
+                        yield Placed(name, registry, key, tensor, self.device_of(name), self.runs_on(name), is_buffer)
 
     def _main(self, given: DeviceLike | None) -> str:
         if given is not None:
             return HOST if normalize_device(given) == DISK else normalize_device(given)
         accelerators = [device for device in self.devices.values() if is_accelerator(device)]
         return min(accelerators, key=_number, default=HOST)
+
+
+def _nearest(name: str, found: Mapping[str, str]) -> str | None:
+    """Return what is found for `name`, else for the module that it lies in, and so on."""
+    while name:
+        if name in found:
+            return found[name]
+        name = name.rpartition(".")[0]
+    return found.get("")
 
 
 def _number(device: str) -> tuple[int, str]:

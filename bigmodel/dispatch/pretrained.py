@@ -11,17 +11,17 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from ..devices import DeviceLike, device_key
+from ..devices import DeviceLike
 from ..devices.empty import init_empty_weights
 from ..errors import CheckpointError, CheckpointFormatError
-from ..plan import STRATEGIES, Plan, make_plan
+from ..plan import Plan
+from ..profile.quantized import check_offload_dtype
 from ..profile.resolve import open_source
 from .device_map import DeviceMap, resolve_device_map
 from .dispatch import place_and_attach
 from .dispatched import dispatched
 from .fused_checkpoint import load_in_place
 from .options import Options, cache_bytes, read_budgets
-from .placement import Placement
 
 
 def from_pretrained(
@@ -38,6 +38,8 @@ def from_pretrained(
     offload_buffers: bool = False,
     offload_folder: str | os.PathLike[str] | None = None,
     expert_cache: int | str | None = None,
+    offload: str = "stream",
+    offload_dtype: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
@@ -61,6 +63,8 @@ def from_pretrained(
         offload_buffers: Stream the buffers of offloaded modules too.
         offload_folder: Where weights for ``"disk"`` go that no file holds as they are (fused or ``.bin`` ones).
         expert_cache: As for `dispatch_model`.
+        offload: As for `dispatch_model`.
+        offload_dtype: As for `dispatch_model`.
         token: Access token for the Hub.
         cache_dir: Where downloads go.
         local_files_only: Use the cache alone.
@@ -77,21 +81,16 @@ def from_pretrained(
     folder = folder if folder.is_dir() else folder.parent
     model = build_on_meta(folder, dtype, trust_remote_code)
     wanted = None if dtype == "auto" else _dtype(dtype)
-    plan = None
-    if isinstance(device_map, str) and device_map in STRATEGIES:
-        plan = make_plan(
-            model,
-            max_memory=max_memory,
-            strategy=device_map,
-            batch_size=batch_size,
-            context_length=context_length,
-            no_split_module_classes=no_split_module_classes,
-            main_device=main_device,
-        )
-        resolved: dict[str, DeviceLike] = dict(plan.device_map)
-        main_device = plan.main_device if main_device is None else main_device
-    else:
-        resolved = resolve_device_map(model, device_map, max_memory, no_split_module_classes)
+    resolved = resolve_device_map(
+        model,
+        device_map,
+        max_memory,
+        no_split_module_classes,
+        main_device,
+        offload,
+        batch_size=batch_size,
+        context_length=context_length,
+    )
     skip_keys = getattr(model, "_skip_keys_device_placement", None)
     options = Options(
         offload_buffers,
@@ -100,20 +99,18 @@ def from_pretrained(
         dtype=wanted,
         expert_cache=cache_bytes(expert_cache),
         budgets=read_budgets(max_memory),
+        offload_dtype=check_offload_dtype(offload_dtype),
     )
     load_in_place(
         model,
         Path(id_or_path) if Path(id_or_path).is_file() else folder,
-        device_map={name: device_key(device) for name, device in resolved.items()},
+        device_map=resolved.keys,
         dtype=wanted,
         offload_folder=offload_folder,
         offload_buffers=offload_buffers,
-        read_later=options.reads_ahead(Placement(resolved, main_device)),
+        read_later=options.reads_ahead(resolved.placement),
     )
-    place_and_attach(model, resolved, main_device, options, None if offload_folder is None else Path(offload_folder))
-    found = dispatched(model)
-    assert found is not None
-    found.plan = plan
+    place_and_attach(model, resolved, options, None if offload_folder is None else Path(offload_folder))
     return model.eval()
 
 

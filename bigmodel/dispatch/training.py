@@ -65,6 +65,7 @@ def prepare_training(model: nn.Module, trained: Iterable[nn.Parameter]) -> bool:
 
     Raises:
         DispatchError: The host has no room for the copies and their gradients; the message says how much is missing.
+            Or the model is quantised on its way to the device.
     """
     chosen = {id(parameter) for parameter in trained}
     moved = [_prepare_part(part, chosen) for part in dispatched_parts(model)]
@@ -74,8 +75,13 @@ def prepare_training(model: nn.Module, trained: Iterable[nn.Parameter]) -> bool:
 def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
     found = dispatched(part)
     assert found is not None
-    device_map = _present(part, found.device_map)
-    placed = list(Placement(device_map, found.main_device).tensors(part))
+    if found.quantization_errors:
+        raise DispatchError(
+            f"the model was dispatched with offload_dtype={found.options.offload_dtype!r}, which is for inference: "
+            "dispatch it without, and train then"
+        )
+    device_map = _present(part, dict(found.resolved.devices))
+    placed = list(Placement(device_map, found.main_device, found.resolved.execution).tensors(part))
     trained = [each for each in placed if id(each.tensor) in chosen]
     added = [each for each in placed if each.name not in found.names]
     unfit = [each for each in trained if each.device == DISK]

@@ -8,11 +8,13 @@ from .infer import infer_auto_device_map
 from .make import STRATEGIES, make_plan
 from .plan_type import DevicePlan, Part, Plan, Prediction
 from .planner import OBJECTIVES, plan
+from .searcher import OFFLOADS
 from .window import AHEAD_BYTES, read_ahead_window
 
 __all__ = [
     "AHEAD_BYTES",
     "OBJECTIVES",
+    "OFFLOADS",
     "STRATEGIES",
     "DevicePlan",
     "Part",

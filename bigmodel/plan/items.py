@@ -11,14 +11,18 @@ from .evaluate import Assignment
 from .greedy import Item, Placement
 from .groups import Group
 
+NEVER = 2**62
+"""Bytes of a slot that no device has: what has it is not streamed."""
 
-def item_of(group: Group, profile: Profile, stream_buffers: bool) -> Item:
+
+def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool = True) -> Item:
     """Return what placing `group` takes.
 
     Args:
         group: units that lie on one device.
         profile: whose units they are.
         stream_buffers: buffers lie with the weights, and not where the unit runs.
+        streams: False for one that the host is to compute wherever it is not resident.
     """
     units = [profile.units[index] for index in group.members]
     streamed = [unit for unit in units if not unit.is_lookup and unit.nbytes]
@@ -26,7 +30,7 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool) -> Item:
     return Item(
         weights=group.nbytes if stream_buffers else group.weights,
         working=kv_cache if stream_buffers else kv_cache + group.buffers,
-        slab=max((unit.slab(stream_buffers) for unit in streamed), default=0),
+        slab=max((unit.slab(stream_buffers) if streams else NEVER for unit in streamed), default=0),
         streams=len(streamed),
         pinned=any(unit.is_tensor for unit in units),
     )

@@ -90,14 +90,23 @@ def make_plan(
     return assemble(profile, assignment, budgets, strategy)
 
 
-def greedy_assignment(profile: Profile, room: Room, strategy: str, stream_buffers: bool) -> Assignment:
+def greedy_assignment(
+    profile: Profile, room: Room, strategy: str, stream_buffers: bool, streams: bool = True
+) -> Assignment:
     """Return the greedy placement of a profile, or one balanced over the accelerators.
+
+    Args:
+        profile: the model.
+        room: the budgets.
+        strategy: one of `STRATEGIES`.
+        stream_buffers: buffers lie with the weights, and not where the unit runs.
+        streams: False has the host compute all that is not resident.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
     """
     groups = tie_groups(profile.units)
-    items = [item_of(group, profile, stream_buffers) for group in groups]
+    items = [item_of(group, profile, stream_buffers, streams) for group in groups]
 
     def attempt(budgets: Mapping[Key, int]) -> Assignment | None:
         given = dict(budgets)
@@ -115,7 +124,7 @@ def greedy_assignment(profile: Profile, room: Room, strategy: str, stream_buffer
 
     found = attempt(room.budgets)
     if found is None:
-        enough = sum(item.nbytes + room.slots * item.slab for item in items) + 2 * room.activations
+        enough = sum(item.nbytes + room.slots * (item.slab if streams else 0) for item in items) + 2 * room.activations
         raise budget_error(room.budgets, enough, lambda budgets: attempt(budgets) is not None)
     return found
 

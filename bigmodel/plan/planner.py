@@ -76,7 +76,7 @@ def plan(
     if max_memory is None:
         budgets = with_headroom(budgets)
     room = Room(budgets, profile.activations, slots, checked_main(main_device, budgets), offload != "stream")
-    assignment = greedy_assignment(profile, room, "auto", offload_buffers)
+    assignment = greedy_assignment(profile, room, "auto", offload_buffers, offload != "compute")
     if not profile.phases:
         return assemble(profile, assignment, budgets, objective)
     measured = machine or _machine_for(budgets)

@@ -14,6 +14,7 @@ from ..devices import DISK, HOST
 from .budgets import Key
 from .fill import Bin, fill_in_order
 from .greedy import Item, Placement, Room, place_greedily
+from .items import NEVER
 from .settle import Option, options_of, settle
 
 Seconds = Callable[[Placement], float]
@@ -27,9 +28,6 @@ EXACT = 12
 
 NODES = 60_000
 """Steps of branch and bound, and of those that look at a whole placement a thirtieth."""
-
-NEVER = 2**62
-"""Bytes of a slot that no device has."""
 
 TRIES = 240
 """Placements of a deep model that are looked at in improving."""

@@ -16,7 +16,7 @@ from .items import assignment_of, item_of
 from .make import ATTEMPTS
 from .objective import Objective
 from .plan_type import Prediction
-from .search import NEVER, search
+from .search import search
 from .settle import Option
 
 OFFLOADS = ("stream", "compute", "auto")
@@ -44,9 +44,7 @@ class Searcher:
         self.goal = goal
         self.stream_buffers = stream_buffers
         self.groups = tie_groups(profile.units)
-        self.items = [item_of(group, profile, stream_buffers) for group in self.groups]
-        if offload == "compute":
-            self.items = [replace(item, slab=NEVER if item.slab else 0) for item in self.items]
+        self.items = [item_of(group, profile, stream_buffers, offload != "compute") for group in self.groups]
 
     def best(self, room: Room, known: Assignment, thorough: bool = True) -> Assignment:
         """Return the assignment of least time under the budgets, `known` if none is better.

@@ -31,13 +31,21 @@ def test_what_the_map_does_not_cover_is_named() -> None:
     ],
 )
 def test_offloaded_modules_run_on_the_first_accelerator_of_the_map(device_map: dict[str, str], main: str) -> None:
-    assert Placement(device_map).main_device == main
-    assert Placement(device_map).runs_on("disk") == main
+    placement = Placement(device_map)
+    assert placement.main_device == main
+    assert placement.runs_on("a") == main
 
 
 def test_the_main_device_can_be_named() -> None:
     assert Placement({"": "cpu"}, main_device=1).main_device == "virtual:1"
-    assert Placement({"": "cpu"}, main_device="virtual:1").execution_devices() == {"virtual:1"}
+    assert Placement({"": "cpu"}, main_device="virtual:1").runs_on("a.weight") == "virtual:1"
+
+
+def test_offloaded_modules_may_run_on_the_host_beside_an_accelerator() -> None:
+    placement = Placement({"a": 0, "b": "cpu", "c": "disk"}, execution={"a": "cpu", "b": "cpu"})
+    assert placement.runs_on("a.weight") == "virtual:0"
+    assert placement.runs_on("b.weight") == "cpu"
+    assert placement.runs_on("c.weight") == "virtual:0"
 
 
 def test_a_tied_tensor_is_seen_in_every_place() -> None:
