@@ -143,9 +143,13 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "TorchTensorParallelPlugin",
     ),
     "train.tracking": (
+        "AimTracker",
+        "ClearMLTracker",
         "CometMLTracker",
+        "DVCLiveTracker",
         "GeneralTracker",
         "MLflowTracker",
+        "SwanLabTracker",
         "TensorBoardTracker",
         "TrackioTracker",
         "WandBTracker",
@@ -251,9 +255,13 @@ if TYPE_CHECKING:
     from .train.strategies.merge import merge_fsdp_weights
     from .train.strategies.parallelism import ParallelismConfig, TorchTensorParallelConfig, TorchTensorParallelPlugin
     from .train.tracking import (
+        AimTracker,
+        ClearMLTracker,
         CometMLTracker,
+        DVCLiveTracker,
         GeneralTracker,
         MLflowTracker,
+        SwanLabTracker,
         TensorBoardTracker,
         TrackioTracker,
         WandBTracker,

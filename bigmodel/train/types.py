@@ -56,6 +56,10 @@ class LoggerType(_StringEnum):
     TRACKIO = "trackio"
     COMETML = "comet_ml"
     MLFLOW = "mlflow"
+    AIM = "aim"
+    CLEARML = "clearml"
+    DVCLIVE = "dvclive"
+    SWANLAB = "swanlab"
 
 
 class DDPCommunicationHookType(_StringEnum):

@@ -166,6 +166,13 @@ def table_rows(
     return columns or [str(number) for number in range(len(data[0]) if data else 0)], data
 
 
+def markdown_table(columns: list[str], rows: list[list[Any]]) -> str:
+    """A table as Markdown, for tools that show texts only."""
+    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
+    lines += [" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested dicts as one, with names joined by slashes."""
     found: dict[str, Any] = {}

@@ -10,9 +10,13 @@ from typing import Any
 
 from bigmodel.errors import TrainError
 
+from .aim import AimTracker
 from .base import GeneralTracker
+from .clearml import ClearMLTracker
 from .comet import CometMLTracker
+from .dvclive import DVCLiveTracker
 from .mlflow import MLflowTracker
+from .swanlab import SwanLabTracker
 from .tensorboard import TensorBoardTracker
 from .trackio import TrackioTracker
 from .wandb import WandBTracker
@@ -24,8 +28,11 @@ _TRACKERS: dict[str, tuple[type[Any], str, str]] = {
     "mlflow": (MLflowTracker, "mlflow", "mlflow"),
     "trackio": (TrackioTracker, "trackio", "trackio"),
     "comet_ml": (CometMLTracker, "comet_ml", "comet_ml"),
+    "aim": (AimTracker, "aim", "aim"),
+    "clearml": (ClearMLTracker, "clearml", "clearml"),
+    "dvclive": (DVCLiveTracker, "dvclive", "dvclive"),
+    "swanlab": (SwanLabTracker, "swanlab", "swanlab"),
 }
-_ELSEWHERE = ("aim", "clearml", "dvclive", "swanlab")
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker], module: str = "", package: str = "") -> None:
@@ -101,10 +108,6 @@ def _made(
 
 
 def _checked(name: str, logging_dir: str | Path | None) -> str:
-    if name in _ELSEWHERE:
-        raise TrainError(
-            f"there is no built-in tracker {name!r}; pass an object of your own subclass of GeneralTracker in log_with"
-        )
     if name not in _TRACKERS:
         near = difflib.get_close_matches(name, _TRACKERS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(_TRACKERS)} and 'all'"

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from .base import LibraryTracker, as_number, flat, is_number, on_main_process
+from .base import LibraryTracker, as_number, flat, is_number, markdown_table, on_main_process
 
 
 class TensorBoardTracker(LibraryTracker):
@@ -58,9 +58,7 @@ class TensorBoardTracker(LibraryTracker):
         self, name: str, columns: list[str], rows: list[list[Any]], step: int | None, options: dict[str, Any]
     ) -> None:
         """Tables are stored as Markdown text."""
-        lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
-        lines += [" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows]
-        self.run.add_text(name, "\n".join(f"| {line} |" for line in lines), global_step=step, **options)
+        self.run.add_text(name, markdown_table(columns, rows), global_step=step, **options)
         self.run.flush()
 
 

@@ -9,46 +9,10 @@ import pytest
 import torch
 
 from bigmodel.errors import TrainError
-from bigmodel.train import Accelerator
 from bigmodel.train.state import PartialState
-from bigmodel.train.tracking import GeneralTracker, on_main_process
+from bigmodel.train.tracking import GeneralTracker
 from bigmodel.train.tracking.base import as_number, flat, is_number, table_rows
-
-
-class Remembering(GeneralTracker):
-    name = "remembering"
-    requires_logging_directory = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-
-    @property
-    def tracker(self) -> list[Any]:
-        return self.seen
-
-    @on_main_process
-    def store_init_configuration(self, values: dict[str, Any]) -> None:
-        self.seen.append(("config", values))
-
-    @on_main_process
-    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        self.seen.append((step, values, kwargs))
-
-    @on_main_process
-    def finish(self) -> None:
-        self.seen.append("end")
-
-
-def test_the_accelerator_hands_everything_to_a_tracker_of_the_users_own() -> None:
-    tracker = Remembering()
-    accelerator = Accelerator(cpu=True, log_with=tracker)
-    accelerator.init_trackers("project", config={"lr": 0.1})
-    accelerator.log({"loss": 1.0}, step=3, log_kwargs={"remembering": {"extra": True}})
-    assert accelerator.get_tracker("remembering") is tracker
-    assert accelerator.get_tracker("remembering", unwrap=True) is tracker.seen
-    accelerator.end_training()
-    assert tracker.seen == [("config", {"lr": 0.1}), (3, {"loss": 1.0}, {"extra": True}), "end"]
+from tests.train.tracking.remembering import Remembering
 
 
 def test_other_processes_do_not_track(monkeypatch: pytest.MonkeyPatch) -> None:

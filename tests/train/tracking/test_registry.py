@@ -11,7 +11,7 @@ from bigmodel.train import Accelerator
 from bigmodel.train.tracking import available_trackers, filter_trackers, register_tracker_class, registry
 from bigmodel.train.types import LoggerType
 
-from .test_base import Remembering
+from .remembering import Remembering
 
 
 def only_installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -29,9 +29,10 @@ def test_a_mistyped_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
         filter_trackers(["tensorbord"], tmp_path)
 
 
-def test_trackers_that_are_not_built_in_point_to_general_tracker() -> None:
-    with pytest.raises(TrainError, match="no built-in tracker 'aim'; pass an object of your own subclass"):
-        filter_trackers(["aim"])
+@pytest.mark.parametrize("name", [str(name) for name in LoggerType if name != LoggerType.ALL])
+def test_every_name_of_the_list_is_known(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    only_installed(monkeypatch, name)
+    assert filter_trackers([name.upper()], tmp_path) == [name]
 
 
 def test_a_tracker_that_writes_files_needs_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,4 +66,4 @@ def test_a_registered_class_has_a_name_like_the_built_in_ones(monkeypatch: pytes
     register_tracker_class(Named)
     accelerator = Accelerator(cpu=True, log_with="named")
     accelerator.init_trackers("project", init_kwargs={"named": {"colour": "blue"}})
-    assert accelerator.get_tracker("named", unwrap=True) == [("project", "blue")]
+    assert accelerator.get_tracker("named", unwrap=True) == [("project", "blue"), "start"]
