@@ -25,20 +25,40 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 4, "vocab_size": 16000, "max_position_embeddings": 2048,
 }  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", SIZES),
-    "qwen3": ("qwen3", {**SIZES, "head_dim": 64}),
-    "gpt2": ("gpt2", {"n_embd": 768, "n_layer": 10, "n_head": 12, "vocab_size": 16000, "n_positions": 2048}),
-    "opt": ("opt", {**SIZES, "ffn_dim": 3072, "word_embed_proj_dim": 768}),
-    "mixtral": ("mixtral", {**SIZES, "num_hidden_layers": 4, "num_local_experts": 8, "num_experts_per_tok": 2}),
+    "llama": ("LlamaForCausalLM", SIZES),
+    "qwen3": ("Qwen3ForCausalLM", {**SIZES, "head_dim": 64}),
+    "gpt2": ("GPT2LMHeadModel", {"n_embd": 768, "n_layer": 10, "n_head": 12, "vocab_size": 16000, "n_positions": 2048}),
+    "opt": ("OPTForCausalLM", {**SIZES, "ffn_dim": 3072, "word_embed_proj_dim": 768}),
+    "mixtral": (
+        "MixtralForCausalLM",
+        {**SIZES, "num_hidden_layers": 4, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
     "deepseek-v3": (
-        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
         {
             **SIZES, "num_hidden_layers": 4, "moe_intermediate_size": 512, "n_routed_experts": 16, "n_group": 4,
             "topk_group": 2, "num_experts_per_tok": 4, "q_lora_rank": 256, "kv_lora_rank": 128, "qk_rope_head_dim": 32,
             "qk_nope_head_dim": 64, "v_head_dim": 64, "first_k_dense_replace": 1, "num_key_value_heads": 12,
         },
     ),
+    "t5": (
+        "T5ForConditionalGeneration",
+        {
+            "d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 12, "vocab_size": 16000,
+            "decoder_start_token_id": 0,
+        },
+    ),
+    "bert": ("BertForMaskedLM", {**SIZES, "intermediate_size": 3072}),
+    "resnet": ("ResNetForImageClassification", {}),
 }  # fmt: skip
+SMALL: dict[str, dict[str, Any]] = {
+    "t5": {"d_model": 96, "d_kv": 16, "d_ff": 192, "num_layers": 2, "num_heads": 4, "vocab_size": 256},
+    "gpt2": {"n_embd": 96, "n_layer": 4, "vocab_size": 256},
+    "resnet": {"embedding_size": 16, "hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1]},
+}
+"""What makes a family quick; others take `SMALL_DECODER`."""
+
+SMALL_DECODER = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 4, "vocab_size": 256}
 BUDGETS = ("cpu", "disk", "resident", "streamed")
 SHAPES = ((1, 256), (4, 128))
 
@@ -92,26 +112,28 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 def make(family: str, workdir: Path, quick: bool) -> Path:
     """Return the folder of a checkpoint with random weights, making it if it is not there."""
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    import transformers
 
     folder = workdir / f"planning-{family}{'-quick' if quick else ''}"
     if (folder / "config.json").exists():
         return folder
-    kind, sizes = FAMILIES[family]
-    small = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 4, "vocab_size": 256} if quick else {}
+    architecture, sizes = FAMILIES[family]
+    model_class: Any = getattr(transformers, architecture)
+    small = SMALL.get(family, SMALL_DECODER) if quick else {}
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**sizes, **small})).save_pretrained(folder)
+    model_class(model_class.config_class(**{**sizes, **small})).save_pretrained(folder)
     return folder
 
 
 def verified(folder: str, batch_size: int, context: int, budget: str, threads: int) -> list[dict[str, Any]]:
     """Verify one case, in a fresh process."""
     import torch
+    from transformers.utils import logging
 
     from bigmodel.devices import virtual
     from bigmodel.dispatch.verify import verify
 
+    logging.set_verbosity_error()
     torch.set_num_threads(threads)
     # Should the machine have to be measured, that is done by a process like this one.
     os.environ["OMP_NUM_THREADS"] = str(threads)

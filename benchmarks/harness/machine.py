@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 import re
-from pathlib import Path
 from typing import Any
+
+from bigmodel.profile.processor import processor_name, usable_cores
 
 PACKAGES = ("torch", "transformers", "accelerate", "diffusers", "safetensors", "numpy", "bigmodel")
 
@@ -17,8 +17,8 @@ def describe_machine() -> dict[str, Any]:
     import psutil
 
     return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu": processor_name(),
+        "cores": usable_cores(),
         "memory": psutil.virtual_memory().total,
         "accelerators": _accelerators(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -36,17 +36,8 @@ def device_slug(device: str) -> str:
     """
     kind = device.partition(":")[0]
     found = _accelerators()
-    name = found[0] if kind not in ("cpu", "virtual") and found else f"{kind} {_cpu_name()}"
+    name = found[0] if kind not in ("cpu", "virtual") and found else f"{kind} {processor_name()}"
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _cpu_name() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        match = re.search(r"^model name\s*:\s*(.+)$", information.read_text(), re.MULTILINE)
-        if match:
-            return match.group(1).strip()
-    return platform.processor() or platform.machine()
 
 
 def _accelerators() -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import tempfile
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from bigmodel.profile.atomic import write_text
 
 from .machine import describe_machine, device_slug
 from .report import Report
@@ -43,15 +44,5 @@ def save_report(report: Report, arguments: Sequence[str], folder: Path = RESULTS
     folder.mkdir(parents=True, exist_ok=True)
     path = result_path(report, folder)
     text = json.dumps(result_data(report, arguments), indent=1) + "\n"
-    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_text(path, text)
     return path

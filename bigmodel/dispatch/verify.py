@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 
-from ..checkpoint import mapped_region
 from ..devices import (
+    DISK,
     HOST,
     DeviceLike,
     accelerators,
@@ -28,11 +26,12 @@ from ..devices import (
     torch_device,
     virtual,
 )
-from ..errors import PlanError
 from ..plan import Plan, plan
-from ..profile import storage_key
 from ..profile.probe import known_machine
+from ..profile.resolve import open_source
 from ..profile.stopwatch import synchronize
+from .host_mark import HostMark, host_bytes, keep_freed_memory, return_freed_memory_at_once
+from .planned_use import PlannedUse, Run, planned_use
 from .pretrained import from_pretrained
 
 BYTES, SECONDS = "bytes", "seconds"
@@ -72,7 +71,9 @@ def verify(
     dtype: str = "auto",
     objective: str = "latency",
 ) -> tuple[Plan, list[Finding]]:
-    """Plan and load `model`, generate `new_tokens` after a prompt that fills the rest of the context, and measure.
+    """Plan and load `model`, run what was planned for, and measure.
+
+    Text is generated after a prompt that fills the rest of the context; models of other kinds run forward once.
 
     To be called in a process that has done little before: on the host it is the resident set that is measured.
 
@@ -89,8 +90,10 @@ def verify(
         The plan, and its figures beside what was measured: peak bytes of each device, seconds of prompt and step.
 
     Raises:
-        PlanError: the model does not generate text, or does not fit.
+        PlanError: the model does not fit, or what it takes as input is not known.
     """
+    open_source(model).config_dict()  # a model that is not there is said to be so at once
+    return_freed_memory_at_once()
     _measure_machine()
     _warm_up()
     found = plan(
@@ -102,32 +105,18 @@ def verify(
         objective=objective,
         dtype=None if dtype == "auto" else dtype,
     )
-    names = [*accelerators(), HOST]
     gc.collect()
-    before = {name: memory_allocated(name) for name in names}
+    before = {name: memory_allocated(name) for name in accelerators()}
+    # The host's budget is planned with; as a bound of the whole process it would have pages of files dropped meanwhile.
+    budgets = {name: size for name, size in (max_memory or {}).items() if name != HOST}
     loaded = from_pretrained(
-        model, dict(found.device_map), dtype=dtype, main_device=found.main_device, max_memory=max_memory
+        model, dict(found.device_map), dtype=dtype, main_device=found.main_device, max_memory=budgets or None
     )
-    if not loaded.can_generate() or getattr(loaded.config, "is_encoder_decoder", False):
-        raise PlanError(f"{type(loaded).__name__} is no decoder that generates text; only such models are verified")
-    findings = _times(found, loaded)
-    return_freed_memory_at_once()
-    generate(loaded, found)
-    gc.collect()
-    return_freed_memory_at_once()
-    # On the host the interpreter has grown by what it imported and planned: tensors are counted, and the growth beyond.
-    before[HOST] = memory_allocated(HOST) - mapped_resident(loaded) - host_bytes(loaded)
-    for name in names:
-        reset_peak_memory(name)
-    generate(loaded, found)
-    for name in names:
-        if name == HOST and virtual.count():
-            continue  # there the host's memory holds the accelerators' too
-        peak = max_memory_allocated(name) - before[name] - (mapped_resident(loaded) if name == HOST else 0)
-        planned = found.devices.get(device_key(name))
-        if planned is not None and planned.total:
-            findings.insert(0, Finding(name, "peak memory", BYTES, planned.total, peak))
-    return found, findings
+    use = planned_use(loaded, found)
+    with torch.inference_mode():
+        memory = _peaks(found, loaded, use, before)
+        keep_freed_memory()
+        return found, [*memory, *_times(found, use)]
 
 
 def _measure_machine() -> None:
@@ -154,29 +143,43 @@ def _warm_up() -> None:
             there.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, pad_token_id=0)
 
 
-def _times(found: Plan, model: nn.Module) -> list[Finding]:
-    """Measure the seconds of the prompt and of a step."""
-    if found.prediction is None:
-        return []
-    device = torch_device(found.main_device)
-    prompt = found.context_length - (found.new_tokens or 0)
-    ids = torch.zeros(found.batch_size, max(prompt, 1), dtype=torch.long, device=device)
+def _peaks(found: Plan, model: nn.Module, use: PlannedUse, before: Mapping[str, int]) -> list[Finding]:
+    """Measure the highest mark of every device that the plan uses."""
+    use.whole()  # what libraries allocate for ever is there afterwards
+    gc.collect()
+    for name in before:
+        reset_peak_memory(name)
+    with HostMark(any(part.device == DISK for part in found.parts)) as mark:
+        use.whole()
+    peaks = {name: max_memory_allocated(name) - held for name, held in before.items()}
+    if not virtual.count():  # there the host's memory holds the accelerators' too
+        peaks[HOST] = (
+            mark.grown + host_bytes(model, found.device_map) + (use.inputs if found.main_device == HOST else 0)
+        )
     findings = []
-
-    def forward(tokens: torch.Tensor, cache: Any = None) -> Any:
-        return model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
-
-    with torch.inference_mode():
-        if found.prediction.prefill is not None:
-            measured = _median(lambda: forward(ids), device)
-            findings.append(Finding("", "prompt", SECONDS, found.prediction.prefill, measured))
-        cache = forward(ids)
-        measured = _median(lambda: forward(ids[:, :1], cache), device)
-        findings.append(Finding("", "step", SECONDS, found.prediction.token, measured))
+    for name, peak in peaks.items():
+        planned = found.devices.get(device_key(name))
+        if planned is not None and planned.total:
+            # Pages of files that weights on disk pass through on the host come and go.
+            predicted = planned.total - (planned.slots if name == HOST else 0)
+            findings.append(Finding(name, "peak memory", BYTES, predicted, peak))
     return findings
 
 
-def _median(work: Callable[[], object], device: torch.device) -> float:
+def _times(found: Plan, use: PlannedUse) -> list[Finding]:
+    """Measure the seconds of each pass."""
+    if found.prediction is None:
+        return []
+    device = torch_device(found.main_device)
+    predicted = [found.prediction.prefill, found.prediction.token][-len(use.passes) :]
+    return [
+        Finding("", name, SECONDS, seconds, _median(run, device))
+        for (name, run), seconds in zip(use.passes.items(), predicted, strict=True)
+        if seconds is not None
+    ]
+
+
+def _median(work: Run, device: torch.device) -> float:
     work()
     taken = []
     for _ in range(REPEATS):
@@ -186,45 +189,3 @@ def _median(work: Callable[[], object], device: torch.device) -> float:
         synchronize(device)
         taken.append(time.perf_counter() - started)
     return statistics.median(taken)
-
-
-def generate(model: Any, found: Plan) -> None:
-    """Run what the plan was made for, up to the last token of its context."""
-    new_tokens = found.new_tokens or 1
-    device = torch_device(found.main_device)
-    prompt = torch.arange(found.batch_size * (found.context_length - new_tokens)).reshape(found.batch_size, -1)
-    ids = (prompt % model.config.get_text_config().vocab_size).to(device)
-    # The token that is chosen last is not fed to the model; the text ends with an id that never comes.
-    asked = {"max_new_tokens": new_tokens + 1, "eos_token_id": 2**31, "pad_token_id": 0}
-    with torch.inference_mode():
-        model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **asked)
-
-
-def return_freed_memory_at_once() -> None:
-    """Have the C library hand freed memory back to the system, so that the resident set says what is in use."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            trim_threshold, mmap_threshold = -1, -3
-            libc.mallopt(trim_threshold, 0)
-            libc.mallopt(mmap_threshold, 2**16)
-            libc.malloc_trim(0)
-
-
-def host_bytes(model: nn.Module) -> int:
-    """Return the bytes of parameters and buffers that lie in host memory, tied ones once; views of files not."""
-    tensors = {storage_key(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
-    return sum(t.nbytes for t in tensors.values() if t.device.type == HOST and mapped_region(t) is None)
-
-
-def mapped_resident(model: nn.Module) -> int:
-    """Return how many bytes of the resident set are pages of weights on disk, which the system may take back."""
-    return sum(_resident(parameter) for parameter in model.parameters() if mapped_region(parameter) is not None)
-
-
-def _resident(tensor: torch.Tensor) -> int:
-    page = os.sysconf("SC_PAGE_SIZE")
-    first, last = tensor.data_ptr() // page, (tensor.data_ptr() + tensor.nbytes - 1) // page
-    with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-        entries = os.pread(pagemap.fileno(), 8 * (last - first + 1), 8 * first)
-    return sum(byte >> 7 for byte in entries[7::8]) * page

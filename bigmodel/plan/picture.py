@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..devices import format_size
+from ..profile.atomic import write_text
 from .plan_type import DevicePlan, Plan
 from .table import label_of, runs_of
 
@@ -55,17 +55,7 @@ def page(plan: Plan) -> str:
 def write(plan: Plan, path: str | os.PathLike[str]) -> Path:
     """Write the picture to `path`, atomically, and return it."""
     target = Path(path)
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(svg(plan))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_text(target, svg(plan))
     return target
 
 

@@ -18,6 +18,7 @@ from .tensors import TensorSpec, named_tensors, storage_key, tensor_specs
 from .ties import find_tied_parameters, retie_parameters
 from .trace import Trace
 from .units import SLAB_ALIGNMENT, UnitProfile, profile_units
+from .usage import image_shape, sound_shape
 from .workload import Workload
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "find_tied_parameters",
     "find_units",
     "get_max_layer_size",
+    "image_shape",
     "kv_cache_bytes",
     "layer_cache_bytes",
     "max_context",
@@ -50,6 +52,7 @@ __all__ = [
     "profile_source",
     "profile_units",
     "retie_parameters",
+    "sound_shape",
     "storage_key",
     "tensor_specs",
 ]

@@ -17,7 +17,7 @@ import torch
 from .effort import Effort
 from .machine import CACHED, Curve, DeviceSpeed
 from .stopwatch import seconds_of
-from .work import MOVE, PRODUCT, Work
+from .work import CONVOLUTION, MOVE, PRODUCT, Work
 
 LEAST, MOST = 0.7, 3.0
 """Corrections beyond these say that something disturbed the measuring."""
@@ -92,7 +92,7 @@ def _rest(speed: DeviceSpeed, works: tuple[Work, ...]) -> float:
 def _scaled(name: str, curve: Curve, factors: Curve, moving: float) -> Curve:
     if name == MOVE:
         return replace(curve, values=tuple(value * moving for value in curve.values))
-    if name.endswith(CACHED):
+    if name.endswith(CACHED) or name.startswith(CONVOLUTION):
         return curve
     scaled = (value * factors.at(rows) for rows, value in zip(curve.sizes, curve.values, strict=True))
     return replace(curve, values=tuple(scaled))

@@ -21,6 +21,8 @@ class Effort:
         models: width and depth of two transformers that are run for the figures to be corrected by: one of many small
             matrices, one of few large ones, both larger than the processor's cache.
         prompt: tokens of their prompt.
+        images: sides and channels of what is convolved, as they follow each other in a network that goes from fine to
+            coarse.
     """
 
     width: int = 2048
@@ -33,7 +35,10 @@ class Effort:
     file: int = 256 * 2**20
     models: tuple[tuple[int, int], ...] = ((256, 16), (1024, 4))
     prompt: int = 128
+    images: tuple[tuple[int, int], ...] = ((7, 512), (14, 256), (28, 128), (56, 64), (112, 64))
 
 
-QUICK = Effort(64, 2**17, (1, 16), (2**12, 2**16), 0.0005, 1, (2**12, 2**18), 2**20, ((16, 2), (32, 1)), 8)
+QUICK = Effort(
+    64, 2**17, (1, 16), (2**12, 2**16), 0.0005, 1, (2**12, 2**18), 2**20, ((16, 2), (32, 1)), 8, ((4, 8), (8, 4))
+)
 """Enough to see that everything works; the figures mean little."""

@@ -6,8 +6,6 @@ import hashlib
 import logging
 import os
 import platform
-import re
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,11 +18,13 @@ from filelock import FileLock
 from ..devices import HOST, accelerators, torch_device, virtual
 from ..errors import PlanError
 from . import machine_json
+from .atomic import write_text
 from .effort import Effort
 from .machine import DeviceLinks, DeviceSpeed, MachineProfile
 from .probe_compute import probe_device
 from .probe_disk import disk_rates
 from .probe_link import memory_rate, probe_links
+from .processor import last_cache_bytes, processor_name, usable_cores
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def machine(refresh: bool = False, effort: Effort | None = None, folder: Path | 
         if known is not None and (not refresh or known.measured_at >= asked):
             return known
         measured = measure(effort, folder, key)
-        _write(path, machine_json.dump(measured))
+        write_text(path, machine_json.dump(measured))
     return measured
 
 
@@ -90,7 +90,7 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
         memory_rate=memory_rate(effort),
         disk_cold=cold,
         disk_warm=warm,
-        cache_bytes=_last_cache_bytes(),
+        cache_bytes=last_cache_bytes(),
         memory_bytes=psutil.virtual_memory().total,
         measured_at=time.time(),
     )
@@ -112,7 +112,7 @@ def _unlimited(device: torch.device) -> Iterator[None]:
 
 def describe() -> str:
     """Return this machine in words: processor, cores, threads in use, memory, accelerators."""
-    parts = [_processor(), f"{_cores()} cores", f"{torch.get_num_threads()} threads"]
+    parts = [processor_name(), f"{usable_cores()} cores", f"{torch.get_num_threads()} threads"]
     parts.append(f"{round(psutil.virtual_memory().total / 2**30)} GiB of memory")
     return ", ".join([*parts, *_accelerator_names(accelerators())])
 
@@ -155,38 +155,3 @@ def _known(path: Path) -> MachineProfile | None:
     except PlanError as error:
         logger.warning("%s is measured anew: %s", path, error)
         return None
-
-
-def _write(path: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _processor() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        match = re.search(r"^model name\s*:\s*(.+)$", information.read_text(), re.MULTILINE)
-        if match:
-            return match.group(1).strip()
-    return platform.processor() or platform.machine()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _last_cache_bytes() -> int:
-    """Return the bytes of the processor's last cache; what processors commonly have if the system does not say."""
-    sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
-    if not sizes:
-        return 8 * 2**20
-    text = sizes[-1].read_text().strip()
-    return int(text.rstrip("KM")) * {"K": 2**10, "M": 2**20}.get(text[-1], 1)

@@ -13,7 +13,7 @@ from .calibrate import calibrated
 from .effort import Effort
 from .machine import CACHED, Curve, DeviceSpeed
 from .stopwatch import seconds_of
-from .work import ATTENTION, MOVE, PRODUCT
+from .work import ATTENTION, CONVOLUTION, MOVE, PRODUCT
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -24,14 +24,32 @@ def probe_device(device: torch.device, effort: Effort, dtypes: Sequence[torch.dt
     with torch.inference_mode():
         curves[MOVE] = _moves(device, effort)
         for dtype in dtypes:
+            if not computes_in(dtype, device):
+                continue
             name = str(dtype).removeprefix("torch.")
-            try:
-                curves[f"{PRODUCT}:{name}"] = _products(device, dtype, effort, effort.spread)
-                curves[f"{PRODUCT}:{name}{CACHED}"] = _products(device, dtype, effort, 0)
-                curves[f"{ATTENTION}:{name}"] = _attention(device, dtype, effort)
-            except (RuntimeError, NotImplementedError, TypeError):
-                curves = {key: curve for key, curve in curves.items() if f":{name}" not in key}
+            curves[f"{PRODUCT}:{name}"] = _products(device, dtype, effort, effort.spread)
+            curves[f"{PRODUCT}:{name}{CACHED}"] = _products(device, dtype, effort, 0)
+            curves[f"{ATTENTION}:{name}"] = _attention(device, dtype, effort)
+            curves[f"{CONVOLUTION}:{name}"] = _convolutions(device, dtype, effort)
     return calibrated(curves, device, effort)
+
+
+def computes_in(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a device multiplies, attends and convolves in a dtype.
+
+    Raises:
+        torch.OutOfMemoryError: the device has no memory left, so that cannot be told.
+    """
+    tiny = _filled((1, 1, 8, 8), dtype, device)
+    try:
+        functional.linear(tiny, tiny[0, 0])
+        functional.scaled_dot_product_attention(tiny, tiny, tiny)
+        functional.conv2d(tiny, tiny)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError, TypeError):
+        return False
+    return True
 
 
 def _products(device: torch.device, dtype: torch.dtype, effort: Effort, spread: int) -> Curve:
@@ -64,6 +82,30 @@ def _attention(device: torch.device, dtype: torch.dtype, effort: Effort) -> Curv
     numbers = 2 * heads * length * width
     values = tuple(_beyond(least, timed(rows, length)) / numbers for rows in effort.rows)
     return Curve(tuple(map(float, effort.rows)), values, grows=True)
+
+
+def _convolutions(device: torch.device, dtype: torch.dtype, effort: Effort) -> Curve:
+    """Positions to seconds for each number of the weights, of a residual block's chain: narrow, convolve, widen."""
+
+    def timed(side: int, channels: int) -> float:
+        image = _filled((1, 4 * channels, side, side), dtype, device)
+        narrow, middle, wide = (
+            _filled(shape, dtype, device)
+            for shape in (
+                (channels, 4 * channels, 1, 1),
+                (channels, channels, 3, 3),
+                (4 * channels, channels, 1, 1),
+            )
+        )
+
+        def convolve() -> torch.Tensor:
+            inner = functional.conv2d(functional.conv2d(image, narrow), middle, padding=1)
+            return functional.conv2d(inner, wide)
+
+        return _timed(convolve, device, effort) / (narrow.numel() + middle.numel() + wide.numel())
+
+    values = tuple(timed(side, channels) for side, channels in effort.images)
+    return Curve(tuple(float(side**2) for side, _ in effort.images), values, grows=True)
 
 
 def _moves(device: torch.device, effort: Effort) -> Curve:

@@ -34,18 +34,26 @@ def use_as_configured(session: Session) -> None:
         _use_audio(session, config)
 
 
-def _use_image(session: Session, config: Any) -> None:
+def image_shape(config: Any) -> tuple[int, int, int]:
+    """Return channels, height and width of the images that a model of this config takes."""
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", None) or 224
     height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
-    pixels = session.zeros(getattr(vision, "num_channels", 3), height, width)
+    return getattr(vision, "num_channels", 3), height, width
+
+
+def sound_shape(config: Any) -> tuple[int, int]:
+    """Return bands and frames of the sounds that a model of this config takes."""
+    return getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500)
+
+
+def _use_image(session: Session, config: Any) -> None:
+    pixels = session.zeros(*image_shape(config))
     session.forward(1, pixel_values=pixels)
 
 
 def _use_audio(session: Session, config: Any) -> None:
-    frames = 2 * getattr(config, "max_source_positions", 1500)
-    features = session.zeros(getattr(config, "num_mel_bins", 80), frames)
-    transduce(session, config, {"input_features": features})
+    transduce(session, config, {"input_features": session.zeros(*sound_shape(config))})
 
 
 def _use_text(session: Session, config: Any) -> None:

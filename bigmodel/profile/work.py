@@ -2,7 +2,8 @@
 
 A product reads a matrix of `elements` numbers and multiplies `rows` rows with it: with few rows it takes as long as
 reading the matrix, with many as long as multiplying. Fused attention is two products whose matrices are keys and
-values. Everything else that makes a tensor moves bytes. What makes none, a view, costs only its call.
+values; a convolution is one whose rows are positions. Everything else that makes a tensor moves bytes. What makes none,
+a view, costs only its call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch.utils._pytree import tree_iter
 
 aten = torch.ops.aten
 
-PRODUCT, ATTENTION, MOVE, CALL = "product", "attention", "move", "call"
+PRODUCT, CONVOLUTION, ATTENTION, MOVE, CALL = "product", "convolution", "attention", "move", "call"
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Work:
     """One operation.
 
     Attributes:
-        kind: "product", "attention", "move" or "call" (a view, or anything else that makes no storage).
+        kind: "product", "convolution", "attention", "move" or "call" (a view, or anything else that makes no storage).
         dtype: of what it computes with, as in "float32".
         elements: numbers of the matrices it multiplies with.
         rows: rows it multiplies them by.
@@ -106,7 +107,8 @@ def _convolve(data: torch.Tensor, weight: torch.Tensor, *rest: Any, **_: Any) ->
     stride = rest[1] if len(rest) > 1 else [1]
     steps = [stride[min(i, len(stride) - 1)] for i in range(data.dim() - 2)]
     positions = math.prod(max(1, size // step) for size, step in zip(data.shape[2:], steps, strict=True))
-    return Work(PRODUCT, _dtype(weight), weight.numel(), data.shape[0] * positions, _nbytes(data) + _nbytes(weight))
+    nbytes = _nbytes(data) + _nbytes(weight)
+    return Work(CONVOLUTION, _dtype(weight), weight.numel(), data.shape[0] * positions, nbytes)
 
 
 def _dtype(tensor: torch.Tensor) -> str:

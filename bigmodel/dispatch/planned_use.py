@@ -1,0 +1,131 @@
+"""Runs a loaded model in the way its plan was made for: text that goes on, text from text, or one forward."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..devices import torch_device
+from ..errors import PlanError
+from ..plan import Plan
+from ..profile import image_shape, sound_shape
+
+Run = Callable[[], object]
+
+NEVER = 2**31
+"""An id that never comes, for texts to go on to their planned end."""
+
+
+@dataclass(frozen=True)
+class PlannedUse:
+    """What a plan was made for.
+
+    Attributes:
+        whole: everything the plan's memory is for, once.
+        passes: single passes that it predicts the time of, by name, in its order: the prompt and a step, or one alone.
+        inputs: bytes of the tensors that it is given, which are there already.
+    """
+
+    whole: Run
+    passes: Mapping[str, Run]
+    inputs: int
+
+
+def planned_use(model: Any, found: Plan) -> PlannedUse:
+    """Return how to use `model`, loaded by plan `found`.
+
+    Raises:
+        PlanError: what it takes as input is not known.
+    """
+    config, name = model.config, model.main_input_name
+    if name == "pixel_values":
+        return _forward(model, _zeros(model, found, *image_shape(config)), name)
+    if name == "input_features":
+        return _transduce(model, found, {name: _zeros(model, found, *sound_shape(config))})
+    if name != "input_ids":
+        raise PlanError(f"{type(model).__name__} takes {name!r}; models of text, images and sounds are verified")
+    if getattr(config, "is_encoder_decoder", False):
+        return _transduce(model, found, {name: _tokens(model, found, found.context_length - (found.new_tokens or 0))})
+    if model.can_generate():
+        return _generate(model, found)
+    return _forward(model, _tokens(model, found, found.context_length), name)
+
+
+def _forward(model: Any, data: torch.Tensor, name: str) -> PlannedUse:
+    def run() -> None:
+        model(**{name: data})
+
+    return PlannedUse(run, {"forward": run}, data.nbytes)
+
+
+def _generate(model: Any, found: Plan) -> PlannedUse:
+    new_tokens = found.new_tokens or 1
+    ids = _tokens(model, found, max(found.context_length - new_tokens, 1))
+
+    def whole() -> None:
+        # The token that is chosen last is not fed to the model.
+        _generate_with(model, new_tokens + 1, attention_mask=torch.ones_like(ids), input_ids=ids)
+
+    def forward(tokens: torch.Tensor, cache: Any = None) -> Any:
+        return model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
+
+    passes = _with_step(lambda: forward(ids), lambda cache: forward(ids[:, :1], cache), found)
+    return PlannedUse(whole, passes, ids.nbytes)
+
+
+def _transduce(model: Any, found: Plan, source: dict[str, torch.Tensor]) -> PlannedUse:
+    count = found.new_tokens or 1
+
+    def whole() -> None:
+        mask = {"attention_mask": torch.ones_like(source["input_ids"])} if "input_ids" in source else {}
+        _generate_with(model, count, **source, **mask)
+
+    def begin() -> Any:
+        output = model(**source, decoder_input_ids=_tokens(model, found, 1), use_cache=True)
+        return output.past_key_values, (output.encoder_last_hidden_state,)
+
+    def step(begun: Any) -> None:
+        cache, encoded = begun
+        last = _tokens(model, found, 1)
+        model(encoder_outputs=encoded, decoder_input_ids=last, past_key_values=cache, use_cache=True)
+
+    return PlannedUse(whole, _with_step(begin, step, found), sum(tensor.nbytes for tensor in source.values()))
+
+
+def _with_step(begin: Callable[[], Any], step: Callable[[Any], object], found: Plan) -> dict[str, Run]:
+    """Return the passes that the plan predicts; a step goes on from one beginning, which is made when first asked."""
+    begun: list[Any] = []
+
+    def one_step() -> None:
+        if not begun:
+            begun.append(begin())
+        step(begun[0])
+
+    steps: dict[str, Run] = {"prompt": begin, "step": one_step}
+    if found.prediction is not None and found.prediction.prefill is None:
+        del steps["step"]
+    return steps
+
+
+def _generate_with(model: Any, new_tokens: int, **inputs: Any) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": new_tokens, "eos_token_id": NEVER, "pad_token_id": 0, "do_sample": False}
+    with warnings.catch_warnings():
+        # The embedding may lie on the host: the dispatched model takes inputs where they are.
+        warnings.filterwarnings("ignore", message="You are calling .generate")
+        model.generate(**inputs, **asked)
+
+
+def _tokens(model: Any, found: Plan, length: int) -> torch.Tensor:
+    """Return token ids on the main device: int64, (batch, `length`)."""
+    words = model.config.get_text_config(decoder=True).vocab_size
+    ids = torch.arange(found.batch_size * length).reshape(found.batch_size, length) % words
+    return ids.to(torch_device(found.main_device))
+
+
+def _zeros(model: Any, found: Plan, *shape: int) -> torch.Tensor:
+    """Return samples in the model's dtype on the main device: (batch, *shape)."""
+    return torch.zeros(found.batch_size, *shape, dtype=model.dtype).to(torch_device(found.main_device))
