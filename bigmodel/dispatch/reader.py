@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..devices import Event
+from ..plan.window import STAGING_BYTES
 from .arrival import Arrival
 from .chunks import CHUNK_BYTES, Chunk, Reads, plan_reads
 from .link import Link
@@ -28,8 +29,8 @@ from .source_file import ALIGNMENT, ReadPolicy, SourceFiles
 from .stats import StreamStats
 
 READERS = 2
-SLOTS = 6
-"""Staging slots: those being filled, those full, and those being drained. Together they take 48 MiB."""
+SLOTS = STAGING_BYTES // CHUNK_BYTES
+"""Staging slots: those being filled, those full, and those being drained."""
 
 
 class _StagingSlot:

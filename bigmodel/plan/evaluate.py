@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..devices import DISK, HOST
 from ..profile import Profile
 from .budgets import Key, is_accelerator
-from .window import read_ahead_window
+from .window import read_ahead_window, staging
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,10 @@ def _slots(profile: Profile, assignment: Assignment, device: Key) -> int:
     if device != HOST or not profile.phases:
         return slots
     places = zip(profile.units, assignment.held, assignment.runs, strict=True)
-    return slots + read_ahead_window(
-        [unit.weights for unit, held, runs in places if (held, runs) == (DISK, HOST) and not unit.is_lookup]
-    )
+    viewed = [(unit.weights, runs) for unit, held, runs in places if held == DISK and not unit.is_lookup]
+    computed = [nbytes for nbytes, runs in viewed if runs == HOST]
+    streamed = [nbytes for nbytes, runs in viewed if runs != HOST]
+    return slots + read_ahead_window(computed) + staging(streamed)
 
 
 def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], dict[Key, int]]:

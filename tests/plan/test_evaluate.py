@@ -4,6 +4,7 @@ import pytest
 
 from bigmodel.plan import read_ahead_window
 from bigmodel.plan.evaluate import Assignment, device_uses, host_only, over_budget
+from bigmodel.plan.window import staging
 from bigmodel.profile import profile_model
 
 from ..profile.models import Stack, on_meta, tiny_llama
@@ -47,8 +48,13 @@ def test_what_the_host_computes_with_on_disk_passes_through_its_memory() -> None
     viewed = [unit.weights for unit in profile.units if not unit.is_lookup]
     assert uses["cpu"].weights == 0
     assert uses["cpu"].slots == read_ahead_window(viewed)
-    streamed = device_uses(profile, Assignment(("disk",) * count, (0,) * count, 0))
-    assert "cpu" not in streamed or streamed["cpu"].slots == 0
+
+
+def test_what_is_streamed_from_disk_is_staged_in_the_hosts_memory() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    held = tuple("cpu" if unit.is_lookup else "disk" for unit in profile.units)
+    uses = device_uses(profile, Assignment(held, (0,) * len(held), 0))
+    assert uses["cpu"].slots == staging([unit.weights for unit in profile.units if not unit.is_lookup])
 
 
 def test_a_tie_across_devices_is_counted_on_each() -> None:

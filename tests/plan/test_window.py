@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from bigmodel.plan import AHEAD_BYTES, read_ahead_window
+from bigmodel.plan.window import STAGING_BYTES, staging
 
 
 def test_it_holds_the_largest_block_and_the_beginning_of_the_next() -> None:
@@ -15,3 +16,8 @@ def test_of_small_blocks_it_holds_two() -> None:
 def test_it_is_never_larger_than_what_passes_through_it() -> None:
     assert read_ahead_window([30, 20]) == 50
     assert read_ahead_window([]) == 0
+
+
+def test_what_is_staged_is_never_more_than_what_is_streamed() -> None:
+    assert staging([10, 30]) == 40
+    assert staging([STAGING_BYTES, STAGING_BYTES]) == STAGING_BYTES
