@@ -1,7 +1,9 @@
 """Several copies of the server behind one address, on one machine or a cluster, through Ray Serve.
 
 Each replica is the same application with its own model and engine; Ray Serve's proxy spreads requests over them and
-restarts one whose engine has failed. ``pip install bigmodel[ray]``.
+restarts one whose engine has failed. They share the cluster's processors and GPUs alike, and whichever is asked for
+/metrics answers for all of them. On several machines the model must be found under the same name on each.
+``pip install bigmodel[ray]``.
 """
 
 from __future__ import annotations
@@ -9,13 +11,16 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
 from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
+from server.replica_metrics import Board, SharedMetrics
+from server.replica_resources import Machine, resources
+from server.run import bind
 from server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -48,7 +53,10 @@ def run_replicas(
     stopped = _on_signal()  # after Ray has set its own handlers, before anybody can know that this server is there
     try:
         serve.start(http_options={"host": host, "port": port})
-        serve.run(deployment(build, replicas, max_requests, drain_timeout), name="bigmodel", route_prefix="/")
+        share = resources(machines_of_cluster(), replicas)
+        board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
+        application = deployment(build, replicas, max_requests, drain_timeout, share, board)
+        serve.run(application, name="bigmodel", route_prefix="/")
         logger.info("%d replicas are serving on http://%s:%d", replicas, host, port)
         stopped.wait()
         serve.shutdown()
@@ -59,12 +67,17 @@ def run_replicas(
     return 0
 
 
-def deployment(build: BuildApp, replicas: int, max_requests: int, drain_timeout: float) -> Any:
-    """The Ray Serve application: ``build`` as an ASGI ingress, so many times."""
+def deployment(
+    build: BuildApp, replicas: int, max_requests: int, drain_timeout: float, share: Mapping[str, float], board: Any
+) -> Any:
+    """The Ray Serve application: ``build`` as an ASGI ingress, so many times, each with ``share`` of the cluster."""
     from ray import serve
 
     def build_here() -> FastAPI:  # Ray takes a function only, and calls it in the replica's process
-        return build()
+        app = build()
+        state: ServerState = app.state.server
+        state.shared_metrics = SharedMetrics(state.metrics.render, board)
+        return app
 
     @serve.ingress(build_here)
     class Replica:
@@ -81,16 +94,27 @@ def deployment(build: BuildApp, replicas: int, max_requests: int, drain_timeout:
         num_replicas=replicas,
         max_ongoing_requests=max_requests,
         graceful_shutdown_timeout_s=drain_timeout,
-        ray_actor_options=resources(replicas),
+        request_router_config={"request_router_class": "server.replica_router.FewestRequests"},
+        ray_actor_options=dict(share),
     )(Replica).bind()
 
 
-def resources(replicas: int) -> dict[str, float]:
-    """What one replica takes of this machine: one processor, and its share of the GPUs if there are any."""
-    import torch
+def machines_of_cluster() -> list[Machine]:
+    """The machines that the running Ray cluster has."""
+    import ray
 
-    gpus = torch.cuda.device_count()
-    return {"num_cpus": 1, "num_gpus": gpus / replicas} if gpus else {"num_cpus": 1}
+    found = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [Machine(int(each.get("CPU", 0)), int(each.get("GPU", 0))) for each in found]
+
+
+def free_port(host: str) -> int:
+    """A port of ``host`` that nobody listens on: Ray's proxies, one a machine, must all be told the same."""
+    listener = bind(host, 0)
+    try:
+        port: int = listener.getsockname()[1]
+        return port
+    finally:
+        listener.close()
 
 
 def _on_signal() -> threading.Event:

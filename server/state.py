@@ -89,6 +89,7 @@ class ServerState:
     draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Any = None
+    shared_metrics: Any = None  # those of all replicas, where there are several
     _relay: Relay | None = None
     _grammars: GrammarCompiler | None = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)

@@ -129,8 +129,9 @@ def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: 
 def _replicate(loader: Loader, settings: Settings, host: str, port: int, replicas: int, cluster: str | None) -> int:
     from server import create_app
     from server.engine.options import DEFAULT_SEQUENCES
-    from server.replicas import run_replicas
+    from server.replicas import free_port, run_replicas
 
+    port = port or free_port(host)
     typer.echo(f"serving {replicas} replicas of {settings.model_name} on http://{host}:{port}", err=True)
     return run_replicas(
         partial(create_app, loader=loader, settings=settings),

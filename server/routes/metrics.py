@@ -12,5 +12,7 @@ router = APIRouter()
 
 @router.get("/metrics")
 def metrics(http: Request) -> Response:
-    """Everything counted, in Prometheus' text format."""
-    return Response(state_of(http).metrics.render(), media_type=CONTENT_TYPE_LATEST)
+    """Everything counted, in Prometheus' text format; by all replicas, where there are several."""
+    state = state_of(http)
+    numbers = state.shared_metrics or state.metrics
+    return Response(numbers.render(), media_type=CONTENT_TYPE_LATEST)

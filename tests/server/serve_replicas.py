@@ -1,13 +1,12 @@
-"""A process that serves two replicas of the tiny model through Ray Serve."""
+"""A process that serves two replicas of the tiny model through Ray Serve, on the cluster whose address it is given."""
 
 from __future__ import annotations
 
-import socket
 import sys
 
 from fastapi import FastAPI
 
-from server.replicas import run_replicas
+from server.replicas import free_port, run_replicas
 
 
 def build() -> FastAPI:
@@ -16,16 +15,24 @@ def build() -> FastAPI:
     from tests.server.live import tiny_app
 
     torch.set_num_threads(1)
-    return tiny_app()
+    app = tiny_app()
+
+    @app.get("/machine")
+    def machine() -> str:
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    return app
 
 
-def main() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def main(cluster: str) -> int:
+    port = free_port("127.0.0.1")
     print(port, flush=True)
-    return run_replicas(build, replicas=2, host="127.0.0.1", port=port, max_requests=64, drain_timeout=5)
+    return run_replicas(
+        build, replicas=2, host="127.0.0.1", port=port, max_requests=64, drain_timeout=5, cluster=cluster
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

@@ -1,21 +1,21 @@
-"""Two replicas behind one address: the same answers, streams included, and a clean end."""
+"""Two replicas on two machines behind one address: the same answers, streams included, one sum, and a clean end."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from bigmodel.errors import ServeError
-from server.replicas import resources, run_replicas
+from server.replicas import run_replicas
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,33 +26,22 @@ def test_without_ray_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         run_replicas(lambda: None, replicas=2, host="", port=0, max_requests=1, drain_timeout=1)  # type: ignore[arg-type, return-value]
 
 
-def test_replicas_share_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert resources(2) == {"num_cpus": 1}
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    assert resources(2) == {"num_cpus": 1, "num_gpus": 2}
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """The address of a Ray cluster of two machines."""
+    pytest.importorskip("ray", reason="ray is not installed")
+    with child("tests.server.ray_cluster") as process:
+        yield line_of(process)
+        process.communicate(timeout=60)  # closes its standard input
+        assert process.returncode == 0
 
 
 @pytest.mark.slow
-def test_two_replicas_answer_alike_and_stop_on_a_signal() -> None:
-    pytest.importorskip("ray", reason="ray is not installed")
-    child = subprocess.Popen(
-        [sys.executable, "-m", "tests.server.serve_replicas"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout is not None
-        url = f"http://127.0.0.1:{child.stdout.readline().strip()}"
-        end = time.monotonic() + 100
-        ready = False
-        while not ready and time.monotonic() < end:
-            with contextlib.suppress(httpx.HTTPError):
-                ready = httpx.get(f"{url}/ready").status_code == 200
-            time.sleep(0.2)
-        assert ready
+def test_replicas_on_two_machines_answer_alike_behind_one_address_and_stop_on_a_signal(cluster: str) -> None:
+    with child("tests.server.serve_replicas", cluster) as process:
+        url = f"http://127.0.0.1:{line_of(process)}"
+        machines: set[str] = set()
+        wait(lambda: len(machines) == 2, lambda: machines.update(machine_of(url)))
         body = {"model": "tiny", "prompt": "the cat", "max_tokens": 12, "seed": 1, "ignore_eos": True}
         texts = {
             httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"] for _ in range(6)
@@ -62,18 +51,59 @@ def test_two_replicas_answer_alike_and_stop_on_a_signal() -> None:
         assert streamed.endswith("data: [DONE]\n\n")
         bad = httpx.post(f"{url}/v1/completions", json={**body, "temperature": 9}, timeout=60)
         assert (bad.status_code, bad.json()["error"]["param"]) == (400, "temperature")
-        # Each replica counts for itself, and either may be asked; together they have answered all seven.
-        assert sum({answered(url) for _ in range(24)}) == 7
+        # Whichever replica is asked tells what both have done, as soon as the other has said so.
+        wait(lambda: [counted(url, 'requests_total{outcome="ok"}') for _ in range(4)] == [7] * 4)
+        assert counted(url, "generated_tokens_total") == 7 * 12
         assert httpx.get(f"{url}/health").json() == {"status": "ok"}
-        child.send_signal(signal.SIGTERM)
-        assert child.wait(60) == 0
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@contextlib.contextmanager
+def child(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that runs ``module``; killed if it has not ended by then."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        yield process
     finally:
-        if child.poll() is None:
-            child.kill()
-        child.communicate()
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
-def answered(url: str) -> float:
-    """What one of the replicas says that it has answered."""
-    found = re.search(r'^bigmodel_requests_total{outcome="ok"} (\S+)$', httpx.get(f"{url}/metrics").text, re.M)
-    return 0.0 if found is None else float(found[1])
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def wait(reached: Callable[[], bool], step: Callable[[], object] = lambda: None) -> None:
+    """Repeat ``step`` until ``reached``."""
+    end = time.monotonic() + 100
+    while not reached():
+        assert time.monotonic() < end
+        step()
+        time.sleep(0.05)
+
+
+def machine_of(url: str) -> list[str]:
+    """Which machine answered; none while nothing does."""
+    with contextlib.suppress(httpx.HTTPError):
+        answer = httpx.get(f"{url}/machine")
+        return [answer.json()] if answer.status_code == 200 else []
+    return []
+
+
+def counted(url: str, name: str) -> float:
+    """A number of /metrics; 0 while it is not there."""
+    for line in httpx.get(f"{url}/metrics").text.splitlines():
+        if line.startswith(f"bigmodel_{name} "):
+            return float(line.rpartition(" ")[2])
+    return 0.0
