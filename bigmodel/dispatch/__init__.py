@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .dispatch import dispatch_model, undispatch
+from .dispatched import quantization_errors
 from .load import load_checkpoint_and_dispatch
 from .move import send_to_device
 from .offload import UserCpuOffloadHook, cpu_offload, cpu_offload_with_hook, disk_offload
@@ -21,6 +22,7 @@ __all__ = [
     "is_streamed",
     "load_checkpoint_and_dispatch",
     "prepare_training",
+    "quantization_errors",
     "send_to_device",
     "undispatch",
 ]
