@@ -6,6 +6,7 @@ Every case runs in a process of its own, by what `bigmodel verify` does: planned
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import statistics
 from collections.abc import Iterator
@@ -13,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bigmodel.profile.atomic import write_text
+
 from .harness import BenchmarkError, Column, Limit, Report, Table, run_isolated
 from .harness.report import Cell
+from .planning_plot import svg
 
 LARGE, LARGE_ERROR, ALWAYS_ERROR = 100 * 10**6, 0.005, 0.02
 TIME_MEDIAN, TIME_P95 = 0.10, 0.20
@@ -77,25 +81,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""
     parser.add_argument("--families", default=None, help=f"some of {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--budgets", default=None, help=f"some of {', '.join(BUDGETS)} (default: all)")
+    parser.add_argument("--resume", action="store_true", help="keep cases in the work folder, and take those found")
 
 
 def run(options: argparse.Namespace) -> Report:
     """Verify every case, and compare maps."""
     findings: list[dict[str, Any]] = []
     for case in cases(options):
-        folder = make(case.family, options.workdir, options.quick)
-        found = run_isolated(
-            verified,
-            folder=str(folder),
-            batch_size=case.batch_size,
-            context=case.context,
-            budget=case.budget,
-            threads=options.threads or 1,
-        )
-        findings += [{"case": case, **one} for one in found]
+        findings += [{"case": case, **one} for one in _resumed(case, options)]
     if not findings:
         raise BenchmarkError("no case is left: check --families and --budgets")
     return report(options, findings)
+
+
+def _resumed(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the findings of a case: those of an earlier run, where that is wanted and has been."""
+    shape = f"{case.batch_size}x{case.context}"
+    path = options.workdir / f"planning-{case.family}-{shape}-{case.budget}-{options.threads or 1}.json"
+    if options.resume and path.exists():
+        found: list[dict[str, Any]] = json.loads(path.read_text())
+        return found
+    found = run_isolated(
+        verified,
+        folder=str(make(case.family, options.workdir, options.quick)),
+        batch_size=case.batch_size,
+        context=case.context,
+        budget=case.budget,
+        threads=options.threads or 1,
+    )
+    if options.resume:
+        write_text(path, json.dumps(found))
+    return found
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -182,7 +198,19 @@ def report(options: argparse.Namespace, findings: list[dict[str, Any]]) -> Repor
         Table("Peak memory", _columns("bytes"), [_row(one) for one in memory]),
         Table("Time", _columns("seconds"), [_row(one) for one in seconds]),
     ]
-    return Report("planning", options.device, settings={"threads": options.threads or 1}, tables=tables, limits=limits)
+    return Report(
+        "planning",
+        options.device,
+        settings={"threads": options.threads or 1},
+        tables=tables,
+        limits=limits,
+        picture=svg([{**one, "family": one["case"].family, "said": _said(one)} for one in findings]),
+    )
+
+
+def _said(one: dict[str, Any]) -> str:
+    case: Case = one["case"]
+    return f"{case.batch_size} x {case.context}, {case.budget}: {one['device']} {one['what']}".strip()
 
 
 def _columns(unit: str) -> list[Column]:

@@ -7,14 +7,14 @@ import platform
 import re
 from typing import Any
 
-from bigmodel.profile.processor import processor_name, usable_cores
-
 PACKAGES = ("torch", "transformers", "accelerate", "diffusers", "safetensors", "numpy", "bigmodel")
 
 
 def describe_machine() -> dict[str, Any]:
     """Return processor, usable cores, bytes of memory, accelerators, system and versions as plain data."""
     import psutil
+
+    from bigmodel.profile.processor import processor_name, usable_cores
 
     return {
         "cpu": processor_name(),
@@ -34,6 +34,8 @@ def device_slug(device: str) -> str:
     Args:
         device: ``"cpu"``, ``"virtual"`` or an accelerator's type.
     """
+    from bigmodel.profile.processor import processor_name
+
     kind = device.partition(":")[0]
     found = _accelerators()
     name = found[0] if kind not in ("cpu", "virtual") and found else f"{kind} {processor_name()}"

@@ -77,6 +77,7 @@ class Report:
         limits: What has to hold.
         notes: What a reader must know to read the figures right.
         samples: Every value behind the tables, by the name of the measurement.
+        picture: SVG that is kept beside the data; "" for none.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Report:
     limits: list[Limit] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     samples: dict[str, Samples] = field(default_factory=dict)
+    picture: str = ""
 
     @property
     def kept(self) -> bool:

@@ -10,8 +10,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from bigmodel.profile.atomic import write_text
-
 from .machine import describe_machine, device_slug
 from .report import Report
 
@@ -40,9 +38,13 @@ def result_path(report: Report, folder: Path) -> Path:
 
 
 def save_report(report: Report, arguments: Sequence[str], folder: Path = RESULTS) -> Path:
-    """Write a report to `folder`, atomically, and return its path."""
+    """Write a report to `folder`, atomically, its picture beside it, and return its path."""
+    from bigmodel.profile.atomic import write_text
+
     folder.mkdir(parents=True, exist_ok=True)
     path = result_path(report, folder)
     text = json.dumps(result_data(report, arguments), indent=1) + "\n"
     write_text(path, text)
+    if report.picture:
+        write_text(path.with_suffix(".svg"), report.picture)
     return path

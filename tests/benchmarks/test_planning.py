@@ -41,3 +41,8 @@ def test_every_family_meets_every_shape_and_room() -> None:
 )
 def test_a_report_holds_errors_and_budgets_against_their_limits(findings: list[dict[str, object]], kept: bool) -> None:
     assert report(options(), findings).kept is kept
+
+
+def test_a_report_brings_a_picture_with_every_figure() -> None:
+    findings = [finding("seconds", "", 1.0, 1.0), finding("bytes", "cpu", 100.0, 101.0)]
+    assert report(options(), findings).picture.count("<title>") == 2
