@@ -1,0 +1,35 @@
+"""A process that is `bigmodel serve`, forked from one that has imported everything; it can be told to break."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+
+import server.loading
+import server.run  # noqa: F401  (imported here once, for every process that is forked from this one)
+from bigmodel.cli.main import main
+from server.engine.packed import PackedRunner
+
+BREAKS = [7, 7, 7]
+"""A prompt at which the device fails, where the process was told to break."""
+
+
+def command(arguments: Seq[str], log: str, breaks: bool) -> None:
+    """Run `bigmodel` with ``arguments`` and exit with its code; what it says goes to the file ``log``."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    torch.set_num_threads(1)
+    if breaks:
+        compute = PackedRunner.compute
+
+        def broken(self: PackedRunner, batch: Any) -> Any:
+            if any(rows.tokens == BREAKS for rows in batch):
+                raise RuntimeError("secret detail of the failure")
+            return compute(self, batch)
+
+        PackedRunner.compute = broken  # type: ignore[method-assign]
+    main(arguments)

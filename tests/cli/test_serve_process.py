@@ -1,0 +1,122 @@
+"""`bigmodel serve` as its supervisor sees it: what it says, how it ends, and with which code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.cli.serve_command import BREAKS, command
+from tests.server.tiny import tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_model().save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+class Served:
+    """A process that serves, what it has said so far, and the address that it named."""
+
+    def __init__(self, process: Any, log: Path) -> None:
+        self.process = process
+        self._log = log
+        found = None
+        while found is None:
+            assert process.is_alive(), self.said()
+            found = re.search(r"^serving tiny on (http://127\.0\.0\.1:\d+)$", self.said(), re.M)
+        self.url = found[1]
+        while self.status("ready") != 200:
+            time.sleep(0.02)
+
+    def said(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    def status(self, path: str) -> int | None:
+        """The status of a GET; None where nobody listens."""
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"{self.url}/{path}").status_code
+        return None
+
+    def complete(self, prompt: object = "the cat", **fields: object) -> httpx.Response:
+        body = {"model": "tiny", "prompt": prompt, "ignore_eos": True, **fields}
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=60)
+
+    def code(self) -> int | None:
+        """The exit code, once the process has ended."""
+        self.process.join(30)
+        return self.process.exitcode  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def serving(folder: Path, log: Path, *arguments: str, breaks: bool = False) -> Iterator[Served]:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.cli.serve_command", "tests.server.serve_tiny"])
+    given = ["serve", str(folder), "--port", "0", "--max-memory", "cpu=1GiB", *arguments]
+    process = context.Process(target=command, args=(given, str(log), breaks))
+    process.start()
+    try:
+        yield Served(process, log)
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_an_engine_that_dies_is_seen_by_clients_health_and_supervisor(folder: Path, tmp_path: Path) -> None:
+    with serving(folder, tmp_path / "log", breaks=True) as served:
+        assert served.complete(max_tokens=2).status_code == 200
+        other: list[httpx.Response] = []
+        waits = threading.Thread(target=lambda: other.append(served.complete(max_tokens=900)))
+        waits.start()
+        while httpx.get(f"{served.url}/plan?parts=false").json()["engine"]["running"] == 0:
+            time.sleep(0.01)
+        answer = served.complete(BREAKS, max_tokens=3)
+        assert answer.status_code == 500
+        assert answer.json()["error"]["type"] == "server_error"
+        assert "secret" not in answer.text
+        assert served.status("health") == 503
+        waits.join(30)
+        assert other[0].status_code == 500  # a request beside it is not left hanging
+        assert served.code() == 1
+        assert "error: secret detail of the failure" in served.said()  # for whoever runs it, not for clients
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_what_runs_finish_and_the_process_ends_well(number: int, folder: Path, tmp_path: Path) -> None:
+    with serving(folder, tmp_path / "log", "--drain-timeout", "60") as served:
+        body = {"model": "tiny", "prompt": "the cat", "ignore_eos": True, "max_tokens": 400, "stream": True}
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(served.process.pid, number)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert served.code() == 0
+        assert "Traceback" not in served.said()
+
+
+def test_what_outlasts_the_drain_timeout_is_told_so(folder: Path, tmp_path: Path) -> None:
+    with serving(folder, tmp_path / "log", "--drain-timeout", "0") as served:
+        body = {"model": "tiny", "prompt": "the cat", "ignore_eos": True, "max_tokens": 900, "stream": True}
+        with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            os.kill(served.process.pid, signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert "error" in json.loads(rest[-1][6:])
+        assert served.code() == 0
