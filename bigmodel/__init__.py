@@ -120,7 +120,12 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "synchronize_rng_state",
         "synchronize_rng_states",
     ),
-    "train.data": ("SkipBatchSampler",),
+    "train.data": (
+        "DataLoaderAdapter",
+        "SkipBatchSampler",
+        "SkipDataLoader",
+        "get_sampler",
+    ),
     "train.local_sgd": ("LocalSGD",),
     "train.logging": ("get_logger",),
     "train.memory": (
@@ -157,6 +162,8 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "on_main_process",
         "register_tracker_class",
     ),
+    "train.types": ("DynamoBackend",),
+    "utils.available": ("is_rich_available",),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -243,7 +250,7 @@ if TYPE_CHECKING:
         synchronize_rng_state,
         synchronize_rng_states,
     )
-    from .train.data import SkipBatchSampler
+    from .train.data import DataLoaderAdapter, SkipBatchSampler, SkipDataLoader, get_sampler
     from .train.local_sgd import LocalSGD
     from .train.logging import get_logger
     from .train.memory import clear_device_cache, find_executable_batch_size, release_memory
@@ -269,6 +276,8 @@ if TYPE_CHECKING:
         on_main_process,
         register_tracker_class,
     )
+    from .train.types import DynamoBackend
+    from .utils.available import is_rich_available
 
 
 def __getattr__(name: str) -> Any:

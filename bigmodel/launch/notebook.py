@@ -30,6 +30,7 @@ def notebook_launcher(
     rdzv_id: str = "none",
     max_restarts: int = 0,
     monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
     cpu: bool | None = None,
 ) -> None:
     """Run `function(*args)` in `num_processes` processes, each with its rank.
@@ -45,6 +46,7 @@ def notebook_launcher(
             Port 0 on a single machine takes a free one.
         max_restarts: times all processes are started anew after one failed.
         monitor_interval: seconds between looks at the processes.
+        log_line_prefix_template: what `torch.distributed.run` puts before each line it passes on.
 
     Raises:
         LaunchError: processes can neither be forked nor import `function`, the port is busy, there are more
@@ -70,6 +72,7 @@ def notebook_launcher(
         rdzv_configs={"rank": node_rank, **(rdzv_conf or {})},
         max_restarts=max_restarts,
         monitor_interval=monitor_interval,
+        log_line_prefix_template=log_line_prefix_template,
         start_method=method,
     )
     with changed_environment(variables):

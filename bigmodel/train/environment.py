@@ -30,8 +30,11 @@ _FALSE = frozenset({"0", "false", "f", "no", "n", "off", ""})
 def flag(name: str, default: bool = False) -> bool:
     """Read a yes-or-no variable. Raises TrainError when its value is neither."""
     value = os.environ.get(name)
-    if value is None:
-        return default
+    return default if value is None else read_flag(name, value)
+
+
+def read_flag(name: str, value: str) -> bool:
+    """Read yes or no. Raises TrainError, calling the value `name`, when it is neither."""
     lowered = value.strip().lower()
     if lowered in _TRUE:
         return True

@@ -30,7 +30,7 @@ def check_fp8(device: torch.device) -> None:
 def convert_to_fp8(model: nn.Module, device: torch.device, recipe: AORecipeKwargs | None = None) -> nn.Module:
     """Let the model's linear layers compute in fp8, all but the first and the last, in place."""
     check_fp8(device)
-    from torchao.float8 import convert_to_float8_training
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     recipe = recipe or AORecipeKwargs()
     linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -41,5 +41,6 @@ def convert_to_fp8(model: nn.Module, device: torch.device, recipe: AORecipeKwarg
             return False
         return module.in_features % 16 == 0 and module.out_features % 16 == 0
 
-    convert_to_float8_training(model, config=recipe.config, module_filter_fn=recipe.module_filter_func or fits)
+    config = recipe.config or Float8LinearConfig(**recipe.fields_of_config())
+    convert_to_float8_training(model, config=config, module_filter_fn=recipe.module_filter_func or fits)
     return model

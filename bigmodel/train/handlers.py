@@ -98,10 +98,28 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
 @dataclass
 class AORecipeKwargs(KwargsHandler):
-    """How torchao converts linear layers to fp8: its `Float8LinearConfig` and a filter (module, name) -> bool."""
+    """How torchao converts linear layers to fp8.
+
+    `config` is its `Float8LinearConfig`, `module_filter_func` a filter (module, name) -> bool. Without a config,
+    `pad_inner_dim` and `enable_fsdp_float8_all_gather` are that class's fields of these names; None is its default.
+    """
 
     config: Any = None
     module_filter_func: Callable[[nn.Module, str], bool] | None = None
+    pad_inner_dim: bool | None = None
+    enable_fsdp_float8_all_gather: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.config is not None and self.fields_of_config():
+            raise TrainError(f"AORecipeKwargs has a config; set {', '.join(self.fields_of_config())} in it")
+
+    def fields_of_config(self) -> dict[str, bool]:
+        """Return the fields of a `Float8LinearConfig` that are set here."""
+        chosen = {
+            "pad_inner_dim": self.pad_inner_dim,
+            "enable_fsdp_float8_all_gather": self.enable_fsdp_float8_all_gather,
+        }
+        return {name: value for name, value in chosen.items() if value is not None}
 
 
 _ACTIVITIES = {"cpu": ProfilerActivity.CPU, "cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}

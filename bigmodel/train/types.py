@@ -47,6 +47,20 @@ class RNGType(_StringEnum):
     GENERATOR = "generator"
 
 
+class DynamoBackend(_StringEnum):
+    """The backends of `torch.compile` that PyTorch and its makers' packages register; NO compiles nothing."""
+
+    NO = "NO"
+    EAGER = "EAGER"
+    AOT_EAGER = "AOT_EAGER"
+    INDUCTOR = "INDUCTOR"
+    CUDAGRAPHS = "CUDAGRAPHS"
+    ONNXRT = "ONNXRT"
+    TENSORRT = "TENSORRT"
+    IPEX = "IPEX"
+    TVM = "TVM"
+
+
 class LoggerType(_StringEnum):
     """The names of the built-in trackers."""
 

@@ -24,6 +24,7 @@ def torchao(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     package, float8 = types.ModuleType("torchao"), types.ModuleType("torchao.float8")
     package.__spec__ = importlib.machinery.ModuleSpec("torchao", None)
     float8.convert_to_float8_training = lambda model, **options: asked.update(model=model, **options)
+    float8.Float8LinearConfig = lambda **fields: fields
     monkeypatch.setitem(sys.modules, "torchao", package)
     monkeypatch.setitem(sys.modules, "torchao.float8", float8)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -61,3 +62,10 @@ def test_a_recipe_is_passed_on(torchao: dict[str, Any]) -> None:
     recipe = AORecipeKwargs(config="recipe", module_filter_func=lambda module, name: True)
     fp8.convert_to_fp8(nn.Linear(16, 16), CUDA, recipe)
     assert (torchao["config"], torchao["module_filter_fn"]) == ("recipe", recipe.module_filter_func)
+
+
+def test_fields_of_torchaos_configuration_may_be_given_alone(torchao: dict[str, Any]) -> None:
+    fp8.convert_to_fp8(nn.Linear(16, 16), CUDA, AORecipeKwargs(pad_inner_dim=True))
+    assert torchao["config"] == {"pad_inner_dim": True}
+    with pytest.raises(TrainError, match="AORecipeKwargs has a config; set pad_inner_dim in it"):
+        AORecipeKwargs(config="recipe", pad_inner_dim=True)

@@ -1,5 +1,6 @@
 """Data loading: each process's part of the data, in an order that can be repeated."""
 
+from bigmodel.train.data.adapter import DataLoaderAdapter, SkipDataLoader, get_sampler
 from bigmodel.train.data.batch_shard import BatchSamplerShard, SkipBatchSampler
 from bigmodel.train.data.iterable_shard import IterableDatasetShard
 from bigmodel.train.data.loader import DataLoaderDispatcher, DataLoaderShard
@@ -8,11 +9,14 @@ from bigmodel.train.data.samplers import SeedableRandomSampler
 
 __all__ = [
     "BatchSamplerShard",
+    "DataLoaderAdapter",
     "DataLoaderDispatcher",
     "DataLoaderShard",
     "IterableDatasetShard",
     "SeedableRandomSampler",
     "SkipBatchSampler",
+    "SkipDataLoader",
+    "get_sampler",
     "prepare_data_loader",
     "skip_first_batches",
 ]

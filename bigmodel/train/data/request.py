@@ -109,7 +109,7 @@ def loader_class(loader: DataLoader[Any]) -> type[DataLoader[Any]]:
 def rebuild(request: Request, dataset: Any, **changed: Any) -> DataLoader[Any]:
     """Return a loader with the settings of the given one, but for `changed`."""
     loader = request.loader
-    cls = _stateful_class() if request.config.use_stateful_dataloader else loader_class(loader)
+    cls = stateful_loader_class() if request.config.use_stateful_dataloader else loader_class(loader)
     if type(loader).__iter__ is not loader_class(loader).__iter__:
         logger.warning("%s iterates in its own way, which is not kept across processes", type(loader).__name__)
     known = inspect.signature(cls.__init__).parameters
@@ -121,7 +121,8 @@ def rebuild(request: Request, dataset: Any, **changed: Any) -> DataLoader[Any]:
     return cls(dataset, **settings, **changed)
 
 
-def _stateful_class() -> type[DataLoader[Any]]:
+def stateful_loader_class() -> type[DataLoader[Any]]:
+    """Return torchdata's class. Raises TrainError when torchdata is not installed."""
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader
     except ImportError:

@@ -109,9 +109,9 @@ class AcceleratorState(RankOperations):
         """Return when every process has called it."""
         self._partial.wait_for_everyone()
 
-    def destroy_process_group(self) -> None:
-        """Leave the process group."""
-        self._partial.destroy_process_group()
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Leave a process group; by default that of the run, and with it every other."""
+        self._partial.destroy_process_group(group)
 
     @classmethod
     def _reset_state(cls, reset_partial_state: bool = False) -> None:

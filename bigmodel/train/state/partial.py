@@ -113,10 +113,10 @@ class PartialState(RankOperations):
             )
         self.device = torch.device(device)
 
-    def destroy_process_group(self) -> None:
-        """Leave the process group."""
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Leave a process group; by default that of the run, and with it every other."""
         if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
+            dist.destroy_process_group(group)
 
     @classmethod
     def _reset_state(cls) -> None:

@@ -1,0 +1,101 @@
+"""Whether a package is installed, or a kind of device or precision can be used: is_..._available()."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+
+import torch
+
+from bigmodel.errors import TrainError
+from bigmodel.train.fp8 import check_fp8
+
+
+def _installed(*modules: str) -> bool:
+    """Whether any of these modules could be imported; none is."""
+    return any(_found(module) for module in modules)
+
+
+def _found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # a parent package is missing, or the module is half made
+        return False
+
+
+def _not_driven() -> bool:
+    """False: this library uses no such device, whatever the machine has."""
+    return False
+
+
+is_aim_available = partial(_installed, "aim")
+is_bnb_available = partial(_installed, "bitsandbytes")
+is_boto3_available = partial(_installed, "boto3")
+is_clearml_available = partial(_installed, "clearml")
+is_comet_ml_available = partial(_installed, "comet_ml")
+is_datasets_available = partial(_installed, "datasets")
+is_deepspeed_available = partial(_installed, "deepspeed")
+is_dvclive_available = partial(_installed, "dvclive")
+is_lomo_available = partial(_installed, "lomo_optim")
+is_matplotlib_available = partial(_installed, "matplotlib")
+is_megatron_lm_available = partial(_installed, "megatron")
+is_mlflow_available = partial(_installed, "mlflow")
+is_pandas_available = partial(_installed, "pandas")
+is_peft_available = partial(_installed, "peft")
+is_pynvml_available = partial(_installed, "pynvml")
+is_rich_available = partial(_installed, "rich")
+is_sagemaker_available = partial(_installed, "sagemaker")
+is_schedulefree_available = partial(_installed, "schedulefree")
+is_swanlab_available = partial(_installed, "swanlab")
+is_tensorboard_available = partial(_installed, "tensorboard", "tensorboardX")
+is_timm_available = partial(_installed, "timm")
+is_torchao_available = partial(_installed, "torchao")
+is_torchdata_available = partial(_installed, "torchdata")
+is_torchdata_stateful_dataloader_available = partial(_installed, "torchdata.stateful_dataloader")
+is_torchvision_available = partial(_installed, "torchvision")
+is_trackio_available = partial(_installed, "trackio")
+is_transformer_engine_available = partial(_installed, "transformer_engine")
+is_transformers_available = partial(_installed, "transformers")
+is_triton_available = partial(_installed, "triton")
+is_wandb_available = partial(_installed, "wandb")
+
+is_hpu_available = is_mlu_available = is_musa_available = is_npu_available = is_sdaa_available = _not_driven
+
+
+def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
+    """False: this library does not train through XLA."""
+    return False
+
+
+def is_cuda_available() -> bool:
+    """Whether there is a CUDA (or ROCm) GPU."""
+    return torch.cuda.is_available()
+
+
+def is_xpu_available(check_device: bool = False) -> bool:
+    """Whether there is an Intel GPU."""
+    return torch.xpu.is_available()
+
+
+def is_mps_available(min_version: str = "1.12") -> bool:
+    """Whether there is an Apple GPU. `min_version` is older than any PyTorch this library runs on."""
+    return torch.backends.mps.is_available()
+
+
+def is_bf16_available(ignore_tpu: bool = False) -> bool:
+    """Whether the device a process would use computes in bfloat16."""
+    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported()
+
+
+def is_fp16_available() -> bool:
+    """Whether the device a process would use computes in float16: all do."""
+    return True
+
+
+def is_fp8_available() -> bool:
+    """Whether mixed_precision="fp8" works here: an NVIDIA GPU that computes in fp8, and torchao."""
+    try:
+        check_fp8(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    except TrainError:
+        return False
+    return True

@@ -1,0 +1,117 @@
+"""Environment variables: reading them as numbers and choices, and changing them for a while."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+
+from bigmodel.errors import TrainError
+from bigmodel.train import environment
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
+    """Read yes or no: 1 or 0, or with `to_bool` True or False. Raises ValueError on anything else."""
+    try:
+        answer = environment.read_flag("the text", value)
+    except TrainError as error:
+        raise ValueError(str(error)) from None
+    return answer if to_bool else int(answer)
+
+
+def parse_flag_from_env(key: str, default: bool = False) -> bool:
+    """Read a yes-or-no variable. Raises TrainError when its value is neither."""
+    return environment.flag(key, default)
+
+
+def parse_choice_from_env(key: str, default: str = "no") -> str:
+    """Read a variable, `default` where it is not set."""
+    return os.environ.get(key, str(default))
+
+
+def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
+    """Return the first of these variables that holds a number of 0 or above, else `default`."""
+    for key in env_keys:
+        number = environment.integer(key, -1)
+        if number >= 0:
+            return number
+    return default
+
+
+@contextmanager
+def patch_environment(**variables: Any) -> Iterator[None]:
+    """Set variables, named in capital letters, while the body runs; then give them back what they had."""
+    names = {name.upper(): str(value) for name, value in variables.items()}
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(names)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def clear_environment() -> Iterator[None]:
+    """Run the body without any variable; afterwards all are as they were before it."""
+    before = dict(os.environ)
+    os.environ.clear()
+    try:
+        yield
+    finally:
+        _set_all(before)
+
+
+def purge_accelerate_environment(func_or_cls: F) -> F:
+    """Decorate a function, or every function of a class, so that no ACCELERATE_ variable it sets outlives a call."""
+    if isinstance(func_or_cls, type):
+        for name, method in list(vars(func_or_cls).items()):
+            if callable(method) and not name.startswith("__"):
+                setattr(func_or_cls, name, purge_accelerate_environment(method))
+        return func_or_cls
+
+    @wraps(func_or_cls)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = set(os.environ)
+        try:
+            return func_or_cls(*args, **kwargs)
+        finally:
+            for name in set(os.environ) - before:
+                if name.startswith("ACCELERATE_"):
+                    del os.environ[name]
+
+    return run  # type: ignore[return-value]
+
+
+def are_libraries_initialized(*library_names: str) -> list[str]:
+    """Return which of these libraries have been imported."""
+    return [name for name in library_names if name in sys.modules]
+
+
+def get_gpu_info() -> tuple[list[str], int]:
+    """Return the names of the CUDA GPUs, and how many there are."""
+    count = torch.cuda.device_count()
+    return [torch.cuda.get_device_name(index) for index in range(count)], count
+
+
+def is_port_in_use(port: int | str | None = None) -> bool:
+    """Whether something listens on this port of this machine; 29500 by default."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("localhost", int(port or 29500))) == 0
+
+
+def _set_all(variables: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(variables)

@@ -1,0 +1,100 @@
+"""Nested data: its shape without its numbers, and small conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigmodel.devices import format_size, parse_size
+from bigmodel.train.operations.nested import convert_to_fp32, find_batch_size, recursively_apply
+
+
+@dataclass(frozen=True)
+class TensorInformation:
+    """A tensor's shape and dtype."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def is_tensor_information(tensor_info: Any) -> bool:
+    """Whether it is a `TensorInformation`."""
+    return isinstance(tensor_info, TensorInformation)
+
+
+def get_data_structure(data: Any) -> Any:
+    """Return `data` with a `TensorInformation` in the place of every tensor."""
+    return recursively_apply(lambda tensor: TensorInformation(tensor.shape, tensor.dtype), data)
+
+
+def initialize_tensors(data_structure: Any) -> Any:
+    """Return the data of such a structure, its tensors with any numbers."""
+    return recursively_apply(
+        lambda info: torch.empty(*info.shape, dtype=info.dtype), data_structure, test_type=is_tensor_information
+    )
+
+
+def ignorant_find_batch_size(data: Any) -> int | None:
+    """Return the length of the first tensor in `data`, or None where there is none."""
+    return find_batch_size(data)
+
+
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """Repeat the last sample until a batch of `batch_size` divides among the processes."""
+    missing = -batch_size % num_processes
+
+    def pad(part: Tensor) -> Tensor:
+        if part.ndim <= dim or part.shape[dim] != batch_size:
+            return part
+        last = part.narrow(dim, batch_size - 1, 1)
+        return torch.cat([part, *[last] * missing], dim=dim)
+
+    return recursively_apply(pad, tensor, error_on_other_type=True)
+
+
+def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward whose fp16 and bf16 outputs become float32."""
+
+    @wraps(model_forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return convert_to_fp32(model_forward(*args, **kwargs))
+
+    return forward
+
+
+def merge_dicts(source: Mapping[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
+    """Put `source` into `destination`, dicts into dicts, and return it; what `source` says wins."""
+    for key, value in source.items():
+        if isinstance(value, Mapping):
+            merge_dicts(value, destination.setdefault(key, {}))
+        else:
+            destination[key] = value
+    return destination
+
+
+def recursive_getattr(obj: Any, attr: str) -> Any:
+    """Return the attribute at a path with dots: `recursive_getattr(model, "layer.weight")`."""
+    for name in attr.split("."):
+        obj = getattr(obj, name)
+    return obj
+
+
+def get_pretty_name(obj: Any) -> str:
+    """Return the name of a class or function; of any other object, that of its class."""
+    named = obj if hasattr(obj, "__qualname__") or hasattr(obj, "__name__") else type(obj)
+    return str(getattr(named, "__qualname__", None) or named.__name__)
+
+
+def convert_bytes(size: float) -> str:
+    """Return bytes as a text: 1610612736 -> "1.50 GiB"."""
+    return format_size(size)
+
+
+def convert_file_size_to_int(size: int | str) -> int:
+    """Return bytes from a text: "1GiB" -> 1073741824, "1GB" -> 1000000000. Raises SizeError."""
+    return parse_size(size)
