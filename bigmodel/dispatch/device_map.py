@@ -53,6 +53,7 @@ def resolve_device_map(
     no_split_module_classes: Collection[str] | None = None,
     main_device: DeviceLike | None = None,
     offload: str = "stream",
+    offload_dtype: str | None = None,
     **shapes: Any,
 ) -> ResolvedMap:
     """Return `device_map` spelt out, planning it where only a strategy is named.
@@ -64,6 +65,7 @@ def resolve_device_map(
         no_split_module_classes: Classes whose modules stay in one piece; None finds them.
         main_device: Where offloaded modules run, if not where the map or the plan says.
         offload: ``"stream"``, ``"compute"`` or ``"auto"``, as `dispatch_model` takes it.
+        offload_dtype: What streamed weights are quantised to on their way.
         shapes: `batch_size`, `context_length` and `dtype` that a plan is made for.
 
     Raises:
@@ -75,7 +77,11 @@ def resolve_device_map(
     if isinstance(device_map, Plan):
         return _planned(model, device_map, main_device)
     if isinstance(device_map, str) and device_map in STRATEGIES:
-        common: dict[str, Any] = {"no_split_module_classes": no_split_module_classes, "main_device": main_device}
+        common: dict[str, Any] = {
+            "no_split_module_classes": no_split_module_classes,
+            "main_device": main_device,
+            "offload_dtype": offload_dtype,
+        }
         if offload == "stream":
             made = make_plan(model, max_memory=max_memory, strategy=device_map, **common, **shapes)
         elif device_map == "auto":

@@ -83,7 +83,7 @@ def dispatch_model(
         DispatchError: A parameter has no value, or must go to disk and there is no `offload_dir`; torchao is missing.
     """
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
-    resolved = resolve_device_map(model, device_map, max_memory, classes, main_device, offload)
+    resolved = resolve_device_map(model, device_map, max_memory, classes, main_device, offload, offload_dtype)
     options = Options(
         offload_buffers,
         skip_keys,

@@ -74,7 +74,14 @@ def load_checkpoint_and_dispatch(
     resolved = None
     if device_map is not None:
         resolved = resolve_device_map(
-            model, device_map, max_memory, classes, main_device, offload, **({"dtype": wanted} if wanted else {})
+            model,
+            device_map,
+            max_memory,
+            classes,
+            main_device,
+            offload,
+            offload_dtype,
+            **({"dtype": wanted} if wanted else {}),
         )
     options = Options(
         offload_buffers,

@@ -15,14 +15,11 @@ from typing import Any
 import torch
 
 from ..errors import DispatchError
-from ..profile.quantized import GROUP, quantized_parts
+from ..profile.quantized import GROUP, UNPACK_GROUPS, quantized_parts, scratch_bytes
 from .slab import Layout
 
 PACK_GROUPS = 4 * 2**10
 """Groups that are quantised at once: few enough to stay in a core's cache."""
-
-UNPACK_GROUPS = 128 * 2**10
-"""Groups that are restored at once: enough to keep a GPU busy, for 8 MiB of scratch memory."""
 
 _HALF = GROUP // 2
 
@@ -66,7 +63,7 @@ class Packing:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of memory that `unpack` needs beside its arguments."""
-        return min(self.groups, UNPACK_GROUPS) * _HALF if self.offload_dtype == "int4" else 0
+        return scratch_bytes(self.groups, self.offload_dtype)
 
     def pack(self, weight: torch.Tensor, packed: torch.Tensor, name: str = "weight") -> WeightError:
         """Quantise `weight` into `packed`, a uint8 tensor of `layout.nbytes` on the host.

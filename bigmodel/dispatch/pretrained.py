@@ -88,6 +88,7 @@ def from_pretrained(
         no_split_module_classes,
         main_device,
         offload,
+        offload_dtype,
         batch_size=batch_size,
         context_length=context_length,
     )

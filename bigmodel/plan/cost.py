@@ -9,6 +9,7 @@ from functools import cached_property
 from ..devices import DISK, HOST, accelerators, normalize_device
 from ..profile import Phase, Profile
 from ..profile.machine import MachineProfile
+from ..profile.quantized import offloaded_bytes
 from ..profile.trace import OUTSIDE, Enter
 from ..profile.work import Work
 from .budgets import Key, is_accelerator
@@ -113,7 +114,8 @@ class CostModel:
         """Return the seconds that the link brings a streamed unit's weights; 0 for one that is not streamed."""
         held, runs = option
         profile = self.profile.units[unit]
-        nbytes = profile.weights + (profile.buffers if with_buffers else 0) - self._spared[phase].get(unit, 0)
+        weights = offloaded_bytes(profile, self.profile.offload_dtype)
+        nbytes = weights + (profile.buffers if with_buffers else 0) - self._spared[phase].get(unit, 0)
         if is_accelerator(held) or not is_accelerator(runs) or not nbytes:
             return 0.0
         seconds = self.machine.link(self._name(runs)).to_device.seconds(nbytes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..devices import DISK, HOST
 from ..profile import Profile
+from ..profile.quantized import offloaded_bytes, quantized_bytes, staging_bytes
 from .budgets import Key, is_accelerator
 from .window import read_ahead_window, staging
 
@@ -77,11 +78,18 @@ def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DeviceUse
 
 def _slots(profile: Profile, assignment: Assignment, device: Key) -> int:
     """Return bytes on `device` that weights held elsewhere take turns in."""
-    slots = assignment.slots * assignment.slot_bytes if device == assignment.main else 0
+    slots = 0
+    if device == assignment.main:
+        streamed_units = [unit for index, unit in enumerate(profile.units) if assignment.streamed(index)]
+        slots = assignment.slots * assignment.slot_bytes + staging_bytes(streamed_units, profile.offload_dtype)
     if device != HOST or not profile.phases:
         return slots
     places = zip(profile.units, assignment.held, assignment.runs, strict=True)
-    viewed = [(unit.weights, runs) for unit, held, runs in places if held == DISK and not unit.is_lookup]
+    viewed = [
+        (unit.weights if runs == HOST else offloaded_bytes(unit, profile.offload_dtype), runs)
+        for unit, held, runs in places
+        if held == DISK and not unit.is_lookup
+    ]
     computed = [nbytes for nbytes, runs in viewed if runs == HOST]
     streamed = [nbytes for nbytes, runs in viewed if runs != HOST]
     return slots + read_ahead_window(computed) + staging(streamed)
@@ -91,17 +99,19 @@ def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], d
     """Return bytes of parameters and of buffers by device, each storage once per device."""
     weights: dict[Key, int] = {}
     buffers: dict[Key, int] = {}
-    seen: set[tuple[Key, int]] = set()
+    seen: set[tuple[Key, int, bool]] = set()
     parameters = {s for unit in profile.units for s, spec in unit.storages.items() if not spec.is_buffer}
     for index, unit in enumerate(profile.units):
         for storage, spec in unit.storages.items():
             is_buffer = storage not in parameters
             moves = is_buffer and not assignment.stream_buffers
             device = assignment.runs[index] if moves else assignment.held[index]
-            if (device, storage) not in seen:
-                seen.add((device, storage))
+            quantized = profile.offload_dtype is not None and not is_buffer and assignment.streamed(index)
+            if (device, storage, quantized) not in seen:
+                seen.add((device, storage, quantized))
                 books = buffers if is_buffer else weights
-                books[device] = books.get(device, 0) + spec.nbytes
+                own = quantized_bytes(spec.shape, spec.dtype, profile.offload_dtype) if quantized else spec.nbytes
+                books[device] = books.get(device, 0) + own
     return weights, buffers
 
 

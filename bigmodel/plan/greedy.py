@@ -22,6 +22,7 @@ class Item:
 
     Attributes:
         weights: bytes that lie where the group is held.
+        offloaded: the same where it is streamed from: fewer if it is quantised on its way; None if not.
         working: bytes of KV cache (and buffers) that lie where the group runs.
         slab: bytes of the largest slot any of its units needs when streamed; 0 if none is streamed.
         streams: how many of its units pass through a slot when streamed.
@@ -33,6 +34,11 @@ class Item:
     slab: int = 0
     streams: int = 1
     pinned: bool = False
+    offloaded: int | None = None
+
+    def held_bytes(self, streams: bool) -> int:
+        """Return the bytes that lie off the accelerators, for a group that is streamed to one or not."""
+        return self.offloaded if streams and self.offloaded is not None else self.weights
 
     @property
     def nbytes(self) -> int:
@@ -186,7 +192,7 @@ def _hold_the_rest(
     free = room.budgets.get(HOST, 0) - working
     if free < 0 and working:
         return None
-    rest = {i: item.weights for i, item in enumerate(items) if i not in placed}
+    rest = {i: item.held_bytes(is_accelerator(runs[i])) for i, item in enumerate(items) if i not in placed}
     viewed = {i for i in host_runs if items[i].streams and room.activations}
     bins = _in_ram_or_on_disk(rest, viewed, max(free, 0), room.budgets.get(DISK))
     if bins is None:

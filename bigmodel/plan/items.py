@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..devices import HOST
 from ..profile import Profile
+from ..profile.quantized import offloaded_bytes
 from .budgets import Key, is_accelerator
 from .evaluate import Assignment
 from .greedy import Item, Placement
@@ -33,7 +34,16 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool 
         slab=max((unit.slab(stream_buffers) if streams else NEVER for unit in streamed), default=0),
         streams=len(streamed),
         pinned=any(unit.is_tensor for unit in units),
+        offloaded=_offloaded(group, profile, stream_buffers) if profile.offload_dtype is not None else None,
     )
+
+
+def _offloaded(group: Group, profile: Profile, stream_buffers: bool) -> int:
+    """Return the bytes that a streamed group takes where it is held, quantised as the profile says."""
+    units = [profile.units[index] for index in group.members]
+    lookups = sum(unit.weights for unit in units if unit.is_lookup)
+    streamed = sum(offloaded_bytes(unit, profile.offload_dtype) for unit in units if not unit.is_lookup)
+    return lookups + streamed + (group.buffers if stream_buffers else 0)
 
 
 def assignment_of(

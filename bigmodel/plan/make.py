@@ -10,6 +10,7 @@ from torch import nn
 from ..devices import DeviceLike, device_key
 from ..errors import PlanError
 from ..profile import DtypeLike, Profile, profile_model
+from ..profile.quantized import check_offload_dtype
 from .assemble import assemble
 from .balance import balanced_caps
 from .budgets import Key, device_type_of, read_budgets, with_headroom
@@ -41,6 +42,7 @@ def make_plan(
     main_device: DeviceLike | None = None,
     new_tokens: int | None = None,
     offload_buffers: bool = False,
+    offload_dtype: str | None = None,
     slots: int = DEFAULT_SLOTS,
     host_compute: bool = False,
 ) -> Plan:
@@ -61,6 +63,7 @@ def make_plan(
         main_device: where inputs are and streamed units run; None: the first accelerator with a budget.
         new_tokens: how many of the context's tokens are generated; None: any share, the prompt may fill the context.
         offload_buffers: buffers of a streamed unit are streamed too, and not kept where it runs.
+        offload_dtype: what streamed weights are quantised to on their way: `"int8"`, `"int4"`; None: not at all.
         slots: how many streamed units may be on the main device at once.
         host_compute: units may run on the CPU although accelerators run others (`Plan.execution` says which).
 
@@ -83,6 +86,7 @@ def make_plan(
             no_split_module_classes=no_split_module_classes,
             device_type=device_type_of(budgets),
         )
+    profile = replace(profile, offload_dtype=check_offload_dtype(offload_dtype or profile.offload_dtype))
     if max_memory is None:
         budgets = with_headroom(budgets)
     room = Room(budgets, profile.activations, slots, checked_main(main_device, budgets), host_compute)

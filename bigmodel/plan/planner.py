@@ -14,6 +14,7 @@ from ..profile import DtypeLike, Profile, profile_model, profile_source
 from ..profile.machine import MachineProfile
 from ..profile.nominal import nominal_machine
 from ..profile.probe import machine as machine_here
+from ..profile.quantized import check_offload_dtype
 from .assemble import assemble
 from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .cost import CostModel, device_name
@@ -42,6 +43,7 @@ def plan(
     main_device: DeviceLike | None = None,
     no_split_module_classes: Iterable[str] | str | None = None,
     offload_buffers: bool = False,
+    offload_dtype: str | None = None,
     slots: int = DEFAULT_SLOTS,
     machine: MachineProfile | None = None,
 ) -> Plan:
@@ -61,6 +63,7 @@ def plan(
         main_device: where inputs are and streamed parts run; None: the first accelerator with a budget.
         no_split_module_classes: class names not to be split; None: find them.
         offload_buffers: buffers of a streamed part are streamed too.
+        offload_dtype: what streamed weights are quantised to on their way: `"int8"`, `"int4"`; None: not at all.
         slots: how many streamed parts may be on the main device at once.
         machine: what it is planned for; None: this one, which is measured the first time (that takes half a minute).
 
@@ -73,6 +76,7 @@ def plan(
     budgets = read_budgets(max_memory)
     shapes = {"batch_size": batch_size, "context_length": context_length, "new_tokens": new_tokens}
     profile = _profile(model, dtype, no_split_module_classes, device_type_of(budgets), shapes)
+    profile = replace(profile, offload_dtype=check_offload_dtype(offload_dtype or profile.offload_dtype))
     if max_memory is None:
         budgets = with_headroom(budgets)
     room = Room(budgets, profile.activations, slots, checked_main(main_device, budgets), offload != "stream")

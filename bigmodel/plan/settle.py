@@ -39,7 +39,8 @@ def settle(items: Sequence[Item], room: Room, chosen: Sequence[Option]) -> Place
     used = dict.fromkeys(room.budgets, 0)
     running: set[Key] = {room.main} if any(is_accelerator(runs) for _, runs in chosen) else {HOST}
     for item, (held, runs) in zip(items, chosen, strict=True):
-        used[held] = used.get(held, 0) + item.weights
+        streams = is_accelerator(runs) and not is_accelerator(held)
+        used[held] = used.get(held, 0) + item.held_bytes(streams)
         used[runs] = used.get(runs, 0) + item.working
         if item.streams:
             running.add(runs)

@@ -36,6 +36,7 @@ class Profile:
         max_context: tokens the model allows; None if it does not say.
         first: position of the unit that holds the model's first parameter: `transformers` takes its device for the
             model's, and `generate` brings the inputs there.
+        offload_dtype: what weights are quantised to that are streamed to an accelerator; None for not at all.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Profile:
     dtype: str | None = None
     max_context: int | None = None
     first: int = 0
+    offload_dtype: str | None = None
 
     @cached_property
     def weights(self) -> int:

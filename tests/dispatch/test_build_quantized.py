@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bigmodel.checkpoint import save_model
+from bigmodel.devices import memory_allocated
 from bigmodel.dispatch import (
     cpu_offload,
     disk_offload,
@@ -19,7 +20,10 @@ from bigmodel.dispatch import (
     quantization_errors,
     undispatch,
 )
+from bigmodel.dispatch.dispatched import dispatched
+from bigmodel.dispatch.quantized_block import QuantizedBlock
 from bigmodel.errors import DispatchError, PlanError
+from bigmodel.plan import make_plan
 
 from ..accelerators import at
 from .models import Stack, ids, llama, resident_output, stack
@@ -197,3 +201,27 @@ def test_an_unknown_dtype_is_refused_before_anything_moves() -> None:
     with pytest.raises(PlanError, match="fp4"):
         dispatch_model(plain, {"": "cpu"}, main_device=at(0), offload_dtype="fp4")
     assert not hasattr(plain, "hf_device_map")
+
+
+def layers(count: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(256, 256, bias=False) for _ in range(count)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_counts_what_is_quantised_and_where_it_is_restored(kind: str) -> None:
+    exact = 4 * 256 * 256
+    budgets = {0: 4 * exact, "cpu": 6 * exact // 3}
+    assert "disk" in make_plan(layers(8), budgets, main_device=0).device_map.values()
+    planned = make_plan(layers(8), budgets, main_device=0, offload_dtype=kind)
+    streamed = [name for name, key in planned.device_map.items() if key == "cpu"]
+    assert set(planned.device_map.values()) == {0, "cpu"}
+    model = dispatch_model(layers(8), planned, offload_dtype=kind)
+    found = dispatched(model)
+    assert found is not None
+    (streamer,) = found.streamers
+    carried = sum(block.carrier.nbytes for block in streamer.blocks if isinstance(block, QuantizedBlock))
+    by_device = planned.devices
+    assert by_device[0].slots == streamer.slot_bytes
+    assert by_device["cpu"].weights == carried
+    assert len(streamed) == len(streamer.blocks)
+    assert memory_allocated(at(0)) == by_device[0].weights + by_device[0].slots
