@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -24,6 +25,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 logger = logging.getLogger(__name__)
+
+DISAGREES = "disagrees"
+"""The kind of a validation error about a field that does not go with another one; its context names the ``field``."""
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
 
@@ -76,6 +80,8 @@ def from_validation(errors: list[Any]) -> APIError:
     place = [part for part in first["loc"][1:] if not _is_shape_name(part)]
     if kind == "extra_forbidden" and place[-1:] != [first["loc"][-1]]:
         place.append(first["loc"][-1])  # the client's own name for a field may be anything
+    if kind == DISAGREES:
+        place.append(first["ctx"]["field"])
     param = ".".join(map(str, place)) or None
     if kind == "json_invalid":
         return APIError(400, f"the body is no valid JSON: {first['ctx']['error']}", code="invalid_json")
@@ -83,7 +89,8 @@ def from_validation(errors: list[Any]) -> APIError:
         return APIError(
             400, f"'{param or ''}' is not supported by this server", param=param, code="unsupported_parameter"
         )
-    message = f"'{param}': {first['msg']}" if param else str(first["msg"])
+    why = str(first["msg"]).removeprefix("Value error, ")
+    message = f"'{param}': {why}" if param else why
     if kind == "missing":
         return APIError(422, message, param=param, code="missing_required_parameter")
     if _is_shape_error(kind):
@@ -113,8 +120,10 @@ def install(app: FastAPI) -> None:
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
-        answer = APIError(error.status_code, str(error.detail), headers=error.headers)
-        return counted(app, answer)
+        why = str(error.detail)
+        if why == HTTPStatus(error.status_code).phrase:  # no such route, or not for this method
+            why = f"{why}: {request.method} {request.url.path}; /docs lists what there is"
+        return counted(app, APIError(error.status_code, why, headers=error.headers))
 
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+from server.errors import DISAGREES
 
 
 def _encodable(text: str) -> str:
@@ -27,6 +30,11 @@ def _all_encodable(value: Any) -> Any:
         elif isinstance(part, list):
             pending += part
     return value
+
+
+def _disagrees(field: str, why: str) -> PydanticCustomError:
+    """What is raised about ``field`` when it does not go with another one."""
+    return PydanticCustomError(DISAGREES, why, {"field": field})  # type: ignore[arg-type]
 
 
 Text = Annotated[str, AfterValidator(_encodable)]
@@ -64,7 +72,7 @@ class ResponseFormat(Body):
     @model_validator(mode="after")
     def _schema_given(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ValueError("json_schema is required with type 'json_schema', and only there")
+            raise _disagrees("json_schema", "is required with type 'json_schema', and only there")
         return self
 
 
@@ -94,7 +102,7 @@ class Sampling(Body):
     @model_validator(mode="after")
     def _options_only_when_streaming(self) -> Sampling:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed with stream=true")
+            raise _disagrees("stream_options", "is only allowed with stream=true")
         return self
 
     @property
@@ -123,7 +131,7 @@ class CompletionBody(Sampling):
     @model_validator(mode="after")
     def _best_of_is_n(self) -> CompletionBody:
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of other than n is not supported")
+            raise _disagrees("best_of", "is not supported where it is not n")
         return self
 
 
@@ -168,10 +176,10 @@ class ChatBody(Sampling):
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is only allowed with logprobs=true")
+            raise _disagrees("top_logprobs", "is only allowed with logprobs=true")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
-            raise ValueError("max_tokens and max_completion_tokens differ; give one of them")
+            raise _disagrees("max_completion_tokens", "is not what max_tokens says; give one of them")
         return self
 
 
@@ -187,7 +195,7 @@ class TokenizeBody(Body):
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+            raise _disagrees("prompt", "give either it or messages")
         return self
 
 

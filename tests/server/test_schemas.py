@@ -1,4 +1,4 @@
-"""Text that is no valid Unicode is refused wherever it stands, with the field that holds it."""
+"""What cannot be is refused with the field at fault: alone, or together with another, or text that is no Unicode."""
 
 from __future__ import annotations
 
@@ -51,6 +51,27 @@ ELSEWHERE = [
     ("/tokenize", {"model": LONE, "prompt": "a"}, "model"),
     ("/detokenize", {"model": LONE, "tokens": [1]}, "model"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {**COMPLETION, "stream_options": {"include_usage": True}}, "stream_options"),
+        ("/v1/completions", {**COMPLETION, "best_of": 2}, "best_of"),
+        ("/v1/completions", {**COMPLETION, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ("/v1/chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs"),
+        ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 3}, "max_completion_tokens"),
+        ("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
+    ],
+)
+def test_a_field_that_does_not_go_with_another_is_named(
+    url: str, path: str, fields: dict[str, Any], param: str
+) -> None:
+    answer = post(url, path, json.dumps(fields))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_value")
+    assert error["message"].startswith(f"'{param}': ")
+    assert "Value error" not in error["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
