@@ -31,9 +31,19 @@ class Points(Dataset[Any]):
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_a_notebook_with_metrics_progress_bars_and_checkpoints(tmp_path: Path) -> None:
+    run_the_notebook(tmp_path)
+
+
+@on_ranks
+def test_the_notebook_on_two_processes(folder: Path) -> None:
+    run_the_notebook(folder)
+
+
+def run_the_notebook(folder: Path) -> None:
+    """The notebook is for one process. For several, losses of all processes are joined, and all of them wait."""
     accuracy = pytest.importorskip("torchmetrics.functional", reason="torchmetrics is not installed").accuracy
     epochs, batch_size, num_classes = 2, 100, 5
-    output_dir = tmp_path / "accelerator_checkpoint"
+    output_dir = folder / "accelerator_checkpoint"
     model: Any = nn.Linear(10, num_classes)
     optimizer: Any = optim.AdamW(model.parameters(), lr=0.001, betas=(0.9, 0.999), weight_decay=1e-2)
     lr_sche = optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs, eta_min=0.1)
@@ -66,7 +76,7 @@ def test_a_notebook_with_metrics_progress_bars_and_checkpoints(tmp_path: Path) -
                 all_losses.append(all_loss)
         predictions, target = torch.cat(all_predictions), torch.cat(all_targets)
         assert 0 <= accuracy(preds=predictions, target=target, task="multiclass", num_classes=num_classes) <= 1
-        assert torch.mean(torch.tensor(all_losses)) > 0
+        assert torch.mean(torch.stack(all_losses)) > 0
         lr_sche.step()
 
         model.eval()
@@ -77,9 +87,9 @@ def test_a_notebook_with_metrics_progress_bars_and_checkpoints(tmp_path: Path) -
             seen += len(accelerator.gather_for_metrics((y_pred, y, loss_fn(y_pred, y)))[0])
         assert seen == 250
 
+        accelerator.wait_for_everyone()
+        unwrapped_model = accelerator.unwrap_model(model)
         if accelerator.is_local_main_process:
-            accelerator.wait_for_everyone()
-            unwrapped_model = accelerator.unwrap_model(model)
             output_dir.mkdir(exist_ok=True)
             state = {"model": unwrapped_model.state_dict(), "optimizer": optimizer.state_dict()}
             accelerator.save(obj={**state, "lr_sche": lr_sche.state_dict()}, f=output_dir / "accelerator.last.pth")

@@ -18,6 +18,7 @@ virtual.disable()
 def _new_states(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     yield
+    monkeypatch.undo()  # before the states it may have changed are forgotten
     AcceleratorState._reset_state()
     GradientState._reset_state()
     PartialState._reset_state()

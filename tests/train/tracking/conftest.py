@@ -17,5 +17,6 @@ def single_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     GradientState._reset_state()
     PartialState(cpu=True)
     yield
+    monkeypatch.undo()  # before the states it may have changed are forgotten
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
