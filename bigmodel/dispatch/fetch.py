@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from ..devices import CopyStream, Event
+from ..plan import staging
 from .arrival import Arrival, Staging
 from .block import Block
 from .link import Link
 from .quantized_block import QuantizedBlock
-from .reader import DiskReader
+from .reader import DiskReader, chunk_of
 from .source_file import ReadPolicy
 from .stats import StreamStats
 
@@ -33,8 +34,9 @@ class Fetcher:
         self._stats = stats
         self._link = Link(stream, device, stats)
         fetched = [block.carrier if isinstance(block, QuantizedBlock) else block for block in blocks]
-        on_disk = sum(block.nbytes for block in fetched if block.on_disk)
-        self._disk = DiskReader(self._link, ReadPolicy(on_disk), stats, pin=device.type == "cuda")
+        on_disk = [block.nbytes for block in fetched if block.on_disk]
+        chunk_bytes = chunk_of(staging(on_disk))
+        self._disk = DiskReader(self._link, ReadPolicy(sum(on_disk)), stats, device.type == "cuda", chunk_bytes)
         self._staging = Staging(device, [block for block in blocks if isinstance(block, QuantizedBlock)])
 
     @property
@@ -48,13 +50,13 @@ class Fetcher:
         Waiting for that event raises what went wrong: CheckpointFormatError for a file that was cut short, OSError
         for one that cannot be read.
         """
-        if isinstance(block, QuantizedBlock):
-            arriving = self._staging.arrival(block, slab)
-        else:
-            arriving = Arrival.straight(block, slab)
+        quantized = isinstance(block, QuantizedBlock)
+        arrival = self._staging.arrival(block, slab) if quantized else Arrival(block, slab)
         if block.on_disk or self._disk.is_busy:
             # Behind reads that are under way, so that a slab is never written by an older fetch after a newer one.
             self._stats.add(fetches=1)
-            return self._disk.fetch(arriving, after)
-        self._stats.add(fetches=1, from_ram=arriving.block.nbytes)
-        return self._link.copy(arriving.copy, after, arriving.block.nbytes)
+            return self._disk.fetch(arrival, after)
+        source = arrival.block
+        self._stats.add(fetches=1, from_ram=source.nbytes)
+        copied = self._link.copy(lambda: source.fetch(arrival.into), arrival.before(after), source.nbytes)
+        return arrival.finish(copied)

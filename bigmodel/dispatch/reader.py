@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ..devices import Event
-from ..plan.window import STAGING_BYTES
+from ..plan import STAGING_BYTES
 from .arrival import Arrival
 from .chunks import CHUNK_BYTES, Chunk, Reads, plan_reads
 from .link import Link
@@ -31,6 +31,16 @@ from .stats import StreamStats
 READERS = 2
 SLOTS = STAGING_BYTES // CHUNK_BYTES
 """Staging slots: those being filled, those full, and those being drained."""
+
+
+MIN_CHUNK_BYTES = 64 * 2**10
+"""Bytes of one read for a model so small that its blocks are hardly larger."""
+
+
+def chunk_of(staging_bytes: int) -> int:
+    """Return the bytes of one read, such that all staging slots together take so many, if that is not too few."""
+    share = staging_bytes // SLOTS
+    return max(share - share % ALIGNMENT, MIN_CHUNK_BYTES)
 
 
 class _StagingSlot:
@@ -59,7 +69,7 @@ class _Job:
         self.arrival = arrival
         self.block = arrival.block
         self.slab = arrival.into
-        self.after = after
+        self._after: Sequence[Event] | None = after
         self.chunks: deque[Chunk] | None = None
         self.from_memory: tuple[int, ...] = ()
         self.left = 0
@@ -70,6 +80,11 @@ class _Job:
     def is_read(self) -> bool:
         """Whether nothing of it is left to be read: all reads have begun, or it has failed."""
         return self.copied.done() or (self.chunks is not None and not self.chunks)
+
+    def before(self) -> Sequence[Event]:
+        """Return what the next copy must wait for; asked for each in turn, and only the first has to wait."""
+        after, self._after = self._after, None
+        return () if after is None else self.arrival.before(after)
 
     def open(self, reads: Reads) -> None:
         """Take over how the block is read."""
@@ -136,7 +151,6 @@ class _Stage:
     slot: _StagingSlot | None = None
     read: Future[None] | None = None
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    is_last: bool = False
 
 
 class DiskReader:
@@ -274,8 +288,7 @@ class DiskReader:
                 stage.read.result()
             if job.copied.done():  # it failed meanwhile
                 return
-            stage.is_last = job.left == 1
-            event = self._link.copy(lambda: self._copy(stage), job.after)
+            event = self._link.copy(lambda: self._copy(stage), job.before())
         except Exception as error:
             self._finish(job, error)
             return
@@ -284,10 +297,9 @@ class DiskReader:
                 self._free.append(slot)
         if slot is not None:
             slot.drained = event
-        job.after = ()
         job.left -= 1
         if job.left == 0:
-            self._finish(job, event)
+            self._finish(job, job.arrival.finish(event))
 
     def _finish(self, job: _Job, outcome: Event | Exception) -> None:
         with self._lock:
@@ -301,8 +313,6 @@ class DiskReader:
                     job.copy_from_memory()
                 for target, source in stage.copies:
                     target.copy_(source, non_blocking=True)
-                if stage.is_last and job.arrival.finish is not None and job.failure is None:
-                    job.arrival.finish()
         except Exception as error:
             # Whoever waits for the block raises it; the staging slot is free all the same.
             job.failure = error

@@ -9,12 +9,13 @@ from .make import STRATEGIES, make_plan
 from .plan_type import DevicePlan, Part, Plan, Prediction
 from .planner import OBJECTIVES, plan
 from .searcher import OFFLOADS
-from .window import AHEAD_BYTES, read_ahead_window
+from .window import AHEAD_BYTES, STAGING_BYTES, read_ahead_window, staging
 
 __all__ = [
     "AHEAD_BYTES",
     "OBJECTIVES",
     "OFFLOADS",
+    "STAGING_BYTES",
     "STRATEGIES",
     "DevicePlan",
     "Part",
@@ -29,4 +30,5 @@ __all__ = [
     "owner_of",
     "plan",
     "read_ahead_window",
+    "staging",
 ]

@@ -8,7 +8,7 @@ AHEAD_BYTES = 64 * 2**20
 """How much of what comes next is brought into memory while something is computed with."""
 
 STAGING_BYTES = 48 * 2**20
-"""Host memory through which weights on disk reach an accelerator."""
+"""Host memory through which weights on disk reach an accelerator, at most."""
 
 
 def read_ahead_window(blocks: Collection[int]) -> int:
@@ -27,4 +27,4 @@ def staging(blocks: Collection[int]) -> int:
     Args:
         blocks: bytes of each block that is streamed from disk.
     """
-    return min(sum(blocks), STAGING_BYTES)
+    return min(sum(blocks), 2 * max(blocks, default=0), STAGING_BYTES)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from bigmodel.plan import AHEAD_BYTES, read_ahead_window
-from bigmodel.plan.window import STAGING_BYTES, staging
+from bigmodel.plan import AHEAD_BYTES, STAGING_BYTES, read_ahead_window, staging
 
 
 def test_it_holds_the_largest_block_and_the_beginning_of_the_next() -> None:
@@ -18,6 +17,8 @@ def test_it_is_never_larger_than_what_passes_through_it() -> None:
     assert read_ahead_window([]) == 0
 
 
-def test_what_is_staged_is_never_more_than_what_is_streamed() -> None:
+def test_what_is_staged_is_two_blocks_at_most() -> None:
+    assert staging([]) == 0
     assert staging([10, 30]) == 40
+    assert staging([10, 30, 30]) == 60
     assert staging([STAGING_BYTES, STAGING_BYTES]) == STAGING_BYTES
