@@ -123,6 +123,13 @@ class DeviceCopyStream:
         return DeviceEvent(event, self._module, self._device)
 
 
+def _do_after(events: Sequence[Event], work: Callable[[], None]) -> None:
+    """Do `work` once `events` have passed; raise what an awaited one raised."""
+    for event in events:
+        event.synchronize()
+    work()
+
+
 def _done_here(work: Callable[[], None]) -> Future[None]:
     """Do `work` at once and return how it ended."""
     ended: Future[None] = Future()
@@ -150,9 +157,11 @@ class ThreadCopyStream:
             self._process = os.getpid()
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
             self._last = None
-        if nbytes is not None and nbytes <= HAND_OVER_BYTES and (self._last is None or self._last.done()):
+        waited_for = [event for event in after if not event.done()]
+        idle = not waited_for and (self._last is None or self._last.done())
+        if idle and nbytes is not None and nbytes <= HAND_OVER_BYTES:
             return HostEvent(_done_here(work))
-        self._last = self._worker.submit(work)
+        self._last = self._worker.submit(_do_after, waited_for, work)
         return HostEvent(self._last)
 
     def compute_mark(self) -> Event:

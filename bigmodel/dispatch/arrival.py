@@ -2,48 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
+from ..devices import Event, copy_stream
+from ..profile.quantized import BUFFERS
 from .block import Block
 from .quantized_block import QuantizedBlock
 
 
-@dataclass(frozen=True, eq=False)
 class Arrival:
-    """One fetch of a block into a slot.
+    """One fetch of a block that is copied into its slot as it is.
 
     Attributes:
-        block: Whose bytes are copied: the block's own, or those of a quantised one's carrier.
+        block: Whose bytes are copied.
         into: The device memory that they are copied to.
-        slab: The slot that holds the block afterwards: the same memory, or what `finish` fills.
-        finish: What is done on the copy stream behind the last copy.
+        slab: The slot that holds the block afterwards.
     """
 
-    block: Block
-    into: torch.Tensor
-    slab: torch.Tensor
-    finish: Callable[[], None] | None = None
+    def __init__(self, block: Block, slab: torch.Tensor) -> None:
+        self.block = block
+        self.into = slab
+        self.slab = slab
 
-    @classmethod
-    def straight(cls, block: Block, slab: torch.Tensor) -> Arrival:
-        """Return the fetch of a block that is copied into its slot as it is."""
-        return cls(block, slab, slab)
+    def before(self, after: Sequence[Event]) -> Sequence[Event]:
+        """Return what must be done before the first copy, given what must be before the slot is overwritten."""
+        return after
 
-    def copy(self) -> None:
-        """Do all of it, for a block in host memory."""
-        self.block.fetch(self.into)
-        if self.finish is not None:
-            self.finish()
+    def finish(self, copied: Event) -> Event:
+        """Return the event of the block's being there, given that of its last copy. Called once that is queued."""
+        return copied
+
+
+class QuantizedArrival(Arrival):
+    """One fetch of a quantised block: its carrier is copied into staging memory and restored from there.
+
+    Args:
+        block: The block.
+        slab: The slot that it is restored into.
+        staging: Lends the memory.
+        buffer: Which part of it.
+    """
+
+    def __init__(self, block: QuantizedBlock, slab: torch.Tensor, staging: Staging, buffer: _Buffer) -> None:
+        super().__init__(block.carrier, slab)
+        self.into = buffer.memory[: block.carrier.layout.nbytes]
+        self._quantized = block
+        self._staging = staging
+        self._buffer = buffer
+        self._after: Sequence[Event] = ()
+
+    def before(self, after: Sequence[Event]) -> Sequence[Event]:
+        self._after = after
+        return () if self._buffer.restored is None else (self._buffer.restored,)
+
+    def finish(self, copied: Event) -> Event:
+        restored = self._staging.restore(self._quantized, self.into, self.slab, (copied, *self._after))
+        self._buffer.restored = restored
+        return restored
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """Room for one carrier; `restored` is when what it held last is needed no more."""
+
+    memory: torch.Tensor
+    restored: Event | None = None
 
 
 class Staging:
-    """Device memory in which the carriers of quantised blocks arrive, one after another.
-
-    One is enough: the copy stream restores each before it copies the next.
+    """Device memory in which the carriers of quantised blocks arrive in turns, and the stream that restores them.
 
     Args:
         device: Where.
@@ -53,16 +83,19 @@ class Staging:
     def __init__(self, device: torch.device, blocks: Sequence[QuantizedBlock]) -> None:
         carried = max((block.carrier.layout.nbytes for block in blocks), default=0)
         scratch = max((block.scratch_bytes for block in blocks), default=0)
-        self._carried = torch.empty(carried, dtype=torch.uint8, device=device)
-        self._scratch = torch.empty(scratch, dtype=torch.uint8, device=device)
-
-    @property
-    def nbytes(self) -> int:
+        memory = torch.empty(BUFFERS * carried + scratch, dtype=torch.uint8, device=device)
+        self.nbytes = memory.nbytes
         """Bytes of device memory that it takes."""
-        return self._carried.nbytes + self._scratch.nbytes
+        self._buffers = [_Buffer(memory[index * carried : (index + 1) * carried]) for index in range(BUFFERS)]
+        self._scratch = memory[BUFFERS * carried :]
+        self._stream = copy_stream(device)
 
-    def arrival(self, block: QuantizedBlock, slab: torch.Tensor) -> Arrival:
+    def arrival(self, block: QuantizedBlock, slab: torch.Tensor) -> QuantizedArrival:
         """Return the fetch of `block` into `slab`; what changed since it was carried last is carried anew."""
         block.refresh()
-        staged = self._carried[: block.carrier.layout.nbytes]
-        return Arrival(block.carrier, staged, slab, partial(block.restore, staged, slab, self._scratch))
+        self._buffers.append(self._buffers.pop(0))
+        return QuantizedArrival(block, slab, self, self._buffers[-1])
+
+    def restore(self, block: QuantizedBlock, staged: torch.Tensor, slab: torch.Tensor, after: Sequence[Event]) -> Event:
+        """Write what is `staged` into `slab` once `after` is done; return the event of its completion."""
+        return self._stream.submit(lambda: block.restore(staged, slab, self._scratch), after)

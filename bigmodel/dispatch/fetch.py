@@ -50,8 +50,7 @@ class Fetcher:
         Waiting for that event raises what went wrong: CheckpointFormatError for a file that was cut short, OSError
         for one that cannot be read.
         """
-        quantized = isinstance(block, QuantizedBlock)
-        arrival = self._staging.arrival(block, slab) if quantized else Arrival(block, slab)
+        arrival = self._staging.arrival(block, slab) if isinstance(block, QuantizedBlock) else Arrival(block, slab)
         if block.on_disk or self._disk.is_busy:
             # Behind reads that are under way, so that a slab is never written by an older fetch after a newer one.
             self._stats.add(fetches=1)

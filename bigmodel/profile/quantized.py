@@ -23,6 +23,9 @@ GROUP = 128
 UNPACK_GROUPS = 128 * 2**10
 """Groups that are restored at once: enough to keep a GPU busy, for 8 MiB of scratch memory."""
 
+BUFFERS = 2
+"""Quantised units that are staged at once: while one is restored, the next one arrives."""
+
 OFFLOAD_DTYPES = ("int8", "int4")
 
 PartOfWeight = tuple[torch.dtype, tuple[int, int]]
@@ -90,7 +93,7 @@ def staging_bytes(units: Collection[UnitProfile], offload_dtype: str | None) -> 
             sizes = (quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in specs)
             arriving = max(arriving, sum(map(_aligned, sizes)))
             scratch = max(scratch, *(scratch_bytes(parts[0][1][0], offload_dtype) for parts in found if parts))
-    return arriving + scratch
+    return BUFFERS * arriving + scratch
 
 
 def _parameters(unit: UnitProfile) -> list[TensorSpec]:

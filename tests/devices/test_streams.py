@@ -84,3 +84,33 @@ def test_the_thread_ends_with_the_stream() -> None:
     for worker in workers:
         worker.join(timeout=10)
         assert not worker.is_alive()
+
+
+def test_a_thread_waits_for_what_must_come_first() -> None:
+    first, second = ThreadCopyStream("first"), ThreadCopyStream("second")
+    gate = threading.Event()
+    order: list[str] = []
+
+    def slow() -> None:
+        assert gate.wait(30)
+        order.append("first")
+
+    before = first.submit(slow)
+    after = second.submit(lambda: order.append("second"), (before,), nbytes=1)
+    assert not after.done()
+    gate.set()
+    after.wait()
+    assert order == ["first", "second"]
+
+
+def test_work_that_waits_for_a_failure_fails_with_it() -> None:
+    first, second = ThreadCopyStream("first"), ThreadCopyStream("second")
+    done: list[str] = []
+
+    def fail() -> None:
+        raise OSError("no disk")
+
+    after = second.submit(lambda: done.append("second"), (first.submit(fail),))
+    with pytest.raises(OSError, match="no disk"):
+        after.wait()
+    assert done == []

@@ -2,9 +2,11 @@
 
 import torch
 
+from bigmodel.devices import copy_stream
 from bigmodel.dispatch.arrival import Arrival, Staging
 from bigmodel.dispatch.block import Block, HostTensor
 from bigmodel.dispatch.quantized_block import QuantizedBlock, packings_of
+from bigmodel.profile.quantized import BUFFERS
 
 HOST = torch.device("cpu")
 
@@ -22,6 +24,13 @@ def quantized(seed: int, rows: int = 16) -> QuantizedBlock:
     return block
 
 
+def arrive(arrival: Arrival) -> None:
+    """Copy as a link would, and wait until the block is there."""
+    link = copy_stream(HOST)
+    copied = link.submit(lambda: arrival.block.fetch(arrival.into), arrival.before(()))
+    arrival.finish(copied).wait()
+
+
 def slot_for(block: Block) -> torch.Tensor:
     return torch.zeros(block.layout.nbytes, dtype=torch.uint8)
 
@@ -29,7 +38,7 @@ def slot_for(block: Block) -> torch.Tensor:
 def test_an_exact_block_is_copied_straight_into_its_slot() -> None:
     block = Block("exact", weights(0))
     slab = slot_for(block)
-    Arrival.straight(block, slab).copy()
+    arrive(Arrival(block, slab))
     for shown, tensor in zip(block.layout.views(slab), block.tensors):
         assert torch.equal(shown, tensor.value)
 
@@ -38,10 +47,10 @@ def test_carriers_take_turns_in_one_staging_memory() -> None:
     blocks = [quantized(seed, rows) for seed, rows in ((0, 16), (1, 64), (2, 32))]
     staging = Staging(HOST, blocks)
     largest = blocks[1]
-    assert staging.nbytes == largest.carrier.layout.nbytes + largest.scratch_bytes
+    assert staging.nbytes == BUFFERS * largest.carrier.layout.nbytes + largest.scratch_bytes
     for block in blocks:
         slab = slot_for(block)
-        staging.arrival(block, slab).copy()
+        arrive(staging.arrival(block, slab))
         matrix, vector = block.layout.views(slab)
         exact = block.tensors[0].value
         assert 0 < float((matrix - exact).norm() / exact.norm()) < 0.15

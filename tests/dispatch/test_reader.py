@@ -66,7 +66,7 @@ def slab_for(block: Block) -> torch.Tensor:
 
 def fetched(reader: DiskReader, block: Block) -> list[torch.Tensor]:
     slab = slab_for(block)
-    reader.fetch(Arrival(block, slab, slab), ()).wait()
+    reader.fetch(Arrival(block, slab), ()).wait()
     return block.layout.views(slab)
 
 
@@ -134,7 +134,7 @@ def test_reading_goes_on_while_the_link_is_busy_and_no_further_than_there_are_sl
 
     monkeypatch.setattr(SourceFile, "read", counted)
     slabs = [slab_for(block) for block in blocks]
-    arrivals = [reader.fetch(Arrival(block, slab, slab), ()) for block, slab in zip(blocks, slabs)]
+    arrivals = [reader.fetch(Arrival(block, slab), ()) for block, slab in zip(blocks, slabs)]
     for _ in range(SLOTS):
         assert reads.acquire(timeout=30)
     assert (stream.copied, count) == (0, SLOTS), "all slots are filled before the first copy has ended"
@@ -150,7 +150,7 @@ def test_a_file_cut_short_is_reported_where_the_block_is_needed(reader: DiskRead
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=CHUNK)
     path = tmp_path / "model.safetensors"
     os.truncate(path, path.stat().st_size - CHUNK)
-    arrivals = [reader.fetch(Arrival(block, slab_for(block), slab_for(block)), ()) for block in blocks]
+    arrivals = [reader.fetch(Arrival(block, slab_for(block)), ()) for block in blocks]
     arrivals[0].wait()
     with pytest.raises(CheckpointFormatError, match=r"model\.safetensors.*cut short"):
         arrivals[2].wait()
@@ -195,8 +195,8 @@ def test_the_later_of_two_fetches_into_one_slab_counts(tmp_path: Path, stats: St
     reader = DiskReader(Link(stream, HOST, stats), ReadPolicy(0), stats, chunk_bytes=CHUNK)
     slab = slab_for(blocks[0])
     for block in blocks[:-1]:
-        reader.fetch(Arrival(block, slab, slab), ())
-    last = reader.fetch(Arrival(blocks[-1], slab, slab), ())
+        reader.fetch(Arrival(block, slab), ())
+    last = reader.fetch(Arrival(blocks[-1], slab), ())
     stream.gate.set()
     last.wait()
     assert blocks[-1].layout.views(slab)[0].unique().tolist() == [2]
@@ -207,7 +207,7 @@ def test_a_copy_that_fails_is_reported_and_frees_its_slots(reader: DiskReader, t
     too_small = torch.zeros(16, dtype=torch.uint8)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="size"):
-            reader.fetch(Arrival(blocks[0], too_small, too_small), ()).wait()
+            reader.fetch(Arrival(blocks[0], too_small), ()).wait()
     assert fetched(reader, blocks[0])[0].unique().tolist() == [0]
 
 
