@@ -36,6 +36,8 @@ def load_options(
     revision: str | None,
     trust_remote_code: bool,
     engine: EngineOptions,
+    offload: str = "stream",
+    offload_dtype: str | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of :func:`load` from what was typed; memory is planned for what ``engine`` will serve."""
     return {
@@ -44,6 +46,8 @@ def load_options(
         "dtype": dtype,
         "revision": revision,
         "trust_remote_code": trust_remote_code,
+        "offload": offload,
+        "offload_dtype": offload_dtype,
         "batch_size": engine.max_sequences or DEFAULT_SEQUENCES,
         "context_length": engine.max_length,
     }
@@ -57,6 +61,8 @@ def load(
     dtype: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
+    offload: str = "stream",
+    offload_dtype: str | None = None,
     batch_size: int = 1,
     context_length: int | None = None,
     progress: Loading | None = None,
@@ -65,6 +71,7 @@ def load(
 
     ``device_map`` is a strategy ("auto", "balanced", "sequential", ...) or one device. Memory for keys and
     values is planned for ``batch_size`` sequences of ``context_length`` tokens (None: the planner's default).
+    ``offload`` and ``offload_dtype`` are those of ``dispatch_model``.
     """
     from transformers import AutoTokenizer
 
@@ -89,6 +96,8 @@ def load(
             dtype=dtype,
             revision=revision,
             trust_remote_code=trust_remote_code,
+            offload=offload,
+            offload_dtype=offload_dtype,
             batch_size=batch_size,
             context_length=context_length,
         )

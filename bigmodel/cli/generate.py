@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from server import Engine
     from server.engine import Event, Request
 
+OFFLOAD_HELP = (
+    "What does not fit the accelerator is brought there (stream), computed on the CPU (compute), or either (auto)."
+)
+OFFLOAD_DTYPE_HELP = "int8 or int4: what is brought to the accelerator travels quantised; not exact."
+
 
 def generate(
     model: Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")],
@@ -25,6 +30,8 @@ def generate(
     max_memory: Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")] = None,
     device_map: Annotated[str, typer.Option(help="Strategy, or one device for everything.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Data type of the weights.")] = "auto",
+    offload: Annotated[str, typer.Option(help=OFFLOAD_HELP)] = "stream",
+    offload_dtype: Annotated[str | None, typer.Option(help=OFFLOAD_DTYPE_HELP)] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False,
     draft_model: Annotated[
@@ -45,6 +52,8 @@ def generate(
         dtype=dtype,
         revision=revision,
         trust_remote_code=trust_remote_code,
+        offload=offload,
+        offload_dtype=offload_dtype,
     )
     if draft_model is not None:
         loaded = with_draft(loaded, load(draft_model))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from .generate import OFFLOAD_DTYPE_HELP, OFFLOAD_HELP
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -21,6 +23,8 @@ Name: TypeAlias = Annotated[str | None, typer.Option(help="What clients call the
 Budgets: TypeAlias = Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")]
 DeviceMap: TypeAlias = Annotated[str, typer.Option(help="Strategy, or one device for everything.")]
 DType: TypeAlias = Annotated[str, typer.Option(help="Data type of the weights.")]
+Offload: TypeAlias = Annotated[str, typer.Option(help=OFFLOAD_HELP)]
+OffloadDType: TypeAlias = Annotated[str | None, typer.Option(help=OFFLOAD_DTYPE_HELP)]
 Revision: TypeAlias = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
 RemoteCode: TypeAlias = Annotated[bool, typer.Option(help="Run code that comes with the model.")]
 _KEYS = typer.Option(help="Key that opens the API; may be given several times.", envvar="BIGMODEL_API_KEY")
@@ -58,6 +62,8 @@ def serve(
     max_memory: Budgets = None,
     device_map: DeviceMap = "auto",
     dtype: DType = "auto",
+    offload: Offload = "stream",
+    offload_dtype: OffloadDType = None,
     revision: Revision = None,
     trust_remote_code: RemoteCode = False,
     api_key: Keys = None,
@@ -91,7 +97,7 @@ def serve(
     )
     name = served_model_name or display_name(model)
     settings = Settings(name, keys, parse_size(max_body), request_timeout, drain_timeout, engine)
-    options = load_options(device_map, max_memory, dtype, revision, trust_remote_code, engine)
+    options = load_options(device_map, max_memory, dtype, revision, trust_remote_code, engine, offload, offload_dtype)
     load_all = partial(_load, model, draft_model, options)
     if replicas > 1 or ray_address is not None:
         raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))

@@ -98,16 +98,18 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
 
 @contextmanager
 def _unlimited(device: torch.device) -> Iterator[None]:
-    """Lift the capacity of a virtual accelerator meanwhile: how fast it is does not depend on how much it holds."""
+    """Lift the capacity of a virtual accelerator meanwhile, and count no peak: how fast it is does not depend on how
+    much it holds."""
     if device.type != virtual.TYPE:
         yield
         return
     arena = virtual.board.arena(device.index)
-    capacity, arena.capacity = arena.capacity, None
+    capacity, peak = arena.capacity, arena.peak
+    arena.capacity = None
     try:
         yield
     finally:
-        arena.capacity = capacity
+        arena.capacity, arena.peak = capacity, peak
 
 
 def describe() -> str:

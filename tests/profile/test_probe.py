@@ -87,6 +87,7 @@ def test_a_quick_measuring_says_something_of_everything(accelerators: None, tmp_
     assert list(tmp_path.iterdir()) == []
     assert machine_json.load(machine_json.dump(machine)) == machine
     assert torch.get_device_module("virtual").memory_allocated(0) == 0
+    assert torch.get_device_module("virtual").max_memory_allocated(0) == 0
 
 
 def test_the_command_shows_what_is_known(tmp_path: Path) -> None:
