@@ -10,6 +10,8 @@ from pathlib import Path
 
 import yaml
 
+import bigmodel
+
 from ..errors import LaunchError
 from .config_file import find_default_config, load_config
 
@@ -22,7 +24,7 @@ def environment_report(config_file: str | Path | None = None) -> str:
     Args:
         config_file: the configuration to show; default: the default one, if there is any.
     """
-    lines = [f"- `bigmodel` version: {_version('bigmodel')}"]
+    lines = [f"- `bigmodel` version: {bigmodel.__version__}"]
     lines += [f"- Platform: {platform.platform()}", f"- Python version: {platform.python_version()}"]
     lines += [f"- Python executable: {sys.executable}"]
     lines += [f"- {name} version: {_version(name)}" for name in _PACKAGES]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import train_example
 from benchmarks.harness import BenchmarkError
 from benchmarks.train_scaling import SETTINGS, _Run
 from bigmodel.train import AcceleratorState, GradientState
@@ -16,6 +21,9 @@ from .answering import answer, limit, rows
 accelerate = pytest.importorskip(
     "accelerate.state", reason="accelerate, which is measured beside bigmodel, is not installed"
 )
+
+
+_RUN = subprocess.run
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +51,26 @@ def test_a_saved_state_is_on_the_disk_beside_a_raw_write(workdir: Path, capsys: 
     assert ours["speed"] == pytest.approx(6_000_000 / ours["seconds"])
     assert limit(found, "speed of bigmodel")["measured"] == pytest.approx(raw["seconds"] / ours["seconds"])
     assert not (workdir / "save_state").exists()
+
+
+def test_the_example_is_compared_by_the_samples_it_says_it_trained_on(
+    workdir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_example, "_Example", lambda processes, length: lambda: 0.01 / processes)
+    found = answer(["train_example"], workdir, capsys)
+    assert [row["samples/s"] for row in rows(found)] == ["100.0", "200.0"]
+    assert limit(found, "samples/s of 2 processes over 1")["measured"] == pytest.approx(2)
+
+
+def test_an_example_that_fails_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import sys; sys.exit('no text')"
+    monkeypatch.setattr(subprocess, "run", partial(_instead, [sys.executable, "-c", script]))
+    with pytest.raises(BenchmarkError, match="on 2 processes failed:\nno text"):
+        train_example._Example(2, 100)()
+
+
+def _instead(command: list[str], _: list[str], **options: Any) -> Any:
+    return _RUN(command, **options)
 
 
 def test_processes_wait_for_their_turn_and_end() -> None:

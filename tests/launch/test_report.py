@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+import bigmodel
 from bigmodel.launch.report import environment_report
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -24,3 +25,7 @@ def test_a_file_with_a_mistake_does_not_keep_the_rest_away(tmp_path: Path) -> No
     path = tmp_path / "bad.yaml"
     path.write_text("num_proceses: 2")
     assert "unknown key 'num_proceses'" in environment_report(path).splitlines()[-1]
+
+
+def test_the_version_is_known_without_an_installation() -> None:
+    assert environment_report().startswith(f"- `bigmodel` version: {bigmodel.__version__}\n")

@@ -83,6 +83,8 @@ def make_process_group(
         backend = _BACKENDS["cuda"] if device.type == "cuda" else None
     if numbers.world_size == 1 and init_method is None:
         kwargs["store"] = HashStore()  # a group of one needs no port
+    elif init_method is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        kwargs["store"] = _store_of_this_attempt(timeout)
     dist.init_process_group(
         backend or _BACKENDS[device.type],
         init_method=init_method,
@@ -93,6 +95,21 @@ def make_process_group(
     )
     leave_at_exit()
     keep_garbage_from_forks()
+
+
+def _store_of_this_attempt(timeout: timedelta | None) -> dist.Store:
+    """Return the launcher's store, with names of their own for what is written after a restart.
+
+    The launcher's store outlives its processes. Under the names of old, processes that were started anew would find
+    the addresses of those that died.
+    """
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        environment.integer("MASTER_PORT", 0),
+        is_master=False,
+        **({} if timeout is None else {"timeout": timeout}),
+    )
+    return dist.PrefixStore(f"attempt_{environment.integer('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 def change_timeout(timeout: timedelta) -> None:
