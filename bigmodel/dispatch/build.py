@@ -23,6 +23,7 @@ from .fused import lies_on_disk
 from .options import Options
 from .parameter import moved_like
 from .pieces import find_pieces
+from .pinned import PinnedBudget
 from .placement import Placed
 from .quantized_block import QuantizedBlock
 from .streamer import Streamer
@@ -38,6 +39,7 @@ class Builder:
         self.options = options
         self.main = torch_device(self.placement.main_device)
         self.journal = Journal()
+        self.pinned = PinnedBudget(self.main, options.pinned_memory)
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.placed: dict[str, Placed] = {p.name: p for p in self.placement.tensors(model)}
         self.pieces = find_pieces(model, self.modules, self.placed, options.no_split_module_classes)
@@ -58,18 +60,13 @@ class Builder:
             layers = experts.find()
             blocks = self._blocks(result, layers)
             self._stream(blocks, result)
-            experts.attach(layers, result, self._expert_bytes(blocks, layers))
+            experts.attach(layers, result, self._expert_bytes(blocks, layers), self.pinned)
             Aligner(self.modules, self.placed, self.placement, self.pieces, self.options).align(result)
             self._read_ahead(blocks, result)
         except BaseException:
             self.journal.undo()
             raise
         return result
-
-    @property
-    def _pins(self) -> bool:
-        """Whether host memory that is copied from should be pinned."""
-        return self.main.type == "cuda"
 
     def _refuse_meta(self) -> None:
         meta = [p.name for p in self.placed.values() if p.tensor.is_meta]
@@ -191,13 +188,13 @@ class Builder:
         shared = self._shared_storages([block for _, block, _ in blocks])
         for device, here in by_device.items():
             sequential = [block for _, block, encloses in here if not encloses]
-            errors = carry(sequential, self.placed, self.options.offload_folder, self._pins)
+            errors = carry(sequential, self.placed, self.options.offload_folder, self.pinned)
             result.quantization_errors.update(errors)
             streamer = Streamer(device, sequential, slots=self.options.slots)
             for name, block, encloses in here:
                 block.encloses = encloses
                 if self._packs(block, shared):
-                    block.pack(pin=self._pins)
+                    block.pack(pin=self.pinned.take(block.layout.nbytes))
                 forward = result.forward_of(name, self.modules[name])
                 forward.device = device
                 forward.blocks.append((streamer, block))

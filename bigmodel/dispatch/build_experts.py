@@ -16,6 +16,7 @@ from .expert_cache import ExpertCache
 from .expert_layer import ExpertLayer, expert_names
 from .experts import ExpertForward
 from .fused import FusedView
+from .pinned import PinnedBudget
 from .placement import Placed, Placement
 
 
@@ -68,13 +69,14 @@ class ExpertBuilder:
         put_together = isinstance(placed.registry[placed.key], FusedView)
         return placed.offloaded and (put_together or self._needs_streaming(placed))
 
-    def attach(self, layers: Mapping[str, ExpertLayer], result: Dispatched, budget: int) -> None:
+    def attach(self, layers: Mapping[str, ExpertLayer], result: Dispatched, budget: int, pinned: PinnedBudget) -> None:
         """Make the caches and let the modules compute through them.
 
         Args:
             layers: What `find` returned.
             result: Gets the caches and attachments.
             budget: Bytes of each device that its experts may take.
+            pinned: How much host memory may be pinned.
         """
         by_device: dict[torch.device, list[tuple[str, ExpertLayer]]] = defaultdict(list)
         for name, layer in layers.items():
@@ -89,7 +91,7 @@ class ExpertBuilder:
                 cache = ExpertCache(device, [layer for _, layer in kind], int(budget * share))
                 result.expert_caches.append(cache)
                 for name, layer in kind:
-                    if device.type == "cuda":
+                    if pinned.take(_nbytes(layer)):
                         layer.pin()
                     forward = result.forward_of(name, self._modules[name])
                     forward.device = device

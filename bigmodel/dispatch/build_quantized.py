@@ -10,6 +10,7 @@ from ..devices import DISK, format_size
 from ..errors import DispatchError
 from .block import Block
 from .packing import WeightError
+from .pinned import PinnedBudget
 from .placement import Placed
 from .quantized_block import QuantizedBlock, carry_on_disk, packings_of
 
@@ -25,7 +26,7 @@ def quantized(block: Block, offload_dtype: str | None) -> Block:
 
 
 def carry(
-    blocks: Collection[Block], placed: Mapping[str, Placed], folder: Path | None, pin: bool
+    blocks: Collection[Block], placed: Mapping[str, Placed], folder: Path | None, pinned: PinnedBudget
 ) -> dict[str, WeightError]:
     """Quantise what is to be quantised: into host memory, or for blocks that are mapped to disk into a file.
 
@@ -33,7 +34,7 @@ def carry(
         blocks: What is streamed.
         placed: The model's tensors by name.
         folder: Where the file goes.
-        pin: Whether host memory is pinned.
+        pinned: How much host memory may be pinned.
 
     Returns:
         The error of each quantised weight by its name.
@@ -52,7 +53,7 @@ def carry(
         carry_on_disk(on_disk, folder)
     for block in chosen:
         if block not in on_disk:
-            block.carry_in_memory(pin)
+            block.carry_in_memory(pinned.take(block.layout.nbytes))
     errors = {name: error for block in chosen for name, error in block.errors.items()}
     if errors:
         carried, exact = sum(block.carrier.nbytes for block in chosen), sum(block.nbytes for block in chosen)

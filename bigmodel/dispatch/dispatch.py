@@ -16,7 +16,7 @@ from .build import Builder
 from .device_map import DeviceMap, ResolvedMap, resolve_device_map, whole_classes
 from .dispatched import dispatched
 from .offload_folder import fill_meta, write_to_disk
-from .options import Options, cache_bytes, read_budgets
+from .options import Options, read_budgets, size_or_none
 from .parameter import moved_like
 
 
@@ -34,6 +34,7 @@ def dispatch_model(
     max_memory: Mapping[DeviceLike, int | str] | None = None,
     no_split_module_classes: Collection[str] | None = None,
     expert_cache: int | str | None = None,
+    pinned_memory: int | str | None = None,
     offload: str = "stream",
     offload_dtype: str | None = None,
 ) -> nn.Module:
@@ -61,6 +62,8 @@ def dispatch_model(
         expert_cache: Memory of each device (bytes, or text such as ``"4GiB"``) for the experts of a mixture whose
             weights are offloaded: only those that the router chooses are fetched, and the most wanted stay. None takes
             what streaming whole layers of them would take.
+        pinned_memory: Host memory (bytes, or text such as ``"16GiB"``) that may be pinned for a GPU to copy from at
+            full speed; what is beyond is copied from as it lies. None: half of the host's memory.
         offload: What becomes of modules mapped to ``"cpu"`` or ``"disk"`` beside an accelerator: ``"stream"`` brings
             their weights to it, ``"compute"`` brings their inputs to the host and computes there, ``"auto"`` (with
             ``device_map="auto"``) does for each what is faster by this machine's speeds, which are measured the first
@@ -89,7 +92,8 @@ def dispatch_model(
         skip_keys,
         classes,
         force_hooks,
-        expert_cache=cache_bytes(expert_cache),
+        expert_cache=size_or_none(expert_cache),
+        pinned_memory=size_or_none(pinned_memory),
         budgets=read_budgets(max_memory),
         offload_dtype=check_offload_dtype(offload_dtype),
     )

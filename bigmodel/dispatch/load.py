@@ -13,7 +13,7 @@ from ..profile.quantized import check_offload_dtype
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatch import place_and_attach
 from .fused_checkpoint import load_in_place
-from .options import Options, cache_bytes, read_budgets
+from .options import Options, read_budgets, size_or_none
 
 
 def load_checkpoint_and_dispatch(
@@ -34,6 +34,7 @@ def load_checkpoint_and_dispatch(
     broadcast_from_rank0: bool = False,
     main_device: DeviceLike | None = None,
     expert_cache: int | str | None = None,
+    pinned_memory: int | str | None = None,
     offload: str = "stream",
     offload_dtype: str | None = None,
 ) -> nn.Module:
@@ -59,6 +60,7 @@ def load_checkpoint_and_dispatch(
         broadcast_from_rank0: As for `load_checkpoint_in_model`.
         main_device: Where offloaded modules run.
         expert_cache: As for `dispatch_model`.
+        pinned_memory: As for `dispatch_model`.
         offload: As for `dispatch_model`.
         offload_dtype: As for `dispatch_model`.
 
@@ -89,7 +91,8 @@ def load_checkpoint_and_dispatch(
         classes,
         force_hooks,
         dtype=wanted,
-        expert_cache=cache_bytes(expert_cache),
+        expert_cache=size_or_none(expert_cache),
+        pinned_memory=size_or_none(pinned_memory),
         budgets=read_budgets(max_memory),
         offload_dtype=check_offload_dtype(offload_dtype),
     )

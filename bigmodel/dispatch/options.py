@@ -28,6 +28,7 @@ class Options:
         budgets: Bytes that may be taken of each device, as the user said; None where nothing was said. With one for the
             host, weights on disk that the host computes with are dropped from memory behind their use for it to hold.
         offload_dtype: What streamed weights are quantised to on their way, one of `OFFLOAD_DTYPES`; None: not at all.
+        pinned_memory: Bytes of host memory that may be pinned for a GPU to copy from; None takes half of it.
         offload_folder: Where weights for the disk are written that lie in no file as they are wanted.
     """
 
@@ -41,6 +42,7 @@ class Options:
     budgets: Mapping[int | str, int] | None = None
     offload_dtype: str | None = None
     offload_folder: Path | None = None
+    pinned_memory: int | None = None
 
     def budget(self, device: DeviceLike) -> int | None:
         """Return the bytes that may be taken of `device`; None where nothing was said."""
@@ -52,8 +54,8 @@ class Options:
         return on_disk and placement.main_device == HOST and self.budget(HOST) is not None
 
 
-def cache_bytes(size: int | str | None) -> int | None:
-    """Return a cache's size in bytes; None stays None."""
+def size_or_none(size: int | str | None) -> int | None:
+    """Return a size in bytes; None stays None."""
     return None if size is None else parse_size(size)
 
 

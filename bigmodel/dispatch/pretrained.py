@@ -21,7 +21,7 @@ from .device_map import DeviceMap, resolve_device_map
 from .dispatch import place_and_attach
 from .dispatched import dispatched
 from .fused_checkpoint import load_in_place
-from .options import Options, cache_bytes, read_budgets
+from .options import Options, read_budgets, size_or_none
 
 
 def from_pretrained(
@@ -38,6 +38,7 @@ def from_pretrained(
     offload_buffers: bool = False,
     offload_folder: str | os.PathLike[str] | None = None,
     expert_cache: int | str | None = None,
+    pinned_memory: int | str | None = None,
     offload: str = "stream",
     offload_dtype: str | None = None,
     token: str | bool | None = None,
@@ -63,6 +64,7 @@ def from_pretrained(
         offload_buffers: Stream the buffers of offloaded modules too.
         offload_folder: Where weights for ``"disk"`` go that no file holds as they are (fused or ``.bin`` ones).
         expert_cache: As for `dispatch_model`.
+        pinned_memory: As for `dispatch_model`.
         offload: As for `dispatch_model`.
         offload_dtype: As for `dispatch_model`.
         token: Access token for the Hub.
@@ -98,7 +100,8 @@ def from_pretrained(
         skip_keys,
         no_split_module_classes,
         dtype=wanted,
-        expert_cache=cache_bytes(expert_cache),
+        expert_cache=size_or_none(expert_cache),
+        pinned_memory=size_or_none(pinned_memory),
         budgets=read_budgets(max_memory),
         offload_dtype=check_offload_dtype(offload_dtype),
     )
