@@ -36,7 +36,13 @@ def test_a_named_strategy_becomes_a_plan() -> None:
 def test_modules_compute_on_the_host_beside_an_accelerator(held: str, tmp_path: object) -> None:
     model = llama(layers=2)
     expected = model(TOKENS).logits
-    names = ["model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head", *(f"model.layers.{n}" for n in range(2))]
+    names = [
+        "model.embed_tokens",
+        "model.rotary_emb",
+        "model.norm",
+        "lm_head",
+        *(f"model.layers.{n}" for n in range(2)),
+    ]
     device_map = {name: held if name.endswith("layers.1") else 0 for name in names}
     dispatch_model(model, device_map, offload_dir=str(tmp_path), offload="compute")
     seen = []
