@@ -23,7 +23,7 @@ COUNTS = {"1 process": 1, "2 processes": 2}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""
-    parser.add_argument("--bytes", type=int, default=110_000, help="bytes of text that the example reads")
+    parser.add_argument("--bytes", type=int, default=160_000, help="bytes of text that the example reads")
     parser.set_defaults(rounds=3)
 
 

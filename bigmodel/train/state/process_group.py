@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
+from torch.distributed.constants import default_pg_timeout
 
 from bigmodel.devices import accelerators
 from bigmodel.errors import TrainError
@@ -97,19 +98,19 @@ def make_process_group(
     keep_garbage_from_forks()
 
 
-def _store_of_this_attempt(timeout: timedelta | None) -> dist.Store:
+def _store_of_this_attempt(timeout: timedelta | None) -> PrefixStore:
     """Return the launcher's store, with names of their own for what is written after a restart.
 
     The launcher's store outlives its processes. Under the names of old, processes that were started anew would find
     the addresses of those that died.
     """
-    store = dist.TCPStore(
+    store = TCPStore(
         os.environ["MASTER_ADDR"],
         environment.integer("MASTER_PORT", 0),
         is_master=False,
-        **({} if timeout is None else {"timeout": timeout}),
+        timeout=timeout or default_pg_timeout,
     )
-    return dist.PrefixStore(f"attempt_{environment.integer('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    return PrefixStore(f"attempt_{environment.integer('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 def change_timeout(timeout: timedelta) -> None:
