@@ -20,6 +20,12 @@ def plan(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     explain: Annotated[bool, typer.Option(help="Also say, in sentences, why.")] = False,
+    train: Annotated[
+        str | None, typer.Option(help="Plan training instead, with adamw, adam, sgd or adafactor.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes that train together.")] = 1,
+    sharding: Annotated[str, typer.Option(help="How they share the model: ddp or fsdp.")] = "ddp",
+    checkpointing: Annotated[bool, typer.Option(help="Training recomputes blocks in the backward.")] = False,
 ) -> None:
     """Plan MODEL from its config and safetensors headers; no weight is read or downloaded."""
     from bigmodel.plan import make_plan
@@ -27,6 +33,9 @@ def plan(
     from bigmodel.profile import profile_source
     from server.loading import parse_max_memory
 
+    if train is not None:
+        _plan_training(model, dtype, revision, train, as_json, (batch_size, context), (ranks, sharding, checkpointing))
+        return
     budgets = parse_max_memory(max_memory)
     profile = profile_source(
         model,
@@ -44,6 +53,45 @@ def plan(
     _show(found.to_table())
     if explain:
         typer.echo(found.explain())
+
+
+def _plan_training(
+    model: str,
+    dtype: str,
+    revision: str | None,
+    optimizer: str,
+    as_json: bool,
+    shape: tuple[int, int | None],
+    way: tuple[int, str, bool],
+) -> None:
+    """Print what one rank takes: `shape` is batch and context, `way` is ranks, sharding and recomputing."""
+    import json
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from bigmodel.devices import format_size
+    from bigmodel.profile import meta_model, training_memory
+    from bigmodel.profile.resolve import open_source
+
+    ranks, strategy, checkpointing = way
+    found = asdict(
+        training_memory(
+            meta_model(open_source(model, revision), dtype),
+            *shape,
+            optimizer,
+            checkpointing=checkpointing,
+            ranks=ranks,
+            strategy=strategy,
+        )
+    )
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    drawn = Table("one rank's", "bytes")
+    for name, nbytes in found.items():
+        drawn.add_row("peak" if name == "total" else name, format_size(nbytes))
+    _show(drawn)
 
 
 def _show(table: object) -> None:

@@ -12,7 +12,7 @@ import torch
 from ..devices import torch_device
 from ..errors import PlanError
 from ..plan import Plan
-from ..profile import image_shape, sound_shape
+from ..profile import as_when_decoding, image_shape, sound_shape
 
 Run = Callable[[], object]
 
@@ -73,7 +73,11 @@ def _generate(model: Any, found: Plan) -> PlannedUse:
     def forward(tokens: torch.Tensor, cache: Any = None) -> Any:
         return model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
 
-    passes = _with_step(lambda: forward(ids), lambda cache: forward(ids[:, :1], cache), found)
+    def step(cache: Any) -> None:
+        with as_when_decoding(model):
+            forward(ids[:, :1], cache)
+
+    passes = _with_step(lambda: forward(ids), step, found)
     return PlannedUse(whole, passes, ids.nbytes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .dry_run import Phase
 from .dtypes import CustomDtype, DtypeLike, dtype_byte_size, normalize_dtype
+from .generation import as_when_decoding
 from .kv_cache import kv_cache_bytes, layer_cache_bytes
 from .model_profile import Profile, max_context, profile_model
 from .no_split import UnitModule, find_no_split_classes, find_units
@@ -17,11 +18,13 @@ from .source import meta_model, model_config, profile_source
 from .tensors import TensorSpec, named_tensors, storage_key, tensor_specs
 from .ties import find_tied_parameters, retie_parameters
 from .trace import Trace
+from .training import OPTIMIZERS, TrainingMemory, training_memory
 from .units import SLAB_ALIGNMENT, UnitProfile, profile_units
 from .usage import image_shape, sound_shape
 from .workload import Workload
 
 __all__ = [
+    "OPTIMIZERS",
     "SLAB_ALIGNMENT",
     "CustomDtype",
     "DtypeLike",
@@ -29,9 +32,11 @@ __all__ = [
     "Profile",
     "TensorSpec",
     "Trace",
+    "TrainingMemory",
     "UnitModule",
     "UnitProfile",
     "Workload",
+    "as_when_decoding",
     "calculate_maximum_sizes",
     "compute_module_sizes",
     "compute_module_total_buffer_size",
@@ -55,4 +60,5 @@ __all__ = [
     "sound_shape",
     "storage_key",
     "tensor_specs",
+    "training_memory",
 ]

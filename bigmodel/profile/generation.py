@@ -29,11 +29,11 @@ def generate(session: Session, config: Any) -> None:
         loop.prefill()
     elif work.new_tokens > 1:
         loop.step(work.new_tokens - 1)
-    with _as_when_decoding(session.model):
+    with as_when_decoding(session.model):
         session.phase("decode", 1, lambda: loop.step(1))
 
 
-def _as_when_decoding(model: Any) -> AbstractContextManager[None]:
+def as_when_decoding(model: Any) -> AbstractContextManager[None]:
     """Return the setting `transformers` decodes in: off the host, it copies each token's experts' weights together."""
     setting: Callable[[], AbstractContextManager[None]] = getattr(model, "_optimize_model_for_decode", nullcontext)
     return setting()

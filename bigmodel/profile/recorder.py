@@ -60,6 +60,10 @@ class Recorder(TorchDispatchMode):
         self.events.append(Allocate(number, nbytes, source))
         self._references[number] = weakref.ref(storage, self._death_of(key, number))
 
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """Return the number of the storage of `tensor`, as events name it; `OUTSIDE` if it is none of them."""
+        return self._numbers.get(tensor.untyped_storage()._cdata, OUTSIDE)
+
     @contextmanager
     def call(self, fresh: Iterable[torch.Tensor], kept: Iterable[torch.Tensor]) -> Iterator[None]:
         """Book that what runs within is a call of the model by `generate`, with these inputs."""
@@ -85,7 +89,7 @@ class Recorder(TorchDispatchMode):
         found = {}
         for tensor in tree_iter(value):
             if isinstance(tensor, torch.Tensor):
-                number = self._numbers.get(tensor.untyped_storage()._cdata, OUTSIDE)
+                number = self.number_of(tensor)
                 if number != OUTSIDE:
                     found[number] = tensor.numel() * tensor.element_size()
         return tuple(found.items())
@@ -93,7 +97,7 @@ class Recorder(TorchDispatchMode):
     def _source(self, args: Any) -> int:
         for tensor in tree_iter(args):
             if isinstance(tensor, torch.Tensor):
-                number = self._numbers.get(tensor.untyped_storage()._cdata, OUTSIDE)
+                number = self.number_of(tensor)
                 if number != OUTSIDE:
                     return number
         return OUTSIDE

@@ -39,6 +39,21 @@ def test_json_is_the_plan_itself(folder: Path, capsys: pytest.CaptureFixture[str
     assert set(plan.device_map.values()) <= {"cpu", "disk"}
 
 
+def test_training_is_planned_for_one_of_several_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for ranks in ("1", "2"):
+        training = ["--train", "adamw", "--ranks", ranks, "--sharding", "fsdp", "--context", "16", "--json"]
+        assert run(["plan", str(folder), *training]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[1]["weights"] == -(-found[0]["weights"] // 2)
+    assert found[1]["total"] < found[0]["total"]
+
+
+def test_training_that_makes_no_sense_is_one_clear_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(folder), "--train", "lion", "--context", "16"]) != 0
+    assert "optimizer is 'lion'" in capsys.readouterr().err
+
+
 def test_a_huge_checkpoint_is_planned_from_its_headers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = LlamaConfig(
         hidden_size=16384,
