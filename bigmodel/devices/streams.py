@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -157,11 +158,10 @@ class ThreadCopyStream:
             self._process = os.getpid()
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
             self._last = None
-        waited_for = [event for event in after if not event.done()]
-        idle = not waited_for and (self._last is None or self._last.done())
+        idle = all(event.done() for event in after) and (self._last is None or self._last.done())
         if idle and nbytes is not None and nbytes <= HAND_OVER_BYTES:
-            return HostEvent(_done_here(work))
-        self._last = self._worker.submit(_do_after, waited_for, work)
+            return HostEvent(_done_here(partial(_do_after, after, work)))
+        self._last = self._worker.submit(_do_after, after, work)
         return HostEvent(self._last)
 
     def compute_mark(self) -> Event:

@@ -1,0 +1,138 @@
+"""How much faster is a streamed step over a slow link when the weights cross it as int8 or int4?
+
+All blocks lie in host memory and visit an accelerator. What a step needs at least is the time that the link takes for
+the bytes it moves: a quarter or an eighth of those of float32, with a scale for each group. Beside the speed stands
+what it costs: how far the weights, and the model's outputs, are from exact ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
+from .harness.report import Cell
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+LIMIT = 1.1
+LINKS = (0.5e9, 1e9, 2e9)
+KINDS = (None, "int8", "int4")
+EXACT = "float32"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--link", type=float, action="append", help="GB/s of the virtual link; may be repeated")
+    parser.set_defaults(device="virtual")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure steps with exact and quantised weights in the same rounds, for each speed of the link."""
+    import torch
+
+    torch.set_num_threads(options.threads or 1)
+    count, width = (4, 256) if options.quick else (24, 2048)
+    device = {"virtual": "virtual:0", "cuda": "cuda:0"}.get(options.device, options.device)
+    rows: list[list[Cell]] = []
+    kept: dict[str, Samples] = {}
+    for rate in _links(options):
+        found, samples = _rows(options, count, width, device, rate)
+        rows += found
+        kept["link" if rate is None else f"link {rate:g}"] = samples
+    columns = [Column("link", "rate"), Column("weights"), Column("bytes moved", "bytes"), Column("step", "seconds")]
+    columns += [Column("exact over this", "ratio"), Column("step over its transfer", "ratio")]
+    columns += [Column("weights' error", "ratio"), Column("outputs' error", "ratio")]
+    slowest = [row for row in rows if row[0] == rows[0][0] and row[1] != EXACT]
+    worst = max(float(row[5] or 0) for row in slowest)
+    return Report(
+        "quantized",
+        options.device,
+        settings={"blocks": count, "width": width, "threads": torch.get_num_threads()},
+        tables=[Table(f"{count} blocks of {4 * width**2:,} bytes in host memory", columns, rows)],
+        limits=[Limit("worst quantised step over its transfer, on the slowest link", worst, "<=", LIMIT)],
+        samples=kept,
+    )
+
+
+def _links(options: argparse.Namespace) -> list[float | None]:
+    """Return the link speeds to try; None for the one that the machine has."""
+    if options.device != "virtual":
+        return [None]
+    if options.link:
+        return [rate * 1e9 for rate in options.link]
+    return list(LINKS[:1] if options.quick else LINKS)
+
+
+def _rows(
+    options: argparse.Namespace, count: int, width: int, device: str, rate: float | None
+) -> tuple[list[list[Cell]], Samples]:
+    """Return the rows of one link speed, and the samples behind them."""
+    import torch
+
+    from bigmodel.devices import virtual
+
+    from .blocks import make_blocks
+    from .overlap import pinned_rate
+
+    if rate is not None:
+        virtual.enable(count=1, bandwidth=rate)
+    models = {kind or EXACT: _model(count, width, device, kind) for kind in KINDS}
+    x = torch.linspace(-1, 1, width).reshape(1, width)
+    with torch.inference_mode():
+        expected = make_blocks(count, width)(x)
+    samples = measure(
+        [Variant(name, partial(_step, model, x.to(device), device)) for name, model in models.items()],
+        options.rounds,
+        seed=options.seed,
+    )
+    link = rate or pinned_rate(4 * width**2, device)
+    rows = [_row(name, model, samples, link, x.to(device), expected) for name, model in models.items()]
+    del models
+    if rate is not None:
+        virtual.disable()
+    return rows, samples
+
+
+def _row(name: str, model: Any, samples: Samples, link: float, x: torch.Tensor, expected: torch.Tensor) -> list[Cell]:
+    import torch
+
+    from bigmodel.dispatch import quantization_errors
+
+    counters = next(iter(model.dispatch_stats().values()))
+    nbytes = round(counters["bytes_from_ram"] / counters["fetches"] * len(model.blocks))
+    errors = [error.relative for error in quantization_errors(model).values()]
+    with torch.inference_mode():
+        output = model(x).cpu()
+    step = samples.median(name)
+    return [
+        link,
+        name,
+        nbytes,
+        step,
+        samples.median(EXACT) / step,
+        step * link / nbytes,
+        sum(errors) / len(errors) if errors else 0.0,
+        float((output - expected).norm() / expected.norm()),
+    ]
+
+
+def _model(count: int, width: int, device: str, kind: str | None) -> nn.Module:
+    from bigmodel.dispatch import dispatch_model
+
+    from .blocks import block_map, make_blocks
+
+    device_map = block_map(count, range(count), "cpu", "cpu")
+    return dispatch_model(make_blocks(count, width), device_map, main_device=device, offload_dtype=kind)
+
+
+def _step(model: Any, x: torch.Tensor, device: str) -> float:
+    """Return the mean seconds of two forwards that follow an unmeasured one, as steps of a generation do."""
+    import torch
+
+    with torch.inference_mode():
+        model(x)
+        return elapsed(lambda: [model(x) for _ in range(2)], device) / 2
