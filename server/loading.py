@@ -38,6 +38,7 @@ def load_options(
     engine: EngineOptions,
     offload: str = "stream",
     offload_dtype: str | None = None,
+    offload_folder: str | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments of :func:`load` from what was typed; memory is planned for what ``engine`` will serve."""
     return {
@@ -48,6 +49,7 @@ def load_options(
         "trust_remote_code": trust_remote_code,
         "offload": offload,
         "offload_dtype": offload_dtype,
+        "offload_folder": offload_folder,
         "batch_size": engine.max_sequences or DEFAULT_SEQUENCES,
         "context_length": engine.max_length,
     }
@@ -63,6 +65,7 @@ def load(
     trust_remote_code: bool = False,
     offload: str = "stream",
     offload_dtype: str | None = None,
+    offload_folder: str | None = None,
     batch_size: int = 1,
     context_length: int | None = None,
     progress: Loading | None = None,
@@ -71,7 +74,7 @@ def load(
 
     ``device_map`` is a strategy ("auto", "balanced", "sequential", ...) or one device. Memory for keys and
     values is planned for ``batch_size`` sequences of ``context_length`` tokens (None: the planner's default).
-    ``offload`` and ``offload_dtype`` are those of ``dispatch_model``.
+    ``offload``, ``offload_dtype`` and ``offload_folder`` are those of ``from_pretrained``.
     """
     from transformers import AutoTokenizer
 
@@ -98,6 +101,7 @@ def load(
             trust_remote_code=trust_remote_code,
             offload=offload,
             offload_dtype=offload_dtype,
+            offload_folder=offload_folder,
             batch_size=batch_size,
             context_length=context_length,
         )

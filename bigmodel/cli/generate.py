@@ -16,6 +16,8 @@ OFFLOAD_HELP = (
 )
 OFFLOAD_DTYPE_HELP = "int8 or int4: what is brought to the accelerator travels quantised; not exact."
 
+OFFLOAD_FOLDER_HELP = "Where weights for the disk are written that no file holds as they are wanted, as quantised ones."
+
 
 def generate(
     model: Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")],
@@ -32,6 +34,7 @@ def generate(
     dtype: Annotated[str, typer.Option(help="Data type of the weights.")] = "auto",
     offload: Annotated[str, typer.Option(help=OFFLOAD_HELP)] = "stream",
     offload_dtype: Annotated[str | None, typer.Option(help=OFFLOAD_DTYPE_HELP)] = None,
+    offload_folder: Annotated[str | None, typer.Option(help=OFFLOAD_FOLDER_HELP)] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False,
     draft_model: Annotated[
@@ -54,6 +57,7 @@ def generate(
         trust_remote_code=trust_remote_code,
         offload=offload,
         offload_dtype=offload_dtype,
+        offload_folder=offload_folder,
     )
     if draft_model is not None:
         loaded = with_draft(loaded, load(draft_model))

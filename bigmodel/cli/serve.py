@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from .generate import OFFLOAD_DTYPE_HELP, OFFLOAD_HELP
+from .generate import OFFLOAD_DTYPE_HELP, OFFLOAD_FOLDER_HELP, OFFLOAD_HELP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,7 @@ DeviceMap: TypeAlias = Annotated[str, typer.Option(help="Strategy, or one device
 DType: TypeAlias = Annotated[str, typer.Option(help="Data type of the weights.")]
 Offload: TypeAlias = Annotated[str, typer.Option(help=OFFLOAD_HELP)]
 OffloadDType: TypeAlias = Annotated[str | None, typer.Option(help=OFFLOAD_DTYPE_HELP)]
+OffloadFolder: TypeAlias = Annotated[str | None, typer.Option(help=OFFLOAD_FOLDER_HELP)]
 Revision: TypeAlias = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
 RemoteCode: TypeAlias = Annotated[bool, typer.Option(help="Run code that comes with the model.")]
 _KEYS = typer.Option(help="Key that opens the API; may be given several times.", envvar="BIGMODEL_API_KEY")
@@ -64,6 +65,7 @@ def serve(
     dtype: DType = "auto",
     offload: Offload = "stream",
     offload_dtype: OffloadDType = None,
+    offload_folder: OffloadFolder = None,
     revision: Revision = None,
     trust_remote_code: RemoteCode = False,
     api_key: Keys = None,
@@ -97,7 +99,10 @@ def serve(
     )
     name = served_model_name or display_name(model)
     settings = Settings(name, keys, parse_size(max_body), request_timeout, drain_timeout, engine)
-    options = load_options(device_map, max_memory, dtype, revision, trust_remote_code, engine, offload, offload_dtype)
+    options = load_options(
+        *(device_map, max_memory, dtype, revision, trust_remote_code, engine),
+        *(offload, offload_dtype, offload_folder),
+    )
     load_all = partial(_load, model, draft_model, options)
     if replicas > 1 or ray_address is not None:
         raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))

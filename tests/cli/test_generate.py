@@ -88,5 +88,7 @@ def test_a_prompt_longer_than_the_context_is_refused() -> None:
 def test_what_becomes_of_parts_that_do_not_fit_is_passed_on(loaded: dict[str, Any]) -> None:
     run("the cat", "--max-tokens", "1")
     assert (loaded["offload"], loaded["offload_dtype"]) == ("stream", None)
-    run("the cat", "--max-tokens", "1", "--offload", "compute", "--offload-dtype", "int8")
+    quantised = ("--offload-dtype", "int8", "--offload-folder", "scratch")
+    run("the cat", "--max-tokens", "1", "--offload", "compute", *quantised)
     assert (loaded["offload"], loaded["offload_dtype"]) == ("compute", "int8")
+    assert loaded["offload_folder"] == "scratch"
