@@ -7,9 +7,7 @@ Weights are never copied: they are views of memory-mapped files, and bringing on
 pages. One thread does: the kernel reads ahead of it by itself, and best when the requests it sees are sequential. Once
 all blocks are in memory, and as long as no page of the process is taken away, entering one costs a few microseconds.
 
-When the budget holds less than all blocks, most of them stay and the others take turns. Blocks are used in a cycle, so
-the one that was used last is wanted again last of all, and is the one to drop (Belady 1966); dropping the least
-recently used one would mean to read every block in every cycle.
+Which blocks stay where not all of them may is `residency`'s to decide.
 """
 
 from __future__ import annotations
@@ -21,24 +19,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ..checkpoint import populate
-from ..devices import HOST, free_memory_bytes
 from ..errors import CheckpointError, CheckpointFormatError
-from ..plan import AHEAD_BYTES, read_ahead_window
 from .mapped_block import MappedBlock, Step
-from .page_cache import is_page_cached, major_faults, resident_bytes
+from .page_cache import is_page_cached, major_faults
+from .residency import Residency
 from .stats import StreamStats
-
-STEP_BYTES = 64 * 2**20
-"""Bytes asked of the kernel at once: so many that the time between two requests does not count."""
-
-FINE_STEP_BYTES = 8 * 2**20
-"""The same under a budget, which large steps would overshoot."""
-
-MARGIN = 1 / 128
-"""Share of the budget left free for what the process comes to take besides, until the next look at what it takes."""
-
-FREE_SHARE = 0.8
-"""Share of the free memory that blocks may take where no budget is given."""
 
 
 class _Thread(threading.local):
@@ -61,9 +46,6 @@ class ReadAhead:
     def __init__(self, blocks: Sequence[MappedBlock], budget: int | None = None) -> None:
         self.blocks = list(blocks)
         self._budget = budget
-        self._step_bytes = STEP_BYTES if budget is None else FINE_STEP_BYTES
-        self._total = sum(block.nbytes for block in blocks)
-        self._largest = max((block.nbytes for block in blocks), default=0)
         self._next = dict(zip(self.blocks, [*self.blocks[1:], *self.blocks[:1]]))
         self._thread = _Thread()
         self._start()
@@ -72,14 +54,12 @@ class ReadAhead:
         """Make what belongs to one process."""
         self._process = os.getpid()
         self.stats = StreamStats()
+        self._residency = Residency(self.blocks, self._budget, self.stats)
         self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="read ahead")
         self._working = False
         self._inside = 0
         self._waited_for: list[MappedBlock] = []
-        self._order: list[MappedBlock] = []
-        self._room = 0
-        self._measured = float("-inf")
         self._all_ready = False
         self._faults = 0
 
@@ -126,10 +106,9 @@ class ReadAhead:
             self._inside += 1
             self._waited_for.append(block)
             try:
-                if not block.planned:
-                    block.plan(self._step_bytes)
-                self._order = list(self._following(block))
-                self._measure()
+                self._residency.prepare(block)
+                self._residency.order = list(self._following(block))
+                self._residency.measure()
                 self._wake()
                 while not block.is_ready:
                     if block.failure is not None:
@@ -177,37 +156,11 @@ class ReadAhead:
             yield following
             following = self._next.get(following)
 
-    def _measure(self) -> None:
-        """Find out how many bytes of blocks may be in memory."""
-        if self._budget is not None:
-            resident = resident_bytes()
-            self._let_go(of_sparse=resident > self._budget)
-            other = resident - self._held()
-            free = int(self._budget * (1 - MARGIN)) - other
-            self._room = max(free, read_ahead_window([block.nbytes for block in self.blocks]))
-        elif time.monotonic() - self._measured > 1.0:
-            self._measured = time.monotonic()
-            self._room = max(int(FREE_SHARE * free_memory_bytes(HOST)), 2 * self._largest)
-
-    def _let_go(self, of_sparse: bool) -> None:
-        """Forget blocks whose pages the kernel has taken away, and drop rows that forwards looked up here and there:
-        nobody knows which those are, so under pressure all go."""
-        for block in self.blocks:
-            if block.users or block.running:
-                continue
-            if block.held and not block.seems_in_memory():
-                block.forget()
-            if of_sparse and block.has_sparse:
-                self.stats.add(dropped=block.drop())
-
-    def _held(self) -> int:
-        return sum(block.held for block in self.blocks)
-
     def _wake(self) -> None:
         """Have the thread at work, if there may be any."""
         if self._working:
             return
-        if all(block.is_ready for block in self._order):
+        if all(block.is_ready for block in self._residency.order):
             self._notice_ready()
         else:
             self._pool.submit(self._work)
@@ -228,7 +181,8 @@ class ReadAhead:
         """Bring in step after step, until there is none that should be."""
         while True:
             with self._changed:
-                found = self._next_step()
+                # Dropped is only while forwards are inside: see `leave`.
+                found = self._residency.next_step(self._waited_for, may_drop=self._inside > 0)
                 if found is None:
                     self._notice_ready()
                     self._working = False
@@ -266,44 +220,3 @@ class ReadAhead:
         except Exception as error:
             return error
         return None
-
-    def _next_step(self) -> tuple[MappedBlock, Step] | None:
-        """Return what is to be brought in next; None if nothing is, or there is no room for it now."""
-        for block in self._waited_for:
-            found = self._step_of(block, -1, must=True)
-            if found is not None:
-                return block, found
-        near = 0
-        for distance, block in enumerate(self._order):
-            if not block.is_ready and block.failure is None:
-                found = self._step_of(block, distance, must=False, may_drop=near < AHEAD_BYTES)
-                if found is not None:
-                    return block, found
-                if block.steps:
-                    return None
-            near += block.nbytes if distance else 0
-        return None
-
-    def _step_of(self, block: MappedBlock, distance: int, must: bool, may_drop: bool = True) -> Step | None:
-        """Take the next step of `block` if there is room, or room can be made by dropping what is wanted later."""
-        if not block.planned:
-            block.plan(self._step_bytes)
-        if not block.steps:
-            return None
-        need = block.steps[0].nbytes
-        while self._held() + need > self._room:
-            if not (may_drop and self._drop_one(distance)):
-                return block.steps.popleft() if must else None
-        return block.steps.popleft()
-
-    def _drop_one(self, distance: int) -> bool:
-        """Drop the block that is wanted last of all, and later than at `distance`; return whether there was one."""
-        if not self._inside:
-            return False
-        later = {block: place for place, block in enumerate(self._order)}
-        candidates = [b for b in self.blocks if b.may_drop and later.get(b, len(self._order)) > distance]
-        if not candidates:
-            return False
-        last = max(candidates, key=lambda block: later.get(block, len(self._order)))
-        self.stats.add(dropped=last.drop())
-        return True

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bigmodel.checkpoint import populate
-from bigmodel.dispatch import readahead
+from bigmodel.dispatch import readahead, residency
 from bigmodel.dispatch.mapped_block import MappedBlock
 from bigmodel.dispatch.readahead import ReadAhead
 from bigmodel.errors import CheckpointError, CheckpointFormatError
@@ -57,7 +57,7 @@ def populated(monkeypatch: pytest.MonkeyPatch) -> Populated:
 @pytest.fixture
 def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that no other process takes and pages that are never taken away."""
-    monkeypatch.setattr(readahead, "free_memory_bytes", lambda device: 2**40)
+    monkeypatch.setattr(residency, "free_memory_bytes", lambda device: 2**40)
     monkeypatch.setattr(readahead, "major_faults", lambda: 0)
 
 
@@ -151,8 +151,8 @@ def test_the_order_is_learned(tmp_path: Path, populated: Populated, monkeypatch:
 
 def under_budget(blocks: list[MappedBlock], budget: int, monkeypatch: pytest.MonkeyPatch) -> ReadAhead:
     """Return a reader for a process that holds nothing but its blocks."""
-    monkeypatch.setattr(readahead, "resident_bytes", lambda: sum(block.held for block in blocks))
-    monkeypatch.setattr(readahead, "AHEAD_BYTES", MIB)
+    monkeypatch.setattr(residency, "resident_bytes", lambda: sum(block.held for block in blocks))
+    monkeypatch.setattr(residency, "AHEAD_BYTES", MIB)
     return read_ahead(blocks, budget)
 
 

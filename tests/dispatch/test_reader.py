@@ -214,6 +214,7 @@ def test_a_copy_that_fails_is_reported_and_frees_its_slots(reader: DiskReader, t
 def test_files_are_opened_once_and_closed_with_the_reader(tmp_path: Path, stats: StreamStats) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=4, elements=CHUNK)
     gc.collect()
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     reader = DiskReader(Link(copy_stream(HOST), HOST, stats), ReadPolicy(0), stats)
     fetched(reader, blocks[0])
