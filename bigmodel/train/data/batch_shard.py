@@ -7,75 +7,18 @@ one; how many samples of each batch are real is kept, so that metrics can count 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from itertools import cycle, islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from bigmodel.errors import TrainError
+from bigmodel.train.data.batch_stream import BatchStream, IndexBatch
 
 
 class BatchSource(Protocol):
     """A batch sampler: batches of indices, over and over."""
 
     def __iter__(self) -> Iterator[Any]: ...
-
-
-class IndexBatch(NamedTuple):
-    """One process's batch.
-
-    Attributes:
-        indices: what the data loader fetches; the first `real` of them are this process's own.
-        rows, real: how many indices, and how many are not repeated ones.
-        uneven: whether any process's batch of this round has repeated samples or another length.
-        total_real: real samples of all processes in this round.
-    """
-
-    indices: Any
-    rows: int
-    real: int
-    uneven: bool
-    total_real: int
-
-
-class BatchStream:
-    """One pass over a process's batches. Reads one batch of indices ahead, so that the last is known as such."""
-
-    def __init__(self, batches: Iterator[IndexBatch], skip: int, on_start: Callable[[], None] | None) -> None:
-        self._batches = batches
-        self._skip = skip
-        self._on_start = on_start
-        self._ahead: IndexBatch | None = None
-        self._started = False
-        self.notes: deque[IndexBatch] = deque()
-        self.produced = 0
-
-    def start(self) -> None:
-        """Draw the order of this pass, unless it is drawn."""
-        if self._started:
-            return
-        self._started = True
-        if self._on_start is not None:
-            self._on_start()
-        self._ahead = next(islice(self._batches, self._skip, None), None)
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether there is no batch after those produced."""
-        return self._started and self._ahead is None
-
-    def __iter__(self) -> BatchStream:
-        return self
-
-    def __next__(self) -> Any:
-        self.start()
-        current = self._ahead
-        if current is None:
-            raise StopIteration
-        self._ahead = next(self._batches, None)
-        self.produced += 1
-        self.notes.append(current._replace(indices=None))
-        return current.indices
 
 
 class BatchSamplerShard:
@@ -220,17 +163,3 @@ def _length(batch: Any) -> int:
 def _whole(batch: Any) -> IndexBatch:
     rows = _length(batch)
     return IndexBatch(batch, rows, rows, False, rows)
-
-
-class SkipBatchSampler:
-    """A batch sampler without the first `skip_batches` batches of another."""
-
-    def __init__(self, batch_sampler: Iterable[Any], skip_batches: int = 0) -> None:
-        self.batch_sampler = batch_sampler
-        self.skip_batches = skip_batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self.batch_sampler), self.skip_batches, None)
-
-    def __len__(self) -> int:
-        return max(len(self.batch_sampler) - self.skip_batches, 0)  # type: ignore[arg-type]

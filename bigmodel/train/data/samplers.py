@@ -1,8 +1,9 @@
-"""Shuffling that every process repeats exactly."""
+"""Shuffling that every process repeats exactly, and an order without its beginning."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -58,3 +59,17 @@ def shared_number(number: int) -> int:
     cell = torch.tensor([number], dtype=torch.int64, device=state.device)
     dist.broadcast(cell, src=0)
     return int(cell.item())
+
+
+class SkipBatchSampler:
+    """A batch sampler without the first `skip_batches` batches of another."""
+
+    def __init__(self, batch_sampler: Iterable[Any], skip_batches: int = 0) -> None:
+        self.batch_sampler = batch_sampler
+        self.skip_batches = skip_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.batch_sampler), self.skip_batches, None)
+
+    def __len__(self) -> int:
+        return max(len(self.batch_sampler) - self.skip_batches, 0)  # type: ignore[arg-type]

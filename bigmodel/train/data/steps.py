@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader
 
-from bigmodel.train.data.batch_shard import BatchSamplerShard, BatchStream
+from bigmodel.train.data.batch_shard import BatchSamplerShard
+from bigmodel.train.data.batch_stream import BatchStream
 from bigmodel.train.operations.nested import find_batch_size
 
 

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bigmodel.errors import CheckpointNotFoundError, TrainError
+from bigmodel.errors import TrainError
 from bigmodel.train.scaling import LossScaler
 from bigmodel.train.strategies.base import StrategySettings
 from bigmodel.train.strategies.deepspeed_dummy import DummyOptim, DummyScheduler, EngineScheduler
 from bigmodel.train.strategies.deepspeed_engine import (
-    gathered_state_dict,
     gradient_norm,
     make_engine,
-    safe_checkpoint_engine,
 )
+from bigmodel.train.strategies.deepspeed_files import DeepSpeedFiles
 from bigmodel.train.strategies.deepspeed_plugin import DeepSpeedPlugin
 from bigmodel.train.strategies.remap import owners
-from bigmodel.train.strategies.single import SingleProcess
 from bigmodel.train.types import DistributedType
 
 
-class DeepSpeed(SingleProcess):
+class DeepSpeed(DeepSpeedFiles):
     """Models and their optimizers become DeepSpeed engines. Models without an optimizer stay whole.
 
     The Accelerator keeps count of accumulation; the engine is told at each backward whether it closes a window.
@@ -95,13 +92,6 @@ class DeepSpeed(SingleProcess):
                 self._last_used = engine
 
         engine.register_forward_pre_hook(remember)
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model inside the engine."""
-        return model.module if self._is_engine(model) else model  # type: ignore[return-value]
-
-    def _is_engine(self, model: Any) -> bool:
-        return any(model is engine for engine in self._engines)
 
     def free(self) -> None:
         """Take the engines down."""
@@ -176,71 +166,6 @@ class DeepSpeed(SingleProcess):
         """Nothing for an engine's optimizer: its step has cleared the gradients."""
         if id(optimizer) not in self._engine_of_optimizer:
             super().zero_grad(optimizer, set_to_none)
-
-    # -- reading the model back --------------------------------------------------------------------------------
-
-    def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Gather the full state dict; with stage 3 on rank 0 only, in RAM, one parameter at a time."""
-        if self.plugin.zero_stage == 3 and self._is_engine(model):
-            return gathered_state_dict(self.unwrap(model), keep=self.settings.process_index == 0)
-        return super().state_dict(model, unwrap=unwrap)
-
-    def export_model(
-        self,
-        model: nn.Module,
-        directory: Path,
-        max_shard_size: int | str,
-        *,
-        safe_serialization: bool = True,
-        writes: bool = True,
-    ) -> None:
-        """Write the full weights in shards for others to read."""
-        if self.plugin.zero_stage != 3 or not self._is_engine(model):
-            super().export_model(model, directory, max_shard_size, safe_serialization=safe_serialization, writes=writes)
-            return
-        from bigmodel.checkpoint import save_model
-
-        state = self.state_dict(model)
-        if self.settings.process_index == 0:
-            save_model(state, directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
-
-    # -- training checkpoints ----------------------------------------------------------------------------------
-
-    def save_model(self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True) -> None:
-        """Let the engine write model and optimizer state, each rank its part, under `pytorch_model[_<index>]`."""
-        if not self._is_engine(model):
-            super().save_model(model, directory, index, safe_serialization=safe_serialization)
-            return
-        model.save_checkpoint(str(directory), tag=_tag(index), save_latest=index == 0)  # type: ignore[operator]
-
-    def load_model(self, model: nn.Module, directory: Path, index: int, *, strict: bool = True) -> None:
-        """Read model and optimizer state back into the engine. No code in the files is run."""
-        if not self._is_engine(model):
-            super().load_model(model, directory, index, strict=strict)
-            return
-        engine: Any = model
-        if not (directory / _tag(index)).is_dir():
-            raise CheckpointNotFoundError(f"{directory / _tag(index)} is not there")
-        engine.checkpoint_engine = safe_checkpoint_engine()
-        path, _ = engine.load_checkpoint(
-            str(directory), tag=_tag(index), load_module_strict=strict, load_lr_scheduler_states=False
-        )
-        if path is None:
-            raise CheckpointNotFoundError(f"DeepSpeed found no checkpoint in {directory / _tag(index)}")
-
-    def save_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
-        """Nothing for an engine's optimizer: `save_model` has written it."""
-        if id(optimizer) not in self._engine_of_optimizer:
-            super().save_optimizer(optimizer, model, directory, index)
-
-    def load_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
-        """Nothing for an engine's optimizer: `load_model` has read it."""
-        if id(optimizer) not in self._engine_of_optimizer:
-            super().load_optimizer(optimizer, model, directory, index)
-
-
-def _tag(index: int) -> str:
-    return "pytorch_model" if index == 0 else f"pytorch_model_{index}"
 
 
 def _parameters(optimizer: Any) -> list[Tensor]:

@@ -11,7 +11,6 @@ from torch.utils.data import BatchSampler
 
 from bigmodel.errors import TrainError
 from bigmodel.train import BatchSamplerShard
-from bigmodel.train.data import SkipBatchSampler
 
 
 def read(shard: BatchSamplerShard) -> list[tuple[list[int], int, bool]]:
@@ -117,9 +116,3 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 def test_splitting_batches_of_unknown_size_is_refused() -> None:
     with pytest.raises(TrainError, match="batch_size"):
         BatchSamplerShard([[0, 1], [2]], 2, 0, split_batches=True)
-
-
-def test_skip_batch_sampler_leaves_out_the_first() -> None:
-    sampler = SkipBatchSampler(BatchSampler(range(7), 2, False), 2)
-    assert list(sampler) == [[4, 5], [6]]
-    assert len(sampler) == 2

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch.utils.data import RandomSampler
+from torch.utils.data import BatchSampler, RandomSampler
 
 from bigmodel.train import SeedableRandomSampler
+from bigmodel.train.data import SkipBatchSampler
 from bigmodel.train.data.samplers import SharedOrder, shared_number
 
 
@@ -39,3 +40,9 @@ def test_a_shared_order_is_what_the_sampler_would_draw_by_itself() -> None:
 
 def test_one_process_keeps_its_number() -> None:
     assert shared_number(12) == 12
+
+
+def test_skip_batch_sampler_leaves_out_the_first() -> None:
+    sampler = SkipBatchSampler(BatchSampler(range(7), 2, False), 2)
+    assert list(sampler) == [[4, 5], [6]]
+    assert len(sampler) == 2
