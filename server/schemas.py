@@ -34,7 +34,7 @@ def _all_encodable(value: Any) -> Any:
 
 def _disagrees(field: str, why: str) -> PydanticCustomError:
     """What is raised about ``field`` when it does not go with another one."""
-    return PydanticCustomError(DISAGREES, why, {"field": field})  # type: ignore[arg-type]
+    return PydanticCustomError(DISAGREES, why, {"field": field})
 
 
 Text = Annotated[str, AfterValidator(_encodable)]

@@ -11,6 +11,7 @@ The two sum in another order, so the last bits differ between them; within an en
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -24,6 +25,9 @@ from bigmodel.errors import ServeError
 
 HostLinear = Literal["auto", "torch", "onednn"]
 Linear = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+BLOCKS = (2, 4, 8, 12, 16, 24, 32, 48, *range(64, 513, 32))
+"""Numbers of rows that oneDNN is given."""
 
 _PROCESSOR = Path("/proc/cpuinfo")
 
@@ -74,9 +78,26 @@ class OneDnnLinear(TorchFunctionMode):
 
 
 def onednn_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`functional.linear` of float32 tensors on the host, by oneDNN. Not differentiable."""
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
-    return result
+    """`functional.linear` of float32 tensors on the host, by oneDNN. Not differentiable.
+
+    oneDNN writes a program for each number of rows and keeps it, a megabyte each. Rows are therefore computed in blocks
+    of a few sizes, filled up with zeros. None of them is 1, whose program sums in an order of its own: so a row has the
+    same bits whatever the number of rows.
+    """
+    rows = input.reshape(-1, input.shape[-1])
+    if len(rows) <= BLOCKS[-1]:
+        out = _block(rows, weight, bias)
+    else:
+        out = torch.cat([_block(block, weight, bias) for block in rows.split(BLOCKS[-1])])
+    return out.reshape(*input.shape[:-1], -1)
+
+
+def _block(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product of no more rows than the largest block has."""
+    missing = BLOCKS[bisect_left(BLOCKS, len(rows))] - len(rows)
+    filled = functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(filled, weight, bias, "none", [], "")
+    return result[: len(rows)]
 
 
 def _takes(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> bool:

@@ -96,14 +96,26 @@ def test_what_must_be_differentiated_is_pytorchs() -> None:
 def test_rows_have_the_same_bits_in_any_company_and_at_any_address() -> None:
     """A resident weight and one in a mapped file differ in where they begin; what is computed does not."""
     model = tiny_model(hidden_size=256, intermediate_size=704)
-    multiple = probe_row_multiple(model, torch.device("cpu"), onednn_linear)
+    assert probe_row_multiple(model, torch.device("cpu"), onednn_linear) == 1
     weight = model.model.layers[0].mlp.up_proj.weight.detach()
     elsewhere = torch.empty(weight.numel() + 3)[3:].view_as(weight).copy_(weight)
-    x = torch.randn(256, 256)
+    x = torch.randn(1200, 256)
     with torch.inference_mode():
         whole = onednn_linear(x, weight)
-        for count in range(multiple, 256, multiple):
+        for count in (*range(1, 70), 129, 255, 300, 511, 512, 513, 700, 1024, 1199):
             assert torch.equal(onednn_linear(x[:count], elsewhere), whole[:count]), count
+
+
+@needs_onednn
+def test_it_is_given_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each of them it keeps a program in memory: any number, as prompts have, would add up to gigabytes."""
+    given: set[int] = set()
+    real = functional.pad
+    monkeypatch.setattr(functional, "pad", lambda x, by: given.add(len(x) + by[3]) or real(x, by))
+    weight = torch.randn(8, 4)
+    for count in range(1, 1100):
+        assert onednn_linear(torch.randn(count, 4), weight).shape == (count, 8)
+    assert given <= set(host_linear.BLOCKS)
 
 
 @needs_onednn
