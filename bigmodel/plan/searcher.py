@@ -10,10 +10,10 @@ from ..errors import PlanError
 from ..profile import Profile
 from .budgets import Key, is_accelerator
 from .evaluate import Assignment, device_uses, over_budget
+from .fit import ATTEMPTS
 from .greedy import Placement, Room
 from .groups import tie_groups
 from .items import assignment_of, item_of
-from .make import ATTEMPTS
 from .objective import Objective
 from .plan_type import Prediction
 from .search import search

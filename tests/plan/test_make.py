@@ -12,6 +12,7 @@ from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, owner_o
 from bigmodel.profile import find_tied_parameters, named_tensors, profile_model
 
 from ..profile.models import Flat, Stack, on_meta, tiny_llama
+from .machines import machine
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -219,3 +220,17 @@ def test_without_budgets_what_is_free_is_planned_with_less_headroom() -> None:
     virtual.configure(1, "10MB")
     plan = make_plan(tiny_llama(), context_length=32)
     assert plan.devices[0].budget == 9_000_000
+
+
+def test_auto_goes_by_the_search_where_something_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bigmodel.plan import make, plan
+
+    fast = machine(link=1.5e10)
+    monkeypatch.setattr(make, "known_machine", lambda: fast)
+    model = tiny_llama(num_hidden_layers=16, hidden_size=128, intermediate_size=256)
+    profile = profile_model(model, context_length=32, new_tokens=2, device_type="virtual")
+    budgets = {0: profile.weights * 3 // 5 + profile.activations + sum(profile.kv_cache), "cpu": "1GB"}
+    found = make_plan(profile, budgets)
+    assert found.device_map == plan(profile, budgets, machine=fast).device_map
+    assert found.device_map != plan(profile, budgets, machine=fast, objective="fit").device_map
+    assert make_plan(profile, budgets, "sequential").device_map != found.device_map
