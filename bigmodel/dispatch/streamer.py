@@ -32,6 +32,7 @@ class Slot:
     """Device memory that holds one block at a time.
 
     `users` counts the forwards that run on its content now; `last_use` orders slots by when they were last wanted;
+    `prefetched` tells that its content was fetched before anybody asked for it;
     `marks` are the computations that must end before the content may be overwritten.
     """
 
@@ -41,6 +42,7 @@ class Slot:
     users: int = 0
     last_use: int = 0
     version: int = 0
+    prefetched: bool = False
     ready: Event | None = None
     marks: list[Event] = field(default_factory=list)
     views: dict[Block, list[torch.Tensor]] = field(default_factory=dict)
@@ -115,6 +117,21 @@ class Streamer:
         """
         if self._process != os.getpid():
             self._start_in_child()
+        slot = self._take(block)
+        prefetched = slot.prefetched
+        try:
+            self._await(block, slot)
+        except Exception:
+            if not prefetched:
+                raise
+            # That happened before anybody needed the block. Whether it can be had now is what counts.
+            slot = self._take(block)
+            self._await(block, slot)
+        self._thread.holds += 1
+        return slot
+
+    def _take(self, block: Block) -> Slot:
+        """Return the slot that holds `block` or will, marked as in use, and start fetching what follows."""
         thread = self._thread
         with self._changed:
             slot = self._find_or_fetch(block)
@@ -125,8 +142,6 @@ class Streamer:
                 self._next[thread.last] = block
             thread.last = block
             self._prefetch(block)
-        self._await(block, slot)
-        thread.holds += 1
         return slot
 
     def release(self, slot: Slot) -> None:
@@ -208,12 +223,12 @@ class Streamer:
         """Return a slot of its own for one visit of `block`."""
         return Slot(torch.empty(block.layout.nbytes, dtype=torch.uint8, device=self.device), transient=True)
 
-    def _fetch(self, block: Block, slot: Slot) -> None:
+    def _fetch(self, block: Block, slot: Slot, ahead: bool = False) -> None:
         block.adopt_replaced()
         self._forget(slot)
-        slot.content, slot.version = block, block.version()
+        version = block.version()
         slot.ready = self._fetcher.fetch(block, slot.slab, slot.marks)
-        slot.marks = []
+        slot.content, slot.version, slot.prefetched, slot.marks = block, version, ahead, []
         self._slot_of[block] = slot
 
     def _forget(self, slot: Slot) -> None:
@@ -236,4 +251,10 @@ class Streamer:
             free = [slot for slot in self._slots if slot.users == 0 and slot.content not in wanted]
             if not free:
                 return
-            self._fetch(successor, min(free, key=lambda slot: (slot.content is not None, slot.last_use)))
+            try:
+                self._fetch(
+                    successor, min(free, key=lambda slot: (slot.content is not None, slot.last_use)), ahead=True
+                )
+            except Exception:
+                # Nobody needs it yet. Who does fetches it, and is told what is wrong with it.
+                return

@@ -124,6 +124,40 @@ def test_a_fetch_that_fails_is_reported_and_leaves_everything_as_it_was(monkeypa
         assert registries[0]["weight"].cpu()[0] == 0
 
 
+def test_a_prefetch_that_failed_is_tried_again_by_who_needs_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, registries = blocks(3)
+    streamer = streamer_of(made)
+
+    def fail(slab: torch.Tensor) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(made[1], "fetch", fail)
+        with streamer.use(made[0]):
+            assert registries[0]["weight"].cpu()[0] == 0
+        with pytest.raises(OSError, match="the disk is gone"), streamer.use(made[1]):
+            pass
+        with streamer.use(made[0]):
+            pass
+    with streamer.use(made[1]):
+        assert registries[1]["weight"].cpu()[0] == 1
+
+
+def test_what_is_wrong_with_the_next_block_is_told_by_that_block_alone() -> None:
+    made, registries = blocks(3)
+    streamer = streamer_of(made)
+    weight = registries[1]["weight"]
+    registries[1]["weight"] = torch.zeros(3)
+    for _ in range(3):
+        with streamer.use(made[0]):
+            assert registries[0]["weight"].cpu()[0] == 0
+        with pytest.raises(DispatchError, match="replaced"), streamer.use(made[1]):
+            pass
+    registries[1]["weight"] = weight
+    with streamer.use(made[1]), streamer.use(made[2]):
+        assert [registry["weight"].cpu()[0].item() for registry in registries[1:]] == [1, 2]
+
+
 def test_threads_share_blocks_without_mixing_them_up() -> None:
     made, registries = blocks(5)
     streamer = streamer_of(made)
