@@ -1,0 +1,106 @@
+"""How long does a decode step take by the plans of the search, beside the device map that accelerate makes?
+
+Every map is dispatched by bigmodel, on a virtual accelerator behind a link of a set bandwidth, so that the map is all
+that differs. Budgets are shares of the model's weights; accelerate counts weights alone, the plans everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, measure
+from .harness.report import Cell
+from .planning import BANDWIDTH, make
+
+if TYPE_CHECKING:
+    from .steps import Decoder
+
+ACCELERATE = "accelerate's map"
+STREAMED = "plan, rest streamed"
+SHARED = "plan, host computes too"
+FAMILIES = ("llama", "gpt2")
+SHARES = (0.3, 0.6, 0.9)
+CONTEXT = 64
+NO_SLOWER = 1.05
+"""What measuring may add to a plan that is no slower."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--steps", type=int, default=4, help="decode steps behind each value")
+    parser.set_defaults(device="virtual")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure the step of every map, in random order, round by round."""
+    import torch
+
+    from bigmodel.devices import virtual
+
+    torch.set_num_threads(options.threads or 1)
+    virtual.enable(1, bandwidth=BANDWIDTH)
+    rows: list[list[Cell]] = []
+    kept: dict[str, Samples] = {}
+    for family in FAMILIES[:1] if options.quick else FAMILIES:
+        folder = make(family, options.workdir, options.quick)
+        for share in SHARES[1:2] if options.quick else SHARES:
+            decoders, peaks = _decoders(folder, share)
+            variants = [Variant(name, partial(one.seconds_per_step, options.steps)) for name, one in decoders.items()]
+            samples = measure(variants, options.rounds, seed=options.seed)
+            kept[f"{family} {share}"] = samples
+            rows += [_row(family, share, name, samples, peaks) for name in decoders]
+    return report(options, rows, kept)
+
+
+def report(options: argparse.Namespace, rows: list[list[Cell]], samples: dict[str, Samples]) -> Report:
+    """Return the table, and the limit that no plan is slower than accelerate's map."""
+    columns = [Column("model"), Column("room", "percent"), Column("map"), Column("step", "seconds")]
+    columns += [Column("over accelerate's", "ratio"), Column("budget kept")]
+    worst = max(ratio for _, _, name, _, ratio, _ in rows if name != ACCELERATE and isinstance(ratio, float))
+    return Report(
+        "maps",
+        options.device,
+        settings={"steps": options.steps, "link": BANDWIDTH},
+        tables=[Table("A decode step by each map", columns, rows)],
+        limits=[Limit("slowest plan over accelerate's map", worst, "<=", NO_SLOWER)],
+        notes=["room: the accelerator's budget as a share of the weights"],
+        samples=samples,
+    )
+
+
+def _row(family: str, share: float, name: str, samples: Samples, peaks: dict[str, bool]) -> list[Cell]:
+    over = 1.0 if name == ACCELERATE else samples.ratio(name, ACCELERATE).median
+    return [family, share, name, samples.median(name), over, "yes" if peaks[name] else "no"]
+
+
+def _decoders(folder: Path, share: float) -> tuple[dict[str, Decoder], dict[str, bool]]:
+    """Return what decodes by each map, and whether it keeps the budget while it does."""
+    from accelerate import infer_auto_device_map
+
+    from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+    from bigmodel.dispatch import from_pretrained
+    from bigmodel.plan import plan
+
+    from .models import skeleton
+    from .steps import Decoder
+
+    model: Any = skeleton(folder)
+    budget = int(share * sum(parameter.nbytes for parameter in model.parameters()))
+    budgets: dict[Any, Any] = {0: budget, "cpu": 2**36}
+    shapes = {"batch_size": 1, "context_length": CONTEXT, "new_tokens": CONTEXT // 2}
+    maps: dict[str, Any] = {
+        ACCELERATE: dict(infer_auto_device_map(model, budgets, no_split_module_classes=model._no_split_modules)),
+        STREAMED: plan(folder, budgets, **shapes),
+        SHARED: plan(folder, budgets, offload="auto", **shapes),
+    }
+    decoders, kept = {}, {}
+    for name, device_map in maps.items():
+        before = memory_allocated(0)
+        decoders[name] = Decoder(from_pretrained(folder, device_map, main_device=0), "virtual:0")
+        reset_peak_memory(0)
+        decoders[name].seconds_per_step(2)
+        kept[name] = max_memory_allocated(0) - before <= budget
+    return decoders, kept
