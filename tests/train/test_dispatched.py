@@ -14,13 +14,16 @@ from torch import nn
 from bigmodel.checkpoint import save_model
 from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model, load_checkpoint_and_dispatch
+from bigmodel.dispatch.dispatched import dispatched
 from bigmodel.errors import TrainError
+from bigmodel.profile.training import training_memory
 from bigmodel.train import Accelerator
 from bigmodel.train.dispatched import check_one_process
 from tests.dispatch.models import llama
 from tests.train.multiprocess import fresh_states
 
 TOKENS = torch.randint(0, 64, (4, 2, 8), generator=torch.Generator().manual_seed(0))
+LARGE = torch.randint(0, 64, (2, 16, 16), generator=torch.Generator().manual_seed(0))
 DEEP = 12
 """Layers of a model of which a few layers, with their activations, are a small part."""
 
@@ -104,6 +107,35 @@ def test_a_model_that_does_not_fit_is_trained_within_its_budget() -> None:
     reset_peak_memory(0)
     assert train(accelerator, model, optimizer) == pytest.approx(expected, rel=1e-5)
     assert max_memory_allocated(0) <= budget
+
+
+def streamed_peak(layers: int, adapt: Callable[[nn.Module], nn.Module]) -> tuple[int, int]:
+    """Train a model that lies on the host; return the accelerator's peak, and what of it weights on their way took."""
+    fresh_states()
+    accelerator = Accelerator()
+    model = adapt(llama(layers).train())
+    model, optimizer = accelerator.prepare(dispatch_model(model, {"": "cpu"}, main_device=0), adam(model))
+    reset_peak_memory(0)
+    train(accelerator, model, optimizer, LARGE)
+    found = dispatched(model)
+    assert found is not None
+    return max_memory_allocated(0), sum(streamer.slot_bytes for streamer in found.streamers)
+
+
+@pytest.mark.parametrize("adapt", [nn.Module.train, lora], ids=["full", "lora"])
+def test_the_peak_is_what_two_blocks_need_and_the_input_of_each(adapt: Callable[[nn.Module], nn.Module]) -> None:
+    """A block's activations are computed again in the backward pass; the optimizer's state is on the host."""
+    _, samples, tokens = LARGE.shape
+    block_input = samples * tokens * llama(1).config.hidden_size * torch.float32.itemsize
+    two = adapt(llama(2).train())
+    two_blocks = training_memory(
+        getattr(two, "get_base_model", lambda: two)(), samples, tokens, device_type="virtual"
+    ).activations
+    peaks = {}
+    for layers in (4, DEEP):
+        peaks[layers], slots = streamed_peak(layers, adapt)
+        assert peaks[layers] <= slots + two_blocks + layers * block_input
+    assert peaks[DEEP] - peaks[4] == (DEEP - 4) * block_input
 
 
 def test_weights_on_disk_are_trained_in_memory_and_the_checkpoint_stays(tmp_path: Path) -> None:
