@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from server.engine.request import Done, Event, Failed
 
@@ -37,10 +37,15 @@ class Relay:
 
 
 class Mailbox:
-    """The events of the engine requests that one HTTP request became, in the order they happened."""
+    """The events of the engine requests that one HTTP request became, in the order they happened.
 
-    def __init__(self, relay: Relay) -> None:
+    ``at_once``: nobody wants to see them before the last one, so each engine request's arrive together with its last.
+    The event loop then sleeps while the engine computes.
+    """
+
+    def __init__(self, relay: Relay, *, at_once: bool = False) -> None:
         self._relay = relay
+        self.at_once = at_once
         self._events: list[tuple[int, Event]] = []
         self._arrived = asyncio.Event()
         self.finished: set[int] = set()
@@ -71,6 +76,12 @@ class Slot:
     mailbox: Mailbox
     relay: Relay
     number: int
+    _held: list[Event] = field(default_factory=list)
 
     def put(self, event: Event) -> None:
-        self.relay.post(self, event)
+        self._held.append(event)
+        if self.mailbox.at_once and not isinstance(event, (Done, Failed)):
+            return
+        for held in self._held:
+            self.relay.post(self, held)
+        self._held.clear()

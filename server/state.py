@@ -94,11 +94,11 @@ class ServerState:
     _grammars: GrammarCompiler | None = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def mailbox(self) -> Mailbox:
-        """A mailbox of the running event loop."""
+    def mailbox(self, *, at_once: bool = False) -> Mailbox:
+        """A mailbox of the running event loop; ``at_once`` where the answer is not streamed."""
         if self._relay is None:
             self._relay = Relay(asyncio.get_running_loop())
-        return Mailbox(self._relay)
+        return Mailbox(self._relay, at_once=at_once)
 
     def grammar_compiler(self) -> GrammarCompiler:
         """The compiler of answer formats, made when first asked for. May be called from any thread."""

@@ -35,7 +35,7 @@ async def chat_completions(body: ChatBody, http: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=await grammar_of(body, state),
     )
-    mailbox = state.mailbox()
+    mailbox = state.mailbox(at_once=not body.stream)
     request = make_request(state, body, prompt, params, mailbox.slot(0))
     answer = ChatAnswer(
         f"chatcmpl-{uuid.uuid4().hex}",

@@ -36,7 +36,7 @@ async def completions(body: CompletionBody, http: Request) -> Response:
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
         raise bad_value("max_tokens", "0 is only allowed with echo=true")
-    mailbox = state.mailbox()
+    mailbox = state.mailbox(at_once=not body.stream)
     requests = []
     grammar = await grammar_of(body, state)
     for number, prompt in enumerate(prompts):

@@ -65,3 +65,19 @@ def test_events_for_a_loop_that_is_gone_are_dropped() -> None:
     box = loop.run_until_complete(make())
     loop.close()
     box.slot(0).put(Done(0, 0, 0))
+
+
+def test_what_nobody_sees_before_the_end_arrives_with_the_end() -> None:
+    async def collect() -> tuple[bool, list[object]]:
+        box = Mailbox(Relay(asyncio.get_running_loop()), at_once=True)
+        first, second = box.slot(0), box.slot(1)
+        first.put(Delta(0, "a"))
+        second.put(Delta(0, "b"))
+        await asyncio.sleep(0)
+        taking = asyncio.ensure_future(box.take())
+        await asyncio.sleep(0)
+        early = taking.done()
+        first.put(Done(1, 1, 0))
+        return early, [(number, type(event)) for number, event in await taking]
+
+    assert asyncio.run(collect()) == (False, [(0, Delta), (0, Done)])
