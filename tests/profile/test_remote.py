@@ -143,7 +143,8 @@ def test_a_download_that_left_files_out_is_never_taken_for_the_model(hub: HubSer
     try:
         fetched = source.fetch_weights()
     except CheckpointNotFoundError as error:
-        assert re.search(r"model-00001-of-00002.*could not be downloaded", str(error))  # noqa: PT017
+        # Which of the two it is depends on when huggingface_hub asks for the listing.
+        assert re.search(r"model-00001-of-00002.*could not be downloaded|lacks a file", str(error))  # noqa: PT017
     else:  # older releases of huggingface_hub need no listing
         assert LocalSource(fetched).total_weight_bytes() == 8 * MIB
 
