@@ -28,10 +28,7 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from bigmodel import Accelerator
-from bigmodel.train.logging import get_logger
-from bigmodel.train.progress import tqdm
-from bigmodel.train.seeding import set_seed
+from bigmodel import Accelerator, get_logger, set_seed, tqdm
 
 logger = get_logger(__name__, log_level="INFO")
 SEPARATOR = 0
