@@ -18,7 +18,8 @@ from .source import meta_model, model_config, profile_source
 from .tensors import TensorSpec, named_tensors, storage_key, tensor_specs
 from .ties import find_tied_parameters, retie_parameters
 from .trace import Trace
-from .training import OPTIMIZERS, TrainingMemory, training_memory
+from .training import TrainingMemory, training_memory
+from .training_step import OPTIMIZERS
 from .units import SLAB_ALIGNMENT, UnitProfile, profile_units
 from .usage import image_shape, sound_shape
 from .workload import Workload

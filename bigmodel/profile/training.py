@@ -1,34 +1,17 @@
-"""What training takes: a step of it is run on fake tensors, forward, backward and optimizer, and recorded."""
+"""What one rank takes to train a model: weights, gradients, optimizer, activations, and what it communicates with."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..devices import HOST, torch_device, virtual
+from ..devices import HOST, virtual
 from ..errors import PlanError
-from .clone import fake_clone
-from .model_profile import DEFAULT_CONTEXT, max_context
-from .no_split import find_units
-from .recorder import Recorder
-from .session import ConstantsThroughHost
 from .sharding import FORWARD, OPTIMIZER, PHASES, STRATEGIES, sharding_of
-from .trace import Allocate, Free, Scratch
-from .usage import image_shape
-
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "sgd": torch.optim.SGD,
-    "adafactor": torch.optim.Adafactor,
-}
-"""Optimizers by name; any function of parameters will do, too."""
+from .training_step import OPTIMIZERS, TrainingStep
 
 
 @dataclass(frozen=True)
@@ -85,7 +68,7 @@ def training_memory(
     _check(ranks, strategy, optimizer)
     if checkpointing and device_type == virtual.TYPE:
         device_type = HOST  # autograd cannot recompute on the virtual accelerator, which computes as the host does
-    step = _Step(model, batch_size, context_length, optimizer, checkpointing, device_type)
+    step = TrainingStep(model, batch_size, context_length, optimizer, checkpointing, device_type)
     step.record()
     sharding = sharding_of(model, ranks, strategy)
     share = sharding.share
@@ -110,140 +93,3 @@ def _check(ranks: int, strategy: str, optimizer: object) -> None:
         raise PlanError(f"strategy is {strategy!r}; use one of {', '.join(STRATEGIES)}")
     if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
         raise PlanError(f"optimizer is {optimizer!r}; use one of {', '.join(OPTIMIZERS)}, or give a function")
-
-
-class _Step:
-    """Two steps of training on fake tensors, of which the second is recorded.
-
-    Attributes:
-        weights, buffers, gradients, state: bytes, once `record` has run.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        batch_size: int,
-        context_length: int | None,
-        optimizer: str | Callable[..., torch.optim.Optimizer],
-        checkpointing: bool,
-        device_type: str,
-    ) -> None:
-        self._device = torch_device(device_type)
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._model = _trainable(model, self._mode, self._device, checkpointing)
-        self._blocks = tuple(f"{unit.name}." for unit in find_units(model) if unit.is_block)
-        self._batch_size, self._context = batch_size, _length(model, context_length)
-        self._make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
-        self.weights = _bytes(self._model.parameters())
-        self.buffers = _bytes(self._model.buffers())
-        self.gradients = self.state = 0
-
-    def record(self) -> None:
-        """Run both steps."""
-        recorder = Recorder(iter([*self._model.parameters(), *self._model.buffers()]))
-        with self._mode, recorder, ConstantsThroughHost():
-            optimizer = self._make([p for p in self._model.parameters() if p.requires_grad])
-            inputs = self._inputs()
-            self._step(optimizer, inputs, recorder)
-            optimizer.zero_grad()
-            self._step(optimizer, inputs, recorder)
-            self.gradients = _bytes(p.grad for p in self._model.parameters() if p.grad is not None)
-            kept = list(_tensors(optimizer.state))
-            self.state = _bytes(tensor for tensor in kept if tensor.device.type == self._device.type)
-            # What the optimizer keeps is counted by itself; Adam counts its steps on the host.
-            self._kept = {recorder.number_of(tensor) for tensor in kept}
-        self._events = list(recorder.events)
-
-    def most_beside(self, phase: str, share: Callable[[int], int]) -> int:
-        """Return the most bytes alive at once in a phase of the step, beside weights, buffers and what is kept.
-
-        Args:
-            phase: one of `PHASES`.
-            share: how many bytes of a gradient of so many this rank keeps.
-        """
-        alive: dict[int, int] = {}
-        now = highest = 0
-        for position, event in enumerate(self._events):
-            if isinstance(event, Allocate) and event.storage not in self._kept:
-                held = share(event.nbytes) if event.storage in self._gradients else event.nbytes
-                alive[event.storage] = held
-                now += held
-            elif isinstance(event, Free):
-                now -= alive.pop(event.storage, 0)
-            if position in self._phases[phase]:
-                highest = max(highest, now + (event.nbytes if isinstance(event, Scratch) else 0))
-        return highest
-
-    def _step(self, optimizer: torch.optim.Optimizer, inputs: Mapping[str, torch.Tensor], recorder: Recorder) -> None:
-        marks = [len(recorder.events)]
-        loss = self._model(**inputs).loss
-        if loss is None:
-            raise PlanError(f"{type(self._model).__name__} returns no loss, so its training cannot be followed")
-        marks.append(len(recorder.events))
-        with torch.autograd.set_multithreading_enabled(False):  # the modes that record belong to this thread
-            loss.backward()
-        self._gradients = {recorder.number_of(p.grad) for p in self._model.parameters() if p.grad is not None}
-        marks.append(len(recorder.events))
-        optimizer.step()
-        marks.append(len(recorder.events))
-        marks.insert(2, self._first_of_block(recorder, *marks[1:3]))
-        self._phases = {phase: range(*marks[turn : turn + 2]) for turn, phase in enumerate(PHASES)}
-
-    def _first_of_block(self, recorder: Recorder, begin: int, end: int) -> int:
-        """Return the position of the event between `begin` and `end` that makes the first gradient of a block."""
-        gradients = {
-            recorder.number_of(parameter.grad)
-            for name, parameter in self._model.named_parameters()
-            if parameter.grad is not None and name.startswith(self._blocks)
-        }
-        made = (
-            position
-            for position in range(begin, end)
-            if isinstance(event := recorder.events[position], Allocate) and event.storage in gradients
-        )
-        return next(made, end)
-
-    def _inputs(self) -> dict[str, torch.Tensor]:
-        name, config = getattr(self._model, "main_input_name", None), getattr(self._model, "config", None)
-        if "labels" not in inspect.signature(self._model.forward).parameters or config is None:
-            raise PlanError(f"{type(self._model).__name__} takes no labels; give a transformers model with a loss")
-        if name == "pixel_values":
-            shape = (self._batch_size, *image_shape(config))
-            dtype = next(p.dtype for p in self._model.parameters())
-            labels = torch.zeros(self._batch_size, dtype=torch.long, device=self._device)
-            return {name: torch.zeros(shape, dtype=dtype, device=self._device), "labels": labels}
-        if name != "input_ids":
-            raise PlanError(f"{type(self._model).__name__} takes {name!r}; texts and images are followed in training")
-        ids = torch.zeros(self._batch_size, self._context, dtype=torch.long, device=self._device)
-        return {"input_ids": ids, "labels": ids}
-
-
-def _trainable(model: nn.Module, mode: FakeTensorMode, device: torch.device, checkpointing: bool) -> Any:
-    """Return a fake copy in training mode, that asks for the gradients that `model` asks for."""
-    wanted = [parameter.requires_grad for parameter in model.parameters()]
-    clone: Any = fake_clone(model, mode, device, {}).train()
-    for parameter, asks in zip(clone.parameters(), wanted, strict=True):
-        parameter.requires_grad_(asks and parameter.is_floating_point())
-    if checkpointing:
-        if not getattr(clone, "supports_gradient_checkpointing", False):
-            raise PlanError(f"{type(model).__name__} cannot recompute its blocks; leave checkpointing off")
-        # Renamed in transformers 5.
-        getattr(clone, "activation_checkpointing_enable", clone.gradient_checkpointing_enable)()
-    return clone
-
-
-def _length(model: nn.Module, wanted: int | None) -> int:
-    limit = max_context(model)
-    if wanted is not None and limit is not None and wanted > limit:
-        raise PlanError(f"context_length is {wanted}, but {type(model).__name__} allows {limit} tokens")
-    return wanted if wanted is not None else min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
-
-
-def _bytes(tensors: Any) -> int:
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(storages.values())
-
-
-def _tensors(state: Mapping[Any, Mapping[str, Any]]) -> Iterator[torch.Tensor]:
-    for kept in state.values():
-        yield from (value for value in kept.values() if isinstance(value, torch.Tensor))
