@@ -55,11 +55,7 @@ def stream_and_compute(
         kwargs: Likewise.
     """
     if not wants_gradients(block, args, kwargs):
-        slot = streamer.acquire(block)
-        try:
-            return compute(args, kwargs)
-        finally:
-            streamer.release(slot)
+        return streamer.visit(block, lambda: compute(args, kwargs))
     if block.encloses:
         return _through_copies(streamer, block, compute, args, kwargs)
     leaves, structure = tree_flatten((args, kwargs))

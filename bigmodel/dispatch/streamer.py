@@ -14,9 +14,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -26,13 +27,15 @@ from .fetch import Fetcher
 from .slab import largest
 from .stats import StreamStats
 
+T = TypeVar("T")
+
 
 @dataclass(eq=False)
 class Slot:
     """Device memory that holds one block at a time.
 
     `users` counts the forwards that run on its content now; `last_use` orders slots by when they were last wanted;
-    `prefetched` tells that its content was fetched before anybody asked for it;
+    `prefetched` tells that its content was fetched before anybody asked for it, `shown` that the model refers to it;
     `marks` are the computations that must end before the content may be overwritten.
     """
 
@@ -43,6 +46,7 @@ class Slot:
     last_use: int = 0
     version: int = 0
     prefetched: bool = False
+    shown: bool = False
     ready: Event | None = None
     marks: list[Event] = field(default_factory=list)
     views: dict[Block, list[torch.Tensor]] = field(default_factory=dict)
@@ -81,7 +85,8 @@ class Streamer:
     def _start(self) -> None:
         """Make what belongs to one process: threads, their locks, and what they are in the middle of."""
         self._process = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self.stats = StreamStats()
         self._stream: CopyStream = copy_stream(self.device)
         self._fetcher = Fetcher(self._stream, self.device, self.stats, self.blocks)
@@ -93,12 +98,17 @@ class Streamer:
         for slot in self._slots:
             if slot.content is not None and slot.users:
                 slot.content.show_host()
-            slot.content, slot.ready, slot.users, slot.marks = None, None, 0, []
+            slot.content, slot.ready, slot.users, slot.shown, slot.marks = None, None, 0, False, []
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of device memory that the slots take, and what is staged on the way to them."""
         return sum(slot.slab.nbytes for slot in self._slots) + self._fetcher.staging_bytes
+
+    @property
+    def in_use(self) -> int:
+        """Slots whose content forwards run on now."""
+        return sum(slot.users > 0 for slot in self._slots)
 
     @contextmanager
     def use(self, block: Block) -> Iterator[None]:
@@ -115,9 +125,39 @@ class Streamer:
         Raises:
             Exception: Whatever the fetch raised; nothing is held then.
         """
+        held: list[Slot] = []
+        try:
+            self._acquire(block, held)
+        except BaseException:
+            self._release(held)
+            raise
+        return held[0]
+
+    def release(self, slot: Slot) -> None:
+        """Give a slot back; the last to do so shows the host weights again."""
+        self._release([slot])
+
+    def visit(self, block: Block, compute: Callable[[], T]) -> T:
+        """Return what `compute` returns while `block`'s weights are on the device.
+
+        Ctrl-C may fall between any two steps of this: the slot is given back all the same.
+        """
+        held: list[Slot] = []
+        try:
+            self._acquire(block, held)
+            return compute()
+        finally:
+            try:
+                self._release(held)
+            except KeyboardInterrupt:
+                self._release(held)
+                raise
+
+    def _acquire(self, block: Block, held: list[Slot]) -> None:
+        """Bring `block` to the device and show it. `held` gets its slot as soon as that is in use."""
         if self._process != os.getpid():
             self._start_in_child()
-        slot = self._take(block)
+        slot = self._take(block, held)
         prefetched = slot.prefetched
         try:
             self._await(block, slot)
@@ -125,17 +165,18 @@ class Streamer:
             if not prefetched:
                 raise
             # That happened before anybody needed the block. Whether it can be had now is what counts.
-            slot = self._take(block)
-            self._await(block, slot)
-        self._thread.holds += 1
-        return slot
+            self._release(held)
+            self._await(block, self._take(block, held))
 
-    def _take(self, block: Block) -> Slot:
+    def _take(self, block: Block, held: list[Slot]) -> Slot:
         """Return the slot that holds `block` or will, marked as in use, and start fetching what follows."""
         thread = self._thread
-        with self._changed:
+        with self._lock:
             slot = self._find_or_fetch(block)
+            # An interrupt is noticed at calls alone: these three happen together or not at all.
             slot.users += 1
+            thread.holds += 1
+            held.append(slot)
             self._clock += 1
             slot.last_use = self._clock
             if thread.last is not None and thread.last is not block:
@@ -144,40 +185,48 @@ class Streamer:
             self._prefetch(block)
         return slot
 
-    def release(self, slot: Slot) -> None:
-        """Give a slot back; the last to do so shows the host weights again."""
-        self._thread.holds -= 1
-        with self._changed:
-            slot.users -= 1
-            marks = (*slot.marks, self._stream.compute_mark())
-            slot.marks = [mark for mark in marks if not mark.done()]
-            if slot.users == 0:
-                block = slot.content
-                assert block is not None
-                if block.has_state:
-                    block.keep_state(self._views(block, slot))
-                block.show_host()
-                if slot.transient:
-                    self._forget(slot)
-                self._changed.notify_all()
+    def _release(self, held: list[Slot]) -> None:
+        """Give back the slot in `held` and empty it. If that is interrupted it can be done again."""
+        with self._lock:
+            if held:
+                slot = held[0]
+                marks = (*slot.marks, self._stream.compute_mark())
+                slot.marks = [mark for mark in marks if not mark.done()]
+                if slot.users == 1:
+                    self._show_host(slot)
+                slot.users -= 1
+                self._thread.holds -= 1
+                del held[:]
+            self._changed.notify_all()
+
+    def _show_host(self, slot: Slot) -> None:
+        block = slot.content
+        if slot.shown and block is not None:
+            if block.has_state:
+                block.keep_state(self._views(block, slot))
+            block.show_host()
+            slot.shown = False
+        if slot.transient:
+            self._forget(slot)
 
     def _await(self, block: Block, slot: Slot) -> None:
+        """Wait for `block`'s arrival in `slot` and show it there."""
         assert slot.ready is not None
         started = time.perf_counter()
         try:
             slot.ready.wait()
         except BaseException:
-            with self._changed:
-                slot.users -= 1
+            with self._lock:
                 # Unless the wait was interrupted and the fetch goes on: then its content is still to come.
                 if self._slot_of.get(block) is slot and slot.ready.done():
                     self._forget(slot)
-                self._changed.notify_all()
             raise
         waited = time.perf_counter() - started
-        with self._changed:
+        with self._lock:
             self.stats.seconds_waited += waited
-            block.show(self._views(block, slot))
+            views = self._views(block, slot)
+            slot.shown = True
+            block.show(views)
 
     def _views(self, block: Block, slot: Slot) -> list[torch.Tensor]:
         views = slot.views.get(block)

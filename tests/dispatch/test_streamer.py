@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
 
 import pytest
 import torch
@@ -156,6 +159,49 @@ def test_what_is_wrong_with_the_next_block_is_told_by_that_block_alone() -> None
     registries[1]["weight"] = weight
     with streamer.use(made[1]), streamer.use(made[2]):
         assert [registry["weight"].cpu()[0].item() for registry in registries[1:]] == [1, 2]
+
+
+def interrupted_at(number: int, work: Callable[[], object]) -> bool:
+    """Do `work` with a Ctrl-C at one of its calls and returns, where Python notices it; False past the last of them."""
+    left = number
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal left
+        if event in ("call", "c_return"):
+            left -= 1
+            if left < 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_an_interrupt_at_any_moment_leaves_everything_as_it_was(slots: int) -> None:
+    made, registries = blocks(3)
+    host = [registry["weight"] for registry in registries]
+    streamer = streamer_of(made, slots)
+
+    def visit_all() -> None:
+        for block, registry in zip(made, registries):
+            streamer.visit(block, registry.copy)
+
+    number = 0
+    while interrupted_at(number, visit_all):
+        assert [registry["weight"] is each for registry, each in zip(registries, host)] == [True] * 3, number
+        assert streamer.in_use == 0, number
+        number += 1
+    assert number > 100
+    for expected, (block, registry) in enumerate(zip(made, registries)):
+        shown = streamer.visit(block, registry.copy)["weight"]
+        assert shown.cpu()[0] == expected
 
 
 def test_threads_share_blocks_without_mixing_them_up() -> None:
