@@ -18,7 +18,9 @@ def ask(question: str, folder: Path, *arguments: str) -> None:
     assert main([question, "--quick", "--rounds", "1", "--check", "--results", str(folder), *arguments]) == 0
 
 
-@pytest.mark.parametrize("question", ["serve-throughput", "serve-http", "serve-latency", "serve-streamed", "serve-linear"])
+@pytest.mark.parametrize(
+    "question", ["serve-throughput", "serve-http", "serve-latency", "serve-streamed", "serve-linear"]
+)
 def test_it_answers(question: str, tmp_path: Path) -> None:
     ask(question, tmp_path, *(["--tokens", "4"] if question == "serve-throughput" else []))
     (result,) = tmp_path.glob("*.json")
