@@ -66,6 +66,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "from_pretrained",
         "get_plan",
         "load_checkpoint_and_dispatch",
+        "quantization_errors",
         "send_to_device",
         "undispatch",
     ),
@@ -181,6 +182,7 @@ if TYPE_CHECKING:
         from_pretrained,
         get_plan,
         load_checkpoint_and_dispatch,
+        quantization_errors,
         send_to_device,
         undispatch,
     )
