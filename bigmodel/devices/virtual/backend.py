@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from ..native_threads import let_threads_finish
 from .tensor import TYPE, VirtualTensor, board
 
 _FACTORIES = (
@@ -100,6 +102,8 @@ def register() -> None:
         for name in ("empty.memory_format", "empty_strided", *_FACTORIES):
             library.impl(name, _factory(_overload(name)), "PrivateUse1")
         library.impl("_copy_from", _copy_from, "PrivateUse1")
+        # Gradients of virtual tensors are Python objects, which the autograd thread of the device lets go of.
+        atexit.register(let_threads_finish, "pt_autograd")
         _library = library
 
 
