@@ -1,7 +1,8 @@
 """How long does a decode step take by the plans of the search, beside the device map that accelerate makes?
 
 Every map is dispatched by bigmodel, on a virtual accelerator behind a link of a set bandwidth, so that the map is all
-that differs. Budgets are shares of the model's weights; accelerate counts weights alone, the plans everything.
+that differs. Budgets are shares of the model's weights. accelerate counts weights alone, so its map passes them; it is
+also made under a budget so much smaller that what is measured keeps the real one, and plans are held against that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .steps import Decoder
 
 ACCELERATE = "accelerate's map"
+FITTED = "accelerate's map, budget kept"
 STREAMED = "plan, rest streamed"
 SHARED = "plan, host computes too"
 FAMILIES = ("llama", "gpt2")
@@ -58,26 +60,30 @@ def run(options: argparse.Namespace) -> Report:
 def report(options: argparse.Namespace, rows: list[list[Cell]], samples: dict[str, Samples]) -> Report:
     """Return the table, and the limit that no plan is slower than accelerate's map."""
     columns = [Column("model"), Column("room", "percent"), Column("map"), Column("step", "seconds")]
-    columns += [Column("over accelerate's", "ratio"), Column("budget kept")]
-    worst = max(ratio for _, _, name, _, ratio, _ in rows if name != ACCELERATE and isinstance(ratio, float))
+    columns += [Column("over accelerate's that fits", "ratio"), Column("budget kept")]
+    worst = max(
+        ratio for _, _, name, _, ratio, _ in rows if name not in (ACCELERATE, FITTED) and isinstance(ratio, float)
+    )
     return Report(
         "maps",
         options.device,
         settings={"steps": options.steps, "link": BANDWIDTH},
         tables=[Table("A decode step by each map", columns, rows)],
-        limits=[Limit("slowest plan over accelerate's map", worst, "<=", NO_SLOWER)],
+        limits=[Limit("slowest plan over accelerate's map that keeps the budget", worst, "<=", NO_SLOWER)],
         notes=["room: the accelerator's budget as a share of the weights"],
         samples=samples,
     )
 
 
 def _row(family: str, share: float, name: str, samples: Samples, peaks: dict[str, bool]) -> list[Cell]:
-    over = 1.0 if name == ACCELERATE else samples.ratio(name, ACCELERATE).median
+    over = 1.0 if name == FITTED else samples.ratio(name, FITTED).median
     return [family, share, name, samples.median(name), over, "yes" if peaks[name] else "no"]
 
 
 def _decoders(folder: Path, share: float) -> tuple[dict[str, Decoder], dict[str, bool]]:
     """Return what decodes by each map, and whether it keeps the budget while it does."""
+    import gc
+
     from accelerate import infer_auto_device_map
 
     from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
@@ -90,17 +96,29 @@ def _decoders(folder: Path, share: float) -> tuple[dict[str, Decoder], dict[str,
     model: Any = skeleton(folder)
     budget = int(share * sum(parameter.nbytes for parameter in model.parameters()))
     budgets: dict[Any, Any] = {0: budget, "cpu": 2**36}
+    classes = model._no_split_modules
     shapes = {"batch_size": 1, "context_length": CONTEXT, "new_tokens": CONTEXT // 2}
-    maps: dict[str, Any] = {
-        ACCELERATE: dict(infer_auto_device_map(model, budgets, no_split_module_classes=model._no_split_modules)),
-        STREAMED: plan(folder, budgets, **shapes),
-        SHARED: plan(folder, budgets, offload="auto", **shapes),
-    }
-    decoders, kept = {}, {}
-    for name, device_map in maps.items():
+
+    def by_accelerate(room: int) -> dict[str, Any]:
+        return dict(infer_auto_device_map(model, {0: room, "cpu": 2**36}, no_split_module_classes=classes))
+
+    def decoding(device_map: Any) -> tuple[Decoder, int]:
+        gc.collect()
         before = memory_allocated(0)
-        decoders[name] = Decoder(from_pretrained(folder, device_map, main_device=0), "virtual:0")
+        decoder = Decoder(from_pretrained(folder, device_map, main_device=0), "virtual:0")
         reset_peak_memory(0)
-        decoders[name].seconds_per_step(2)
-        kept[name] = max_memory_allocated(0) - before <= budget
-    return decoders, kept
+        decoder.seconds_per_step(2)
+        return decoder, max_memory_allocated(0) - before
+
+    found = {
+        ACCELERATE: decoding(by_accelerate(budget)),
+        STREAMED: decoding(plan(folder, budgets, **shapes)),
+        SHARED: decoding(plan(folder, budgets, offload="auto", **shapes)),
+    }
+    room, found[FITTED] = budget, found[ACCELERATE]
+    while found[FITTED][1] > budget and room > 0:
+        room -= max(found[FITTED][1] - budget, budget // 100)
+        found[FITTED] = decoding(by_accelerate(max(room, 1)))
+    return {name: decoder for name, (decoder, _) in found.items()}, {
+        name: peak <= budget for name, (_, peak) in found.items()
+    }

@@ -113,9 +113,10 @@ def verify(
         model, dict(found.device_map), dtype=dtype, main_device=found.main_device, max_memory=budgets or None
     )
     use = planned_use(loaded, found)
-    with torch.inference_mode():
+    with torch.no_grad():  # as `generate` itself runs
         memory = _peaks(found, loaded, use, before)
-        keep_freed_memory()
+    keep_freed_memory()
+    with torch.inference_mode():
         return found, [*memory, *_times(found, use)]
 
 
