@@ -2,7 +2,7 @@
 
 PyTorch hands float32 matrices to MKL, which keeps its AVX-512 kernels for processors of Intel's: on others it
 computes with registers of half the width. oneDNN, which PyTorch carries too and hands bfloat16 to, asks only what
-the processor can do. On a Zen 5 it is two to three times as fast at the sizes of a step (`bigmodel bench
+the processor can do. On a Zen 5 it is more than twice as fast at the sizes of a step (`bigmodel bench
 serve-linear` prints both). It reads the weights where they lie, so nothing is converted and nothing is kept twice.
 
 The two sum in another order, so the last bits differ between them; within an engine one of them does everything.
