@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from ..checkpoint import mapped_region
 from ..devices import HOST, max_memory_allocated, memory_allocated, reset_peak_memory
 from ..plan import owner_of
 from ..profile import named_tensors, storage_key
+from .fused import lies_on_disk
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """What `mallopt` of the GNU C library calls these (malloc.h)."""
@@ -60,7 +60,7 @@ def host_bytes(model: nn.Module, device_map: Mapping[str, Any]) -> int:
     for name, tensor, _is_buffer, _persistent in named_tensors(model):
         owner = owner_of(name, device_map)
         held = owner is not None and device_map[owner] == HOST
-        if tensor.device.type == HOST and (held or mapped_region(tensor) is None):
+        if tensor.device.type == HOST and (held or not lies_on_disk(tensor)):
             counted[storage_key(tensor)] = tensor.nbytes
     return sum(counted.values())
 
