@@ -173,6 +173,7 @@ def interrupted_at(number: int, work: Callable[[], object]) -> bool:
                 sys.setprofile(None)
                 raise KeyboardInterrupt
 
+    enabled = torch.is_grad_enabled()
     sys.setprofile(interrupt)
     try:
         work()
@@ -180,6 +181,7 @@ def interrupted_at(number: int, work: Callable[[], object]) -> bool:
         return True
     finally:
         sys.setprofile(None)
+        torch.set_grad_enabled(enabled)  # torch's own no_grad() does not survive one in its exit
     return False
 
 
