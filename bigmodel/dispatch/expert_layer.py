@@ -77,16 +77,22 @@ class ExpertLayer:
     def block(self, expert: int) -> Block:
         """Return one expert as a block, laid out as `layout` says."""
         if expert not in self._blocks:
-            tensors: list[HostTensor] = []
-            places: list[Place] = []
-            for fused, place in zip(self.fused.tensors, self.layout.places):
-                for part in _parts(fused.value.detach(), expert):
-                    tensors.append(HostTensor(part.value, fused.device_dtype))
-                    places.append(_place_of(part, place))
-            block = Block(f"{self.name}.{expert}", tensors)
-            block.layout = Layout(tuple(places), self.layout.nbytes)
-            self._blocks[expert] = block
+            # A block outlives the forward that asks for it first: its views are no inference tensors, which count no
+            # versions, even if that forward runs in inference mode.
+            with torch.inference_mode(False):
+                self._blocks[expert] = self._made(expert)
         return self._blocks[expert]
+
+    def _made(self, expert: int) -> Block:
+        tensors: list[HostTensor] = []
+        places: list[Place] = []
+        for fused, place in zip(self.fused.tensors, self.layout.places):
+            for part in _parts(fused.value.detach(), expert):
+                tensors.append(HostTensor(part.value, fused.device_dtype))
+                places.append(_place_of(part, place))
+        block = Block(f"{self.name}.{expert}", tensors)
+        block.layout = Layout(tuple(places), self.layout.nbytes)
+        return block
 
     def rows(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return by name the fused tensors that lie in `memory`, uint8 of shape (experts, bytes of `layout`)."""

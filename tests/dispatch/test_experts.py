@@ -254,6 +254,17 @@ def test_experts_cast_on_their_way_are_those_of_the_cast_model(tmp_path: Path) -
     assert stats(model)["bytes_fetched"] % EXPERT_BYTES == 0
 
 
+def test_experts_on_disk_may_be_seen_first_in_inference_mode_and_later_without(tmp_path: Path) -> None:
+    from bigmodel.dispatch.pretrained import from_pretrained
+
+    mixtral().save_pretrained(tmp_path)
+    model = from_pretrained(tmp_path, {"": 0, "model.layers": "disk"}, expert_cache=1)
+    with torch.inference_mode():
+        first = model(tokens()).logits.cpu()
+    assert torch.equal(logits(model, tokens()), first)
+    assert torch.equal(first, logits(resident(mixtral), tokens().to(DEVICE)))
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_on_the_host_unchosen_experts_on_disk_are_not_touched(implementation: str, tmp_path: Path) -> None:
     """Their pages are made unreadable: touching one would end the process."""
