@@ -90,7 +90,7 @@ def small_budgets(weights: int) -> dict[str, int]:
         os.environ["BIGMODEL_VIRTUAL"] = f"1x{weights}"
         bigmodel.devices.virtual.enable_from_environment()
         console.print("no accelerator on this machine: a virtual one stands in")
-    return {"0": int(0.9 * weights), "cpu": int(0.3 * weights)}
+    return {"0": int(0.9 * weights), "cpu": int(0.6 * weights)}
 
 
 def load(folder: Path, budgets: dict[str, int]) -> PreTrainedModel:
