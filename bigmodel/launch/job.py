@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from ..errors import LaunchError
+from ..train.environment import changed_environment
 from .environment import launch_environment
 from .flags import Launch
 from .processes import Processes, plan_processes
@@ -55,21 +56,6 @@ def elastic_arguments(config: LaunchConfig, processes: Processes) -> list[str]:
         if value is not None:
             arguments.append(f"--{name}={value}")
     return arguments
-
-
-@contextmanager
-def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set `variables` in this process's environment, and put back what was there at the end."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _check_script(launch: Launch) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import LaunchError
+from ..train.environment import changed_environment
 from .environment import launch_environment
-from .job import changed_environment, launcher_log
+from .job import launcher_log
 from .processes import check_port
 from .settings import MIXED_PRECISIONS, LaunchConfig
 from .start_method import start_method

@@ -7,6 +7,8 @@ others keep accelerate's names, so that either launcher can start either library
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from bigmodel.errors import TrainError
 
@@ -57,3 +59,18 @@ def integer(name: str, default: int) -> int:
 def text(name: str, default: str) -> str:
     """Read a string; an empty variable counts as unset."""
     return os.environ.get(name) or default
+
+
+@contextmanager
+def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set `variables` in this process's environment, and put back what was there at the end."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

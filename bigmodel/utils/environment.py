@@ -49,17 +49,8 @@ def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
 @contextmanager
 def patch_environment(**variables: Any) -> Iterator[None]:
     """Set variables, named in capital letters, while the body runs; then give them back what they had."""
-    names = {name.upper(): str(value) for name, value in variables.items()}
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    try:
+    with environment.changed_environment({name.upper(): str(value) for name, value in variables.items()}):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager
