@@ -19,7 +19,7 @@ class HubServer(ThreadingHTTPServer):
     """Serves each subfolder ``owner/name`` of `root` as a repository, and counts what it sent.
 
     Attributes:
-        sent: bytes of content sent, by file name.
+        sent: bytes of content handed to the socket, by file name.
         requests: "METHOD file" of every request for a file, in order.
         ignore_ranges: answer range requests with the whole file, as simple servers do.
         gated: repositories whose files are refused without a token.
@@ -123,13 +123,14 @@ class _Handler(BaseHTTPRequestHandler):
             file.seek(begin)
             while begin < end:
                 content = file.read(min(64 * 1024, end - begin))
+                # Counted first: the client may have it, and the test look at the count, before write() returns.
+                self.server.sent[name] = self.server.sent.get(name, 0) + len(content)
                 try:
                     self.wfile.write(content)
                 except OSError:  # the client had enough
                     self.close_connection = True
                     return
                 begin += len(content)
-                self.server.sent[name] = self.server.sent.get(name, 0) + len(content)
 
     def _refuse(self, status: int, code: str) -> None:
         self._send(status, b"", {"X-Error-Code": code, "X-Error-Message": code})
