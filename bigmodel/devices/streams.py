@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -82,19 +81,37 @@ class DeviceEvent:
 
 
 class HostEvent:
-    """An event of work that a host thread does; None for work that was done before it was asked for."""
+    """An event of work that a host thread does."""
 
-    def __init__(self, work: Future[None] | None = None) -> None:
+    def __init__(self, work: Future[None]) -> None:
         self._work = work
 
     def done(self) -> bool:
-        return self._work is None or self._work.done()
+        return self._work.done()
 
     def wait(self) -> None:
-        if self._work is not None:
-            self._work.result()
+        self._work.result()
 
     synchronize = wait
+
+
+class PastEvent:
+    """An event that had passed before it was asked for; `error` is what its work raised, if it did."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    synchronize = wait
+
+
+PAST = PastEvent()
 
 
 class DeviceCopyStream:
@@ -131,16 +148,13 @@ def _do_after(events: Sequence[Event], work: Callable[[], None]) -> None:
     work()
 
 
-def _done_here(work: Callable[[], None]) -> Future[None]:
-    """Do `work` at once and return how it ended."""
-    ended: Future[None] = Future()
+def _done_here(events: Sequence[Event], work: Callable[[], None]) -> PastEvent:
+    """Do `work`, which comes after `events`, at once; return how it ended."""
     try:
-        work()
+        _do_after(events, work)
     except Exception as error:
-        ended.set_exception(error)
-    else:
-        ended.set_result(None)
-    return ended
+        return PastEvent(error)
+    return PAST
 
 
 class ThreadCopyStream:
@@ -158,11 +172,14 @@ class ThreadCopyStream:
             self._process = os.getpid()
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
             self._last = None
-        idle = all(event.done() for event in after) and (self._last is None or self._last.done())
-        if idle and nbytes is not None and nbytes <= HAND_OVER_BYTES:
-            return HostEvent(_done_here(partial(_do_after, after, work)))
+        if nbytes is not None and nbytes <= HAND_OVER_BYTES and self._is_idle(after):
+            return _done_here(after, work)
         self._last = self._worker.submit(_do_after, after, work)
         return HostEvent(self._last)
 
     def compute_mark(self) -> Event:
-        return HostEvent()
+        return PAST
+
+    def _is_idle(self, after: Sequence[Event]) -> bool:
+        """Whether everything queued before has been done, and everything that must come before."""
+        return (self._last is None or self._last.done()) and all(event.done() for event in after)

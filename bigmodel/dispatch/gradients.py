@@ -55,7 +55,7 @@ def stream_and_compute(
         kwargs: Likewise.
     """
     if not wants_gradients(block, args, kwargs):
-        return streamer.visit(block, lambda: compute(args, kwargs))
+        return streamer.visit(block, compute, args, kwargs)
     if block.encloses:
         return _through_copies(streamer, block, compute, args, kwargs)
     leaves, structure = tree_flatten((args, kwargs))

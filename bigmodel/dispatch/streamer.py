@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -137,15 +137,15 @@ class Streamer:
         """Give a slot back; the last to do so shows the host weights again."""
         self._release([slot])
 
-    def visit(self, block: Block, compute: Callable[[], T]) -> T:
-        """Return what `compute` returns while `block`'s weights are on the device.
+    def visit(self, block: Block, compute: Callable[..., T], *args: Any) -> T:
+        """Return what ``compute(*args)`` returns while `block`'s weights are on the device.
 
         Ctrl-C may fall between any two steps of this: the slot is given back all the same.
         """
         held: list[Slot] = []
         try:
             self._acquire(block, held)
-            return compute()
+            return compute(*args)
         finally:
             try:
                 self._release(held)
@@ -203,7 +203,7 @@ class Streamer:
         block = slot.content
         if slot.shown and block is not None:
             if block.has_state:
-                block.keep_state(self._views(block, slot))
+                block.keep_state(slot.views[block])
             block.show_host()
             slot.shown = False
         if slot.transient:
@@ -211,27 +211,26 @@ class Streamer:
 
     def _await(self, block: Block, slot: Slot) -> None:
         """Wait for `block`'s arrival in `slot` and show it there."""
-        assert slot.ready is not None
+        ready = slot.ready
+        assert ready is not None
         started = time.perf_counter()
         try:
-            slot.ready.wait()
+            ready.wait()
         except BaseException:
             with self._lock:
                 # Unless the wait was interrupted and the fetch goes on: then its content is still to come.
-                if self._slot_of.get(block) is slot and slot.ready.done():
+                if self._slot_of.get(block) is slot and ready.done():
                     self._forget(slot)
             raise
         waited = time.perf_counter() - started
         with self._lock:
             self.stats.seconds_waited += waited
-            views = self._views(block, slot)
+            views = slot.views.get(block) or self._make_views(block, slot)
             slot.shown = True
             block.show(views)
 
-    def _views(self, block: Block, slot: Slot) -> list[torch.Tensor]:
-        views = slot.views.get(block)
-        if views is None:
-            views = slot.views[block] = block.device_views(slot.slab)
+    def _make_views(self, block: Block, slot: Slot) -> list[torch.Tensor]:
+        views = slot.views[block] = block.device_views(slot.slab)
         return views
 
     def _find_or_fetch(self, block: Block) -> Slot:
