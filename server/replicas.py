@@ -2,7 +2,7 @@
 
 Each replica is the same application with its own model and engine; Ray Serve's proxy spreads requests over them and
 restarts one whose engine has failed. They share the cluster's processors and GPUs alike, and whichever is asked for
-/metrics answers for all of them. On several machines the model must be found under the same name on each.
+/metrics or /plan answers for all of them. On several machines the model must be found under the same name on each.
 ``pip install bigmodel[ray]``.
 """
 
@@ -18,10 +18,13 @@ from typing import Any
 from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
-from server.replica_metrics import Board, SharedMetrics
+from server.errors import APIError
+from server.fleet import Fleet
+from server.replica_board import Board, Word
 from server.replica_resources import Machine, resources
 from server.run import bind
 from server.state import ServerState
+from server.view import view
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +79,8 @@ def deployment(
     def build_here() -> FastAPI:  # Ray takes a function only, and calls it in the replica's process
         app = build()
         state: ServerState = app.state.server
-        state.shared_metrics = SharedMetrics(state.metrics.render, board)
+        state.fleet = Fleet(lambda: Word(state.metrics.render().decode(), view(state)), RemoteBoard(board))
+        state.fleet.start()
         return app
 
     @serve.ingress(build_here)
@@ -97,6 +101,28 @@ def deployment(
         request_router_config={"request_router_class": "server.replica_router.FewestRequests"},
         ray_actor_options=dict(share),
     )(Replica).bind()
+
+
+class RemoteBoard:
+    """The board, from a replica's process. ``actor`` is the Ray actor that it is."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def put(self, replica: str, word: Word) -> None:
+        """Not waited for: a board that is being restarted misses a word and hears the next one."""
+        self._actor.put.remote(replica, word)
+
+    def words(self) -> tuple[dict[str, Word], dict[str, Word]]:
+        """All that was said, by this process too; 503 while the board cannot be reached."""
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            words: tuple[dict[str, Word], dict[str, Word]] = ray.get(self._actor.words.remote(), timeout=5)
+        except RayError as error:
+            raise APIError(503, "the other replicas cannot be asked", code="replicas_unavailable") from error
+        return words
 
 
 def machines_of_cluster() -> list[Machine]:

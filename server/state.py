@@ -16,6 +16,7 @@ from bigmodel.errors import ServeError
 from server.engine import Engine, EngineOptions
 from server.engine.grammar import GrammarCompiler
 from server.errors import APIError
+from server.fleet import Fleet
 from server.mailbox import Mailbox, Relay
 from server.text.codec import TextCodec
 
@@ -89,7 +90,7 @@ class ServerState:
     draining: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Any = None
-    shared_metrics: Any = None  # those of all replicas, where there are several
+    fleet: Fleet | None = None  # all replicas, where there are several
     _relay: Relay | None = None
     _grammars: GrammarCompiler | None = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)

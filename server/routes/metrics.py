@@ -14,5 +14,5 @@ router = APIRouter()
 def metrics(http: Request) -> Response:
     """Everything counted, in Prometheus' text format; by all replicas, where there are several."""
     state = state_of(http)
-    numbers = state.shared_metrics or state.metrics
-    return Response(numbers.render(), media_type=CONTENT_TYPE_LATEST)
+    text = state.metrics.render() if state.fleet is None else state.fleet.metrics()
+    return Response(text, media_type=CONTENT_TYPE_LATEST)

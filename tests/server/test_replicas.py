@@ -54,6 +54,9 @@ def test_replicas_on_two_machines_answer_alike_behind_one_address_and_stop_on_a_
         # Whichever replica is asked tells what both have done, as soon as the other has said so.
         wait(lambda: [counted(url, 'requests_total{outcome="ok"}') for _ in range(4)] == [7] * 4)
         assert counted(url, "generated_tokens_total") == 7 * 12
+        shown = httpx.get(f"{url}/plan").json()
+        assert shown["engine"]["generated_tokens"] == 7 * 12
+        assert [each["engine"]["state"] for each in shown["replicas"]] == ["running"] * 2
         assert httpx.get(f"{url}/health").json() == {"status": "ok"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0

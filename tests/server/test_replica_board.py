@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.replica_metrics import Board
+from server.replica_board import Board, Word
 
 
 class Clock:
@@ -13,21 +13,24 @@ class Clock:
         return self.now
 
 
+ONE, TWO, THREE = (Word(metrics, {}) for metrics in ("one", "two", "three"))
+
+
 def test_the_last_word_of_each_replica_counts() -> None:
     board = Board(Clock())
-    board.put("a", "one")
-    board.put("b", "two")
-    board.put("a", "three")
-    assert board.texts() == (["three", "two"], [])
+    board.put("a", ONE)
+    board.put("b", TWO)
+    board.put("a", THREE)
+    assert board.words() == ({"a": THREE, "b": TWO}, {})
 
 
 def test_who_is_silent_is_gone_and_comes_back_with_a_word() -> None:
     clock = Clock()
     board = Board(clock)
-    board.put("a", "one")
+    board.put("a", ONE)
     clock.now += 9
-    board.put("b", "two")
+    board.put("b", TWO)
     clock.now += 9
-    assert board.texts() == (["two"], ["one"])
-    board.put("a", "three")
-    assert board.texts() == (["three", "two"], [])
+    assert board.words() == ({"b": TWO}, {"a": ONE})
+    board.put("a", THREE)
+    assert board.words() == ({"a": THREE, "b": TWO}, {})
