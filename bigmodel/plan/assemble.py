@@ -40,6 +40,7 @@ def assemble(
             bytes=unit.nbytes,
             reason=(reasons or {}).get(index) or reason(assignment, index, profile),
             kind=unit.class_name,
+            computed_below=assignment.computed_below.get(index, 0),
         )
         for index, unit in enumerate(profile.units)
         if unit.tensors
@@ -73,6 +74,8 @@ def reason(assignment: Assignment, index: int, profile: Profile) -> str:
             return "held by a split module itself, so resident on the main device"
         return "resident: it fits"
     place = "in RAM" if held == HOST else "on disk"
+    if index in assignment.computed_below:
+        return "does not fit beside the rest: streamed from RAM for a prompt, computed on the CPU in steps"
     if is_accelerator(runs):
         return f"does not fit beside the rest: streamed from {place.removeprefix('in ').removeprefix('on ')}"
     if not is_accelerator(assignment.main):

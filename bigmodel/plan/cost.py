@@ -10,10 +10,11 @@ from ..devices import DISK, HOST, accelerators, normalize_device
 from ..profile import Phase, Profile
 from ..profile.machine import MachineProfile
 from ..profile.quantized import offloaded_bytes
+from ..profile.share import for_share_of_tokens
 from ..profile.trace import OUTSIDE, Enter
 from ..profile.work import Work
 from .budgets import Key, is_accelerator
-from .evaluate import Assignment
+from .evaluate import STEP, Assignment
 from .schedule import Visit, seconds_of_pass
 
 WARM_SHARE = 0.7
@@ -73,6 +74,8 @@ class CostModel:
 
     def seconds(self, phase: int, assignment: Assignment) -> StepTime:
         """Return the time of one pass of phase number `phase` under an assignment."""
+        if self.profile.phases[phase].name == STEP:
+            assignment = assignment.in_steps()
         main, on_disk = assignment.main, self._bytes_on_disk(assignment)
         visits: list[Visit] = []
         compute: dict[Key, float] = {main: self.compute(phase, OUTSIDE, main)}
@@ -103,12 +106,13 @@ class CostModel:
         """Return the seconds that `unit` computes on a device, its weights being there."""
         key = (phase, unit, runs)
         if key not in self._known:
-            works: Sequence[Work] = self._works[phase].get(unit, ())
-            speed = self.machine.device(self._name(runs))
-            share = self.cached_share
-            cold = speed.total(works) if share < 1 else 0.0
-            self._known[key] = cold if not share else (1 - share) * cold + share * speed.total(works, cached=True)
+            self._known[key] = self._total(self._works[phase].get(unit, ()), runs)
         return self._known[key]
+
+    def _total(self, works: Sequence[Work], runs: Key) -> float:
+        speed, share = self.machine.device(self._name(runs)), self.cached_share
+        cold = speed.total(works) if share < 1 else 0.0
+        return cold if not share else (1 - share) * cold + share * speed.total(works, cached=True)
 
     def fetch(self, phase: int, unit: int, option: Option, on_disk: int, with_buffers: bool = False) -> float:
         """Return the seconds that the link brings a streamed unit's weights; 0 for one that is not streamed."""
@@ -120,6 +124,31 @@ class CostModel:
             return 0.0
         seconds = self.machine.link(self._name(runs)).to_device.seconds(nbytes)
         return max(seconds, nbytes / self._disk_rate(on_disk)) if held == DISK else seconds
+
+    def streamed_from(self, unit: int, main: Key) -> int | None:
+        """Return of how many tokens a call is that takes a unit in host memory less time streamed to `main` than
+        computed on the host; None if prompt and step do not differ in that.
+
+        Between the two, operations are taken to ask in proportion to tokens. What a fetch hides behind is not known
+        here: it counts whole.
+        """
+        tokens = [phase.tokens * self.profile.workload.batch_size for phase in self.profile.phases]
+        if len(tokens) != 2 or not self._works[1].get(unit):
+            return None
+        many, few = tokens
+
+        def computing_wins(number: int) -> bool:
+            works, share = (self._works[1][unit], 1.0) if number == tokens[1] else (prompt, number / tokens[0])
+            some = [for_share_of_tokens(work, share) for work in works]
+            return self._total(some, HOST) < max(fetch, self._total(some, main))
+
+        prompt, fetch = self._works[0].get(unit, ()), self.fetch(0, unit, (HOST, main), 0)
+        if many <= few or computing_wins(many) or not computing_wins(few):
+            return None
+        while many - few > 1:
+            middle = (few + many) // 2
+            few, many = (middle, many) if computing_wins(middle) else (few, middle)
+        return many
 
     def crossing(self, phase: int, unit: int, before: Key, after: Key) -> float:
         """Return the seconds that a unit's inputs take from one device to another."""

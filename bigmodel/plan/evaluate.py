@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from ..devices import DISK, HOST
 from ..profile import Profile
 from ..profile.quantized import offloaded_bytes, quantized_bytes, staging_bytes
 from .budgets import Key, is_accelerator
 from .window import read_ahead_window, staging
+
+STEP = "decode"
+"""Name of the phase that is a step of generation."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Assignment:
         slots: how many slots there are on `main`.
         slot_bytes: bytes of one slot.
         stream_buffers: buffers of a unit lie with its weights, and not where it runs.
+        computed_below: for units that are streamed to `main` for prompts and computed on the host in steps of
+            generation, by position: calls of fewer tokens than this are computed. Their buffers lie with their weights.
     """
 
     held: tuple[Key, ...]
@@ -31,6 +36,14 @@ class Assignment:
     slots: int = 0
     slot_bytes: int = 0
     stream_buffers: bool = False
+    computed_below: Mapping[int, int] = field(default_factory=dict)
+
+    def in_steps(self) -> Assignment:
+        """Return where everything is held and runs in a step of generation."""
+        if not self.computed_below:
+            return self
+        runs = tuple(HOST if index in self.computed_below else key for index, key in enumerate(self.runs))
+        return replace(self, runs=runs, computed_below={})
 
     def streamed(self, index: int) -> bool:
         """Whether unit `index` is copied to an accelerator each time it runs."""
@@ -56,13 +69,7 @@ class DeviceUse:
 def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DeviceUse]:
     """Return what an assignment takes on every device that holds or runs something."""
     weights, buffers = _stored(profile, assignment)
-    kv: dict[Key, int] = {}
-    for index, nbytes in enumerate(profile.kv_cache):
-        kv[assignment.runs[index]] = kv.get(assignment.runs[index], 0) + nbytes
-    first = assignment.held[profile.first] if assignment.held else assignment.main
-    peaks = profile.dynamic_peaks(
-        dict(enumerate(assignment.runs)), assignment.main, brought_to=HOST if first == DISK else first
-    )
+    kv, peaks = _kv_cache(profile, assignment), _peaks(profile, assignment)
     found = {}
     for device in dict.fromkeys([*weights, *buffers, *peaks]):
         cache = kv.get(device, 0)
@@ -73,6 +80,35 @@ def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DeviceUse
             activations=max(peaks.get(device, 0) - cache, 0),
             slots=_slots(profile, assignment, device),
         )
+    return found
+
+
+def _kv_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
+    """Return the bytes of KV cache by device; what moves between prompt and step counts on both."""
+    found: dict[Key, int] = {}
+    for index, nbytes in enumerate(profile.kv_cache):
+        for key in {assignment.runs[index], *([HOST] if index in assignment.computed_below else [])}:
+            found[key] = found.get(key, 0) + nbytes
+    return found
+
+
+def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
+    """Return the most bytes of activations and KV cache by device."""
+    first = assignment.held[profile.first] if assignment.held else assignment.main
+    brought_to = HOST if first == DISK else first
+
+    def peaks(of: Assignment, over: Profile) -> dict[Key, int]:
+        return over.dynamic_peaks(dict(enumerate(of.runs)), of.main, brought_to=brought_to)
+
+    if not assignment.computed_below:
+        return peaks(assignment, profile)
+    prompts = replace(profile, phases=tuple(phase for phase in profile.phases if phase.name != STEP))
+    steps = replace(profile, phases=tuple(phase for phase in profile.phases if phase.name == STEP))
+    found = peaks(assignment, prompts)
+    # When the first step begins, the cache still lies where the prompt was computed.
+    begun = {key: peak for key, peak in peaks(assignment, steps).items() if is_accelerator(key)}
+    for more in (begun, peaks(assignment.in_steps(), steps)):
+        found.update({key: max(found.get(key, 0), peak) for key, peak in more.items()})
     return found
 
 
@@ -104,7 +140,7 @@ def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], d
     for index, unit in enumerate(profile.units):
         for storage, spec in unit.storages.items():
             is_buffer = storage not in parameters
-            moves = is_buffer and not assignment.stream_buffers
+            moves = is_buffer and not assignment.stream_buffers and index not in assignment.computed_below
             device = assignment.runs[index] if moves else assignment.held[index]
             quantized = profile.offload_dtype is not None and not is_buffer and assignment.streamed(index)
             if (device, storage, quantized) not in seen:

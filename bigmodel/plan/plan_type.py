@@ -19,7 +19,7 @@ class DevicePlan:
         budget: bytes it may use; None for no limit.
         weights: parameters that lie on it, tied ones once.
         buffers: buffers that lie on it.
-        kv_cache: keys and values of the units that run on it, at full context.
+        kv_cache: keys and values of the units that run on it, prompts or steps, at full context.
         activations: what comes and goes while units run on it, at its highest.
         slots: room that streamed units take turns in; on the host, units on disk that it computes with.
     """
@@ -51,6 +51,8 @@ class Part:
         name: module or tensor name; `""` is the whole model.
         device: key of the device that holds its weights.
         runs_on: key of the device on which it runs; streamed if that is an accelerator and `device` is not.
+        computed_below: a streamed part's calls of fewer tokens than this (sequences x tokens of each) are computed on
+            the host instead, where its weights are: steps of generation, that is. 0: none are.
         bytes: bytes of its weights and buffers.
         reason: why it is there.
         kind: class of the module.
@@ -62,6 +64,7 @@ class Part:
     bytes: int
     reason: str
     kind: str = ""
+    computed_below: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,12 +125,18 @@ class Plan:
 
     @property
     def execution(self) -> dict[str, Key]:
-        """Key of the device on which each part runs, by the same names as `device_map`."""
+        """Key of the device on which each part runs, by the same names as `device_map`. Those of `computed_below` run
+        on the host when called with few tokens."""
         return {part.name: part.runs_on for part in self.parts}
 
     @property
+    def computed_below(self) -> dict[str, int]:
+        """For each part that the host computes in calls of few tokens, of fewer than how many, by name."""
+        return {part.name: part.computed_below for part in self.parts if part.computed_below}
+
+    @property
     def streamed(self) -> tuple[Part, ...]:
-        """The parts that are copied to an accelerator each time they run."""
+        """The parts that are copied to an accelerator each time they run there."""
         return tuple(part for part in self.parts if is_accelerator(part.runs_on) and part.runs_on != part.device)
 
     def __str__(self) -> str:

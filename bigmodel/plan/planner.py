@@ -46,6 +46,7 @@ def plan(
     offload_dtype: str | None = None,
     slots: int = DEFAULT_SLOTS,
     machine: MachineProfile | None = None,
+    per_pass: bool = True,
 ) -> Plan:
     """Return the plan under the budgets that takes least time, with its predicted seconds.
 
@@ -59,13 +60,15 @@ def plan(
             and new tokens; "fit": greedy, as `make_plan`, no search.
         dtype: what floating point parameters will be cast to when loaded; None: as they are.
         offload: what happens to parts that do not fit the accelerators: "stream" them when their turn comes, "compute"
-            them on the CPU, or "auto": whichever is faster for each.
+            them on the CPU, or "auto": whichever is faster for each, also one for prompts and the other for steps.
         main_device: where inputs are and streamed parts run; None: the first accelerator with a budget.
         no_split_module_classes: class names not to be split; None: find them.
         offload_buffers: buffers of a streamed part are streamed too.
         offload_dtype: what streamed weights are quantised to on their way: `"int8"`, `"int4"`; None: not at all.
         slots: how many streamed parts may be on the main device at once.
         machine: what it is planned for; None: this one, which is measured the first time (that takes half a minute).
+        per_pass: with "auto", a part may be streamed for prompts and computed in steps. Its KV cache moves between the
+            two, so that it must be one of `transformers`; False for callers that keep keys and values themselves.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -89,6 +92,8 @@ def plan(
     searcher = Searcher(profile, goal, offload, offload_buffers)
     if objective != "fit":
         assignment = searcher.best(room, assignment)
+    if objective != "fit" and offload == "auto" and per_pass:
+        assignment = searcher.best_per_pass(room, assignment)
     if measured is None:
         return replace(assemble(profile, assignment, budgets, objective), notes=(NOT_HERE,))
     return assemble(profile, assignment, budgets, objective, searcher.predict(room, assignment))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +16,7 @@ from .greedy import Placement, Room
 from .groups import tie_groups
 from .items import assignment_of, item_of
 from .objective import Objective
+from .per_pass import per_pass
 from .plan_type import Prediction
 from .search import search
 from .settle import Option
@@ -52,18 +54,41 @@ class Searcher:
         What the search takes for activations is an upper bound, what units between devices take is not known to it:
         what it finds is checked to the byte, and searched again under budgets smaller by what was too much.
         """
-        given = dict(room.budgets)
+        return self._best(room, known, lambda found: [found], thorough)
+
+    def best_per_pass(self, room: Room, known: Assignment) -> Assignment:
+        """Return what is better than `known` by having parts run elsewhere for prompts than in steps; else `known`."""
+        at_hand = [found for found in self._per_pass(room, known) if not self._over(found, room)]
+        best = min([known, *at_hand], key=self.goal.seconds)
+        return self._best(room, best, lambda found: self._per_pass(room, found))
+
+    def _per_pass(self, room: Room, found: Assignment) -> list[Assignment]:
+        return list(per_pass(self.goal.cost, found, room.slots))
+
+    def _over(self, found: Assignment, room: Room) -> dict[Key, int]:
+        return over_budget(device_uses(self.profile, found), room.budgets)
+
+    def _best(
+        self,
+        room: Room,
+        known: Assignment,
+        variants: Callable[[Assignment], Sequence[Assignment]],
+        thorough: bool = True,
+    ) -> Assignment:
+        """Return the best of `known` and the variants of what is searched under ever smaller budgets."""
+        given, best = dict(room.budgets), known
         for _ in range(ATTEMPTS):
             seconds = partial(self._seconds, main_device=room.main_device)
             placement = search(self.items, replace(room, budgets=given), seconds, self._least, thorough)
             if placement is None:
-                return known
-            found = self._assignment(placement, room.main_device)
-            over = over_budget(device_uses(self.profile, found), room.budgets)
-            if not over:
-                return found if self.goal.seconds(found) < self.goal.seconds(known) else known
-            given.update({key: max(given.get(key, 0) - excess, 0) for key, excess in over.items()})
-        return known
+                break
+            found = [(one, self._over(one, room)) for one in variants(self._assignment(placement, room.main_device))]
+            best = min([best, *(one for one, over in found if not over)], key=self.goal.seconds)
+            least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
+            if not least_over:
+                break
+            given.update({key: max(given.get(key, 0) - excess, 0) for key, excess in least_over.items()})
+        return best
 
     def predict(self, room: Room, assignment: Assignment) -> Prediction:
         """Return the predicted time of an assignment, and what one more GiB on each device would take off."""

@@ -9,7 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..devices import format_size
+from ..devices import HOST, format_size
 from .plan_type import DevicePlan, Part, Plan
 
 PLAIN_WIDTH = 110
@@ -45,8 +45,14 @@ def _parts(plan: Plan) -> Table:
     drawn.add_column("reason")
     for run in runs_of(plan.parts):
         nbytes = sum(part.bytes for part in run)
-        drawn.add_row(label_of(run), str(run[0].device), str(run[0].runs_on), format_size(nbytes), run[0].reason)
+        drawn.add_row(label_of(run), str(run[0].device), _where(run[0]), format_size(nbytes), run[0].reason)
     return drawn
+
+
+def _where(part: Part) -> str:
+    if not part.computed_below:
+        return str(part.runs_on)
+    return f"{part.runs_on}; {HOST} below {part.computed_below} tokens"
 
 
 def _devices(plan: Plan) -> Table:
@@ -97,4 +103,4 @@ def label_of(run: Sequence[Part]) -> str:
 
 
 def _fate(part: Part) -> tuple[object, ...]:
-    return part.kind, part.device, part.runs_on, part.reason
+    return part.kind, part.device, part.runs_on, part.computed_below, part.reason
