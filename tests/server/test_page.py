@@ -12,7 +12,11 @@ import httpx
 import pytest
 
 from server import Settings, create_app
+from server.errors import APIError
+from server.fleet import Fleet
 from server.loading import load
+from server.replica_board import Board, Word
+from server.view import view
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.serve_tiny import SlowOrBroken
 from tests.server.tiny import tiny_model, tiny_tokenizer
@@ -123,6 +127,37 @@ def test_what_was_planned_is_shown_beside_what_is_used(browser: Any, tmp_path: P
         assert planned == pytest.approx(used, abs=1)
         assert "predicted peak" in page.text_content(".device")
         assert "nothing of the model is here" in page.text_content(".device:last-child")
+        page.close()
+
+
+def test_replicas_are_shown_together_and_each(browser: Any) -> None:
+    app, board = tiny_app(), Board()
+    state = app.state.server
+    state.fleet = Fleet(lambda: Word(state.metrics.render().decode(), view(state)), board, "here")
+    with serving(app) as url:
+        board.put("there", Word("", {**view(state), "machine": "elsewhere"}))
+        page = open_page(browser, url)
+        shows(page, "#detail", "^2 replicas")
+        shows(page, "#devices > h3", "^All 2 replicas$")
+        shows(page, ".replica:last-child", "^Replica thereon elsewhere0 / 8 running")
+        assert page.locator(".replica").count() == 2
+        assert page.locator(".device").count() == 3
+        shows(page, "#running", "^0 / 16$")
+        page.close()
+
+
+def test_a_server_that_cannot_say_how_it_is_says_why(browser: Any) -> None:
+    class Unreachable:
+        def put(self, replica: str, word: Word) -> None: ...
+
+        def words(self) -> Any:
+            raise APIError(503, "the other replicas cannot be asked")
+
+    app = tiny_app()
+    app.state.server.fleet = Fleet(lambda: Word("", {}), Unreachable(), "here")
+    with serving(app) as url:
+        page = open_page(browser, url)
+        shows(page, "#detail", "^the other replicas cannot be asked$")
         page.close()
 
 
