@@ -83,6 +83,8 @@ def _run_elastic(launch: Launch, processes: Processes, environment: dict[str, st
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, get_args_parser
 
+    from .rendezvous import stores_anew
+
     arguments = elastic_arguments(launch.config, processes)
     arguments += ["--module"] if launch.module else []
     arguments += ["--no_python"] if launch.no_python else []
@@ -90,7 +92,8 @@ def _run_elastic(launch: Launch, processes: Processes, environment: dict[str, st
         parsed = get_args_parser().parse_args([*arguments, launch.script, *launch.script_arguments])
         config, command, command_arguments = config_from_args(parsed)
         try:
-            elastic_launch(config, command)(*command_arguments)
+            with changed_environment(stores_anew(config)):
+                elastic_launch(config, command)(*command_arguments)
         except ChildFailedError as failed:
             return _report(failed, launch.quiet)
         except SignalException as stopped:

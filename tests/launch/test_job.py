@@ -125,28 +125,6 @@ def test_processes_start_anew_after_a_failure(tmp_path: Path) -> None:
     assert "0" not in attempts
 
 
-MEET_AFTER_A_FAILURE = """
-import os, sys
-import torch
-from bigmodel.train import Accelerator
-accelerator = Accelerator()
-mark = sys.argv[1]
-if accelerator.process_index == 1 and not os.path.exists(mark):
-    open(mark, "w").close()
-    os._exit(3)
-total = accelerator.reduce(torch.ones(1)).item()
-os.write(1, f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}: {total}\\n".encode())
-accelerator.end_training()
-"""
-
-
-def test_processes_that_start_anew_meet_each_other_and_not_the_dead(tmp_path: Path) -> None:
-    flags = ("--cpu", "--num_processes", 2, "--max_restarts", 1)
-    done = launched(*flags, script(tmp_path, MEET_AFTER_A_FAILURE), tmp_path / "mark")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["attempt 1: 2.0"] * 2
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_ctrl_c_stops_every_process(tmp_path: Path, processes: int) -> None:
     # One write for each line: both processes share the pipe.

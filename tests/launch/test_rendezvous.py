@@ -1,0 +1,46 @@
+"""A script that joins the process group by itself, without an Accelerator, survives restarts as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .starting import free_port, launched, start_launch
+
+SCRIPT = """
+import os, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1 and not os.path.exists(sys.argv[1]):
+    open(sys.argv[1], "w").close()
+    os._exit(3)
+total = torch.ones(1)
+dist.all_reduce(total)
+os.write(1, f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}: {total.item()}\\n".encode())
+dist.destroy_process_group()
+"""
+AGAIN = "attempt 1: 2.0"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_processes_started_anew_meet_in_a_new_store(script: Path) -> None:
+    done = launched("--cpu", "--num_processes", 2, "--max_restarts", 1, script, script.with_name("mark"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [AGAIN] * 2
+
+
+@pytest.mark.slow
+def test_so_do_those_of_two_machines(script: Path) -> None:
+    flags = ["--cpu", "--num_machines", 2, "--num_processes", 2, "--max_restarts", 1]
+    flags += ["--main_process_ip", "127.0.0.1", "--main_process_port", free_port()]
+    both = [start_launch(*flags, "--machine_rank", rank, script, script.with_name("mark")) for rank in (1, 0)]
+    outputs = [machine.communicate(timeout=100) for machine in both]
+    assert [(machine.returncode, out) for machine, (out, _) in zip(both, outputs)] == [(0, AGAIN + "\n")] * 2, outputs
