@@ -59,3 +59,31 @@ def test_adapters_of_a_model_that_does_not_fit_are_trained(tmp_path: Path) -> No
     base, peak = (float(size) for size in re.findall(r"([\d.]+) MiB", shown))
     assert peak < base / 2
     assert (tmp_path / "adapter_model.safetensors").is_file()
+
+
+TRAINER = """
+import sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+torch.manual_seed(0)
+rows = [{"input_ids": row, "labels": row} for row in torch.arange(96).remainder(7).view(12, 8)]
+sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=8)
+flags = dict(per_device_train_batch_size=2, gradient_accumulation_steps=3, max_steps=20, learning_rate=0.01)
+arguments = TrainingArguments(sys.argv[1], use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True, **flags)
+trainer = Trainer(LlamaForCausalLM(LlamaConfig(**sizes)), arguments, train_dataset=rows, eval_dataset=rows[:5])
+before = trainer.evaluate()["eval_loss"]
+trainer.train()
+after = trainer.evaluate()["eval_loss"]
+if arguments.process_index == 0:
+    print(arguments.world_size, arguments.parallel_mode.value, after < before / 2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="transformers' Trainer needs accelerate")
+def test_the_trainer_of_transformers_is_launched(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TRAINER)
+    done = launched("--cpu", "--num_processes", 2, script, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "2 distributed True"

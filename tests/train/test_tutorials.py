@@ -102,29 +102,47 @@ def run_the_notebook(folder: Path) -> None:
     assert set(torch.load(output_dir / "optimizer.bin")) == {"state", "param_groups"}
 
 
-def test_accumulating_with_a_schedule_and_saving_the_model(tmp_path: Path) -> None:
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+@pytest.mark.parametrize("device_placement", [True, False])
+def test_accumulating_with_a_schedule_and_saving_the_model(tmp_path: Path, device_placement: bool) -> None:
+    assert accumulate_and_save(tmp_path, device_placement) == pytest.approx([0.01])
+
+
+@on_ranks
+def test_accumulating_and_saving_on_two_processes(folder: Path) -> None:
+    assert accumulate_and_save(folder) == pytest.approx([0.01])
+
+
+def accumulate_and_save(folder: Path, device_placement: bool = True) -> list[float]:
+    """Five optimizer steps on one process; on two of them three, of which each counts twice in the schedule."""
+    accelerator = Accelerator(gradient_accumulation_steps=2, device_placement=device_placement)
     model: Any = nn.Linear(10, 5)
     optimizer: Any = optim.SGD(model.parameters(), lr=0.1)
     scheduler: Any = optim.lr_scheduler.StepLR(optimizer, 5)
     model, optimizer, training_dataloader, scheduler = accelerator.prepare(
         model, optimizer, DataLoader(Points(40), batch_size=4), scheduler
     )
+    assert len(training_dataloader) == 10 // accelerator.num_processes
     for inputs, label in training_dataloader:
         with accelerator.accumulate(model):
-            loss = F.cross_entropy(model(inputs), label)
+            with accelerator.autocast():
+                loss = F.cross_entropy(model(inputs), label)
             accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                accelerator.clip_grad_value_(model.parameters(), 0.5)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-    assert scheduler.get_last_lr() == pytest.approx([0.01])
 
     accelerator.wait_for_everyone()
-    accelerator.save_model(model, tmp_path)
-    accelerator.save_model(model, tmp_path / "b", max_shard_size="1GB", safe_serialization=True)
-    accelerator.save_model(model, tmp_path / "c", safe_serialization=False)
+    accelerator.save_model(model, folder)
+    accelerator.save_model(model, folder / "b", max_shard_size="1GB", safe_serialization=True)
+    accelerator.save_model(model, folder / "c", safe_serialization=False)
     unwrapped_model = accelerator.unwrap_model(model)
-    unwrapped_model.load_state_dict(torch.load(tmp_path / "c" / "pytorch_model.bin"))
+    unwrapped_model.load_state_dict(torch.load(folder / "c" / "pytorch_model.bin"))
+    accelerator.save_state(folder / "state")
+    accelerator.load_state(folder / "state")
+    return list(scheduler.get_last_lr())
 
 
 def train_and_save_whole_model(model_path: Path) -> None:
