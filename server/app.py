@@ -13,8 +13,8 @@ from typing import Any
 from fastapi import FastAPI
 
 from bigmodel.errors import BigModelError
-from server import errors
 from server.engine import build_engine
+from server.error_handlers import install
 from server.guard import BodyLimit, KeyGuard
 from server.metrics import Metrics
 from server.routes import ROUTERS
@@ -69,7 +69,7 @@ def create_app(
 
     app = FastAPI(title="bigmodel", version="0.1.0", lifespan=start.lifespan)
     app.state.server = state
-    errors.install(app)
+    install(app)
     for router in ROUTERS:
         app.include_router(router)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)

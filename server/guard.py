@@ -8,7 +8,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import APIError, counted
+from server.error_handlers import counted
+from server.errors import APIError
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 

@@ -20,12 +20,16 @@ _LONG_TEXT = 4096  # characters from which tokenizing is moved off the event loo
 DEFAULT_COMPLETION_TOKENS = 16
 
 
+def given_prompts(body: CompletionBody) -> list[Any]:
+    """The prompts of a completion, each a text or a list of tokens."""
+    prompt: Any = body.prompt
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+
+
 async def completion_prompts(body: CompletionBody, codec: TextCodec) -> list[list[int]]:
     """The prompts of a completion as tokens."""
-    prompt: Any = body.prompt
-    given = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
     prompts = []
-    for one in given:
+    for one in given_prompts(body):
         if isinstance(one, str):
             one = await _encode(codec, one, body.add_special_tokens)
         for token in one:
@@ -153,6 +157,16 @@ def _logit_bias(bias: dict[str, float] | None, codec: TextCodec) -> dict[int, fl
             raise bad_value("logit_bias", f"'{key}' is no token id; ids are 0 to {codec.vocabulary_size - 1}")
         result[int(key)] = value
     return result
+
+
+def check_number(engine: Engine, prompts: int, choices: int) -> None:
+    """400 for more than the engine ever holds at once: to come back later would be of no use."""
+    if prompts * choices > engine.max_requests:
+        raise bad_value(
+            "n" if prompts == 1 else "prompt",
+            f"{prompts} prompts with n={choices} ask for {prompts * choices} answers; "
+            f"this server holds at most {engine.max_requests} at once",
+        )
 
 
 def submit_all(engine: Engine, requests: list[Request]) -> None:

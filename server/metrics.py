@@ -100,8 +100,8 @@ class _State(Collector):
             yield GaugeMetricFamily(name, text, value)
         counters = {
             "bigmodel_preemptions": ("Sequences that gave way and were recomputed", scheduler.preemptions),
-            "bigmodel_draft_tokens": ("Tokens guessed by the draft model", engine.core.drafted),
-            "bigmodel_draft_accepted_tokens": ("Guesses that were right", engine.core.accepted),
+            "bigmodel_draft_tokens": ("Tokens guessed by the draft model", engine.core.counts.drafted),
+            "bigmodel_draft_accepted_tokens": ("Guesses that were right", engine.core.counts.accepted),
             "bigmodel_prefix_cache_hit_tokens": ("Prompt tokens served from the cache", scheduler.prefix.hits),
             "bigmodel_prefix_cache_looked_up_tokens": ("Prompt tokens looked up", scheduler.prefix.lookups),
         }

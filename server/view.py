@@ -42,6 +42,6 @@ def _engine(state: ServerState) -> dict[str, Any] | None:
             "looked_up_tokens": scheduler.prefix.lookups,
         },
         "preemptions": scheduler.preemptions,
-        "generated_tokens": core.generated,
+        "generated_tokens": core.counts.generated,
         "steps": core.steps,
     }

@@ -1,8 +1,7 @@
-"""One turn of the engine, without threads: schedule, compute, choose tokens, hand out text."""
+"""The requests at work, and one turn of the engine without threads: schedule, compute, choose tokens, send text."""
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 
@@ -10,14 +9,13 @@ import torch
 
 from server.engine.choice import Choice
 from server.engine.draft import Drafter
+from server.engine.next_tokens import NextTokens, TokenCounts
 from server.engine.observer import Observer
 from server.engine.request import Delta, Done, Failed, Phase, Request, Sequence
 from server.engine.runner import Runner
-from server.engine.sampler import choose, choose_greedy, logprob_of
+from server.engine.sampler import logprob_of
 from server.engine.scheduler import Grant, Scheduler
 from server.text.codec import TextCodec
-
-logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -43,12 +41,10 @@ class EngineCore:
         self.scheduler = scheduler
         self.requests: dict[str, Request] = {}
         self.drafter = drafter
-        self.generated = 0
-        self.drafted = 0
-        self.accepted = 0
         self.steps = 0
         self.codec = codec
         self._observer = observer
+        self._next_tokens = NextTokens(observer, self._send, self._fail_choosing)
         self.eos_ids = eos_ids
         self.max_length = max_length
         self.vocabulary_size = vocabulary_size
@@ -74,11 +70,19 @@ class EngineCore:
         self._observer.finished(request, kind, time.monotonic() - request.arrived)
         request.sink.put(Failed(kind, message))
 
+    def _fail_choosing(self, request: Request, message: str) -> None:
+        self.fail(request, "engine", message)
+
     def expire(self, now: float) -> None:
         """End the requests whose deadline has passed."""
         late = [r for r in self.requests.values() if r.deadline is not None and now >= r.deadline]
         for request in late:
             self.fail(request, "timeout", f"not finished {now - request.arrived:.1f} s after it arrived")
+
+    @property
+    def counts(self) -> TokenCounts:
+        """Tokens chosen and guessed so far."""
+        return self._next_tokens.counts
 
     @property
     def idle(self) -> bool:
@@ -100,7 +104,9 @@ class EngineCore:
         logits = self.runner.run(grants)
         for grant, rows in zip(grants, logits, strict=True):
             self._account(grant, rows)
-        self._sample([(g, rows) for g, rows in zip(grants, logits, strict=True) if rows is not None and _caught_up(g)])
+        self._next_tokens.choose(
+            [(g, rows) for g, rows in zip(grants, logits, strict=True) if rows is not None and _caught_up(g)]
+        )
         self.steps += 1
         self._observer.step(time.monotonic() - begun, len(grants))
         return True
@@ -131,67 +137,6 @@ class EngineCore:
         for row, token_id in zip(rows, following, strict=False):
             sequence.prompt_logprobs.append(logprob_of(row, token_id, sequence.params.logprobs or 0))
 
-    def _sample(self, ready: list[tuple[Grant, torch.Tensor]]) -> None:
-        """Choose the next token of each sequence, the plainly greedy ones in one operation."""
-        plain = [(g.sequence, rows[-1]) for g, rows in ready if _plainly_greedy(g)]
-        chosen: dict[int, int] = {}
-        if plain:
-            tokens = choose_greedy(torch.stack([row for _, row in plain]))
-            chosen = {s.order: token for (s, _), token in zip(plain, tokens, strict=True)}
-        for grant, rows in ready:
-            sequence = grant.sequence
-            # A failure concerns this request only (a grammar that cannot go on, logits that are no numbers).
-            try:
-                if sequence.params.max_tokens == 0:
-                    self._send(sequence, sequence.text.finish("length"))
-                elif sequence.order in chosen:
-                    self._advance(sequence, rows[-1], chosen[sequence.order])
-                else:
-                    self._check_draft(sequence, rows[-1 - len(grant.draft) :], grant.draft)
-            except Exception as error:
-                logger.exception("request %s failed while its token was chosen", sequence.request.request_id)
-                self.fail(sequence.request, "engine", f"choosing a token failed: {type(error).__name__}")
-
-    def _check_draft(self, sequence: Sequence, rows: torch.Tensor, draft: tuple[int, ...]) -> None:
-        """Choose token after token as long as each is the one that was guessed, and one more.
-
-        Every token is chosen from the logits, and with the random number, that it would have been chosen
-        with had nothing been guessed: guessing changes how fast tokens come, never which.
-        """
-        self.drafted += len(draft)
-        for row, guess in zip(rows, (*draft, None), strict=True):
-            token = choose(sequence, row)
-            self._advance(sequence, row, token)
-            if token != guess or sequence.phase is not Phase.RUNNING:
-                return
-            sequence.computed += 1
-            self.accepted += 1
-
-    def _advance(self, sequence: Sequence, row: torch.Tensor, token: int) -> None:
-        if sequence.phase is not Phase.RUNNING:
-            return  # another choice of the request failed in this very step
-        sequence.output.append(token)
-        if sequence.grammar_state is not None:
-            sequence.grammar_state.advance(token)
-        self._note_token(sequence)
-        wanted = sequence.params.logprobs
-        logprob = None if wanted is None else logprob_of(row, token, wanted)
-        delta: Delta | None = sequence.text.take(token, logprob)
-        if delta is not None:
-            self._send(sequence, delta)
-
-    def _note_token(self, sequence: Sequence) -> None:
-        now = time.monotonic()
-        request = sequence.request
-        self.generated += 1
-        self._observer.tokens(0, 1)
-        if request.first_token_at is None:
-            request.first_token_at = now
-            self._observer.first_token(now - request.arrived)
-        if sequence.last_token_at is not None:
-            self._observer.next_token(now - sequence.last_token_at)
-        sequence.last_token_at = now
-
     def _send(self, sequence: Sequence, delta: Delta) -> None:
         request = sequence.request
         if sequence.prompt_logprobs and not sequence.prompt_sent:
@@ -213,8 +158,3 @@ class EngineCore:
 def _caught_up(grant: Grant) -> bool:
     """Whether the step computed all of the sequence's tokens, so that the next one can be chosen."""
     return grant.sequence.remaining == 0
-
-
-def _plainly_greedy(grant: Grant) -> bool:
-    params = grant.sequence.params
-    return params.greedy and not params.adjusts_logits and not grant.draft and params.max_tokens > 0

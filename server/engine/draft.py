@@ -15,7 +15,7 @@ from server.engine.cache import SequenceKV, round_up
 from server.engine.host_linear import HostLinear
 from server.engine.packed import PackedRunner, Rows
 from server.engine.request import Sequence
-from server.engine.sampler import choose_greedy
+from server.engine.sampler import likeliest
 
 _CATCH_UP = 512  # tokens of a prompt that the small model reads in one go
 
@@ -97,4 +97,5 @@ class ModelDrafter:
             else:
                 reader.computed += len(tokens)
         logits = [rows for rows in self._runner.compute(batch) if rows is not None]
-        return choose_greedy(torch.cat(logits))
+        # Where the small model has no numbers any guess will do: the large one checks it.
+        return [token or 0 for token in likeliest(torch.cat(logits))]

@@ -30,7 +30,7 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 
 
 class GrammarError(ServeError, ValueError):
-    """A schema that cannot be enforced."""
+    """A schema that cannot be enforced, or that no token of the model can go on with."""
 
 
 def available() -> bool:
@@ -107,8 +107,15 @@ class GrammarState:
         return not bool((self._bitmask & ~self._stops).any())
 
     def mask(self, scores: torch.Tensor) -> None:
-        """Set the scores [vocabulary] of tokens that cannot come next to minus infinity, in place."""
+        """Set the scores [vocabulary] of tokens that cannot come next to minus infinity, in place.
+
+        Raises :class:`GrammarError` when none can.
+        """
         self._matcher.fill_next_token_bitmask(self._bitmask)
+        if not self._bitmask.any():
+            raise GrammarError(
+                "no token can go on with the answer's format; does a token that ends a text belong to it?"
+            )
         self._xgrammar.apply_token_bitmask_inplace(scores[None], self._bitmask.to(scores.device))
 
     def advance(self, token_id: int) -> None:

@@ -6,26 +6,43 @@ from collections import Counter
 
 import torch
 
+from bigmodel.errors import ServeError
 from server.engine.request import Sequence, TokenLogprob
 
 _FEW = 256  # tokens among which top_p usually ends
 
 
-def choose_greedy(logits: torch.Tensor) -> list[int]:
-    """The likeliest token of each row of ``logits`` [rows, vocabulary]; the lowest id among equals."""
-    result: list[int] = logits.argmax(dim=-1).tolist()
-    return result
+class NotNumbersError(ServeError):
+    """The model's logits are not numbers, so that no token can be chosen by them."""
+
+    def __init__(self) -> None:
+        super().__init__("the model computed logits that are not numbers; its data type may be too narrow for it")
+
+
+def likeliest(logits: torch.Tensor) -> list[int | None]:
+    """The likeliest token of each row of ``logits`` [rows, vocabulary], the lowest id among equals.
+
+    None for a row that holds what is not a number.
+    """
+    tokens = logits.argmax(dim=-1)
+    # What is not a number counts as the largest: where the largest is one, all are.
+    broken = logits.gather(-1, tokens[:, None])[:, 0].isnan()
+    return [None if token < 0 else token for token in tokens.masked_fill(broken, -1).tolist()]
 
 
 def choose(sequence: Sequence, logits: torch.Tensor) -> int:
-    """The next token of ``sequence`` from ``logits`` [vocabulary], adjusted, filtered and drawn as it asks."""
+    """The next token of ``sequence`` from ``logits`` [vocabulary], adjusted, filtered and drawn as it asks.
+
+    Raises NotNumbersError when the logits are no numbers.
+    """
     params = sequence.params
     scores = logits.float()
     if params.adjusts_logits:
         scores = adjust(sequence, scores.clone())
-    if params.greedy:
-        return choose_greedy(scores[None])[0]
-    return _draw(sequence, scores)
+    token = likeliest(scores[None])[0] if params.greedy else _draw(sequence, scores)
+    if token is None:
+        raise NotNumbersError
+    return token
 
 
 def adjust(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
@@ -49,7 +66,7 @@ def adjust(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
     return scores
 
 
-def _draw(sequence: Sequence, scores: torch.Tensor) -> int:
+def _draw(sequence: Sequence, scores: torch.Tensor) -> int | None:
     params = sequence.params
     uniform = sequence.rng.random()
     probabilities = torch.softmax(scores.double() / params.temperature, dim=-1)
@@ -57,11 +74,12 @@ def _draw(sequence: Sequence, scores: torch.Tensor) -> int:
         probabilities[probabilities < params.min_p * probabilities.max()] = 0.0
     if params.top_k <= 0 and params.top_p >= 1.0:
         return _invert(probabilities, uniform)
-    ordered, ids = _likeliest(probabilities, params.top_k, params.top_p)
-    return int(ids[_invert(ordered, uniform)])
+    ordered, ids = _kept(probabilities, params.top_k, params.top_p)
+    index = _invert(ordered, uniform)
+    return None if index is None else int(ids[index])
 
 
-def _likeliest(probabilities: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _kept(probabilities: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Probabilities and ids of the tokens that top_k and top_p keep, likeliest first."""
     size = probabilities.numel()
     count = min(top_k, size) if top_k > 0 else min(_FEW, size)
@@ -92,9 +110,11 @@ def _first(probabilities: torch.Tensor, count: int) -> tuple[torch.Tensor, torch
     return ordered[:count], (order if ids is None else ids[order])[:count]
 
 
-def _invert(probabilities: torch.Tensor, uniform: float) -> int:
-    """The index at which the running sum passes ``uniform`` of the whole."""
+def _invert(probabilities: torch.Tensor, uniform: float) -> int | None:
+    """The index at which the running sum passes ``uniform`` of the whole; None where there is no sum."""
     total = probabilities.cumsum(-1)
+    if not total[-1] > 0.0:
+        return None
     index = int(torch.searchsorted(total, total[-1:] * uniform, right=True))
     # Rounding can leave the target at the very end: take the last token that has any probability.
     last = int(probabilities.nonzero()[-1])

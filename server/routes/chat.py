@@ -11,7 +11,7 @@ from starlette.responses import Response
 from server.answering import Joined, respond
 from server.answers.chat import ChatAnswer
 from server.errors import bad_value
-from server.intake import chat_prompt, grammar_of, make_request, sampling_params, submit_all, token_limit
+from server.intake import chat_prompt, check_number, grammar_of, make_request, sampling_params, submit_all, token_limit
 from server.schemas import ChatBody
 from server.state import state_of
 
@@ -26,7 +26,8 @@ async def chat_completions(body: ChatBody, http: Request) -> Response:
     state.check_model(body.model)
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if asked == 0:
-        raise bad_value("max_tokens", "must be at least 1")
+        raise bad_value("max_tokens", "max_tokens must be at least 1")
+    check_number(engine, 1, body.n or 1)
     prompt = await chat_prompt(body, codec)
     params = sampling_params(
         body,

@@ -13,7 +13,9 @@ from server.answers.completion import CompletionAnswer
 from server.errors import bad_value
 from server.intake import (
     DEFAULT_COMPLETION_TOKENS,
+    check_number,
     completion_prompts,
+    given_prompts,
     grammar_of,
     make_request,
     sampling_params,
@@ -32,10 +34,11 @@ async def completions(body: CompletionBody, http: Request) -> Response:
     state = state_of(http)
     engine, codec = state.ready_engine()
     state.check_model(body.model)
+    check_number(engine, len(given_prompts(body)), body.n or 1)
     prompts = await completion_prompts(body, codec)
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
-        raise bad_value("max_tokens", "0 is only allowed with echo=true")
+        raise bad_value("max_tokens", "max_tokens=0 is only allowed with echo=true")
     mailbox = state.mailbox(at_once=not body.stream)
     requests = []
     grammar = await grammar_of(body, state)

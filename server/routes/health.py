@@ -11,6 +11,7 @@ router = APIRouter()
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)
 async def health(http: Request) -> JSONResponse:
     """200 while the process can do its work, loading included; 503 once the engine has failed."""
     state = state_of(http)
@@ -19,6 +20,7 @@ async def health(http: Request) -> JSONResponse:
 
 
 @router.get("/ready")
+@router.head("/ready", include_in_schema=False)
 async def ready(http: Request) -> JSONResponse:
     """200 when requests are taken; 503 while loading (with progress), draining, or failed."""
     state = state_of(http)

@@ -27,6 +27,7 @@ def _page() -> tuple[str, str]:
 
 
 @router.get("/", include_in_schema=False)
+@router.head("/", include_in_schema=False)
 async def page() -> HTMLResponse:
     """Devices, live numbers and a chat box."""
     text, policy = _page()

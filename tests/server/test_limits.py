@@ -117,7 +117,8 @@ def test_a_body_too_long_is_refused_announced_or_not() -> None:
         def chunks() -> Iterator[bytes]:
             yield from (large[at : at + 500] for at in range(0, len(large), 500))
 
-        assert post(url, content=chunks(), headers=JSON).status_code == 413
+        unannounced = post(url, content=chunks(), headers=JSON)
+        assert (unannounced.status_code, unannounced.json()["error"]["code"]) == (413, "body_too_long")
         assert post(url, json=body()).status_code == 200
 
 
@@ -143,12 +144,29 @@ def test_a_full_queue_is_429_and_empties_again() -> None:
         assert post(url, json=body()).status_code == 200
 
 
-def test_more_choices_than_there_is_room_for_leave_nothing_behind() -> None:
-    app = tiny_app(engine={"max_sequences": 2, "max_queue": 1})
+def test_prompts_that_do_not_all_find_room_leave_nothing_behind() -> None:
+    app = tiny_app(slow_model(0.01), engine={"max_sequences": 2, "max_queue": 1})
     with serving(app) as url:
-        assert post(url, json=body(prompt=["a", "b"], n=2)).status_code == 429
-        wait_until(lambda: app.state.server.engine.unfinished == 0)
+        engine = app.state.server.engine
+        first = threading.Thread(target=lambda: post(url, json=body(max_tokens=40)))
+        first.start()
+        wait_until(lambda: engine.unfinished == 1)
+        assert post(url, json=body(prompt=["a", "b", "c"])).status_code == 429
+        first.join()
+        wait_until(lambda: engine.unfinished == 0)
         assert post(url, json=body(n=3)).status_code == 200
+
+
+@pytest.mark.parametrize(("fields", "param"), [({"prompt": ["a", "b"], "n": 2}, "prompt"), ({"n": 4}, "n")])
+def test_more_than_there_ever_is_room_for_is_not_worth_another_try(fields: dict[str, Any], param: str) -> None:
+    with serving(tiny_app(engine={"max_sequences": 2, "max_queue": 1})) as url:
+        answer = post(url, json=body(**fields))
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+        assert "at most 3" in answer.json()["error"]["message"]
+
+
+def test_health_is_asked_with_head_too(url: str) -> None:
+    assert [httpx.head(f"{url}/{path}").status_code for path in ("health", "ready", "")] == [200, 200, 200]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -162,9 +180,9 @@ def test_a_closed_connection_frees_slot_and_memory(stream: bool) -> None:
             head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             head += f"Content-Length: {len(text)}\r\n\r\n"
             connection.sendall(head.encode() + text)
-            wait_until(lambda: core.generated > 3)
+            wait_until(lambda: core.counts.generated > 3)
         wait_until(lambda: not core.scheduler.running)
-        assert core.generated < 300
+        assert core.counts.generated < 300
         assert core.scheduler.pool.used == 0
         assert app.state.server.engine.unfinished == 0
 

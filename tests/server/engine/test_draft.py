@@ -36,7 +36,7 @@ def test_the_bits_are_those_without_guessing(draft_seed: int) -> None:
     for collector, result in zip(together, alone, strict=True):
         assert isinstance(collector.wait(), Done)
         assert flat(collector) == result
-    assert engine.core.drafted > 0
+    assert engine.core.counts.drafted > 0
     engine.stop()
 
 
@@ -44,7 +44,7 @@ def test_a_model_that_guesses_itself_is_mostly_right_and_saves_steps() -> None:
     engine = engine_with(tiny_model(0))
     steps = engine.core.steps
     ask(engine, "the cat", max_tokens=50, temperature=0, ignore_eos=True).wait()
-    assert engine.core.accepted >= 0.9 * engine.core.drafted
+    assert engine.core.counts.accepted >= 0.9 * engine.core.counts.drafted
     assert engine.core.steps - steps <= 16
     engine.stop()
 

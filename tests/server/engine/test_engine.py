@@ -209,7 +209,7 @@ def test_one_forward_serves_the_whole_batch() -> None:
     for collector in collectors:
         collector.wait()
     engine.stop()
-    assert engine.core.generated == 8 * 30
+    assert engine.core.counts.generated == 8 * 30
     assert len(calls) == engine.core.steps <= 30 + 8
 
 
@@ -227,11 +227,11 @@ def test_a_cancelled_request_is_gone_before_the_next_step() -> None:
     engine.submit(request)
     collector.next()
     engine.cancel(request)
-    seen = engine.core.generated
+    seen = engine.core.counts.generated
     failed = collector.wait()
     assert isinstance(failed, Failed)
     assert failed.kind == "cancelled"
-    assert engine.core.generated <= seen + 2  # the step at work when it was cancelled, and one race
+    assert engine.core.counts.generated <= seen + 2  # the step at work when it was cancelled, and one race
     assert engine.core.scheduler.pool.used == 0
     assert engine.unfinished == 0
     engine.cancel(request)  # of no effect

@@ -12,6 +12,7 @@ from tests.server.live import MODEL
 
 pytest.importorskip("xgrammar", reason="xgrammar is not installed")
 
+from server.engine import Failed
 from server.engine.grammar import GrammarCompiler, GrammarError
 from tests.server.tiny import ask, tiny_engine, tiny_tokenizer
 
@@ -69,6 +70,16 @@ def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
 def test_what_would_be_ignored_is_refused(part: dict[str, Any], named: str) -> None:
     with pytest.raises(GrammarError, match=f"schema.properties.x.*{named}"):
         compiler().compile({"type": "object", "properties": {"x": part}})
+
+
+def test_a_format_that_no_token_can_go_on_with_fails_with_a_reason() -> None:
+    quote = tiny_tokenizer().encode('"')[0]  # said to end a text, so that no member can be named
+    grammar = compiler((quote,)).compile(SCHEMA)
+    engine = tiny_engine()
+    failed = ask(engine, "the cat", max_tokens=200, seed=0, grammar=grammar).wait()
+    engine.stop()
+    assert isinstance(failed, Failed)
+    assert "no token can go on" in failed.message
 
 
 def test_a_property_may_be_named_like_a_keyword() -> None:

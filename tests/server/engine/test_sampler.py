@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.engine.request import Sequence
-from server.engine.sampler import choose, choose_greedy, logprob_of
+from server.engine.sampler import NotNumbersError, choose, likeliest, logprob_of
 from tests.server import oracle
 from tests.server.tiny import make_request
 
@@ -27,7 +27,20 @@ def sequence(output: list[int] | None = None, **params: Any) -> Sequence:
 
 def test_greedy_takes_the_lowest_id_among_equals() -> None:
     rows = torch.tensor([[0.0, 2.0, 2.0, 1.0], [5.0, 5.0, 5.0, 5.0], [0.0, 0.0, 0.0, 1.0]])
-    assert choose_greedy(rows) == [1, 0, 3]
+    assert likeliest(rows) == [1, 0, 3]
+
+
+def test_a_row_that_holds_what_is_no_number_has_no_likeliest_token() -> None:
+    rows = torch.tensor([[0.0, float("nan"), 9.0], [0.0, 1.0, 0.0]])
+    assert likeliest(rows) == [None, 1]
+
+
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0}, {"temperature": 1}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.1}]
+)
+def test_nothing_is_chosen_by_what_is_no_number(params: dict[str, Any]) -> None:
+    with pytest.raises(NotNumbersError):
+        choose(sequence(**params), torch.tensor([0.0, float("nan"), 9.0]))
 
 
 finite = st.floats(-20, 20, allow_nan=False, width=32)
