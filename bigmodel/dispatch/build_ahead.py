@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from torch import nn
 
 from ..checkpoint import mapped_region
+from ..profile import expert_names
 from .dispatched import Dispatched
-from .expert_layer import expert_names
 from .mapped_block import MappedBlock, Owner
 from .placement import Placed
 from .readahead import ReadAhead

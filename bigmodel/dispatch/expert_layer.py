@@ -5,28 +5,11 @@ from __future__ import annotations
 from math import prod
 
 import torch
-from torch import nn
 
+from ..profile import expert_names as expert_names
 from .block import Block, HostTensor
 from .fused import FusedView, PartOfTensor, lies_on_disk
 from .slab import Layout, Place
-
-
-def expert_names(module: nn.Module) -> list[str]:
-    """Return the names of `module`'s fused expert tensors, none if its experts cannot be fetched one by one.
-
-    They can for the classes that transformers decorates with ``use_experts_implementation``: whatever experts function
-    is configured, a class's own or one registered in ``ALL_EXPERTS_FUNCTIONS``, it is given the tensors
-    ``(experts, ...)`` and for each token the numbers of the experts it goes to.
-    """
-    count = getattr(module, "num_experts", None)
-    decorated = hasattr(module, "is_transposed") and hasattr(getattr(module, "config", None), "_experts_implementation")
-    if not decorated or not isinstance(count, int) or getattr(module, "_is_expert_parallel", False):
-        return []
-    own = {name: tensor for name, tensor in module._parameters.items() if tensor is not None}
-    if "forward" in module.__dict__ or any(t.dim() < 2 or t.shape[0] != count for t in own.values()):
-        return []
-    return list(own)
 
 
 class ExpertLayer:

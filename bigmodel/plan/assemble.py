@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ..devices import HOST
 from ..profile import Profile
+from .assignment import Assignment
 from .budgets import Key, is_accelerator
-from .evaluate import Assignment, DeviceUse, device_uses
+from .evaluate import device_uses
 from .plan_type import DevicePlan, Part, Plan, Prediction
 
 
@@ -31,7 +33,7 @@ def assemble(
     """
     uses = device_uses(profile, assignment)
     keys = [*budgets, *(key for key in uses if key not in budgets)]
-    devices = {key: _device_plan(key, budgets.get(key), uses.get(key, DeviceUse())) for key in keys}
+    devices = {key: replace(uses.get(key, DevicePlan(key, None)), budget=budgets.get(key)) for key in keys}
     parts = tuple(
         Part(
             name=unit.name,
@@ -60,10 +62,6 @@ def assemble(
         prediction=prediction,
         notes=_notes(profile),
     )
-
-
-def _device_plan(key: Key, budget: int | None, use: DeviceUse) -> DevicePlan:
-    return DevicePlan(key, budget, use.weights, use.buffers, use.kv_cache, use.activations, use.slots)
 
 
 def reason(assignment: Assignment, index: int, profile: Profile) -> str:

@@ -13,9 +13,10 @@ from ..profile.quantized import offloaded_bytes
 from ..profile.share import for_share_of_tokens
 from ..profile.trace import OUTSIDE, Enter
 from ..profile.work import Work
+from .assignment import STEP, Assignment
 from .budgets import Key, is_accelerator
-from .evaluate import STEP, Assignment
 from .schedule import Visit, seconds_of_pass
+from .slots import ExpertRoom, expert_rooms
 
 WARM_SHARE = 0.7
 """Share of the host's memory that files may take for the kernel to keep them."""
@@ -61,9 +62,10 @@ class CostModel:
         self.profile = profile
         self.machine = machine
         self._works = [phase.trace.work() for phase in profile.phases]
+        self._works_from_host = [phase.trace_from(HOST).work() for phase in profile.phases]
+        self._choices = [phase.trace.choices() for phase in profile.phases]
         self._inputs = [_input_bytes(phase) for phase in profile.phases]
-        self._spared = [_spared_bytes(works) for works in self._works]
-        self._known: dict[tuple[int, int, Key], float] = {}
+        self._known: dict[tuple[int, int, Key, bool], float] = {}
         self._names: dict[Key, str] = {}
 
     @cached_property
@@ -77,24 +79,30 @@ class CostModel:
         if self.profile.phases[phase].name == STEP:
             assignment = assignment.in_steps()
         main, on_disk = assignment.main, self._bytes_on_disk(assignment)
+        from_host = bool(assignment.held) and not is_accelerator(assignment.held[self.profile.first])
+        rooms = expert_rooms(self.profile, assignment)
         visits: list[Visit] = []
-        compute: dict[Key, float] = {main: self.compute(phase, OUTSIDE, main)}
+        compute: dict[Key, float] = {main: self.compute(phase, OUTSIDE, main, from_host)}
         link = disk = 0.0
         last = main
         for unit, (held, runs) in enumerate(zip(assignment.held, assignment.runs, strict=True)):
-            taken = self.compute(phase, unit, runs)
+            taken = self.compute(phase, unit, runs, from_host)
             compute[runs] = compute.get(runs, 0.0) + taken
             if runs != last and self._works[phase].get(unit):
                 taken += self.crossing(phase, unit, last, runs)
                 last = runs
-            fetch = self.fetch(phase, unit, (held, runs), on_disk, assignment.stream_buffers)
-            link += fetch
+            ahead, asked = self._experts(phase, unit, rooms)
+            fetch = self.fetch(phase, unit, (held, runs), on_disk, assignment.stream_buffers, ahead)
+            wait = self._asked(asked, (held, runs), on_disk)
+            if is_accelerator(runs):
+                link += fetch + wait
             if held == DISK:
                 disk += self._weights(unit) / self._disk_rate(on_disk) if on_disk > 0 else 0.0
-            if fetch:
-                taken += self._weights(unit) * self.machine.link(self._name(runs)).disturbance
-            visits.append(Visit(taken, fetch))
-        visits.append(Visit(self.compute(phase, OUTSIDE, main)))
+            if fetch or wait:
+                brought = self._weights(unit) - self.profile.units[unit].expert_weights + ahead + asked
+                taken += brought * self._disturbance(runs)
+            visits.append(Visit(taken, fetch, wait))
+        visits.append(Visit(self.compute(phase, OUTSIDE, main, from_host)))
         seconds = seconds_of_pass(visits, assignment.slots)
         if not is_accelerator(main) and on_disk > self._file_room():
             seconds = max(seconds, disk)
@@ -102,28 +110,83 @@ class CostModel:
             disk = 0.0
         return StepTime(seconds, compute, link, disk)
 
-    def compute(self, phase: int, unit: int, runs: Key) -> float:
-        """Return the seconds that `unit` computes on a device, its weights being there."""
-        key = (phase, unit, runs)
+    def compute(self, phase: int, unit: int, runs: Key, from_host: bool = False) -> float:
+        """Return the seconds that `unit` computes on a device, its weights being there.
+
+        Args:
+            phase: number of the phase.
+            unit: position of the unit; `OUTSIDE`: what is between units.
+            runs: the device.
+            from_host: the model's first weights lie on the host: see `Phase.from_host`.
+        """
+        key = (phase, unit, runs, from_host)
         if key not in self._known:
-            self._known[key] = self._total(self._works[phase].get(unit, ()), runs)
+            works = (self._works_from_host if from_host else self._works)[phase]
+            self._known[key] = self._total(works.get(unit, ()), runs)
         return self._known[key]
+
+    def least_compute(self, phase: int, unit: int, runs: Key) -> float:
+        """Return the seconds that `unit` computes on a device at least, wherever other units lie."""
+        return min(self.compute(phase, unit, runs, from_host) for from_host in (False, True))
 
     def _total(self, works: Sequence[Work], runs: Key) -> float:
         speed, share = self.machine.device(self._name(runs)), self.cached_share
         cold = speed.total(works) if share < 1 else 0.0
         return cold if not share else (1 - share) * cold + share * speed.total(works, cached=True)
 
-    def fetch(self, phase: int, unit: int, option: Option, on_disk: int, with_buffers: bool = False) -> float:
-        """Return the seconds that the link brings a streamed unit's weights; 0 for one that is not streamed."""
+    def fetch(
+        self,
+        phase: int,
+        unit: int,
+        option: Option,
+        on_disk: int,
+        with_buffers: bool = False,
+        experts: float | None = None,
+    ) -> float:
+        """Return the seconds that the link brings a streamed unit's weights; 0 for one that is not streamed.
+
+        Args:
+            phase: number of the phase.
+            unit: position of the unit.
+            option: where it is held and where it runs.
+            on_disk: bytes of all weights on disk.
+            with_buffers: its buffers come with it.
+            experts: bytes of its experts that come with it; None: all that are wanted.
+        """
         held, runs = option
         profile = self.profile.units[unit]
-        weights = offloaded_bytes(profile, self.profile.offload_dtype)
-        nbytes = weights + (profile.buffers if with_buffers else 0) - self._spared[phase].get(unit, 0)
+        if experts is None:
+            experts = sum(
+                choice.wanted * profile.experts[position].nbytes
+                for position, choice in self._choices[phase].get(unit, {}).items()
+            )
+        weights = offloaded_bytes(profile, self.profile.offload_dtype) - profile.expert_weights + experts
+        nbytes = weights + (profile.buffers if with_buffers else 0)
         if is_accelerator(held) or not is_accelerator(runs) or not nbytes:
             return 0.0
-        seconds = self.machine.link(self._name(runs)).to_device.seconds(nbytes)
+        seconds = self.machine.link(self._name(runs)).to_device.seconds(int(nbytes))
         return max(seconds, nbytes / self._disk_rate(on_disk)) if held == DISK else seconds
+
+    def _experts(self, phase: int, unit: int, rooms: Mapping[tuple[int, int], ExpertRoom]) -> tuple[float, float]:
+        """Return the bytes of a unit's experts that are brought in one pass: ahead of it, and when they are chosen."""
+        ahead = asked = 0.0
+        for position, choice in self._choices[phase].get(unit, {}).items():
+            room = rooms.get((unit, position))
+            if room is not None:
+                soon, then = room.brought(choice)
+                ahead, asked = ahead + soon * room.expert_bytes, asked + then * room.expert_bytes
+        return ahead, asked
+
+    def _asked(self, nbytes: float, option: Option, on_disk: int) -> float:
+        """Return the seconds that a unit waits for experts that it asks for."""
+        held, runs = option
+        from_disk = nbytes / self._disk_rate(on_disk) if held == DISK and nbytes else 0.0
+        if not is_accelerator(runs) or not nbytes:
+            return from_disk
+        return max(self.machine.link(self._name(runs)).to_device.seconds(int(nbytes)), from_disk)
+
+    def _disturbance(self, runs: Key) -> float:
+        return self.machine.link(self._name(runs)).disturbance if is_accelerator(runs) else 0.0
 
     def streamed_from(self, unit: int, main: Key) -> int | None:
         """Return of how many tokens a call is that takes a unit in host memory less time streamed to `main` than
@@ -185,11 +248,6 @@ def device_name(key: Key) -> str:
     if isinstance(key, int) and not accelerators():
         return f"cuda:{key}"
     return normalize_device(key)
-
-
-def _spared_bytes(works: Mapping[int, Sequence[Work]]) -> dict[int, int]:
-    """Return the bytes of weights that each unit does not read, because nobody chose those experts."""
-    return {unit: sum(work.spared for work in its) for unit, its in works.items()}
 
 
 def _input_bytes(phase: Phase) -> dict[int, int]:

@@ -3,82 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from ..devices import DISK, HOST
 from ..profile import Profile
-from ..profile.quantized import offloaded_bytes, quantized_bytes, staging_bytes
+from ..profile.quantized import quantized_bytes
+from .assignment import STEP, Assignment
 from .budgets import Key, is_accelerator
-from .window import read_ahead_window, staging
-
-STEP = "decode"
-"""Name of the phase that is a step of generation."""
+from .plan_type import DevicePlan
+from .slots import expert_rooms, slots_on
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """Where every unit of a profile is held and where it runs, by position.
-
-    Attributes:
-        held: device key of each unit's weights.
-        runs: device key on which each unit runs.
-        main: where inputs are, and where streamed units run.
-        slots: how many slots there are on `main`.
-        slot_bytes: bytes of one slot.
-        stream_buffers: buffers of a unit lie with its weights, and not where it runs.
-        computed_below: for units that are streamed to `main` for prompts and computed on the host in steps of
-            generation, by position: calls of fewer tokens than this are computed. Their buffers lie with their weights.
-    """
-
-    held: tuple[Key, ...]
-    runs: tuple[Key, ...]
-    main: Key
-    slots: int = 0
-    slot_bytes: int = 0
-    stream_buffers: bool = False
-    computed_below: Mapping[int, int] = field(default_factory=dict)
-
-    def in_steps(self) -> Assignment:
-        """Return where everything is held and runs in a step of generation."""
-        if not self.computed_below:
-            return self
-        runs = tuple(HOST if index in self.computed_below else key for index, key in enumerate(self.runs))
-        return replace(self, runs=runs, computed_below={})
-
-    def streamed(self, index: int) -> bool:
-        """Whether unit `index` is copied to an accelerator each time it runs."""
-        return is_accelerator(self.runs[index]) and not is_accelerator(self.held[index])
-
-
-@dataclass(frozen=True)
-class DeviceUse:
-    """Predicted bytes on one device, by purpose."""
-
-    weights: int = 0
-    buffers: int = 0
-    kv_cache: int = 0
-    activations: int = 0
-    slots: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of it: the peak."""
-        return self.weights + self.buffers + self.kv_cache + self.activations + self.slots
-
-
-def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DeviceUse]:
-    """Return what an assignment takes on every device that holds or runs something."""
+def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePlan]:
+    """Return what an assignment takes on every device that holds or runs something, whatever its budget."""
     weights, buffers = _stored(profile, assignment)
     kv, peaks = _kv_cache(profile, assignment), _peaks(profile, assignment)
     found = {}
     for device in dict.fromkeys([*weights, *buffers, *peaks]):
         cache = kv.get(device, 0)
-        found[device] = DeviceUse(
+        found[device] = DevicePlan(
+            device,
+            budget=None,
             weights=weights.get(device, 0),
             buffers=buffers.get(device, 0),
             kv_cache=cache,
             activations=max(peaks.get(device, 0) - cache, 0),
-            slots=_slots(profile, assignment, device),
+            slots=slots_on(profile, assignment, device),
         )
     return found
 
@@ -98,7 +48,8 @@ def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     brought_to = HOST if first == DISK else first
 
     def peaks(of: Assignment, over: Profile) -> dict[Key, int]:
-        return over.dynamic_peaks(dict(enumerate(of.runs)), of.main, brought_to=brought_to)
+        slots = {at: room.slots for at, room in expert_rooms(over, of).items()}
+        return over.dynamic_peaks(dict(enumerate(of.runs)), of.main, brought_to=brought_to, experts=slots)
 
     if not assignment.computed_below:
         return peaks(assignment, profile)
@@ -110,25 +61,6 @@ def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     for more in (begun, peaks(assignment.in_steps(), steps)):
         found.update({key: max(found.get(key, 0), peak) for key, peak in more.items()})
     return found
-
-
-def _slots(profile: Profile, assignment: Assignment, device: Key) -> int:
-    """Return bytes on `device` that weights held elsewhere take turns in."""
-    slots = 0
-    if device == assignment.main:
-        streamed_units = [unit for index, unit in enumerate(profile.units) if assignment.streamed(index)]
-        slots = assignment.slots * assignment.slot_bytes + staging_bytes(streamed_units, profile.offload_dtype)
-    if device != HOST or not profile.phases:
-        return slots
-    places = zip(profile.units, assignment.held, assignment.runs, strict=True)
-    viewed = [
-        (unit.weights if runs == HOST else offloaded_bytes(unit, profile.offload_dtype), runs)
-        for unit, held, runs in places
-        if held == DISK and not unit.is_lookup
-    ]
-    computed = [nbytes for nbytes, runs in viewed if runs == HOST]
-    streamed = [nbytes for nbytes, runs in viewed if runs != HOST]
-    return slots + read_ahead_window(computed) + staging(streamed)
 
 
 def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], dict[Key, int]]:
@@ -151,7 +83,7 @@ def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], d
     return weights, buffers
 
 
-def over_budget(uses: Mapping[Key, DeviceUse], budgets: Mapping[Key, int]) -> dict[Key, int]:
+def over_budget(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> dict[Key, int]:
     """Return by how many bytes each device passes its budget; the disk has none unless it is given."""
     found = {}
     for device, use in uses.items():
@@ -159,9 +91,3 @@ def over_budget(uses: Mapping[Key, DeviceUse], budgets: Mapping[Key, int]) -> di
         if use.total > budget:
             found[device] = use.total - budget
     return found
-
-
-def host_only(profile: Profile) -> Assignment:
-    """Return the assignment in which the CPU holds and runs everything."""
-    everywhere = (HOST,) * len(profile.units)
-    return Assignment(everywhere, everywhere, HOST)

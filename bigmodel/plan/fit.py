@@ -8,9 +8,10 @@ from dataclasses import replace
 from ..devices import DeviceLike, device_key
 from ..errors import PlanError
 from ..profile import Profile
+from .assignment import Assignment
 from .balance import balanced_caps
 from .budgets import Key
-from .evaluate import Assignment, device_uses, over_budget
+from .evaluate import device_uses, over_budget
 from .greedy import Item, Room, place_greedily
 from .groups import tie_groups
 from .items import assignment_of, item_of
@@ -18,9 +19,6 @@ from .shortage import budget_error
 
 ATTEMPTS = 4
 """How often a placement is repeated with smaller budgets when its exact cost passes them."""
-
-DEFAULT_SLOTS = 2
-"""How many streamed units may be on the main device at once: one runs while the next one arrives."""
 
 
 def greedy_assignment(

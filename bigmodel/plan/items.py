@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from ..devices import HOST
 from ..profile import Profile
 from ..profile.quantized import offloaded_bytes
+from .assignment import Assignment
 from .budgets import Key, is_accelerator
-from .evaluate import Assignment
 from .greedy import Item, Placement
 from .groups import Group
 

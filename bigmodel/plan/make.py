@@ -16,11 +16,12 @@ from ..profile.quantized import check_offload_dtype
 from .assemble import assemble
 from .budgets import device_type_of, read_budgets, with_headroom
 from .cost import CostModel
-from .fit import DEFAULT_SLOTS, checked_main, greedy_assignment
+from .fit import checked_main, greedy_assignment
 from .greedy import Room
 from .objective import Objective
 from .plan_type import Plan
 from .searcher import Searcher
+from .slots import DEFAULT_SLOTS
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 """Names that may stand for a device map. "auto": the best this planner finds, by search where shapes are known."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .assignment import Assignment
 from .cost import CostModel, StepTime
-from .evaluate import Assignment
 
 PROMPT_SHARE = 1e-3
 """How much a second of the prompt counts beside one of a step where steps are what matters: ties are broken by it."""

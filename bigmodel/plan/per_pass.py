@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from ..devices import HOST
+from .assignment import Assignment
 from .budgets import is_accelerator
 from .cost import CostModel
-from .evaluate import Assignment
 
 
 def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignment]:
@@ -32,9 +32,8 @@ def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignm
     found = {index: tokens for index, tokens in below.items() if tokens is not None}
     computed = [index for index in found if known.runs[index] == HOST]
     streamed = [index for index in found if known.runs[index] == known.main]
-    for chosen in (computed, streamed, [*computed, *streamed]):
-        if chosen:
-            yield _switching(cost, known, {index: found[index] for index in sorted(chosen)}, slots)
+    for chosen in {frozenset(computed), frozenset(streamed), frozenset((*computed, *streamed))} - {frozenset()}:
+        yield _switching(cost, known, {index: found[index] for index in sorted(chosen)}, slots)
 
 
 def _movable(cost: CostModel, known: Assignment) -> Iterator[int]:

@@ -18,11 +18,12 @@ from ..profile.quantized import check_offload_dtype
 from .assemble import assemble
 from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .cost import CostModel, device_name
-from .fit import DEFAULT_SLOTS, checked_main, greedy_assignment
+from .fit import checked_main, greedy_assignment
 from .greedy import Room
 from .objective import Objective
 from .plan_type import Plan
 from .searcher import OFFLOADS, Searcher
+from .slots import DEFAULT_SLOTS
 
 NOT_HERE = (
     "this machine lacks an accelerator of the budgets, so no time is predicted; parts are where round figures say"

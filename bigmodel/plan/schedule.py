@@ -23,10 +23,12 @@ class Visit:
     Attributes:
         compute: seconds it computes, and moves its inputs, where it runs.
         fetch: seconds the link brings it; 0 if it does not come over the link.
+        asked: seconds the link brings what the part asks for while it runs, and waits for: experts just chosen.
     """
 
     compute: float
     fetch: float = 0.0
+    asked: float = 0.0
 
 
 def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
@@ -36,7 +38,7 @@ def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
         visits: in the order of execution.
         slots: how many fetched parts may be on the device at once.
     """
-    total = sum(visit.compute for visit in visits)
+    total = sum(visit.compute + visit.asked for visit in visits)
     streamed = [position for position, visit in enumerate(visits) if visit.fetch]
     if len(streamed) <= max(slots, 1):
         return total  # they stay in their slots
@@ -57,5 +59,7 @@ def _simulated(visits: Sequence[Visit], streamed: Sequence[int]) -> float:
                 # Wanted now: the next one's fetch is queued behind its own.
                 link_free = max(now, link_free) + visits[following[position]].fetch
                 now, arrived = max(now, arrived), link_free
+            if visit.asked:
+                link_free = now = max(now, link_free) + visit.asked
             now += visit.compute
     return now - begun

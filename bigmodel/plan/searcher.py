@@ -9,8 +9,9 @@ from functools import partial
 from ..devices import DISK, HOST
 from ..errors import PlanError
 from ..profile import Profile
+from .assignment import Assignment
 from .budgets import Key, is_accelerator
-from .evaluate import Assignment, device_uses, over_budget
+from .evaluate import device_uses, over_budget
 from .fit import ATTEMPTS
 from .greedy import Placement, Room
 from .groups import tie_groups
@@ -82,12 +83,16 @@ class Searcher:
             placement = search(self.items, replace(room, budgets=given), seconds, self._least, thorough)
             if placement is None:
                 break
-            found = [(one, self._over(one, room)) for one in variants(self._assignment(placement, room.main_device))]
+            base = self._assignment(placement, room.main_device)
+            found = [(one, self._over(one, room)) for one in variants(base)]
             best = min([best, *(one for one, over in found if not over)], key=self.goal.seconds)
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
             if not least_over:
                 break
-            given.update({key: max(given.get(key, 0) - excess, 0) for key, excess in least_over.items()})
+            uses = device_uses(self.profile, base)
+            for key, excess in least_over.items():
+                used = uses[key].total if key in uses else 0
+                given[key] = max(min(given.get(key, 0), used) - excess, 0)
         return best
 
     def predict(self, room: Room, assignment: Assignment) -> Prediction:
@@ -116,6 +121,6 @@ class Searcher:
         for unit in self.groups[index].members:
             where = HOST if self.profile.units[unit].is_lookup and not is_accelerator(held) else runs
             for phase, weight in self.goal.weights.items():
-                compute += weight * self.goal.cost.compute(phase, unit, where)
-                fetch += weight * self.goal.cost.fetch(phase, unit, (held, where), 0, self.stream_buffers)
+                compute += weight * self.goal.cost.least_compute(phase, unit, where)
+                fetch += weight * self.goal.cost.fetch(phase, unit, (held, where), 0, self.stream_buffers, experts=0)
         return compute, fetch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .dry_run import Phase
 from .dtypes import CustomDtype, DtypeLike, dtype_byte_size, normalize_dtype
+from .experts import expert_names
 from .generation import as_when_decoding
 from .kv_cache import kv_cache_bytes, layer_cache_bytes
 from .model_profile import Profile, max_context, profile_model
@@ -42,6 +43,7 @@ __all__ = [
     "compute_module_sizes",
     "compute_module_total_buffer_size",
     "dtype_byte_size",
+    "expert_names",
     "find_no_split_classes",
     "find_tied_parameters",
     "find_units",

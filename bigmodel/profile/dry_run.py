@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ..devices import HOST
 from .clone import fake_clone, find_shortenings
+from .generation import FROM_HOST
 from .recorder import Recorder, cut
 from .repeat import Shortening, lengthen
 from .session import ConstantsThroughHost, Session
@@ -29,11 +31,24 @@ Example = tuple[Sequence[Any], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Phase:
-    """One recorded forward: "prefill", "decode" or "forward", with its trace and the tokens it processes."""
+    """One recorded forward.
+
+    Attributes:
+        name: "prefill", "decode" or "forward".
+        trace: what happens.
+        tokens: how many tokens of each sequence it processes.
+        from_host: what happens instead where the model's first weights lie on the host, as `transformers` goes by
+            their device; None for the same.
+    """
 
     name: str
     trace: Trace
     tokens: int
+    from_host: Trace | None = None
+
+    def trace_from(self, first: object) -> Trace:
+        """Return what happens where the model's first weights lie on the device `first`."""
+        return self.from_host if first == HOST and self.from_host is not None else self.trace
 
 
 def dry_run(
@@ -122,11 +137,14 @@ def _record(
         else:
             use_as_configured(session)
     traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
-    phases = []
+    phases: list[Phase] = []
     for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
         for shortening in shortenings:
             trace = lengthen(trace, shortening)
-        phases.append(Phase(name, trace, tokens))
+        if name == FROM_HOST:
+            phases[-1] = replace(phases[-1], from_host=trace)
+        else:
+            phases.append(Phase(name, trace, tokens))
     return phases
 
 
@@ -142,3 +160,5 @@ def _follow_units(
         if id(module) not in followed:
             followed.add(id(module))
             recorder.follow(module, index)
+            for position, experts in enumerate(unit.experts):
+                recorder.follow_experts(clone.get_submodule(experts.name), position, experts.count)

@@ -14,6 +14,9 @@ import torch
 
 from .session import Session
 
+FROM_HOST = "decode, the first weights on the host"
+"""A phase that replaces the one before it there."""
+
 
 def generate(session: Session, config: Any) -> None:
     """Prefill of the prompt, then the last step of generation, with a cache that has grown to all but one token."""
@@ -25,12 +28,33 @@ def generate(session: Session, config: Any) -> None:
         return
     if work.new_tokens is None:
         del loop
-        loop = _Loop(session, config, work.context_length - 1)
-        loop.prefill()
+        loop = _up_to_last_step(session, config)
     elif work.new_tokens > 1:
         loop.step(work.new_tokens - 1)
     with as_when_decoding(session.model):
+        settings = _experts_functions(session.model)
         session.phase("decode", 1, lambda: loop.step(1))
+    if _experts_functions(session.model) != settings:
+        del loop
+        loop = _up_to_last_step(session, config)
+        session.phase(FROM_HOST, 1, lambda: loop.step(1))
+
+
+def _up_to_last_step(session: Session, config: Any) -> _Loop:
+    """Return a generation of which the last step is to come."""
+    work = session.workload
+    new_tokens = work.new_tokens or 1
+    loop = _Loop(session, config, work.context_length - new_tokens)
+    loop.prefill()
+    if new_tokens > 1:
+        loop.step(new_tokens - 1)
+    return loop
+
+
+def _experts_functions(model: Any) -> Any:
+    """Return which functions compute a mixture's experts now; None for no mixture."""
+    ask: Callable[[], Any] = getattr(model, "get_experts_implementation", lambda: None)
+    return ask()
 
 
 def as_when_decoding(model: Any) -> AbstractContextManager[None]:

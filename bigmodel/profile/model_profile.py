@@ -13,9 +13,10 @@ from ..devices import torch_device
 from ..errors import PlanError
 from .dry_run import Example, Phase, dry_run
 from .dtypes import CustomDtype, DtypeLike, dtype_name, normalize_dtype, planned_dtype
+from .ledger import D, replay
 from .repeat import renamed
 from .tensors import named_tensors
-from .trace import D, Trace
+from .trace import Trace
 from .units import UnitProfile, profile_units
 from .workload import Workload
 
@@ -86,6 +87,7 @@ class Profile:
         main: D,
         rounding: Callable[[int], int] = int,
         brought_to: D | None = None,
+        experts: Mapping[tuple[int, int], int] | None = None,
     ) -> dict[D, int]:
         """Return the most bytes of activations and KV cache alive at once on each device, over all phases.
 
@@ -94,10 +96,12 @@ class Profile:
             main: where inputs are.
             rounding: what the allocator makes of a number of bytes.
             brought_to: where the weights of unit `first` lie; None: on `main`.
+            experts: for how many experts there is room, where they come one by one: by unit and their position in it.
         """
         peaks: dict[D, int] = {main: 0}
         for phase in self.phases:
-            for device, peak in phase.trace.replay(runs_on, main, rounding, brought_to).peak.items():
+            trace = phase.trace_from(brought_to)
+            for device, peak in replay(trace, runs_on, main, rounding, brought_to, experts).peak.items():
                 peaks[device] = max(peaks.get(device, 0), peak)
         return peaks
 
@@ -208,6 +212,10 @@ def _cast(model: nn.Module, wanted: torch.dtype | CustomDtype | None) -> dict[in
 
 def _renumbered(phase: Phase, order: Sequence[int]) -> Phase:
     units = {old: new for new, old in enumerate(order)}
-    events = tuple(renamed(event, {}, units) for event in phase.trace.events)
-    initial = tuple(replace(held, unit=units.get(held.unit, held.unit)) for held in phase.trace.initial)
-    return replace(phase, trace=Trace(events, initial))
+
+    def renumbered(trace: Trace) -> Trace:
+        events = tuple(renamed(event, {}, units) for event in trace.events)
+        return Trace(events, tuple(replace(held, unit=units.get(held.unit, held.unit)) for held in trace.initial))
+
+    from_host = None if phase.from_host is None else renumbered(phase.from_host)
+    return replace(phase, trace=renumbered(phase.trace), from_host=from_host)

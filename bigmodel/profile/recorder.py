@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,8 +13,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from .experts import Choice
 from .kernels import run_fake, scratch_bytes
-from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Held, Leave, Operation, Return, Scratch, Trace
+from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Held, Leave, Operation, Return, Route, Scratch, Trace
 from .work import work_of
 
 
@@ -31,6 +33,7 @@ class Recorder(TorchDispatchMode):
         self._references: dict[int, weakref.ref[Any]] = {}
         self._count = 0
         self._units: list[int] = []
+        self._choice: Choice | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -40,7 +43,7 @@ class Recorder(TorchDispatchMode):
         for tensor in tree_iter(output):
             if isinstance(tensor, torch.Tensor):
                 self.watch(tensor, source)
-        work = work_of(func, args, kwargs or {}, output)
+        work = work_of(func, args, kwargs or {}, output, self._choice)
         if work is not None:
             self.events.append(Operation(work))
         scratch = scratch_bytes(func, args, output)
@@ -83,6 +86,21 @@ class Recorder(TorchDispatchMode):
             self.events.append(Leave(unit, self._tensors(output)))
 
         module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+        module.register_forward_hook(after)
+
+    def follow_experts(self, module: nn.Module, position: int, count: int) -> None:
+        """Book what is chosen of the `count` experts of `module`, those at `position` of the unit it is in."""
+        arguments = inspect.signature(type(module).forward)
+
+        def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            _, _, index, _ = arguments.bind(module, *args, **kwargs).args
+            self._choice = Choice(index.shape[0], index.shape[1], count)
+            self.events.append(Route(position, self._choice))
+
+        def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+            self._choice = None
+
+        module.register_forward_pre_hook(before, with_kwargs=True)
         module.register_forward_hook(after)
 
     def _tensors(self, value: Any) -> tuple[tuple[int, int], ...]:

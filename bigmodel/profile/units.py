@@ -9,6 +9,7 @@ from functools import cached_property
 from torch import nn
 
 from .dtypes import DtypeLike
+from .experts import ExpertsProfile, profile_experts
 from .no_split import find_units
 from .tensors import TensorSpec, tensor_specs
 
@@ -27,6 +28,7 @@ class UnitProfile:
         is_tensor: `name` is a tensor.
         tensors: every name inside it, tied ones once per name.
         is_lookup: an embedding, best run where its table lies.
+        experts: its experts that can be fetched one by one, a module's at a time.
     """
 
     name: str
@@ -35,6 +37,7 @@ class UnitProfile:
     is_tensor: bool
     tensors: tuple[TensorSpec, ...]
     is_lookup: bool = False
+    experts: tuple[ExpertsProfile, ...] = ()
 
     @cached_property
     def storages(self) -> dict[int, TensorSpec]:
@@ -68,6 +71,20 @@ class UnitProfile:
             if with_buffers or not spec.is_buffer
         )
 
+    def slab_without_experts(self, with_buffers: bool = False) -> int:
+        """Return the bytes of the slot for what is streamed as a whole: all but experts, which come one by one."""
+        fused = (self.storages[number].nbytes for number in self._expert_storages)
+        return self.slab(with_buffers) - sum(-(-nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT for nbytes in fused)
+
+    @cached_property
+    def expert_weights(self) -> int:
+        """Bytes of experts that come one by one."""
+        return sum(self.storages[number].nbytes for number in self._expert_storages)
+
+    @cached_property
+    def _expert_storages(self) -> frozenset[int]:
+        return frozenset[int]().union(*(experts.storages for experts in self.experts))
+
 
 def profile_units(
     model: nn.Module,
@@ -93,9 +110,19 @@ def profile_units(
             is_tensor=unit.is_tensor,
             tensors=tuple(inside[unit.name]),
             is_lookup=unit.is_lookup,
+            experts=() if unit.is_tensor else _experts(unit.name, model.get_submodule(unit.name), inside[unit.name]),
         )
         for unit in units
     ]
+
+
+def _experts(name: str, module: nn.Module, specs: list[TensorSpec]) -> tuple[ExpertsProfile, ...]:
+    dot = f"{name}." if name else ""
+    found = (
+        profile_experts((dot + inner).removesuffix("."), owner, specs, SLAB_ALIGNMENT)
+        for inner, owner in module.named_modules()
+    )
+    return tuple(experts for experts in found if experts is not None)
 
 
 def _itself_and_ancestors(name: str) -> Iterator[str]:

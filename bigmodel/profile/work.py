@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_iter
 
+from .experts import Choice
+
 aten = torch.ops.aten
 
 PRODUCT, CONVOLUTION, ATTENTION, MOVE, CALL = "product", "convolution", "attention", "move", "call"
@@ -31,7 +33,6 @@ class Work:
         elements: numbers of the matrices it multiplies with.
         rows: rows it multiplies them by.
         nbytes: bytes it reads and writes.
-        spared: bytes of weights that it does not read: of experts that nobody chose.
     """
 
     kind: str
@@ -39,13 +40,24 @@ class Work:
     elements: int = 0
     rows: int = 1
     nbytes: int = 0
-    spared: int = 0
 
 
-def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Work | None:
-    """Return what an operation on (fake) tensors asks of its device; None for what costs nothing at all."""
+def work_of(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, choice: Choice | None = None
+) -> Work | None:
+    """Return what an operation on (fake) tensors asks of its device; None for what costs nothing at all.
+
+    Args:
+        func: the operation.
+        args: what it is given.
+        kwargs: what it is given by name.
+        output: what it returned.
+        choice: what the router chose, if the operation is one of a mixture's experts.
+    """
     if func.namespace == "prim":
         return None
+    if func is aten._grouped_mm.default:
+        return _grouped(choice, *args, **kwargs)
     known = _KINDS.get(func)
     if known is not None:
         return known(*args, **kwargs)
@@ -58,11 +70,6 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output:
     return Work(MOVE, _dtype(made[0]), nbytes=sum(map(_nbytes, [*read, *made])))
 
 
-def distinct_experts(experts: int, rows: int) -> float:
-    """Return how many of `experts` are wanted by at least one of `rows` choices, on average, if all are as likely."""
-    return experts * (1 - (1 - 1 / experts) ** rows)
-
-
 def _mm(left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
     return Work(PRODUCT, _dtype(right), right.numel(), left.shape[0], _nbytes(left) + _nbytes(right))
 
@@ -72,7 +79,9 @@ def _addmm(_bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **_: An
 
 
 def _bmm(left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
-    return Work(PRODUCT, _dtype(right), right.numel(), left.shape[1], _nbytes(left) + _nbytes(right))
+    """Either side may be what is read once and multiplied by few rows: the larger one is."""
+    matrix, rows = (right, left.shape[1]) if right.numel() >= left.numel() else (left, right.shape[2])
+    return Work(PRODUCT, _dtype(matrix), matrix.numel(), rows, _nbytes(left) + _nbytes(right))
 
 
 def _baddbmm(_bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
@@ -92,15 +101,14 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: 
     return Work(ATTENTION, _dtype(key), elements // 2 if causal else elements, query.shape[-2], nbytes)
 
 
-def _grouped(tokens: torch.Tensor, weights: torch.Tensor, *_: Any, **__: Any) -> Work:
+def _grouped(choice: Choice | None, tokens: torch.Tensor, weights: torch.Tensor, *_: Any, **__: Any) -> Work:
     if weights.dim() != 3:
         return _mm(tokens, weights)
-    rows, experts = tokens.shape[0], weights.shape[0]
-    wanted = max(distinct_experts(experts, rows), 1.0)
+    rows, count = tokens.shape[0], weights.shape[0]
+    wanted = max((choice or Choice(rows, 1, count)).wanted, 1.0)
     elements = int(wanted * weights[0].numel())
     nbytes = _nbytes(tokens) + elements * weights.element_size()
-    spared = _nbytes(weights) - elements * weights.element_size()
-    return Work(PRODUCT, _dtype(weights), elements, max(1, round(rows / wanted)), nbytes, spared)
+    return Work(PRODUCT, _dtype(weights), elements, max(1, round(rows / wanted)), nbytes)
 
 
 def _convolve(data: torch.Tensor, weight: torch.Tensor, *rest: Any, **_: Any) -> Work:
@@ -125,7 +133,6 @@ _KINDS: dict[Any, Callable[..., Work]] = {
     aten.bmm.default: _bmm,
     aten.baddbmm.default: _baddbmm,
     aten.linear.default: _linear,
-    aten._grouped_mm.default: _grouped,
     aten.convolution.default: _convolve,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attend,
     aten._scaled_dot_product_flash_attention.default: _attend,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from bigmodel.plan.assemble import assemble
-from bigmodel.plan.evaluate import Assignment, host_only
+from bigmodel.plan.assignment import Assignment, host_only
 from bigmodel.profile import profile_model
 
 from ..profile.models import Stack, on_meta

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bigmodel.plan import read_ahead_window, staging
-from bigmodel.plan.evaluate import Assignment, device_uses, host_only, over_budget
+from bigmodel.plan.assignment import Assignment, host_only
+from bigmodel.plan.evaluate import device_uses, over_budget
 from bigmodel.profile import profile_model
 
 from ..profile.models import Stack, on_meta, tiny_llama

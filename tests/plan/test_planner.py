@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from bigmodel.devices import virtual
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan import Plan, make_plan, plan
+from bigmodel.plan.assignment import Assignment
 from bigmodel.plan.cost import CostModel
-from bigmodel.plan.evaluate import Assignment, device_uses, over_budget
+from bigmodel.plan.evaluate import device_uses, over_budget
 from bigmodel.plan.infer import infer_auto_device_map
 from bigmodel.profile import Profile, profile_model
 

@@ -9,6 +9,7 @@ from torch import nn
 from bigmodel.devices import virtual
 from bigmodel.profile import Workload, profile_units
 from bigmodel.profile.dry_run import dry_run
+from bigmodel.profile.ledger import replay
 
 from .models import Stack, on_meta, tiny_llama
 
@@ -17,7 +18,7 @@ CPU = torch.device("cpu")
 
 def run(model: nn.Module, work: Workload, device: torch.device = CPU) -> dict[str, int]:
     phases = dry_run(model, profile_units(model), work, device)
-    return {phase.name: phase.trace.replay({}, 0).peak[0] for phase in phases}
+    return {phase.name: replay(phase.trace, {}, 0).peak[0] for phase in phases}
 
 
 def test_a_model_that_generates_has_a_prefill_and_a_decode() -> None:
@@ -48,7 +49,7 @@ def test_a_deep_model_has_the_peaks_of_running_every_layer() -> None:
     )
     for placing in ({}, {index: index % 3 for index in range(len(units))}):
         for short, whole in zip(few, every, strict=True):
-            assert short.trace.replay(placing, 0).peak == whole.trace.replay(placing, 0).peak
+            assert replay(short.trace, placing, 0).peak == replay(whole.trace, placing, 0).peak
 
 
 def test_a_model_that_is_not_from_transformers_runs_on_an_example() -> None:
@@ -59,15 +60,15 @@ def test_a_model_that_is_not_from_transformers_runs_on_an_example() -> None:
     (phase,) = dry_run(model, units, Workload(), CPU, example=((ids,), {}))
     ids_bytes, hidden, wide = 4 * 10 * 8, 4 * 10 * 16 * 4, 4 * 10 * 64 * 4
     # Inside a block: the ids, the input of the residual, and what goes into and comes out of the activation.
-    assert phase.trace.replay({}, 0).peak[0] == ids_bytes + hidden + 2 * wide
+    assert replay(phase.trace, {}, 0).peak[0] == ids_bytes + hidden + 2 * wide
 
 
 def test_weights_that_will_be_cast_make_smaller_activations() -> None:
     model = tiny_llama()
     half = {id(parameter): torch.float16 for parameter in model.parameters()}
     units = profile_units(model)
-    wide = dry_run(model, units, Workload(1, 65, 1), CPU)[0].trace.replay({}, 0)
-    narrow = dry_run(model, units, Workload(1, 65, 1), CPU, half)[0].trace.replay({}, 0)
+    wide = replay(dry_run(model, units, Workload(1, 65, 1), CPU)[0].trace, {}, 0)
+    narrow = replay(dry_run(model, units, Workload(1, 65, 1), CPU, half)[0].trace, {}, 0)
     assert narrow.now[0] < 0.6 * wide.now[0]
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from bigmodel.profile.ledger import replay
 from bigmodel.profile.repeat import CONTEXT, CannotRepeat, Shortening, kind_of, lengthen, shorten
 from bigmodel.profile.trace import Allocate, Enter, Free, Held, Leave, Trace
 
@@ -55,7 +56,7 @@ def test_the_repeated_trace_has_the_peaks_of_the_whole_one(layers: int) -> None:
     long = lengthen(recording(kept), Shortening("", tuple(range(layers)), kept, twins))
     whole = recording(layers)
     for placing in ({}, {unit: unit % 2 for unit in range(layers)}, {unit: unit for unit in range(layers)}):
-        ours, theirs = long.replay(placing, 0), whole.replay(placing, 0)
+        ours, theirs = replay(long, placing, 0), replay(whole, placing, 0)
         assert ours.peak == theirs.peak
         assert ours.now == theirs.now
     assert long.order() == whole.order()

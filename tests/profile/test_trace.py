@@ -1,79 +1,25 @@
 from __future__ import annotations
 
-from bigmodel.profile.trace import OUTSIDE, Allocate, Call, Enter, Free, Held, Leave, Return, Scratch, Trace
-
-CHAIN = Trace(
-    (
-        Enter(0),
-        Allocate(0, 100),
-        Leave(0, ((0, 100),)),
-        Enter(1, ((0, 100),)),
-        Allocate(1, 30),
-        Allocate(2, 100),
-        Free(1),
-        Leave(1, ((2, 100),)),
-        Free(0),
-    )
-)
-"""Unit 0 makes 100 bytes; unit 1 reads them, uses 30 for itself, and makes 100."""
-
-
-def test_the_peak_is_the_most_alive_at_once() -> None:
-    books = CHAIN.replay({}, "gpu")
-    assert books.peak == {"gpu": 230}
-    assert books.now == {"gpu": 100}
-
-
-def test_inputs_from_another_device_are_copied_while_the_unit_runs() -> None:
-    books = CHAIN.replay({0: 0, 1: 1}, 0)
-    assert books.peak == {0: 100, 1: 230}
-    assert books.now == {0: 0, 1: 100}
-
-
-def test_what_the_host_computed_beside_an_accelerator_is_handed_over() -> None:
-    books = CHAIN.replay({0: "cpu", 1: 0}, 0)
-    assert books.peak == {"cpu": 100, 0: 230}
-    assert books.now["cpu"] == 0
-
-
-def test_on_a_host_that_runs_everything_nothing_is_handed_over() -> None:
-    assert CHAIN.replay({0: "cpu", 1: "cpu"}, "cpu").peak == {"cpu": 230}
-
-
-def test_between_units_the_device_is_where_the_source_lies() -> None:
-    trace = Trace((Enter(0), Allocate(0, 10), Leave(0), Allocate(1, 5, source=0), Allocate(2, 7)))
-    assert trace.replay({0: 1}, 0).now == {1: 15, 0: 7}
-
-
-def test_what_is_alive_at_the_start_lies_where_its_unit_runs() -> None:
-    trace = Trace((Enter(1), Free(7), Leave(1)), (Held(7, 50, 1), Held(8, 20, 0)))
-    books = trace.replay({0: 0, 1: 1}, 0)
-    assert books.peak == {1: 50, 0: 20}
-    assert books.now == {1: 0, 0: 20}
-
-
-def test_scratch_counts_only_for_the_moment() -> None:
-    trace = Trace((Enter(0), Allocate(0, 10), Scratch(90), Allocate(1, 10), Leave(0)))
-    books = trace.replay({}, "cpu")
-    assert books.peak == {"cpu": 100}
-    assert books.now == {"cpu": 20}
-
-
-def test_an_allocators_rounding_applies_to_every_storage() -> None:
-    books = CHAIN.replay({}, "gpu", rounding=lambda n: -(-n // 64) * 64)
-    assert books.peak == {"gpu": 128 + 64 + 128}
+from bigmodel.profile.experts import Choice
+from bigmodel.profile.trace import Allocate, Enter, Free, Held, Leave, Operation, Route, Trace
+from bigmodel.profile.work import Work
 
 
 def test_units_in_the_order_they_first_ran() -> None:
     assert Trace((Enter(2), Leave(2), Enter(0), Leave(0), Enter(2), Leave(2))).order() == [2, 0]
 
 
-def test_inputs_that_go_to_the_first_weights_and_back_are_there_twice_if_they_are_kept() -> None:
-    trace = Trace(
-        (Allocate(0, 8), Call(fresh=8, kept=40), Enter(0, ((0, 8), (1, 40))), Leave(0), Return()),
-        (Held(1, 40, OUTSIDE),),
-    )
-    books = trace.replay({}, 0, brought_to="cpu")
-    assert books.peak == {0: 40 + 8 + 40, "cpu": 48}
-    assert books.now == {0: 48, "cpu": 0}
-    assert trace.replay({}, 0).peak == {0: 48}
+def test_operations_are_the_work_of_the_unit_that_runs_them() -> None:
+    inside, between = Work("product"), Work("move")
+    trace = Trace((Operation(between), Enter(3), Operation(inside), Leave(3)))
+    assert trace.work() == {-1: [between], 3: [inside]}
+
+
+def test_what_a_unit_leaves_alive_is_its_cache() -> None:
+    trace = Trace((Enter(0), Allocate(0, 10), Allocate(1, 5), Free(1), Leave(0), Allocate(2, 7)), (Held(8, 20, 0),))
+    assert trace.left_alive() == {0: 30}
+
+
+def test_choices_of_routers_are_told_by_unit_and_by_the_place_of_the_experts_in_it() -> None:
+    choice = Choice(tokens=4, per_token=2, count=8)
+    assert Trace((Enter(1), Route(0, choice), Leave(1))).choices() == {1: {0: choice}}

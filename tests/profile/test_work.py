@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import torch
 
-from bigmodel.profile.work import Work, distinct_experts, work_of
+from bigmodel.profile.experts import Choice, distinct_experts
+from bigmodel.profile.work import Work, work_of
 
 aten = torch.ops.aten
 
@@ -42,11 +42,18 @@ def test_causal_attention_takes_half() -> None:
     assert causal.elements == whole.elements // 2
 
 
-def test_experts_that_nobody_chooses_are_spared() -> None:
+def test_a_batch_of_products_reads_the_larger_side_whichever_it_is() -> None:
+    matrices, rows = torch.ones(2, 6, 4), torch.ones(2, 4, 1)
+    work = work_of(aten.bmm.default, (matrices, rows), {}, matrices @ rows)
+    turned = work_of(aten.bmm.default, (rows.mT, matrices.mT), {}, rows.mT @ matrices.mT)
+    assert work == turned == Work("product", "float32", 48, 1, 4 * (48 + 8))
+
+
+def test_experts_that_nobody_chooses_are_not_read() -> None:
     tokens, experts = torch.ones(2, 4), torch.ones(8, 4, 6)
-    work = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6))
-    assert work is not None
-    assert work.elements == int(distinct_experts(8, 2) * 24)
-    assert work.spared == (8 * 24 - work.elements) * 4
-    assert distinct_experts(8, 1) == pytest.approx(1.0)
-    assert distinct_experts(8, 10_000) == pytest.approx(8.0)
+    unknown = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6))
+    assert unknown is not None
+    assert unknown.elements == int(distinct_experts(8, 2) * 24)
+    one_token = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6), Choice(1, 2, 8))
+    assert one_token is not None
+    assert (one_token.elements, one_token.rows) == (2 * 24, 1)

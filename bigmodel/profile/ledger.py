@@ -1,0 +1,148 @@
+"""Keeps the books of a trace: which device each storage lies on, and the most bytes there at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Generic, TypeVar
+
+from ..devices import HOST
+from .trace import Allocate, Call, Enter, Event, Free, Held, Leave, Return, Route, Scratch, Trace
+
+D = TypeVar("D", bound=Hashable)
+Rounding = Callable[[int], int]
+"""How many bytes an allocator takes for so many bytes."""
+
+NUMBER = 8
+"""Bytes of the number of an expert; of what is counted of one, as two numbers of 4."""
+
+
+def replay(
+    trace: Trace,
+    runs_on: Mapping[int, D],
+    main: D,
+    rounding: Rounding = int,
+    brought_to: D | None = None,
+    experts: Mapping[tuple[int, int], int] | None = None,
+) -> Ledger[D]:
+    """Return the books after a forward on the given devices.
+
+    Args:
+        trace: the forward.
+        runs_on: device of each unit.
+        main: where the inputs are, and where runs what is between units, unless what it reads says otherwise.
+        rounding: what the allocator makes of a number of bytes.
+        brought_to: where the model's first weights lie, and `generate` brings the inputs; None: `main`.
+        experts: for how many experts there is room, where they come one by one: by unit and their position in it.
+    """
+    ledger = Ledger(runs_on, main, rounding, brought_to, experts or {})
+    for held in trace.initial:
+        ledger.hold(held)
+    for event in trace.events:
+        ledger.book(event)
+    return ledger
+
+
+class Ledger(Generic[D]):
+    """Bytes alive on each device, `now` and at the highest mark, `peak`."""
+
+    def __init__(
+        self,
+        runs_on: Mapping[int, D],
+        main: D,
+        rounding: Rounding = int,
+        brought_to: D | None = None,
+        experts: Mapping[tuple[int, int], int] | None = None,
+    ) -> None:
+        self.now: dict[D, int] = {}
+        self.peak: dict[D, int] = {}
+        self._runs_on = runs_on
+        self._main = main
+        self._rounding = rounding
+        self._experts = experts or {}
+        self._brought_to = main if brought_to is None else brought_to
+        self._calls: list[Call] = []
+        self._alive: dict[int, tuple[D, int]] = {}
+        self._running: list[tuple[int, D, int]] = []  # each unit, its device, bytes copied to it while it runs
+
+    def hold(self, held: Held) -> None:
+        """Book a storage that is alive from the start."""
+        self._take(held.storage, self._runs_on.get(held.unit, self._main), self._rounding(held.nbytes))
+
+    def book(self, event: Event) -> None:
+        """Book one event."""
+        if isinstance(event, Allocate):
+            self._take(event.storage, self._place(event), self._rounding(event.nbytes))
+        elif isinstance(event, Free):
+            device, nbytes = self._alive.pop(event.storage, (self._main, 0))
+            self._add(device, -nbytes)
+        elif isinstance(event, Scratch):
+            device = self._running[-1][1] if self._running else self._main
+            self._add(device, event.nbytes)
+            self._add(device, -event.nbytes)
+        elif isinstance(event, Enter):
+            self._enter(event)
+        elif isinstance(event, Leave):
+            self._leave(event)
+        elif isinstance(event, Route):
+            self._route(event)
+        elif isinstance(event, Call):
+            self._calls.append(event)
+            self._bring(event, 1)
+        elif isinstance(event, Return):
+            self._bring(self._calls.pop(), -1)
+
+    def _bring(self, call: Call, times: int) -> None:
+        if self._brought_to != self._main:
+            self._add(self._brought_to, times * self._rounding(call.fresh + call.kept))
+            self._add(self._main, times * self._rounding(call.kept))
+
+    def _place(self, event: Allocate) -> D:
+        if self._running:
+            return self._running[-1][1]
+        return self._alive.get(event.source, (self._main, 0))[0]
+
+    def _enter(self, event: Enter) -> None:
+        device = self._runs_on.get(event.unit, self._main)
+        copied = 0
+        for storage, nbytes in event.inputs:
+            if storage in self._alive and self._alive[storage][0] != device:
+                copied += self._rounding(nbytes)
+        self._running.append((event.unit, device, copied))
+        self._add(device, copied)
+
+    def _route(self, event: Route) -> None:
+        """Experts that come one by one are called by the numbers of their slots, which are copied to the device; and
+        there are as many experts to count the tokens of as slots."""
+        if not self._running:
+            return
+        unit, device, copied = self._running.pop()
+        slots = self._experts.get((unit, event.position))
+        more = 0
+        if slots is not None:
+            choice = event.choice
+            more = self._rounding(choice.tokens * choice.per_token * NUMBER) + NUMBER * max(slots - choice.count, 0)
+        self._running.append((unit, device, copied + more))
+        self._add(device, more)
+
+    def _leave(self, event: Leave) -> None:
+        _, device, copied = self._running.pop()
+        if device == HOST and device != self._main:
+            self._hand_over(event, device)
+        self._add(device, -copied)
+
+    def _hand_over(self, event: Leave, device: D) -> None:
+        """What a unit computed on the host beside an accelerator goes to the main device at once."""
+        for storage, nbytes in event.outputs:
+            if self._alive.get(storage, (None, 0))[0] == device:
+                taken = self._alive[storage][1]
+                self._take(storage, self._main, self._rounding(nbytes))
+                self._add(device, -taken)
+
+    def _take(self, storage: int, device: D, nbytes: int) -> None:
+        self._alive[storage] = (device, nbytes)
+        self._add(device, nbytes)
+
+    def _add(self, device: D, nbytes: int) -> None:
+        total = self.now[device] = self.now.get(device, 0) + nbytes
+        if total > self.peak.get(device, 0):
+            self.peak[device] = total
