@@ -115,7 +115,7 @@ def _spread(gradient: torch.Tensor, chosen: torch.Tensor, host: torch.Tensor) ->
 
 def _autocast_of(device: torch.device) -> list[torch.autocast]:
     """Return contexts that restore the present autocast settings."""
-    kinds = sorted({"cpu", device.type} & {"cpu", "cuda", "xpu"})
+    kinds = [kind for kind in sorted({"cpu", device.type}) if torch.amp.is_autocast_available(kind)]
     return [
         torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
         for kind in kinds

@@ -176,8 +176,21 @@ def _gradients(
     wanted = [source for source in sources if source.requires_grad]
     if not pairs or not wanted:
         return [None] * len(sources)
-    found = iter(torch.autograd.grad([out for out, _ in pairs], wanted, [grad for _, grad in pairs], allow_unused=True))
+    found = iter(_grad([out for out, _ in pairs], wanted, [grad for _, grad in pairs]))
     return [next(found) if source.requires_grad else None for source in sources]
+
+
+def _grad(outputs: list[torch.Tensor], wanted: list[torch.Tensor], gradients: list[torch.Tensor]) -> Any:
+    try:
+        return torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant=True" not in str(error):
+            raise
+        raise DispatchError(
+            "a streamed block holds a checkpoint with use_reentrant=True, through which PyTorch gives no gradients of "
+            "single tensors. Pass use_reentrant=False, or leave checkpointing off: streamed blocks keep nothing but "
+            "their inputs between forward and backward anyway"
+        ) from error
 
 
 class _Surroundings:
@@ -187,10 +200,8 @@ class _Surroundings:
         self._device = device
         self._host_state = torch.get_rng_state()
         self._device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        kinds = {"cpu", device.type} & {"cpu", "cuda", "xpu"}
-        self._autocast = [
-            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in sorted(kinds)
-        ]
+        kinds = [kind for kind in sorted({"cpu", device.type}) if torch.amp.is_autocast_available(kind)]
+        self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
 
     @contextmanager
     def restored(self) -> Iterator[None]:

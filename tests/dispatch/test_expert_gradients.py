@@ -48,6 +48,19 @@ def test_they_are_those_of_the_resident_model(build: Callable[[], nn.Module], im
     assert_same(gradients(dispatch_model(streamed, {"": "cpu"}, main_device=DEVICE)), expected, exact)
 
 
+def test_they_are_computed_in_the_precision_of_the_forward() -> None:
+    resident = mixtral().train().to(DEVICE)
+    streamed = dispatch_model(mixtral().train(), {"": "cpu"}, main_device=DEVICE)
+    labels = tokens().to(DEVICE)
+    found = []
+    for model in (resident, streamed):
+        with torch.autocast("virtual", dtype=torch.bfloat16):
+            loss = model(labels, labels=labels).loss
+        loss.backward()
+        found.append({name: None if p.grad is None else p.grad.cpu() for name, p in model.named_parameters()})
+    assert_same(found[1], found[0])
+
+
 def test_frozen_experts_get_none_and_what_lies_before_them_gets_its_own() -> None:
     def freeze(model: nn.Module) -> nn.Module:
         for name, parameter in model.named_parameters():

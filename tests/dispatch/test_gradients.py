@@ -7,9 +7,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
+from bigmodel.errors import DispatchError
 
 from ..accelerators import at, exact, held
 from .models import ids, llama, stack
@@ -88,6 +90,56 @@ def test_a_language_model_with_a_cache_learns_the_same() -> None:
     streamed_loss.backward()
     assert torch.equal(streamed_loss.detach().cpu(), loss.detach().cpu())
     assert_same(gradients(streamed), gradients(resident))
+
+
+def language_gradients(model: nn.Module, dtype: torch.dtype | None) -> dict[str, torch.Tensor | None]:
+    """Those of one forward under autocast to `dtype`, with the backward outside of it, where it belongs."""
+    tokens = torch.arange(10).view(2, 5).to(at(0))
+    with torch.autocast(tokens.device.type, dtype=dtype, enabled=dtype is not None):
+        loss = model(tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
+    return gradients(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None])
+def test_autocast_and_checkpointing_hold_in_the_second_computation(dtype: torch.dtype, checkpointed: bool) -> None:
+    def build() -> nn.Module:
+        model = llama().train()
+        if checkpointed:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model
+
+    expected = language_gradients(build().to(at(0)), dtype)
+    streamed = dispatch_model(build(), {"": 0, "model.layers.1": "cpu", "model.layers.3": "cpu"}, main_device=at(0))
+    assert_same(language_gradients(streamed, dtype), expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_a_streamed_block_computes_it_again(reentrant: bool) -> None:
+    x = torch.randn(2, 8, device=at(0), requires_grad=True)
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))).to(at(0))
+    blocks(x).sum().backward()
+    expected, x.grad = {**gradients(blocks), "x": x.grad.cpu()}, None
+    streamed = dispatch_model(blocks.cpu().requires_grad_(True), {"": "cpu"}, main_device=at(0))
+    streamed.zero_grad()
+    y = x
+    for block in streamed:
+        y = checkpoint(block, y, use_reentrant=reentrant)
+    y.sum().backward()
+    assert_same({**gradients(streamed), "x": x.grad.cpu()}, expected)
+
+
+def test_a_reentrant_checkpoint_within_a_streamed_block_is_refused_with_what_to_do() -> None:
+    class Inside(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(super().forward, x, use_reentrant=True)
+
+    streamed = dispatch_model(nn.Sequential(nn.Linear(8, 8), Inside(8, 8)), {"": "cpu"}, main_device=at(0))
+    loss = streamed(torch.randn(2, 8)).sum()
+    with pytest.raises(DispatchError, match="Pass use_reentrant=False, or leave checkpointing off"):
+        loss.backward()
 
 
 def test_an_optimizer_step_on_the_host_weights_is_seen_by_the_next_forward() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ..native_threads import let_threads_finish
+from .autocast import DTYPES, register_autocast
 from .tensor import TYPE, VirtualTensor, board
 
 _FACTORIES = (
@@ -26,7 +27,7 @@ _FACTORIES = (
 )
 
 _lock = threading.Lock()
-_library: torch.library.Library | None = None
+_libraries: tuple[torch.library.Library, ...] = ()
 
 
 class BackendModule:
@@ -75,6 +76,10 @@ class BackendModule:
         total = arena.capacity if arena.capacity is not None else 2**40
         return total - arena.allocated, total
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """What autocast may compute in."""
+        return list(DTYPES)
+
     def manual_seed_all(self, seed: int) -> None:
         """Return at once: random numbers come from the CPU's generator."""
 
@@ -93,18 +98,19 @@ def index_of(device: Any) -> int:
 
 def register() -> None:
     """Make ``torch.device("virtual:N")`` usable. Does nothing the second time."""
-    global _library
+    global _libraries
     with _lock:
-        if _library is not None:
+        if _libraries:
             return
         _setup_privateuseone_for_python_backend(TYPE, backend_module=BackendModule())
         library = torch.library.Library("aten", "IMPL")
         for name in ("empty.memory_format", "empty_strided", *_FACTORIES):
             library.impl(name, _factory(_overload(name)), "PrivateUse1")
         library.impl("_copy_from", _copy_from, "PrivateUse1")
+        others = register_autocast(library)
         # Gradients of virtual tensors are Python objects, which the autograd thread of the device lets go of.
         atexit.register(let_threads_finish, "pt_autograd")
-        _library = library
+        _libraries = (library, others)
 
 
 def _overload(name: str) -> Callable[..., torch.Tensor]:
