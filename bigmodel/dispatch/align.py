@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from ..devices import is_accelerator, torch_device
+from ..devices import HOST, is_accelerator, torch_device
 from ..profile import find_no_split_classes
 from .dispatched import Dispatched
 from .options import Options
@@ -44,7 +44,7 @@ class Aligner:
 
     def align(self, result: Dispatched) -> None:
         """Attach to modules whose inputs may come from another device."""
-        several = len({placed.runs_on for placed in self.placed.values()}) > 1
+        several = len({device for placed in self.placed.values() for device in _devices_of(placed)}) > 1
         if several:
             self._align_pieces(result)
         offloads = is_accelerator(self.main) and any(placed.offloaded for placed in self.placed.values())
@@ -96,3 +96,8 @@ class Aligner:
                 if type(module).forward is not nn.Module.forward and not isinstance(module, nn.ModuleList):
                     forward = result.forward_of(name, module)
                     forward.device = forward.device or self.main
+
+
+def _devices_of(placed: Placed) -> list[str]:
+    """Return where a tensor may be computed with."""
+    return [placed.runs_on, HOST] if placed.computed_below else [placed.runs_on]

@@ -16,6 +16,7 @@ from .block import Block
 from .gradients import Compute, stream_and_compute
 from .mapped_block import MappedBlock
 from .move import are_all_on, first_tensor, send_to_device
+from .per_call import PerCall
 from .readahead import ReadAhead
 from .streamer import Streamer
 from .tracing import leave_untraced
@@ -52,6 +53,8 @@ class AttachedForward:
         self.blocks: list[tuple[Streamer, Block]] = []
         self.compute: Compute | None = None
         """What computes instead of the module's own forward."""
+        self.per_call: PerCall | None = None
+        """What decides where each call is computed; None: always on `device`."""
         self.ahead: tuple[ReadAhead, MappedBlock] | None = None
         """What brings mapped weights into memory before the module computes with them."""
         self.returns_to_input = False
@@ -77,14 +80,31 @@ class AttachedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         source = first_tensor((args, kwargs)) if self.returns_to_input else None
-        if self.device is not None and not (are_all_on(args, self.device) and are_all_on(kwargs.values(), self.device)):
-            args = send_to_device(args, self.device)
-            kwargs = send_to_device(kwargs, self.device, skip_keys=self.skip_keys)
-        output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
+        if self.per_call is not None:
+            output = self._run_where_it_pays(self.per_call, args, kwargs)
+        else:
+            args, kwargs = self._brought(args, kwargs, self.device)
+            output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
         if self.output_dtype is not None:
             output = output.to(self.output_dtype)
         target = source.device if source is not None else self.output_device
         return output if target is None else send_to_device(output, target, skip_keys=self.skip_keys)
+
+    def _brought(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if device is None or (are_all_on(args, device) and are_all_on(kwargs.values(), device)):
+            return args, kwargs
+        return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=self.skip_keys)
+
+    def _run_where_it_pays(self, per_call: PerCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self.device is not None
+        device = per_call.device_of(args, kwargs, self.device)
+        on_host = device != self.device
+        per_call.bring_cache(args, kwargs, device)
+        args, kwargs = self._brought(args, kwargs, device)
+        run = self._plain if on_host else self._run
+        return per_call.run(on_host, lambda: run(args, kwargs))
 
     def _run_in_memory(
         self, ahead: tuple[ReadAhead, MappedBlock], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -22,6 +22,7 @@ from .expert_layer import ExpertLayer
 from .fused import lies_on_disk
 from .options import Options
 from .parameter import moved_like
+from .per_call import PerCall, layers_of
 from .pieces import find_pieces
 from .pinned import PinnedBudget
 from .placement import Placed
@@ -103,7 +104,7 @@ class Builder:
         """Return where a tensor lies between forwards."""
         if not placed.offloaded:
             return torch_device(placed.device)
-        if placed.is_buffer and not self.options.offload_buffers:
+        if placed.is_buffer and not (self.options.offload_buffers or placed.computed_below):
             return torch_device(placed.runs_on)
         return torch_device(HOST)
 
@@ -198,7 +199,20 @@ class Builder:
                 forward = result.forward_of(name, self.modules[name])
                 forward.device = device
                 forward.blocks.append((streamer, block))
+                forward.per_call = self._per_call(name, block)
             result.streamers.append(streamer)
+
+    def _per_call(self, name: str, block: Block) -> PerCall | None:
+        """Return what decides for each call of the module `name` where it is computed; None where it always streams.
+
+        On the host it can be computed if all of it lies there as it is computed with.
+        """
+        names = next(piece.tensors for piece in self.pieces if piece.name == name)
+        below = self.placed[names[0]].computed_below
+        shown = sum(len(tensor.owners) for tensor in block.tensors)
+        if not below or block.casts or block.encloses or shown != len(names):
+            return None
+        return PerCall(below, layers_of(self.modules[name]))
 
     def _runs_on(self, block: Block) -> torch.device:
         return torch_device(self.placed[block.tensors[0].name].runs_on)

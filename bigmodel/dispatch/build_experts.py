@@ -66,6 +66,9 @@ class ExpertBuilder:
         return layers
 
     def _is_fetched(self, placed: Placed) -> bool:
+        if placed.computed_below:
+            # With few tokens the host computes the layer; with many, nearly all experts are wanted.
+            return False
         put_together = isinstance(placed.registry[placed.key], FusedView)
         return placed.offloaded and (put_together or self._needs_streaming(placed))
 

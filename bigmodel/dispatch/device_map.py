@@ -28,12 +28,14 @@ class ResolvedMap:
         main_device: Where offloaded modules run; None: the first accelerator of the map, else the host.
         execution: Those offloaded modules that run on the host, beside an accelerator that others run on.
         plan: What it was taken from.
+        computed_below: For streamed modules that the host computes in calls of few tokens: of fewer than how many.
     """
 
     devices: dict[str, DeviceLike]
     main_device: DeviceLike | None = None
     execution: Mapping[str, DeviceLike] = field(default_factory=dict)
     plan: Plan | None = None
+    computed_below: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def keys(self) -> dict[str, int | str]:
@@ -43,7 +45,7 @@ class ResolvedMap:
     @property
     def placement(self) -> Placement:
         """Where everything goes by it."""
-        return Placement(self.devices, self.main_device, self.execution)
+        return Placement(self.devices, self.main_device, self.execution, self.computed_below)
 
 
 def resolve_device_map(
@@ -105,7 +107,7 @@ def _planned(model: nn.Module, made: Plan, main_device: DeviceLike | None) -> Re
     on_host = {name: HOST for name, key in made.execution.items() if key == HOST != made.main_device}
     execution = {name: key for name, key in on_host.items() if not isinstance(modules.get(name), nn.Embedding)}
     main = made.main_device if main_device is None else main_device
-    return ResolvedMap(dict(made.device_map), main, execution, made)
+    return ResolvedMap(dict(made.device_map), main, execution, made, made.computed_below)
 
 
 def whole_classes(

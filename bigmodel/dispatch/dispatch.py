@@ -67,7 +67,9 @@ def dispatch_model(
         offload: What becomes of modules mapped to ``"cpu"`` or ``"disk"`` beside an accelerator: ``"stream"`` brings
             their weights to it, ``"compute"`` brings their inputs to the host and computes there, ``"auto"`` (with
             ``device_map="auto"``) does for each what is faster by this machine's speeds, which are measured the first
-            time. A `Plan` has decided it.
+            time. That may be the one for prompts and the other for steps of generation: the module's keys and values
+            then move between the two, in the caches of transformers. A `Plan` has decided it. Where host and
+            accelerator are of different kinds, so may be the last bits of what they compute.
         offload_dtype: ``"int8"`` or ``"int4"``: streamed weights cross to the accelerator as such integers and are
             restored there, so that a quarter or an eighth of the bytes of float32 move. Needs torchao, and is for
             inference only. Outputs then differ from those of the whole model (every other option keeps each bit);
@@ -124,7 +126,7 @@ def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
     assert found is not None
     found.detach(model)
     found.release()
-    moved = ResolvedMap(dict(device_map), found.main_device, found.resolved.execution)
+    moved = replace(found.resolved, devices=dict(device_map), main_device=found.main_device, plan=None)
     _attach(model, moved, found.options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -12,10 +13,15 @@ from ..devices import DISK, HOST, DeviceLike, is_accelerator, normalize_device
 from ..errors import DeviceMapError
 from .block import Registry
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, eq=False)
 class Placed:
-    """One parameter or buffer in one place of the model, the device its map entry names, and the one it is used on."""
+    """One parameter or buffer in one place of the model, the device its map entry names, and the one it is used on.
+
+    Its module's calls of fewer tokens than `computed_below` are computed on the host nevertheless.
+    """
 
     name: str
     registry: Registry
@@ -24,6 +30,7 @@ class Placed:
     device: str
     runs_on: str
     is_buffer: bool
+    computed_below: int = 0
 
     @property
     def offloaded(self) -> bool:
@@ -44,6 +51,7 @@ class Placement:
         main_device: Where offloaded modules run; None takes the accelerator of the lowest number in the map, and the
             host if there is none.
         execution: Where offloaded modules run, by name, that do not run on the main device: on the host, that is.
+        computed_below: For streamed modules that the host computes in calls of few tokens: of fewer than how many.
     """
 
     def __init__(
@@ -51,10 +59,12 @@ class Placement:
         device_map: Mapping[str, DeviceLike],
         main_device: DeviceLike | None = None,
         execution: Mapping[str, DeviceLike] | None = None,
+        computed_below: Mapping[str, int] | None = None,
     ) -> None:
         self.devices = {name: normalize_device(device) for name, device in device_map.items()}
         self.main_device = self._main(main_device)
         self._execution = {name: normalize_device(device) for name, device in (execution or {}).items()}
+        self._computed_below = dict(computed_below or {})
 
     def device_of(self, name: str) -> str:
         """Return the device of the module or tensor `name`.
@@ -76,6 +86,11 @@ class Placement:
             return device
         return HOST if _nearest(name, self._execution) == HOST else self.main_device
 
+    def computed_below(self, name: str) -> int:
+        """Return of fewer than how many tokens a call is that the host computes with `name`, which is streamed."""
+        streamed = self.device_of(name) in (HOST, DISK) and is_accelerator(self.runs_on(name))
+        return (_nearest(name, self._computed_below) or 0) if streamed else 0
+
     def tensors(self, model: nn.Module) -> Iterator[Placed]:
         """Yield every tensor of `model`, a tied one once per place."""
         for prefix, module in model.named_modules(remove_duplicate=False):
@@ -84,7 +99,8 @@ class Placement:
                 for key, tensor in registry.items():
                     if tensor is not None:
                         name = dot + key
-                        yield Placed(name, registry, key, tensor, self.device_of(name), self.runs_on(name), is_buffer)
+                        where = self.device_of(name), self.runs_on(name)
+                        yield Placed(name, registry, key, tensor, *where, is_buffer, self.computed_below(name))
 
     def _main(self, given: DeviceLike | None) -> str:
         if given is not None:
@@ -93,7 +109,7 @@ class Placement:
         return min(accelerators, key=_number, default=HOST)
 
 
-def _nearest(name: str, found: Mapping[str, str]) -> str | None:
+def _nearest(name: str, found: Mapping[str, T]) -> T | None:
     """Return what is found for `name`, else for the module that it lies in, and so on."""
     while name:
         if name in found:

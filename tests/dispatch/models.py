@@ -55,19 +55,19 @@ def stack(seed: int = 0, **sizes: int) -> Stack:
     return Stack(**sizes).eval()
 
 
-def llama(layers: int = 4) -> LlamaForCausalLM:
+def llama(layers: int = 4, **sizes: int) -> LlamaForCausalLM:
     """Return a tiny Llama with random weights, in eval mode."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=64,
-        max_position_embeddings=128,
-    )
-    return LlamaForCausalLM(config).eval()
+    small = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 128,
+    }
+    return LlamaForCausalLM(LlamaConfig(**{**small, **sizes})).eval()
 
 
 def ids(rows: int = 3) -> torch.Tensor:
