@@ -56,7 +56,7 @@ def _overload(name: str) -> OpOverload:
 
 def _casting(operation: OpOverload, choose: Callable[[], torch.dtype]) -> Callable[..., Any]:
     """Return `operation` with its virtual floating-point inputs cast; float64 is never cast, as on real devices."""
-    casts = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+    casts = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
 
     def run(*args: Any, **kwargs: Any) -> Any:
         dtype = choose()
