@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from ..devices import HOST
-from ..profile import storage_key
+from ..profile import expert_names, storage_key
 from .block import HostTensor
 from .dispatched import Dispatched
 from .expert_cache import ExpertCache
-from .expert_layer import ExpertLayer, expert_names
+from .expert_layer import ExpertLayer
 from .experts import ExpertForward
 from .fused import FusedView
 from .pinned import PinnedBudget

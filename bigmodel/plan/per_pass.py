@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from ..devices import HOST
+from .assignment import Assignment
 from .budgets import is_accelerator
 from .cost import CostModel
-from .evaluate import Assignment
 
 
 def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignment]:

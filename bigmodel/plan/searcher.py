@@ -9,8 +9,9 @@ from functools import partial
 from ..devices import DISK, HOST
 from ..errors import PlanError
 from ..profile import Profile
+from .assignment import Assignment
 from .budgets import Key, is_accelerator
-from .evaluate import Assignment, device_uses, over_budget
+from .evaluate import device_uses, over_budget
 from .fit import ATTEMPTS
 from .greedy import Placement, Room
 from .groups import tie_groups
@@ -120,6 +121,6 @@ class Searcher:
         for unit in self.groups[index].members:
             where = HOST if self.profile.units[unit].is_lookup and not is_accelerator(held) else runs
             for phase, weight in self.goal.weights.items():
-                compute += weight * self.goal.cost.compute(phase, unit, where)
-                fetch += weight * self.goal.cost.fetch(phase, unit, (held, where), 0, self.stream_buffers)
+                compute += weight * self.goal.cost.least_compute(phase, unit, where)
+                fetch += weight * self.goal.cost.fetch(phase, unit, (held, where), 0, self.stream_buffers, experts=0)
         return compute, fetch
