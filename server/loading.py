@@ -104,6 +104,7 @@ def load(
             offload_folder=offload_folder,
             batch_size=batch_size,
             context_length=context_length,
+            per_pass=False,  # the engine keeps keys and values itself
         )
     return Loaded(placed, tokenizer, get_plan(placed))
 

@@ -56,6 +56,7 @@ def resolve_device_map(
     main_device: DeviceLike | None = None,
     offload: str = "stream",
     offload_dtype: str | None = None,
+    per_pass: bool = True,
     **shapes: Any,
 ) -> ResolvedMap:
     """Return `device_map` spelt out, planning it where only a strategy is named.
@@ -68,6 +69,7 @@ def resolve_device_map(
         main_device: Where offloaded modules run, if not where the map or the plan says.
         offload: ``"stream"``, ``"compute"`` or ``"auto"``, as `dispatch_model` takes it.
         offload_dtype: What streamed weights are quantised to on their way.
+        per_pass: With ``"auto"``, a module may be streamed for prompts and computed on the host in steps.
         shapes: `batch_size`, `context_length` and `dtype` that a plan is made for.
 
     Raises:
@@ -87,7 +89,7 @@ def resolve_device_map(
         if offload == "stream":
             made = make_plan(model, max_memory=max_memory, strategy=device_map, **common, **shapes)
         elif device_map == "auto":
-            made = plan(model, max_memory=max_memory, offload=offload, **common, **shapes)
+            made = plan(model, max_memory=max_memory, offload=offload, per_pass=per_pass, **common, **shapes)
         else:
             raise PlanError(
                 f"offload={offload!r} goes with device_map='auto' or a device by module, not {device_map!r}"

@@ -44,6 +44,7 @@ def from_pretrained(
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
+    per_pass: bool = True,
 ) -> PreTrainedModel:
     """Load a transformers model from a folder or the Hub, placed by plan and dispatched.
 
@@ -70,6 +71,8 @@ def from_pretrained(
         token: Access token for the Hub.
         cache_dir: Where downloads go.
         local_files_only: Use the cache alone.
+        per_pass: With ``offload="auto"``, a module may be streamed for prompts and computed on the host in steps, its
+            keys and values moving between the two. False for callers that keep these themselves, as servers do.
 
     Returns:
         The model in eval mode, with `hf_device_map`; `get_plan(model)` returns its plan.
@@ -91,6 +94,7 @@ def from_pretrained(
         main_device,
         offload,
         offload_dtype,
+        per_pass=per_pass,
         batch_size=batch_size,
         context_length=context_length,
     )

@@ -37,7 +37,8 @@ def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignm
 
 
 def _movable(cost: CostModel, known: Assignment) -> Iterator[int]:
-    """Yield the units in host memory that share no tensor with others and are no tables to look rows up in."""
+    """Yield the units in host memory that share no tensor with others and of which nothing comes in parts, as rows of
+    a table and experts do."""
     units = cost.profile.units
     holders: dict[int, int] = {}
     for unit in units:
@@ -45,7 +46,8 @@ def _movable(cost: CostModel, known: Assignment) -> Iterator[int]:
             holders[storage] = holders.get(storage, 0) + 1
     for index, unit in enumerate(units):
         alone = all(holders[storage] == 1 for storage in unit.storages)
-        if known.held[index] == HOST and unit.weights and alone and not (unit.is_lookup or unit.is_tensor):
+        in_parts = unit.is_lookup or unit.is_tensor or unit.experts
+        if known.held[index] == HOST and unit.weights and alone and not in_parts:
             yield index
 
 
