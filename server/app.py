@@ -131,8 +131,11 @@ class _Start:
             logger.error("loading failed", exc_info=None if isinstance(error, BigModelError) else error)
             self._failed(error)
             return
-        if not self._state.draining and self._state.engine is not None:
-            self._state.engine.start()
+        engine = self._state.engine
+        if not self._state.draining and engine is not None:
+            engine.start()
+            core = engine.core
+            logger.info("ready: %d sequences at once, %d tokens each", core.scheduler.max_sequences, core.max_length)
 
     def _failed(self, error: BaseException) -> None:
         self._state.failure = error

@@ -14,15 +14,19 @@ import uvicorn
 from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
+from server.access_log import WithoutPolling
 from server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
+_WITHOUT_POLLING = WithoutPolling()
 _LINGER = 1.0  # seconds during which /health says 503 after the engine failed, before the process exits
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes a free one. Raises ServeError when the address cannot be had."""
+    if not 0 <= port <= 65535:
+        raise ServeError(f"{port} is no port; ports are 0 (any free one) to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,6 +47,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     """
     state: ServerState = app.state.server
     config = uvicorn.Config(app, log_level=log_level, lifespan="on", timeout_graceful_shutdown=5)
+    logging.getLogger("uvicorn.access").addFilter(_WITHOUT_POLLING)
     server = DrainingServer(config, state)
     watcher = threading.Thread(target=server.watch_for_failure, name="bigmodel-watch", daemon=True)
     watcher.start()
@@ -64,11 +69,14 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end now. Not passed on to uvicorn, which would die of it afterwards."""
+        name = signal.Signals(sig).name
         if self._state.draining:
+            logger.warning("%s again: ending at once", name)
+            # What is cut short now was meant to be: no traceback for each connection.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             self.force_exit = self.should_exit = True
             return
         self._state.draining = True
-        name = signal.Signals(sig).name
         logger.info("%s: finishing what runs, within %g s", name, self._state.settings.drain_timeout)
         threading.Thread(target=self._drain, name="bigmodel-drain", daemon=True).start()
 

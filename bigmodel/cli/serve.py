@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 Model: TypeAlias = Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")]
 Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on.")]
-Port: TypeAlias = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
+Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
 Name: TypeAlias = Annotated[str | None, typer.Option(help="What clients call the model (default: its name).")]
 Budgets: TypeAlias = Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")]
 DeviceMap: TypeAlias = Annotated[str, typer.Option(help="Strategy, or one device for everything.")]
@@ -52,7 +53,19 @@ Body: TypeAlias = Annotated[str, typer.Option(help="Longest request body.")]
 Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, spread over by Ray Serve.")]
 _CLUSTER = typer.Option(help="Ray cluster for the replicas; auto finds a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
-LogLevel: TypeAlias = Annotated[str, typer.Option(help="debug, info, warning, error or critical.")]
+
+
+class LogLevel(str, Enum):
+    """How much is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+Log: TypeAlias = Annotated[LogLevel, typer.Option(help="How much to log.")]
 
 
 def serve(
@@ -84,7 +97,7 @@ def serve(
     max_body: Body = "8MiB",
     replicas: Replicas = 1,
     ray_address: Cluster = None,
-    log_level: LogLevel = "info",
+    log_level: Log = LogLevel.INFO,
 ) -> None:
     """Serve MODEL over HTTP: OpenAI's completions and chat, batched, with a page to look at on /."""
     from bigmodel.devices import parse_size
@@ -106,7 +119,7 @@ def serve(
     load_all = partial(_load, model, draft_model, options)
     if replicas > 1 or ray_address is not None:
         raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
-    raise typer.Exit(_serve(load_all, settings, host, port, log_level))
+    raise typer.Exit(_serve(load_all, settings, host, port, log_level.value))
 
 
 def _keys(path: Path) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bigmodel.devices import format_size
 from bigmodel.errors import ServeError
 from server.engine.cache import GROWTH, round_up
 
@@ -22,9 +23,10 @@ class KVBudget:
         fits = [self.bytes_total[device] // per for device, per in self.bytes_per_token.items() if per]
         tokens = min(fits, default=0) // GROWTH * GROWTH
         if not tokens:
+            device, per = min(self.bytes_per_token.items(), key=lambda item: self.bytes_total[item[0]] / (item[1] or 1))
             raise ServeError(
-                f"the key-value budget {dict(self.bytes_total)} (bytes) holds not even {GROWTH} tokens at "
-                f"{dict(self.bytes_per_token)} bytes per token; raise it or offload more weights"
+                f"{format_size(self.bytes_total[device])} for keys and values on {device} hold not even {GROWTH} "
+                f"tokens of {format_size(per)} each; give more, or offload more weights"
             )
         return tokens
 

@@ -81,3 +81,10 @@ def test_an_unreadable_budget_is_refused(served: dict[str, Any], wrong: str) -> 
     result = invoke("--max-memory", wrong)
     assert result.exit_code != 0
     assert "DEVICE=SIZE" in str(result.exception)
+
+
+@pytest.mark.parametrize(("option", "value"), [("--log-level", "loud"), ("--port", "65536"), ("--port", "-1")])
+def test_what_cannot_be_is_wrong_usage(option: str, value: str) -> None:
+    result = invoke(option, value)
+    assert result.exit_code == 2
+    assert option in result.stderr

@@ -81,6 +81,19 @@ def test_sigterm_lets_running_requests_finish_and_exits_zero() -> None:
         assert child.wait(20) == 0
 
 
+def test_a_second_signal_ends_at_once_and_says_so() -> None:
+    with process(0.05, 60) as (child, url):
+        wait_ready(url)
+        with httpx.stream("POST", f"{url}/v1/completions", json=request(max_tokens=900, stream=True)) as stream:
+            next(stream.iter_lines())
+            child.send_signal(signal.SIGINT)
+            while httpx.get(f"{url}/ready").json()["status"] != "draining":
+                time.sleep(0.01)
+            child.send_signal(signal.SIGINT)
+            assert child.wait(20) == 0
+        assert child.log.read_text().splitlines() == ["SIGINT again: ending at once"]
+
+
 def test_no_new_requests_while_draining() -> None:
     with process(0.05, 30) as (child, url):
         wait_ready(url)
@@ -153,3 +166,9 @@ def test_an_address_in_use_is_named() -> None:
         port = other.getsockname()[1]
         with pytest.raises(ServeError, match=f"127.0.0.1:{port}"):
             bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_what_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(ServeError, match=f"{port} is no port"):
+        bind("127.0.0.1", port)
