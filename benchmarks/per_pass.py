@@ -1,0 +1,230 @@
+"""Prompts streamed and steps computed on the host: how much time does that save beside doing only one of the two?
+
+A virtual accelerator computes on the host's own cores and is no faster than they are, so here the speeds of both are
+set, as that of the link is: each layer takes at least as long as a device of its speed would. All plans are made for
+these speeds, under one budget that holds half of the model; their predictions stand beside what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
+from .harness.report import Cell
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from bigmodel.plan import Plan
+    from bigmodel.profile import Profile
+    from bigmodel.profile.machine import MachineProfile
+
+STREAM, COMPUTE, AUTO = "stream", "compute", "auto"
+FORMS = (STREAM, COMPUTE, AUTO)
+LINK = 125e6
+"""Bytes per second of the link to the accelerator."""
+
+LIMIT = 0.9
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one device: seconds to read a number of a matrix, and to multiply it with a row."""
+
+    read: float
+    multiply: float
+
+    def seconds(self, elements: int, rows: int) -> float:
+        """Return how long a matrix of `elements` takes with `rows` rows."""
+        return elements * max(self.read, self.multiply * rows)
+
+
+SPEEDS = {"cpu": Speed(8e-9, 3.2e-9), "virtual": Speed(1e-10, 4e-11)}
+"""The host reads its memory four times as fast as the link; the accelerator computes eighty times as fast."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Layers of the model and their width, tokens of the prompt, and steps after it."""
+
+    layers: int
+    width: int
+    prompt: int
+    steps: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.set_defaults(device="virtual")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure a prompt and a step of each plan in the same rounds."""
+    import torch
+
+    from bigmodel.devices import virtual
+
+    torch.set_num_threads(options.threads or 1)
+    virtual.enable(1, bandwidth=LINK)
+    job = Job(4, 64, 16, 2) if options.quick else Job(20, 256, 64, 16)
+    model = make(job)
+    machine, profile = machine_of(SPEEDS), profile_of(model, job)
+    plans = {form: planned(profile, machine, form) for form in FORMS}
+    variants = []
+    for form, plan in plans.items():
+        placed = dispatched(model, plan)
+        variants.append(Variant(f"{form}: prompt", partial(prompt_seconds, placed, job)))
+        variants.append(Variant(f"{form}: step", partial(step_seconds, placed, job)))
+    samples = measure(variants, options.rounds, seed=options.seed)
+    return report(options, job, plans, samples)
+
+
+def report(options: argparse.Namespace, job: Job, plans: dict[str, Plan], samples: Samples) -> Report:
+    """Return the table, and the limit that both forms together beat each of them alone."""
+    columns = [Column("offload"), Column("parts of both kinds", "count")]
+    for name in ("prompt", "step"):
+        columns += [Column(name, "seconds"), Column(f"{name}, predicted", "seconds")]
+    columns.append(Column(f"prompt and {job.steps} steps", "seconds"))
+    rows = [_row(form, plan, job, samples) for form, plan in plans.items()]
+    jobs = {str(row[0]): float(row[-1] or 0) for row in rows}
+    ratio = jobs[AUTO] / min(jobs[STREAM], jobs[COMPUTE])
+    return Report(
+        "per_pass",
+        options.device,
+        settings={**vars(job), "link": LINK, "speeds": {name: vars(speed) for name, speed in SPEEDS.items()}},
+        tables=[Table(f"{job.layers} layers, half of them resident, prompts of {job.prompt} tokens", columns, rows)],
+        limits=[Limit("a job under offload='auto' over the faster of the others", ratio, "<=", LIMIT)],
+        samples={"prompts and steps": samples},
+    )
+
+
+def _row(form: str, plan: Plan, job: Job, samples: Samples) -> list[Cell]:
+    prompt, step = samples.median(f"{form}: prompt"), samples.median(f"{form}: step")
+    found = plan.prediction
+    assert found is not None
+    return [form, len(plan.computed_below), prompt, found.prefill, step, found.token, prompt + job.steps * step]
+
+
+def make(job: Job) -> nn.Module:
+    """Return a Llama of the job's size with random weights, that attends by plain products on every device."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=job.width,
+        intermediate_size=3 * job.width,
+        num_hidden_layers=job.layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=256,
+    )
+    model: Any = LlamaForCausalLM(config).eval()
+    model.set_attn_implementation("eager")
+    found: nn.Module = model
+    return found
+
+
+def machine_of(speeds: dict[str, Speed]) -> MachineProfile:
+    """Return the machine that has these speeds, as `plan` takes it."""
+    from bigmodel.profile.machine import Curve, DeviceLinks, DeviceSpeed, LinkSpeed, MachineProfile
+
+    def device(speed: Speed) -> DeviceSpeed:
+        turn = speed.read / speed.multiply
+        product = Curve((turn, 2 * turn), (speed.read, 2 * speed.read), grows=True)
+        return DeviceSpeed({"product:float32": product, "move": Curve((1.0,), (1e-12,))}, 1e-7, 1e-7)
+
+    link = LinkSpeed(LINK)
+    return MachineProfile(
+        name="set speeds",
+        key="set",
+        devices={"cpu": device(speeds["cpu"]), "virtual:0": device(speeds["virtual"])},
+        links={"virtual:0": DeviceLinks(link, link, link, link)},
+        memory_rate=4 / speeds["cpu"].read,
+        disk_cold=LINK,
+        disk_warm=LINK,
+        memory_bytes=2**34,
+    )
+
+
+def profile_of(model: nn.Module, job: Job) -> Profile:
+    """Return what `model` needs for the job."""
+    from bigmodel.profile import profile_model
+
+    return profile_model(
+        model, context_length=job.prompt + job.steps, new_tokens=job.steps, device_type="virtual", all_logits=False
+    )
+
+
+def planned(profile: Profile, machine: MachineProfile, offload: str) -> Plan:
+    """Return the plan for the whole job in half of the room."""
+    from bigmodel.plan import plan
+
+    budgets: dict[Any, Any] = {0: profile.weights // 2 + profile.activations + sum(profile.kv_cache), "cpu": 2**34}
+    return plan(profile, budgets, objective="throughput", offload=offload, machine=machine)
+
+
+def dispatched(model: nn.Module, plan: Plan) -> Any:
+    """Return a copy of `model` that runs by the plan, and each of its layers as slowly as where it runs."""
+    import copy
+
+    from bigmodel.dispatch import dispatch_model
+
+    placed: Any = copy.deepcopy(model)
+    for layer in placed.model.layers:
+        at_set_speed(layer)
+    return dispatch_model(placed, plan, skip_keys=placed._skip_keys_device_placement)
+
+
+def at_set_speed(layer: Any) -> None:
+    """Let a layer take as long as the device would on which it is computed: what it takes anyway, and the rest."""
+    elements = sum(parameter.numel() for parameter in layer.parameters())
+    started = threading.local()
+
+    def begin(*_: object) -> None:
+        started.at = time.perf_counter()
+
+    def end(_module: object, _inputs: object, output: torch.Tensor) -> None:
+        rows = output.numel() // output.shape[-1]
+        left = started.at + SPEEDS[output.device.type].seconds(elements, rows) - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+
+    layer.input_layernorm.register_forward_pre_hook(begin)
+    layer.mlp.register_forward_hook(end)
+
+
+def prompt_seconds(model: Any, job: Job) -> float:
+    """Return the seconds of a prompt that follows another job."""
+    import torch
+
+    with torch.inference_mode():
+        return elapsed(partial(_begun, model, job), "virtual:0")
+
+
+def step_seconds(model: Any, job: Job) -> float:
+    """Return the mean seconds of steps that follow a prompt; the first of them moves the cache, where it has to."""
+    import torch
+
+    with torch.inference_mode():
+        cache = _begun(model, job)
+        token = torch.ones(1, 1, dtype=torch.long, device="virtual:0")
+
+        def steps() -> None:
+            for _ in range(job.steps):
+                model(token, past_key_values=cache, use_cache=True)
+
+        return elapsed(steps, "virtual:0") / job.steps
+
+
+def _begun(model: Any, job: Job) -> Any:
+    import torch
+
+    ids = torch.arange(job.prompt, device="virtual:0").view(1, -1)
+    return model(ids, use_cache=True, logits_to_keep=1).past_key_values

@@ -1,0 +1,20 @@
+"""Prompts streamed and steps computed on the host, at set speeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.per_pass import FORMS
+
+from .answering import answer, limit, rows
+
+
+def test_each_form_is_measured_beside_its_prediction(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(["per_pass"], workdir, capsys)
+    assert [row["offload"] for row in rows(found)] == list(FORMS)
+    for row in rows(found):
+        assert row["prompt"] > row["prompt, predicted"] / 2
+        assert row["step"] > row["step, predicted"] / 2
+    assert limit(found, "the faster of the others")["bound"] == 0.9
