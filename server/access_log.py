@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import cast
 
 POLLED = frozenset({"/health", "/ready", "/plan", "/metrics"})
 
@@ -11,6 +12,6 @@ class WithoutPolling(logging.Filter):
     """For uvicorn's access log: lets through what was not polled, what failed, and everything at level debug."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        _, _, path, _, status = record.args  # type: ignore[misc]  # client, method, path, version, status
-        polled = str(path).partition("?")[0] in POLLED and int(status) < 400  # type: ignore[call-overload]
+        _client, _method, path, _version, status = cast(tuple[str, str, str, str, int], record.args)
+        polled = path.partition("?")[0] in POLLED and status < 400
         return not polled or logging.getLogger(record.name).isEnabledFor(logging.DEBUG)

@@ -11,6 +11,12 @@ from tests.server.live import serving, tiny_app
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """What asynchronous tests run on."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def app() -> Any:
     return tiny_app()
 

@@ -1,0 +1,86 @@
+"""What the server is doing decides what a route may use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server import Loading, Settings
+from server.errors import APIError
+from server.state import LoadingCancelledError, ServerState, usage
+from server.text.codec import TextCodec
+from tests.server.tiny import tiny_engine, tiny_tokenizer
+
+
+def state(**changes: Any) -> ServerState:
+    return ServerState(Settings("tiny"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"loading": Loading("reading")}, "loading"),
+        ({"draining": True}, "draining"),
+        ({"failure": OSError("the disk is gone")}, "engine_stopped"),
+    ],
+)
+def test_without_an_engine_it_is_said_why(changes: dict[str, Any], code: str) -> None:
+    with pytest.raises(APIError) as refused:
+        state(**changes).ready_engine()
+    assert (refused.value.status, refused.value.code) == (503, code)
+    assert "disk" not in refused.value.message
+
+
+def test_an_engine_is_handed_out_while_it_is_well() -> None:
+    engine, codec = tiny_engine(), TextCodec(tiny_tokenizer())
+    serving = state(engine=engine, codec=codec)
+    assert serving.ready_engine() == (engine, codec)
+    engine.stop()
+    with pytest.raises(APIError) as refused:
+        serving.ready_engine()
+    assert refused.value.code == "engine_stopped"
+
+
+def test_only_the_model_served_exists() -> None:
+    serving = state()
+    serving.check_model("tiny")
+    serving.check_model(None)
+    with pytest.raises(APIError, match="this server has 'tiny'") as refused:
+        serving.check_model("other")
+    assert (refused.value.status, refused.value.param) == (404, "model")
+
+
+def test_loading_says_how_far_it_is() -> None:
+    loading = Loading()
+    loading.begin("reading")
+    assert (loading.stage, loading.fraction) == ("reading", None)
+    loading.report(1, 4)
+    assert loading.fraction == 0.25
+    loading.begin("preparing")
+    assert (loading.stage, loading.fraction) == ("preparing", None)
+    loading.report(0, 0)
+    assert loading.fraction == 1.0
+
+
+def test_loading_that_is_no_longer_wanted_ends_at_its_next_word() -> None:
+    loading = Loading(cancelled=True)
+    with pytest.raises(LoadingCancelledError):
+        loading.report(1, 4)
+    with pytest.raises(LoadingCancelledError):
+        loading.begin("reading")
+
+
+def test_what_was_in_use_before_the_model_is_measured() -> None:
+    loading = Loading()
+    loading.measure()
+    assert loading.before["cpu"] > 0
+
+
+def test_usage_counts_prompt_and_completion() -> None:
+    assert usage(3, 4, 2) == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
