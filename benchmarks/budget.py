@@ -149,9 +149,11 @@ def _report(options: argparse.Namespace, folder: Path, samples: Samples, budget:
     ]
     peak, allowed = max(samples.of(OURS, "peak")), MEMORY * budget + figures["block"]
     limits = [Limit("highest resident set within budget, one block and 5 %", peak, "<=", allowed, "bytes")]
-    if figures["least"]:
-        rate = figures["least"] / figures["seconds"]
-        limits.append(Limit(f"bytes that had to be read per second, over {best}", rate / raw, ">=", SPEED))
+    # Neither reading too much nor finding in the page cache what was let go of in the same step makes it look faster.
+    counted = min(figures["least"], figures["read"])
+    if counted:
+        rate = counted / figures["seconds"]
+        limits.append(Limit(f"bytes read per second, over {best}", rate / raw, ">=", SPEED))
     return Report(
         "budget",
         options.device,

@@ -29,13 +29,17 @@ if _libc is not None:
 def populate(tensors: Iterable[torch.Tensor]) -> None:
     """Bring the pages behind CPU tensors into memory and into this process's page table.
 
-    Afterwards their first use meets no page fault. The kernel does the reading, so threads may share the work.
+    Afterwards their first use meets no page fault. The kernel does the reading, so threads may share the work. It reads
+    onto huge pages where the file system can: that is quicker, however little the disk is set to read ahead, and quicker
+    to compute with.
 
     Raises:
         CheckpointError: the file behind a tensor cannot be read, or has become shorter since it was mapped.
     """
     for begin, end in _merged(tensor for tensor in tensors if tensor.numel()):
         start = begin
+        if end - begin >= _HUGE:
+            _advise(begin, end - begin, _MADV_HUGEPAGE)
         while start < end:
             size = min(_CHUNK, end - start)
             problem = _advise(start, size, _MADV_POPULATE_READ)

@@ -4,8 +4,9 @@
     leave(block):  it may be dropped again, should the budget demand it
 
 Weights are never copied: they are views of memory-mapped files, and bringing one in means asking the kernel to read its
-pages. One thread does: the kernel reads ahead of it by itself, and best when the requests it sees are sequential. Once
-all blocks are in memory, and as long as no page of the process is taken away, entering one costs a few microseconds.
+pages. Two threads do, each in large steps: one alone leaves the disk idle whenever the model's own computing takes its
+core. Once all blocks are in memory, and as long as no page of the process is taken away, entering one costs a few
+microseconds.
 
 Which blocks stay where not all of them may is `residency`'s to decide.
 """
@@ -24,6 +25,10 @@ from .mapped_block import MappedBlock, Step
 from .page_cache import is_page_cached, major_faults
 from .residency import Residency
 from .stats import StreamStats
+
+
+READERS = 2
+"""Threads that bring steps in."""
 
 
 class _Thread(threading.local):
@@ -56,8 +61,8 @@ class ReadAhead:
         self.stats = StreamStats()
         self._residency = Residency(self.blocks, self._budget, self.stats)
         self._changed = threading.Condition()
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="read ahead")
-        self._working = False
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="read ahead")
+        self._working = 0
         self._inside = 0
         self._waited_for: list[MappedBlock] = []
         self._all_ready = False
@@ -157,14 +162,13 @@ class ReadAhead:
             following = self._next.get(following)
 
     def _wake(self) -> None:
-        """Have the thread at work, if there may be any."""
-        if self._working:
-            return
+        """Have all threads at work, if there may be any."""
         if all(block.is_ready for block in self._residency.order):
             self._notice_ready()
-        else:
+            return
+        while self._working < READERS:
             self._pool.submit(self._work)
-            self._working = True
+            self._working += 1
 
     def _work(self) -> None:
         try:
@@ -173,7 +177,7 @@ class ReadAhead:
             with self._changed:
                 for block in self._waited_for:
                     block.failure = RuntimeError(f"bringing weights of {block.name!r} into memory failed: {error}")
-                self._working = False
+                self._working -= 1
                 self._changed.notify_all()
             raise
 
@@ -185,7 +189,7 @@ class ReadAhead:
                 found = self._residency.next_step(self._waited_for, may_drop=self._inside > 0)
                 if found is None:
                     self._notice_ready()
-                    self._working = False
+                    self._working -= 1
                     return
                 block, step = found
                 block.running += 1

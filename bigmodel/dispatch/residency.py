@@ -1,8 +1,9 @@
 """Which mapped blocks are in memory: how many of their bytes may be, what comes in next, and what goes for it.
 
-Where not all of them may stay, most do and the others take turns. Blocks are used in a cycle, so the one that was used
-last is wanted again last of all, and is the one to drop (Belady 1966); dropping the least recently used one would mean
-to read every block in every cycle.
+Where not all of them may stay, most do and the others take turns; dropping the least recently used one would mean to
+read every block in every cycle. Those that stay are spread between the others, so that the disk is busy while a forward
+computes with them. Of those that take turns the one that was used last is wanted again last of all, and is the first to
+go (Belady 1966).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from ..devices import HOST, free_memory_bytes
-from ..plan import AHEAD_BYTES, read_ahead_window
+from ..plan import read_ahead_window
 from .mapped_block import MappedBlock, Step
 from .page_cache import resident_bytes
 from .stats import StreamStats
@@ -48,6 +49,9 @@ class Residency:
         self._stats = stats
         self._step_bytes = STEP_BYTES if budget is None else FINE_STEP_BYTES
         self._least = read_ahead_window([block.nbytes for block in blocks])
+        self._rank = {blocks[place]: rank for rank, place in enumerate(spread_order(len(blocks)))}
+        self._needs = _needs([block.nbytes for block in sorted(blocks, key=self._rank.__getitem__)])
+        self._staying = 0
         self._room = 0
         self._measured = float("-inf")
 
@@ -61,6 +65,7 @@ class Residency:
         elif time.monotonic() - self._measured > 1.0:
             self._measured = time.monotonic()
             self._room = max(int(FREE_SHARE * free_memory_bytes(HOST)), self._least)
+        self._staying = max((stay for stay, need in enumerate(self._needs) if need <= self._room), default=0)
 
     def next_step(self, waited_for: Sequence[MappedBlock], may_drop: bool) -> tuple[MappedBlock, Step] | None:
         """Take what is to be brought in next; None if nothing is, or there is no room for it now.
@@ -73,13 +78,11 @@ class Residency:
             if self._has_step(block):
                 self._make_room(block.steps[0].nbytes, -1, may_drop)
                 return block, block.steps.popleft()
-        near = 0
         for distance, block in enumerate(self.order):
             if not block.is_ready and block.failure is None and self._has_step(block):
-                if self._make_room(block.steps[0].nbytes, distance, may_drop and near < AHEAD_BYTES):
+                if self._make_room(block.steps[0].nbytes, distance, may_drop):
                     return block, block.steps.popleft()
                 return None
-            near += block.nbytes if distance else 0
         return None
 
     def prepare(self, block: MappedBlock) -> None:
@@ -99,10 +102,16 @@ class Residency:
         return True
 
     def _drop_one(self, distance: int) -> bool:
-        """Drop the block that is wanted last of all, and later than at `distance`; return whether there was one."""
+        """Drop the block that is wanted last of all, and later than at `distance`; return whether there was one.
+
+        One that is to stay goes only for what a forward waits for.
+        """
         later = {block: place for place, block in enumerate(self.order)}
         never = len(self.order)
         candidates = [b for b in self._blocks if b.may_drop and later.get(b, never) > distance]
+        taking_turns = [b for b in candidates if self._rank[b] >= self._staying]
+        if taking_turns or distance >= 0:
+            candidates = taking_turns
         if not candidates:
             return False
         last = max(candidates, key=lambda block: later.get(block, never))
@@ -122,3 +131,17 @@ class Residency:
 
     def _held(self) -> int:
         return sum(block.held for block in self._blocks)
+
+
+def _needs(sizes: Sequence[int]) -> list[int]:
+    """Return the memory needed if none of the blocks of these sizes stays, if the first does, the first two, and all."""
+    return [sum(sizes[:stay]) + read_ahead_window(sizes[stay:]) for stay in range(len(sizes) + 1)]
+
+
+def spread_order(count: int) -> list[int]:
+    """Return the places 0 to `count` - 1 in an order whose beginning, however long, is spread evenly over them.
+
+    It is that of their binary digits read backwards (van der Corput 1935).
+    """
+    digits = max(1, (count - 1).bit_length())
+    return sorted(range(count), key=lambda place: int(f"{place:0{digits}b}"[::-1], 2))

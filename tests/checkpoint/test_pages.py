@@ -126,3 +126,32 @@ def test_what_lies_between_two_files_need_not_be_mapped(tmp_path: Path) -> None:
             maps.append(torch.from_file(str(path), shared=False, size=4096, dtype=torch.uint8))
         del maps[1]
         populate(maps)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this kernel has no transparent huge pages"
+)
+def test_large_ranges_are_read_onto_huge_pages_and_small_ones_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "large.bin"
+    path.write_bytes(bytes(2 * pages._HUGE))
+    mapped = MappedFile(path)
+    rows = mapped.tensor(torch.uint8, (PAGE,), pages._HUGE + 2 * PAGE)
+    populate([rows])
+    assert "hg" not in kernel_flags(rows)
+    whole = mapped.tensor(torch.uint8, (pages._HUGE,), 0)
+    populate([whole])
+    assert "hg" in kernel_flags(whole)
+    assert "hg" not in kernel_flags(rows)
+
+
+def kernel_flags(tensor: torch.Tensor) -> list[str]:
+    """What the kernel notes of the part of the map that `tensor` lies in, as two-letter words."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first = line.split(maxsplit=1)[0]
+        if "-" in first and not first.endswith(":"):
+            begin, end = (int(text, 16) for text in first.split("-"))
+            inside = begin <= tensor.data_ptr() < end
+        elif inside and first == "VmFlags:":
+            return line.split()[1:]
+    raise AssertionError("the tensor lies in no map")

@@ -61,6 +61,12 @@ def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readahead, "major_faults", lambda: 0)
 
 
+@pytest.fixture
+def one_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single thread, so that what is brought in has an order."""
+    monkeypatch.setattr(readahead, "READERS", 1)
+
+
 _made: list[ReadAhead] = []
 
 
@@ -86,10 +92,12 @@ def visit(reader: ReadAhead, block: MappedBlock) -> bool:
 
 def settled(reader: ReadAhead) -> None:
     """Wait until nothing is being brought in any more."""
-    reader._pool.submit(lambda: None).result(30)
+    all_idle = threading.Barrier(reader._pool._max_workers)
+    for done in [reader._pool.submit(all_idle.wait, 30) for _ in range(all_idle.parties)]:
+        done.result(30)
 
 
-@pytest.mark.usefixtures("unlimited")
+@pytest.mark.usefixtures("unlimited", "one_reader")
 def test_a_block_is_in_memory_when_entered_and_the_next_ones_are_on_their_way(
     tmp_path: Path, populated: Populated
 ) -> None:
@@ -107,7 +115,7 @@ def test_a_block_is_in_memory_when_entered_and_the_next_ones_are_on_their_way(
     assert (reader.stats.misses, reader.stats.hits) == (1, 1)
 
 
-@pytest.mark.usefixtures("unlimited")
+@pytest.mark.usefixtures("unlimited", "one_reader")
 def test_once_all_is_in_memory_entering_asks_for_nothing(tmp_path: Path, populated: Populated) -> None:
     blocks, _ = mapped_blocks(tmp_path, 4)
     reader = read_ahead(blocks)
@@ -119,6 +127,23 @@ def test_once_all_is_in_memory_entering_asks_for_nothing(tmp_path: Path, populat
     assert len(populated.seen) == 4
 
 
+@pytest.mark.usefixtures("unlimited")
+def test_while_one_thread_waits_for_the_disk_another_brings_in_what_follows(
+    tmp_path: Path, populated: Populated
+) -> None:
+    blocks, _ = mapped_blocks(tmp_path, 4)
+    reader = read_ahead(blocks)
+    populated.gates[1] = threading.Event()
+    visit(reader, blocks[0])
+    populated.wait_for(3)
+    assert not blocks[1].is_ready
+    populated.gates[1].set()
+    settled(reader)
+    assert sorted(populated.seen) == [0, 1, 2, 3]
+    assert [visit(reader, block) for block in blocks] == [False] * 4
+
+
+@pytest.mark.usefixtures("one_reader")
 def test_pages_that_the_kernel_took_away_are_brought_in_again(
     tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +159,7 @@ def test_pages_that_the_kernel_took_away_are_brought_in_again(
     assert populated.seen == [0, 1, 2, 1, 2, 0]
 
 
+@pytest.mark.usefixtures("one_reader")
 def test_the_order_is_learned(tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = 0
     monkeypatch.setattr(readahead, "major_faults", lambda: faults)
@@ -152,7 +178,6 @@ def test_the_order_is_learned(tmp_path: Path, populated: Populated, monkeypatch:
 def under_budget(blocks: list[MappedBlock], budget: int, monkeypatch: pytest.MonkeyPatch) -> ReadAhead:
     """Return a reader for a process that holds nothing but its blocks."""
     monkeypatch.setattr(residency, "resident_bytes", lambda: sum(block.held for block in blocks))
-    monkeypatch.setattr(residency, "AHEAD_BYTES", MIB)
     return read_ahead(blocks, budget)
 
 
@@ -283,7 +308,7 @@ def test_threads_share_a_reader_under_a_budget(tmp_path: Path, monkeypatch: pyte
     assert wrong == []
 
 
-def test_its_thread_ends_with_it(tmp_path: Path) -> None:
+def test_its_threads_end_with_it(tmp_path: Path) -> None:
     blocks, _ = mapped_blocks(tmp_path, 2)
     before = set(threading.enumerate())
     reader = ReadAhead(blocks)

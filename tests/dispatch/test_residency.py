@@ -8,7 +8,7 @@ import pytest
 
 from bigmodel.dispatch import residency
 from bigmodel.dispatch.mapped_block import MappedBlock
-from bigmodel.dispatch.residency import MARGIN, Residency
+from bigmodel.dispatch.residency import MARGIN, Residency, spread_order
 from bigmodel.dispatch.stats import StreamStats
 
 from .mapped import mapped_blocks
@@ -25,7 +25,6 @@ def blocks(tmp_path: Path) -> list[MappedBlock]:
 def within(blocks: list[MappedBlock], budget: int, monkeypatch: pytest.MonkeyPatch) -> Residency:
     """Return what decides for a process that is made of nothing but blocks."""
     monkeypatch.setattr(residency, "resident_bytes", lambda: sum(block.held for block in blocks))
-    monkeypatch.setattr(residency, "AHEAD_BYTES", MIB)
     found = Residency(blocks, int(budget / (1 - MARGIN)) + 1, StreamStats())
     found.order = list(blocks)
     return found
@@ -63,6 +62,33 @@ def test_for_what_is_wanted_soon_goes_what_is_wanted_last(
     assert bring_in(decides, [blocks[2]])[0] is blocks[3]
     assert not blocks[1].held, "used last, it is wanted again last"
     assert blocks[0].held
+
+
+def test_what_stays_is_spread_between_what_takes_turns(
+    blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two blocks' room goes to what is computed with and what comes in beside it; of six the other two stay."""
+    decides = within(blocks, 4 * MIB, monkeypatch)
+    came: list[MappedBlock] = []
+    for turn in range(18):
+        block = blocks[turn % 6]
+        decides.order = [*blocks[turn % 6 :], *blocks[: turn % 6]]
+        block.users = 1
+        brought = bring_in(decides, [block])
+        block.users = 0
+        came += brought if turn >= 6 else []
+        assert sum(each.held for each in blocks) <= 4 * MIB
+    assert sorted(block.name for block in came) == ["1", "1", "2", "2", "3", "3", "5", "5"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 22, 61])
+def test_the_beginning_of_the_order_is_spread_evenly(count: int) -> None:
+    order = spread_order(count)
+    assert sorted(order) == list(range(count))
+    for first in range(1, count + 1):
+        places = [*sorted(order[:first]), count + min(order[:first])]
+        longest = max(later - place for place, later in zip(places, places[1:]))
+        assert longest <= 4 * count / first
 
 
 def test_what_is_in_use_is_never_dropped(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:
