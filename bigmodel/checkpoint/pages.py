@@ -30,8 +30,8 @@ def populate(tensors: Iterable[torch.Tensor]) -> None:
     """Bring the pages behind CPU tensors into memory and into this process's page table.
 
     Afterwards their first use meets no page fault. The kernel does the reading, so threads may share the work. It reads
-    onto huge pages where the file system can: that is quicker, however little the disk is set to read ahead, and quicker
-    to compute with.
+    onto huge pages where the file system can, which is faster however little the disk is set to read ahead, and leaves
+    pages that are faster to compute with.
 
     Raises:
         CheckpointError: the file behind a tensor cannot be read, or has become shorter since it was mapped.

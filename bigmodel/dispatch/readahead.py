@@ -26,7 +26,6 @@ from .page_cache import is_page_cached, major_faults
 from .residency import Residency
 from .stats import StreamStats
 
-
 READERS = 2
 """Threads that bring steps in."""
 

@@ -134,7 +134,7 @@ class Residency:
 
 
 def _needs(sizes: Sequence[int]) -> list[int]:
-    """Return the memory needed if none of the blocks of these sizes stays, if the first does, the first two, and all."""
+    """Return the memory needed if none of the blocks of these sizes stays, if the first one does, the first two, ..."""
     return [sum(sizes[:stay]) + read_ahead_window(sizes[stay:]) for stay in range(len(sizes) + 1)]
 
 

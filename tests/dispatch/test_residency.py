@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,7 @@ def test_the_beginning_of_the_order_is_spread_evenly(count: int) -> None:
     assert sorted(order) == list(range(count))
     for first in range(1, count + 1):
         places = [*sorted(order[:first]), count + min(order[:first])]
-        longest = max(later - place for place, later in zip(places, places[1:]))
+        longest = max(later - place for place, later in pairwise(places))
         assert longest <= 4 * count / first
 
 
