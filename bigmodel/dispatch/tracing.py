@@ -2,6 +2,8 @@
 
 Dynamo skips the frames of the packages named here as it skips those of torch itself. Each attached module therefore
 breaks the graph once, and its forward is compiled as a graph of its own, which modules of the same kind share.
+
+On virtual accelerators ``backend="eager"`` runs what was traced; there is nothing for which others could make code.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.utils import counters
 from transformers import LlamaForCausalLM
 
-from bigmodel.dispatch import from_pretrained
+from bigmodel.dispatch import dispatch_model, from_pretrained
 
 from .models import llama
 
@@ -32,6 +32,11 @@ def streamed(tmp_path: Path) -> LlamaForCausalLM:
     return from_pretrained(tmp_path, device_map={"": "cpu", "model.layers": "disk"})
 
 
+@pytest.fixture
+def streamed_to_accelerator(accelerators: None) -> LlamaForCausalLM:
+    return dispatch_model(llama(), {"": 0, "model.layers": "cpu"})
+
+
 def run(model: torch.nn.Module) -> torch.Tensor:
     with torch.no_grad():
         return model(TOKENS, use_cache=False).logits
@@ -48,6 +53,27 @@ def test_each_streamed_block_breaks_the_graph_at_most_once(streamed: LlamaForCau
     assert 1 <= sum(counters["graph_break"].values()) <= len(streamed.model.layers)
     assert all("AttachedForward" in reason for reason in counters["graph_break"])
     assert counters["stats"]["calls_captured"] > 0
+
+
+def test_what_is_streamed_to_an_accelerator_is_traced_with_the_same_bits(
+    streamed_to_accelerator: LlamaForCausalLM,
+) -> None:
+    model = streamed_to_accelerator
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(3):
+        assert torch.equal(run(compiled), run(model))
+    assert 1 <= sum(counters["graph_break"].values()) <= len(model.model.layers)
+    assert counters["stats"]["calls_captured"] > 0
+
+
+def test_a_virtual_accelerator_says_which_backend_it_can_be_compiled_with(
+    streamed_to_accelerator: LlamaForCausalLM,
+) -> None:
+    with pytest.raises(Exception, match="compile with backend='eager'"):
+        run(torch.compile(streamed_to_accelerator, backend="aot_eager"))
+    torch._dynamo.reset()
+    run(streamed_to_accelerator)
+    assert {parameter.device.type for parameter in streamed_to_accelerator.model.layers.parameters()} == {"cpu"}
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from .arena import Allocation, Arena
 from .link import VirtualLink
+from .traced import is_traced, mode_of, run_traced
 
 TYPE = "virtual"
 
@@ -73,7 +74,7 @@ class VirtualTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor, index: int) -> VirtualTensor:
-        allocation = board.arena(index).claim(held)
+        allocation = None if is_traced(held) else board.arena(index).claim(held)
         wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             held.size(),
@@ -112,6 +113,9 @@ class VirtualTensor(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        mode = mode_of(VirtualTensor, args, kwargs)
+        if mode is not None:
+            return run_traced(mode, VirtualTensor, func, args, kwargs)
         if torch.is_inference_mode_enabled():
             # Composite operations arrive whole here; autograd would have taken them apart.
             parts = func.decompose(*args, **kwargs)
