@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from ..devices import DeviceLike
-from ..errors import CheckpointMismatchError, CheckpointNotFoundError
+from ..errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
 from ..profile.headers import TensorEntry, read_header
 from ..profile.index import find_checkpoint_file, merge_weight_map, read_index
-from .legacy import LegacyShard
+from .legacy import LEGACY_SUFFIXES, LegacyShard
 from .placement import Placement
 from .shards import SafetensorsShard, Shard
 
@@ -102,12 +102,20 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
 
 def _open_shard(path: Path, opened_by: Path) -> Shard:
-    if not path.is_file():
+    if not os.path.isfile(path):  # False, too, for a name that no file could have
+        if path == opened_by:
+            raise CheckpointNotFoundError(
+                f"{path}: is no file, or a link that leads nowhere; copy or download it again"
+            )
         raise CheckpointNotFoundError(
-            f"{opened_by}: names the file {path.name}, which is not in {path.parent}; copy or download it again"
+            f"{opened_by}: names the file {path.name!r}, which is not in {path.parent}; copy or download it again"
         )
     if path.suffix == ".safetensors":
         return SafetensorsShard(path, read_header(path))
+    if path.suffix not in LEGACY_SUFFIXES:
+        raise CheckpointFormatError(
+            f"{opened_by}: names {path.name!r} as a file of weights, which it is not by its name"
+        )
     return LegacyShard(path)
 
 

@@ -22,6 +22,8 @@ from .shards import ShardMaps
 
 logger = logging.getLogger(__name__)
 
+_ADVICE = ("Weights only load failed", "(1)", "(2)", "Check the documentation")
+LEGACY_SUFFIXES = (".bin", ".pt", ".pth")
 NOT_IN_PLACE = -1
 """The offset of a tensor that cannot be used where it lies: the file is too old, or torch would have to convert it."""
 
@@ -60,17 +62,20 @@ def _unpickle(path: Path, device: str) -> Any:
         return torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointFormatError(
-            f"{path}: holds more than tensors, and loading it could run code, or is damaged ({_first_line(error)}); "
+            f"{path}: holds more than tensors, and loading it could run code, or is damaged ({_what_was_met(error)}); "
             "if you trust it, load it with torch.load and write it again with bigmodel.save_model"
         ) from error
     except Exception as error:  # torch reports damage as whatever its readers stumbled over
         raise CheckpointFormatError(
-            f"{path}: is not a file of torch.save, or is damaged ({_first_line(error)}); copy or download it again"
+            f"{path}: is not a file of torch.save, or is damaged ({_what_was_met(error)}); copy or download it again"
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+def _what_was_met(error: Exception) -> str:
+    """The line of torch's message that says what was met, without its advice to load the file unsafely all the same."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    met = next((line for line in lines if line and not line.startswith(_ADVICE)), type(error).__name__)
+    return met.removeprefix("WeightsUnpickler error: ").partition(". Please use")[0][:200]
 
 
 def _tensors(path: Path, content: Any) -> dict[str, torch.Tensor]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
 from .entries import COPY_AGAIN, DTYPES, TensorEntry, parse_entry, refuse
+from .unique_keys import DuplicateKeyError, once_each
 
 __all__ = ["DTYPES", "SafetensorsHeader", "TensorEntry", "header_length", "parse_header", "read_header"]
 
@@ -142,32 +143,15 @@ def _decode(raw: bytes, source: str) -> dict[str, Any]:
     if not text.startswith("{"):
         refuse(source, f"its header begins with {text[:1]!r}, not with '{{': this is not a safetensors file")
     try:
-        items = json.loads(text, object_pairs_hook=_unique)
+        items = json.loads(text, object_pairs_hook=once_each)
         "".join(items).encode("utf-8")
-    except _DuplicateKeyError as error:
+    except DuplicateKeyError as error:
         refuse(source, f"its header names the key {error.key!r} twice; write the file again without it")
     except UnicodeEncodeError:
         refuse(source, "a tensor name in its header holds half of a surrogate pair, which is not text")
     except (ValueError, RecursionError) as error:
         refuse(source, f"its header is not JSON ({error}); {COPY_AGAIN}")
     return dict(items)
-
-
-class _DuplicateKeyError(Exception):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    items = dict(pairs)
-    if len(items) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _DuplicateKeyError(key)
-            seen.add(key)
-    return items
 
 
 def _metadata(value: Any, source: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
+from .unique_keys import DuplicateKeyError, once_each
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -29,7 +30,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
     path = Path(path)
     try:
         content = path.read_bytes()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:
         raise CheckpointNotFoundError(f"{path}: there is no such file") from error
     return parse_index(content, str(path))
 
@@ -37,7 +38,11 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
 def parse_index(content: bytes, source: str) -> dict[str, str]:
     """As `read_index`, of an index already in memory; `source` names it in messages."""
     try:
-        index: Any = json.loads(content.decode("utf-8"))
+        index: Any = json.loads(content.decode("utf-8"), object_pairs_hook=once_each)
+    except DuplicateKeyError as error:
+        raise CheckpointFormatError(
+            f"{source}: names {error.key!r} twice; write the index again, each tensor in one file"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointFormatError(f"{source}: is not JSON ({error}); copy or download the file again") from error
     weight_map = index.get("weight_map") if isinstance(index, dict) else None

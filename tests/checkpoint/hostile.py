@@ -154,6 +154,49 @@ def _bin_index_missing(folder: Path) -> None:
     _index(folder, {"a": "pytorch_model-00001-of-00001.bin"}, "pytorch_model.bin.index.json")
 
 
+def _duplicate_key(folder: Path) -> None:
+    _shard(folder, "one.safetensors", "a")
+    _shard(folder, "two.safetensors", "a")
+    (folder / INDEX).write_text('{"weight_map": {"a": "one.safetensors", "a": "two.safetensors"}}')
+
+
+def _index_not_utf8(folder: Path) -> None:
+    (folder / INDEX).write_bytes(b'{"weight_map": {"a": "\xff.safetensors"}}')
+
+
+def _infinite_name(folder: Path) -> None:
+    (folder / INDEX).write_text('{"weight_map": {"a": Infinity}}')
+
+
+def _endless_name(folder: Path) -> None:
+    _index(folder, {"a": "x" * 5000 + ".safetensors"})
+
+
+def _name_that_moves_the_cursor(folder: Path) -> None:
+    _index(folder, {"a": "\x1b[31mred\n.safetensors"})
+
+
+def _name_that_is_no_text(folder: Path) -> None:
+    (folder / INDEX).write_text('{"weight_map": {"a": "\\udce9.safetensors"}}')
+
+
+def _config_as_weights(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    _index(folder, {"a": "config.json"})
+
+
+def _index_as_weights(folder: Path) -> None:
+    _index(folder, {"a": INDEX})
+
+
+def _index_is_folder(folder: Path) -> None:
+    (folder / INDEX).mkdir()
+
+
+def _link_to_itself(folder: Path) -> None:
+    (folder / "model.safetensors").symlink_to(folder / "model.safetensors")
+
+
 def _nothing(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
 
@@ -172,20 +215,20 @@ def _index_empty(folder: Path) -> None:
 
 HOSTILE_FOLDERS = [
     HostileFolder("no_checkpoint", _nothing, CheckpointNotFoundError, r"holds no checkpoint"),
-    HostileFolder("missing_shard", _missing_shard, CheckpointNotFoundError, r"names the file two\.safetensors"),
+    HostileFolder("missing_shard", _missing_shard, CheckpointNotFoundError, r"names the file 'two\.safetensors"),
     HostileFolder("outside_folder", _outside, CheckpointFormatError, r"'a' is in the file '\.\./outside"),
     HostileFolder("absolute_name", _absolute, CheckpointFormatError, r"outside the checkpoint's folder"),
     HostileFolder("wrong_shard", _wrong_shard, CheckpointFormatError, r"'a' is in two\.safetensors, which holds no"),
     HostileFolder("truncated_shard", _truncated_shard, CheckpointFormatError, r"two\.safetensors: tensor 'b' lies"),
     HostileFolder("ambiguous_key", _ambiguous, CheckpointFormatError, r"'b' is in one\.safetensors and in two"),
-    HostileFolder("shard_is_folder", _shard_is_folder, CheckpointNotFoundError, r"names the file one\.safetensors"),
-    HostileFolder("dangling_link", _dangling_link, CheckpointNotFoundError, r"names the file one\.safetensors"),
+    HostileFolder("shard_is_folder", _shard_is_folder, CheckpointNotFoundError, r"names the file 'one\.safetensors"),
+    HostileFolder("dangling_link", _dangling_link, CheckpointNotFoundError, r"names the file 'one\.safetensors"),
     HostileFolder("two_files_no_index", _two_files, CheckpointFormatError, r"no model\.safetensors\.index\.json"),
     HostileFolder("one_shard_of_three", _one_of_three, CheckpointFormatError, r"no model\.safetensors\.index\.json"),
     HostileFolder("index_not_json", _index_is_text, CheckpointFormatError, r"index\.json: is not JSON"),
     HostileFolder("index_of_lists", _index_of_lists, CheckpointFormatError, r"holds no 'weight_map'"),
     HostileFolder("index_without_map", _index_empty, CheckpointFormatError, r"holds no 'weight_map'"),
-    HostileFolder("pickle_with_code", _pickle_with_code, CheckpointFormatError, r"could run code"),
+    HostileFolder("pickle_with_code", _pickle_with_code, CheckpointFormatError, r"could run code.*\.system"),
     HostileFolder("raw_pickle_with_code", _raw_pickle_with_code, CheckpointFormatError, r"could run code"),
     HostileFolder("not_a_zip", _not_a_zip, CheckpointFormatError, r"damaged"),
     HostileFolder("truncated_zip", _truncated_zip, CheckpointFormatError, r"damaged"),
@@ -195,5 +238,15 @@ HOSTILE_FOLDERS = [
     HostileFolder("sparse_bin", _sparse_bin, CheckpointFormatError, r"'a' is sparse"),
     HostileFolder("zip_without_storage", _zip_without_storage, CheckpointFormatError, r"damaged"),
     HostileFolder("zip_with_short_storage", _zip_with_short_storage, CheckpointFormatError, r"damaged"),
-    HostileFolder("bin_index_missing", _bin_index_missing, CheckpointNotFoundError, r"names the file pytorch_model"),
+    HostileFolder("index_duplicate_key", _duplicate_key, CheckpointFormatError, r"names 'a' twice"),
+    HostileFolder("index_not_utf8", _index_not_utf8, CheckpointFormatError, r"is not JSON \('utf-8'"),
+    HostileFolder("index_infinite_name", _infinite_name, CheckpointFormatError, r"'a' in the file inf, which is no"),
+    HostileFolder("index_endless_name", _endless_name, CheckpointNotFoundError, r"names the file 'xxx"),
+    HostileFolder("index_moves_the_cursor", _name_that_moves_the_cursor, CheckpointNotFoundError, r"'\\x1b\[31mred\\n"),
+    HostileFolder("index_name_no_text", _name_that_is_no_text, CheckpointNotFoundError, r"names the file '\\udce9"),
+    HostileFolder("config_as_weights", _config_as_weights, CheckpointFormatError, r"'config\.json' as a file of"),
+    HostileFolder("index_as_weights", _index_as_weights, CheckpointFormatError, r"index\.json' as a file of"),
+    HostileFolder("index_is_folder", _index_is_folder, CheckpointNotFoundError, r"there is no such file"),
+    HostileFolder("link_to_itself", _link_to_itself, CheckpointNotFoundError, r"a link that leads nowhere"),
+    HostileFolder("bin_index_missing", _bin_index_missing, CheckpointNotFoundError, r"names the file 'pytorch_model"),
 ]

@@ -116,8 +116,9 @@ def test_a_hostile_folder_is_refused_with_its_name_and_the_reason(
     path = tmp_path / "folder"
     path.mkdir()
     folder.build(path)
-    with pytest.raises(folder.error, match=f"^{re.escape(str(path))}.*{folder.refusal}"):
+    with pytest.raises(folder.error, match=f"^{re.escape(str(path))}.*{folder.refusal}") as refused:
         dict(Checkpoint.open(path))
+    assert str(refused.value).isprintable()
     assert not (tmp_path / "pwned").exists()
     assert (maps_of(path), descriptors_of(path)) == (0, 0)
 

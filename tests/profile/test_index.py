@@ -51,6 +51,17 @@ def test_what_is_no_file_name_is_refused(tmp_path: Path, name: object) -> None:
         read_index(write_index(tmp_path, {"weight_map": {"a.weight": name}}))
 
 
+@pytest.mark.parametrize("content", ['{"weight_map": {"a": "x", "a": "y"}}', '{"weight_map": {}, "a": 1, "a": 2}'])
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(CheckpointFormatError, match=r"index\.json: names 'a' twice"):
+        read_index(write_index(tmp_path, content))
+
+
+def test_a_folder_is_no_index(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match="there is no such file"):
+        read_index(tmp_path)
+
+
 def test_a_missing_index_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match=r"none\.index\.json"):
         read_index(tmp_path / "none.index.json")
