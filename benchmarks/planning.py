@@ -55,6 +55,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("BertForMaskedLM", {**SIZES, "intermediate_size": 3072}),
     "resnet": ("ResNetForImageClassification", {}),
 }  # fmt: skip
+MIXTURES = ("mixtral", "deepseek-v3")
+"""Their routers are to choose all experts alike, as they are trained to. Those of random weights do if words differ:
+behind embeddings as small as other random weights, all words look the same after a layer."""
+
 SMALL: dict[str, dict[str, Any]] = {
     "t5": {"d_model": 96, "d_kv": 16, "d_ff": 192, "num_layers": 2, "num_heads": 4, "vocab_size": 256},
     "gpt2": {"n_embd": 96, "n_layer": 4, "vocab_size": 256},
@@ -137,7 +141,10 @@ def make(family: str, workdir: Path, quick: bool) -> Path:
     model_class: Any = getattr(transformers, architecture)
     small = SMALL.get(family, SMALL_DECODER) if quick else {}
     torch.manual_seed(0)
-    model_class(model_class.config_class(**{**sizes, **small})).save_pretrained(folder)
+    model = model_class(model_class.config_class(**{**sizes, **small}))
+    if family in MIXTURES:
+        torch.nn.init.normal_(model.get_input_embeddings().weight)
+    model.save_pretrained(folder)
     return folder
 
 
@@ -184,15 +191,24 @@ def report(options: argparse.Namespace, findings: list[dict[str, Any]]) -> Repor
     memory = [one for one in findings if one["unit"] == "bytes"]
     seconds = [one for one in findings if one["unit"] == "seconds"]
     host = [abs(one["error"]) for one in memory if one["device"] == "cpu" and one["measured"] >= LARGE]
-    there = [abs(one["predicted"] - one["measured"]) for one in memory if one["device"] != "cpu"]
+    other = [abs(one["error"]) for one in memory if one["device"] != "cpu" or one["measured"] < LARGE]
+    there = [
+        abs(one["predicted"] - one["measured"])
+        for one in memory
+        if one["device"] != "cpu" and one["case"].family not in MIXTURES
+    ]
     passed = [one["measured"] - one["budget"] for one in memory if one["budget"] is not None]
     errors = sorted(abs(one["error"]) for one in seconds)
     limits = [Limit("median error of seconds", statistics.median(errors), "<=", TIME_MEDIAN, "percent")]
     limits.append(Limit("95th percentile", errors[int(0.95 * (len(errors) - 1))], "<=", TIME_P95, "percent"))
     if host:
         limits.append(Limit("worst error of host peaks of 100 MB and more", max(host), "<=", LARGE_ERROR, "percent"))
+    if other:
+        limits.append(Limit("worst error of all other peaks", max(other), "<=", ALWAYS_ERROR, "percent"))
     if there:
-        limits.append(Limit("worst difference on the virtual accelerator", float(max(there)), "<=", 64, "bytes"))
+        name = "worst difference on the virtual accelerator but of mixtures, whose routers are not foreseen"
+        limits.append(Limit(name, float(max(there)), "<=", 64, "bytes"))
+    if passed:
         limits.append(Limit("most that a peak passed its budget", float(max(0, *passed, 0)), "<=", 0, "bytes"))
     tables = [
         Table("Peak memory", _columns("bytes"), [_row(one) for one in memory]),

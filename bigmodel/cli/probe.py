@@ -63,12 +63,13 @@ def links_table(machine: MachineProfile) -> Table:
     drawn.add_row("disk, cold", _rate(machine.disk_cold), "")
     drawn.add_row("disk, in the kernel's cache", _rate(machine.disk_warm), "")
     for device, links in machine.links.items():
-        for name, link in (
-            (f"host to {device}, pinned", links.to_device),
-            (f"host to {device}, pageable", links.to_device_pageable),
-            (f"{device} to host, pinned", links.to_host),
-            (f"{device} to host, pageable", links.to_host_pageable),
-        ):
+        rows = {
+            f"host to {device}, pinned": links.to_device,
+            f"host to {device}, pageable": links.to_device_pageable,
+            f"{device} to host, pinned": links.to_host,
+            f"{device} to host, pageable": links.to_host_pageable,
+        }
+        for name, link in rows.items() if device != "cpu" else [("memory to memory", links.to_device)]:
             drawn.add_row(name, _rate(link.rate), f"{1e6 * link.latency:.1f} µs")
     return drawn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -73,9 +74,12 @@ def _generate(model: Any, found: Plan) -> PlannedUse:
     def forward(tokens: torch.Tensor, cache: Any = None) -> Any:
         return model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
 
+    words = itertools.cycle(range(ids.shape[1]))
+
     def step(cache: Any) -> None:
+        word = next(words)  # no text repeats one word, for which a mixture would choose the same experts again
         with as_when_decoding(model):
-            forward(ids[:, :1], cache)
+            forward(ids[:, word : word + 1], cache)
 
     passes = _with_step(lambda: forward(ids), step, found)
     return PlannedUse(whole, passes, ids.nbytes)

@@ -21,6 +21,9 @@ from .slots import ExpertRoom, expert_rooms
 WARM_SHARE = 0.7
 """Share of the host's memory that files may take for the kernel to keep them."""
 
+ASKING_CALLS = 350
+"""What Python does to find a module's experts, hold them and let go of them, in calls of an operation on the host."""
+
 Option = tuple[Key, Key]
 """Where a unit is held, and where it runs."""
 
@@ -98,9 +101,11 @@ class CostModel:
                 link += fetch + wait
             if held == DISK:
                 disk += self._weights(unit) / self._disk_rate(on_disk) if on_disk > 0 else 0.0
-            if fetch or wait:
-                brought = self._weights(unit) - self.profile.units[unit].expert_weights + ahead + asked
-                taken += brought * self._disturbance(runs)
+            if fetch or ahead:
+                whole = self._weights(unit) - self.profile.units[unit].expert_weights if is_accelerator(runs) else 0
+                taken += (whole + ahead) * self.machine.link(self._name(runs)).disturbance
+            if (unit, 0) in rooms and self._choices[phase].get(unit):
+                taken += ASKING_CALLS * self.machine.device(HOST).call_cached
             visits.append(Visit(taken, fetch, wait))
         visits.append(Visit(self.compute(phase, OUTSIDE, main, from_host)))
         seconds = seconds_of_pass(visits, assignment.slots)
@@ -180,13 +185,11 @@ class CostModel:
     def _asked(self, nbytes: float, option: Option, on_disk: int) -> float:
         """Return the seconds that a unit waits for experts that it asks for."""
         held, runs = option
-        from_disk = nbytes / self._disk_rate(on_disk) if held == DISK and nbytes else 0.0
-        if not is_accelerator(runs) or not nbytes:
-            return from_disk
-        return max(self.machine.link(self._name(runs)).to_device.seconds(int(nbytes)), from_disk)
-
-    def _disturbance(self, runs: Key) -> float:
-        return self.machine.link(self._name(runs)).disturbance if is_accelerator(runs) else 0.0
+        if not nbytes:
+            return 0.0
+        copied = self.machine.link(self._name(runs)).to_device.seconds(int(nbytes))
+        from_disk = nbytes / self._disk_rate(on_disk) if held == DISK else 0.0
+        return max(copied, from_disk) if is_accelerator(runs) else copied + from_disk
 
     def streamed_from(self, unit: int, main: Key) -> int | None:
         """Return of how many tokens a call is that takes a unit in host memory less time streamed to `main` than

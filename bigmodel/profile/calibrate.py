@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from ..devices import HOST
 from .effort import Effort
 from .machine import CACHED, Curve, DeviceSpeed
 from .stopwatch import seconds_of
@@ -112,8 +113,8 @@ def _run(width: int, depth: int, device: torch.device, effort: Effort) -> _Run:
         max_position_embeddings=2**20,
     )
     model = LlamaForCausalLM(config).eval()
-    prompt, step = _works(model, 1, effort.prompt + 1, device)
-    _, wide = _works(model, FEW_ROWS, 2, device)
+    prompt, step = works_of(model, 1, effort.prompt + 1, device)
+    _, wide = works_of(model, FEW_ROWS, 2, device)
     model.to(device)
 
     def forward(ids: torch.Tensor, cache: object = None) -> object:
@@ -135,9 +136,11 @@ def _run(width: int, depth: int, device: torch.device, effort: Effort) -> _Run:
         )
 
 
-def _works(model: torch.nn.Module, batch_size: int, context: int, device: torch.device) -> list[tuple[Work, ...]]:
-    """Return the operations of the prompt and of the last step."""
+def works_of(model: torch.nn.Module, batch_size: int, context: int, device: torch.device) -> list[tuple[Work, ...]]:
+    """Return the operations of the prompt and of the last step, as a plain call of the model has them."""
     from .model_profile import profile_model
 
     profile = profile_model(model, batch_size=batch_size, context_length=context, new_tokens=1, device_type=device.type)
-    return [tuple(work for works in phase.trace.work().values() for work in works) for phase in profile.phases]
+    return [
+        tuple(work for works in phase.trace_from(HOST).work().values() for work in works) for phase in profile.phases
+    ]

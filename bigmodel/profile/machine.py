@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .work import CALL, MOVE, PRODUCT, Work
+from .work import CALL, MOVE, PRODUCT, ROUTE, Work
 
 CACHED = ":cached"
 """Ends the name of a curve that was measured with what it reads in the processor's cache."""
@@ -46,7 +46,7 @@ class DeviceSpeed:
     Attributes:
         curves: "product:float32": rows to seconds for each number of the matrix, the matrix read from memory; with
             ":cached" at the end, read from the processor's cache. "attention:float32" alike. "move": bytes to
-            seconds for each byte.
+            seconds for each byte. "route": seconds that sorting a few tokens by experts takes beyond its operations.
         call: seconds that one operation takes beside its work: Python, dispatch, launch.
         call_cached: the same where no large weights drive code and data out of the processor's cache.
         asynchronous: operations are queued, so calls go on beside the work of those before them.
@@ -64,8 +64,10 @@ class DeviceSpeed:
             work: the operation.
             cached: what it reads is in the processor's cache: the model is small.
         """
-        if work.kind == CALL:
+        if work.kind == CALL or (work.kind == ROUTE and ROUTE not in self.curves):
             return 0.0
+        if work.kind == ROUTE:
+            return self.curves[ROUTE].at(1)
         if work.kind == MOVE:
             return work.nbytes * self.curves[MOVE].at(max(work.nbytes, 1))
         return work.elements * self._curve(work.kind, work.dtype, cached).at(max(work.rows, 1))
@@ -126,7 +128,7 @@ class MachineProfile:
         name: what it is, in words.
         key: differs when anything differs that the figures depend on.
         devices: by canonical name, "cpu" among them.
-        links: by canonical name of the accelerator.
+        links: by canonical name of the accelerator; by "cpu" copies from one place of the host's memory to another.
         memory_rate: bytes per second that the host reads from its memory.
         disk_cold: bytes per second from the disk itself.
         disk_warm: bytes per second from the kernel's cache of files into memory.

@@ -78,8 +78,7 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
         twin = next((known for known in devices if _same(known, name)), None)
         with _unlimited(torch_device(name)):
             devices[name] = devices[twin] if twin else probe_device(torch_device(name), effort)
-            if name != HOST:
-                links[name] = probe_links(torch_device(name), effort)
+            links[name] = probe_links(torch_device(name), effort)
     logger.info("measuring memory and disk")
     cold, warm = disk_rates(folder, effort)
     return MachineProfile(

@@ -12,6 +12,7 @@ from torch.nn import functional
 from .calibrate import calibrated
 from .effort import Effort
 from .machine import CACHED, Curve, DeviceSpeed
+from .probe_routing import with_routing
 from .stopwatch import seconds_of
 from .work import ATTENTION, CONVOLUTION, MOVE, PRODUCT
 
@@ -31,7 +32,7 @@ def probe_device(device: torch.device, effort: Effort, dtypes: Sequence[torch.dt
             curves[f"{PRODUCT}:{name}{CACHED}"] = _products(device, dtype, effort, 0)
             curves[f"{ATTENTION}:{name}"] = _attention(device, dtype, effort)
             curves[f"{CONVOLUTION}:{name}"] = _convolutions(device, dtype, effort)
-    return calibrated(curves, device, effort)
+    return with_routing(calibrated(curves, device, effort), device, effort)
 
 
 def computes_in(dtype: torch.dtype, device: torch.device) -> bool:

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_iter
 from .experts import Choice
 from .kernels import run_fake, scratch_bytes
 from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Held, Leave, Operation, Return, Route, Scratch, Trace
-from .work import work_of
+from .work import ROUTE, Work, work_of
 
 
 class Recorder(TorchDispatchMode):
@@ -95,7 +95,7 @@ class Recorder(TorchDispatchMode):
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
             _, _, index, _ = arguments.bind(module, *args, **kwargs).args
             self._choice = Choice(index.shape[0], index.shape[1], count)
-            self.events.append(Route(position, self._choice))
+            self.events += [Route(position, self._choice), Operation(Work(ROUTE))]
 
         def after(_module: nn.Module, _args: Any, _output: Any) -> None:
             self._choice = None

@@ -21,6 +21,7 @@ from .experts import Choice
 aten = torch.ops.aten
 
 PRODUCT, CONVOLUTION, ATTENTION, MOVE, CALL = "product", "convolution", "attention", "move", "call"
+ROUTE = "route"
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Work:
     """One operation.
 
     Attributes:
-        kind: "product", "convolution", "attention", "move" or "call" (a view, or anything else that makes no storage).
+        kind: "product", "convolution", "attention", "move", "call" (a view, or anything else that makes no storage),
+            or "route": tokens are sorted by the experts they go to, which takes more than the moves it consists of.
         dtype: of what it computes with, as in "float32".
         elements: numbers of the matrices it multiplies with.
         rows: rows it multiplies them by.
@@ -38,7 +40,7 @@ class Work:
     kind: str
     dtype: str = "float32"
     elements: int = 0
-    rows: int = 1
+    rows: float = 1
     nbytes: int = 0
 
 
@@ -108,7 +110,7 @@ def _grouped(choice: Choice | None, tokens: torch.Tensor, weights: torch.Tensor,
     wanted = max((choice or Choice(rows, 1, count)).wanted, 1.0)
     elements = int(wanted * weights[0].numel())
     nbytes = _nbytes(tokens) + elements * weights.element_size()
-    return Work(PRODUCT, _dtype(weights), elements, max(1, round(rows / wanted)), nbytes)
+    return Work(PRODUCT, _dtype(weights), elements, max(1.0, rows / wanted), nbytes)
 
 
 def _convolve(data: torch.Tensor, weight: torch.Tensor, *rest: Any, **_: Any) -> Work:

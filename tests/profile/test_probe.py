@@ -78,7 +78,7 @@ def test_a_quick_measuring_says_something_of_everything(accelerators: None, tmp_
     virtual.configure(0, capacity=1000)
     machine = probe.measure(QUICK, tmp_path)
     assert set(machine.devices) == {"cpu", "virtual:0", "virtual:1"}
-    assert set(machine.links) == {"virtual:0", "virtual:1"}
+    assert set(machine.links) == {"cpu", "virtual:0", "virtual:1"}
     for speed in machine.devices.values():
         assert {"move", "product:float32", "product:bfloat16", "attention:float32"} <= set(speed.curves)
         assert speed.call > 0
