@@ -18,7 +18,9 @@ class ExpertQueue:
         self._waves = split(chosen, fitting(len(chosen), cache.slots))
         self._wave_of = {expert: number for number, wave in enumerate(self._waves) for expert in wave}
         self._slot_of: dict[int, int] = {}
-        self._coming: tuple[int, list[int]] | None = None
+        self._held: list[int] = []
+        self._coming: list[int] = []
+        self._coming_wave: int | None = None
         self._gathered: dict[str, torch.Tensor] = {}
 
     def slot(self, expert: int) -> int:
@@ -41,38 +43,31 @@ class ExpertQueue:
         return self._gathered
 
     def close(self) -> None:
-        """Let go of everything."""
-        self._gathered = {}
-        self._let_go()
-        if self._coming is not None:
-            _, slots = self._coming
-            self._coming = None
-            self._cache.release(slots)
+        """Let go of everything, also if that is interrupted."""
+        self._gathered, self._slot_of = {}, {}
+        try:
+            self._cache.release_surely(self._held)
+        finally:
+            self._cache.release_surely(self._coming)
 
     def _turn_to(self, number: int) -> None:
-        self._let_go()
-        coming, self._coming = self._coming, None
-        if coming is not None and coming[0] == number:
-            self._cache.await_arrival(coming[1])
-            slots: list[int] | None = coming[1]
+        self._slot_of = {}
+        self._cache.release(self._held)
+        if self._coming_wave == number:
+            self._held, self._coming, self._coming_wave = self._coming, self._held, None
+            self._cache.await_arrival(self._held)
         else:
-            if coming is not None:
-                self._cache.release(coming[1])
-            slots = self._cache.acquire(self._layer, self._waves[number], soon=self._after(number))
-        assert slots is not None
-        self._slot_of = dict(zip(self._waves[number], slots))
+            self._cache.release(self._coming)
+            self._coming_wave = None
+            self._cache.acquire(self._layer, self._waves[number], self._held, soon=self._after(number))
+        self._slot_of = dict(zip(self._waves[number], self._held))
         if number + 1 < len(self._waves):
-            following = self._waves[number + 1]
-            ahead = self._cache.acquire(self._layer, following, wait=False, soon=self._after(number + 1))
-            self._coming = None if ahead is None else (number + 1, ahead)
+            following, soon = self._waves[number + 1], self._after(number + 1)
+            if self._cache.acquire(self._layer, following, self._coming, wait=False, soon=soon):
+                self._coming_wave = number + 1
 
     def _after(self, number: int) -> list[int]:
         return [expert for wave in self._waves[number + 1 :] for expert in wave]
-
-    def _let_go(self) -> None:
-        slots, self._slot_of = list(self._slot_of.values()), {}
-        if slots:
-            self._cache.release(slots)
 
 
 class AskedTensor:

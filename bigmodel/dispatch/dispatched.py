@@ -13,7 +13,8 @@ from ..plan import Plan
 from .attach import AttachedForward, RefuseConversion
 from .block import Registry
 from .device_map import ResolvedMap
-from .expert_cache import ExpertCache, expert_stats
+from .expert_cache import ExpertCache
+from .expert_stats import expert_stats
 from .options import Options
 from .packing import WeightError
 from .readahead import ReadAhead

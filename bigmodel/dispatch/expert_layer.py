@@ -77,6 +77,15 @@ class ExpertLayer:
         block.layout = Layout(tuple(places), self.layout.nbytes)
         return block
 
+    def as_plain_block(self) -> Block:
+        """Return all experts as one block of tensors that lie in one place each."""
+        tensors = []
+        for fused in self.fused.tensors:
+            value = fused.value.detach()
+            values = [part.value for part in value.parts] if isinstance(value, FusedView) else [value]
+            tensors += [HostTensor(plain, fused.device_dtype) for plain in values]
+        return Block(self.name, tensors)
+
     def rows(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return by name the fused tensors that lie in `memory`, uint8 of shape (experts, bytes of `layout`)."""
         return {

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,9 +69,12 @@ class ExpertForward:
         if _asks(module, fits):
             return self._asking(module, chosen, hidden, index, weights)
         if fits and self.cache.slots <= MOST_GROUPS:
-            with self._held(chosen) as slots:
+
+            def compute(slots: list[int]) -> torch.Tensor:
                 self._look_ahead(chosen)
                 return self._compute(module, hidden, _renumbered(numbers, chosen, slots), weights)
+
+            return self.cache.use(self.layer, chosen, compute)
         return self._in_parts(module, chosen, hidden, numbers, weights)
 
     def _asking(
@@ -94,23 +97,25 @@ class ExpertForward:
         """Compute some experts after another, and then weigh and add up as transformers' experts functions do."""
         flat = numbers.reshape(-1)
         per_token = numbers.shape[-1]
-        products: torch.Tensor | None = None
+        products: list[torch.Tensor] = []
         parts = split(chosen, min(fitting(len(chosen), self.cache.slots), MOST_GROUPS))
+
+        def compute(number: int, held: list[int]) -> None:
+            self.cache.fetch_ahead(self.layer, parts[number + 1] if number + 1 < len(parts) else [])
+            for part, slots in _by_group(parts[number], held):
+                rows = torch.isin(flat, torch.tensor(part)).nonzero().squeeze(1)
+                index = _renumbered(flat[rows], part, slots).unsqueeze(1)
+                rows = rows.to(hidden.device)
+                product = self._compute(module, hidden[rows // per_token], index, None)
+                if not products:
+                    products.append(product.new_zeros(flat.numel(), product.shape[-1]))
+                products[0].index_copy_(0, rows, product)
+
         for number, experts in enumerate(parts):
-            following = parts[number + 1] if number + 1 < len(parts) else []
-            with self._held(experts, soon=chosen) as held:
-                self.cache.fetch_ahead(self.layer, following)
-                for part, slots in _by_group(experts, held):
-                    rows = torch.isin(flat, torch.tensor(part)).nonzero().squeeze(1)
-                    index = _renumbered(flat[rows], part, slots).unsqueeze(1)
-                    rows = rows.to(hidden.device)
-                    product = self._compute(module, hidden[rows // per_token], index, None)
-                    if products is None:
-                        products = product.new_zeros(flat.numel(), product.shape[-1])
-                    products.index_copy_(0, rows, product)
-        assert products is not None, "there is at least one token"
-        weighted = products * weights.reshape(-1, 1)
-        return weighted.view(-1, per_token, products.shape[-1]).sum(dim=1).to(hidden.dtype)
+            self.cache.use(self.layer, experts, partial(compute, number), soon=chosen)
+        (product,) = products  # there is at least one token
+        weighted = product * weights.reshape(-1, 1)
+        return weighted.view(-1, per_token, product.shape[-1]).sum(dim=1).to(hidden.dtype)
 
     def _compute(
         self, module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor | None
@@ -130,15 +135,6 @@ class ExpertForward:
             following = self.cache.following(self.layer)
             if following is not self.layer:
                 self.cache.fetch_ahead(following, range(following.experts))
-
-    @contextmanager
-    def _held(self, experts: Sequence[int], soon: Sequence[int] = ()) -> Iterator[list[int]]:
-        slots = self.cache.acquire(self.layer, experts, soon=soon)
-        assert slots is not None
-        try:
-            yield slots
-        finally:
-            self.cache.release(slots)
 
 
 def _asks(module: nn.Module, fits: bool) -> bool:

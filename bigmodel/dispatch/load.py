@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -73,17 +74,11 @@ def load_checkpoint_and_dispatch(
     """
     wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
+    shapes: dict[str, Any] = {"dtype": wanted} if wanted else {}
     resolved = None
     if device_map is not None:
         resolved = resolve_device_map(
-            model,
-            device_map,
-            max_memory,
-            classes,
-            main_device,
-            offload,
-            offload_dtype,
-            **({"dtype": wanted} if wanted else {}),
+            model, device_map, max_memory, classes, main_device, offload, offload_dtype, **shapes
         )
     options = Options(
         offload_buffers,

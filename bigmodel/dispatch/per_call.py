@@ -41,7 +41,8 @@ class PerCall:
 
     def _start(self) -> None:
         self._process = os.getpid()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._on_host = False
         self._users = 0
 
@@ -76,7 +77,7 @@ class PerCall:
     def _enter(self, on_host: bool, held: list[bool]) -> None:
         if self._process != os.getpid():
             self._start()
-        with self._changed:
+        with self._lock:
             while self._users and self._on_host != on_host:
                 self._changed.wait()
             # An interrupt is noticed at calls alone: these happen together or not at all.
@@ -85,10 +86,10 @@ class PerCall:
             held.append(on_host)
 
     def _leave(self, held: list[bool]) -> None:
-        with self._changed:
+        with self._lock:
             if held:
                 self._users -= 1
-                del held[:]
+                held[:] = []
             self._changed.notify_all()
 
 

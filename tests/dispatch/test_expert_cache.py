@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 from bigmodel.devices import memory_allocated
 from bigmodel.dispatch.block import HostTensor
-from bigmodel.dispatch.expert_cache import ExpertCache, expert_stats
+from bigmodel.dispatch.expert_cache import ExpertCache
 from bigmodel.dispatch.expert_layer import ExpertLayer
+from bigmodel.dispatch.expert_stats import expert_stats
+
+from .interrupting import interrupted_at
 
 EXPERT = 512
 """Bytes of one expert."""
@@ -31,18 +35,21 @@ def cache_of(made: list[ExpertLayer], slots: int) -> ExpertCache:
     return ExpertCache(torch.device("virtual:0"), made, slots * EXPERT)
 
 
-def content(cache: ExpertCache, slots: list[int] | None) -> list[float]:
-    assert slots is not None
+def acquired(cache: ExpertCache, layer: ExpertLayer, experts: list[int], **options: Any) -> list[int]:
+    """Return the slots that hold `experts` from now on."""
+    held: list[int] = []
+    cache.acquire(layer, experts, held, **options)
+    return held
+
+
+def content(cache: ExpertCache, slots: list[int]) -> list[float]:
     return [cache.rows["w"][slot].cpu().unique().item() for slot in slots]
 
 
 def visit(cache: ExpertCache, layer: ExpertLayer, experts: list[int]) -> list[float]:
     """Use experts as a forward would; return what was in their slots."""
     cache.visit(layer, experts)
-    slots = cache.acquire(layer, experts)
-    found = content(cache, slots)
-    cache.release(slots or [])
-    return found
+    return cache.use(layer, experts, lambda slots: content(cache, slots))
 
 
 def test_experts_are_in_the_slots_that_are_handed_out() -> None:
@@ -85,22 +92,22 @@ def test_hits_misses_and_bytes_are_counted() -> None:
 def test_what_is_held_is_not_overwritten() -> None:
     first, second = made = layers()
     cache = cache_of(made, slots=2)
-    held = cache.acquire(first, [0])
+    held = acquired(cache, first, [0])
     for expert in range(4):
         assert visit(cache, second, [expert]) == [10 + expert]
     assert content(cache, held) == [0]
-    cache.release(held or [])
+    cache.release(held)
 
 
 def test_without_room_it_says_so_or_waits() -> None:
     first, second = made = layers()
     cache = cache_of(made, slots=2)
-    held = cache.acquire(first, [0, 1])
-    assert cache.acquire(second, [0], wait=False) is None
+    held = acquired(cache, first, [0, 1])
+    assert acquired(cache, second, [0], wait=False) == []
     found: list[float] = []
     waiting = threading.Thread(target=lambda: found.extend(visit(cache, second, [3])))
     waiting.start()
-    cache.release(held or [])
+    cache.release(held)
     waiting.join(timeout=30)
     assert found == [13]
 
@@ -110,7 +117,7 @@ def test_what_is_wanted_soon_is_overwritten_last() -> None:
     cache = cache_of(made, slots=2)
     visit(cache, layer, [0, 1])
     cache.visit(layer, [1, 2])
-    cache.release(cache.acquire(layer, [2], soon=[1]) or [])
+    cache.release(acquired(cache, layer, [2], soon=[1]))
     cache.stats.reset()
     assert visit(cache, layer, [1]) == [1]
     assert cache.stats.fetches == 0
@@ -119,10 +126,10 @@ def test_what_is_wanted_soon_is_overwritten_last() -> None:
 def test_fetched_ahead_is_a_hit_later_and_never_takes_what_is_in_use() -> None:
     first, second = made = layers()
     cache = cache_of(made, slots=3)
-    held = cache.acquire(first, [0])
+    held = acquired(cache, first, [0])
     cache.fetch_ahead(second, [0, 1, 2, 3])
     assert content(cache, held) == [0]
-    cache.release(held or [])
+    cache.release(held)
     assert visit(cache, second, [0, 1]) == [10, 11]
     assert cache.stats.hits == 2
 
@@ -147,7 +154,8 @@ def test_a_failed_fetch_is_raised_and_nothing_stays_held(monkeypatch: pytest.Mon
         patched.setattr(block, "fetch", broken)
         for _ in range(3):
             with pytest.raises(OSError, match="cannot be read"):
-                cache.acquire(layer, [0, 1])
+                acquired(cache, layer, [0, 1])
+            assert cache.in_use == 0
     assert visit(cache, layer, [1, 3]) == [1, 3]
 
 
@@ -155,3 +163,24 @@ def test_the_layers_follow_each_other_in_a_circle() -> None:
     first, second, third = made = layers(count=3)
     cache = cache_of(made, slots=1)
     assert [cache.following(layer) for layer in made] == [second, third, first]
+
+
+def test_an_interrupt_at_any_moment_leaves_no_slot_in_use() -> None:
+    first, second = made = layers()
+    cache = cache_of(made, slots=3)
+
+    def use_both() -> None:
+        visit(cache, first, [0, 2])
+        cache.fetch_ahead(second, [1])
+        visit(cache, second, [1, 3])
+
+    number = 0
+    while interrupted_at(number, use_both):
+        assert cache.in_use == 0, number
+        number += 1
+    assert number > 100
+    free: list[bool] = []
+    other = threading.Thread(target=lambda: free.append(visit(cache, first, [1, 3, 0]) == [1, 3, 0]))
+    other.start()
+    other.join(timeout=30)
+    assert free == [True], "no lock is left behind either"
