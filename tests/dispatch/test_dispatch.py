@@ -221,6 +221,7 @@ def test_what_cannot_be_done_to_a_dispatched_model_is_refused_clearly() -> None:
     model = dispatch_model(stack(), {"": "cpu"}, main_device=0)
     for attempt in (
         lambda: model.to("cpu"),
+        lambda: model.cuda(),
         lambda: model.half(),
         lambda: model.blocks[0].cpu(),
         lambda: copy.deepcopy(model),
@@ -237,6 +238,21 @@ def test_dispatching_again_replaces_the_first_dispatch() -> None:
     dispatch_model(model, {"": 0, "blocks": 1})
     assert torch.equal(model(ids()).detach(), resident_output(stack(), ids()))
     assert str(model.blocks[0].up.weight.device) == at(1)
+
+
+@exact
+@pytest.mark.parametrize("capacity", [1, 700, 1500])
+def test_a_device_without_room_for_the_slots_leaves_the_model_as_it_was(capacity: int) -> None:
+    model = stack()
+    weights = list(model.parameters())
+    virtual.configure(0, capacity)
+    with pytest.raises(torch.OutOfMemoryError):
+        dispatch_model(model, {"": 0, "blocks": "cpu"})
+    assert not hasattr(model, "hf_device_map")
+    assert [ours is before for ours, before in zip(model.parameters(), weights)] == [True] * len(weights)
+    assert held(0) == 0
+    virtual.configure(0)
+    assert torch.equal(dispatch_model(model, {"": 0, "blocks": "cpu"})(ids()).detach(), resident_output(stack(), ids()))
 
 
 @two
