@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
 from .harness.report import Cell
+from .links import pinned_rate
 
 if TYPE_CHECKING:
     import torch
@@ -128,16 +129,6 @@ def inputs(grid: Grid, device: str) -> torch.Tensor:
     import torch
 
     return torch.linspace(-1, 1, grid.rows * grid.width).reshape(grid.rows, grid.width).to(device)
-
-
-def pinned_rate(nbytes: int, device: str) -> float:
-    """Return bytes per second of copies of `nbytes` from pinned memory to `device`: the best of ten."""
-    import torch
-
-    source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-    target = torch.empty(nbytes, dtype=torch.uint8, device=device)
-    copy = partial(target.copy_, source, non_blocking=True)
-    return nbytes / min(elapsed(copy, device) for _ in range(10))
 
 
 def _rows_for(model: nn.Module, grid: Grid, seconds: float, device: str) -> int:

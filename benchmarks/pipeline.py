@@ -17,6 +17,7 @@ from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, me
 from .harness.pagecache import evict
 from .harness.rawread import READERS
 from .harness.report import Cell
+from .links import add_link, link_rates, pinned_rate
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +31,7 @@ LINKS = (0.5e9, 1e9, 2e9, 4e9)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""
-    parser.add_argument("--link", type=float, action="append", help="GB/s of the virtual link; may be repeated")
+    add_link(parser)
     parser.set_defaults(device="virtual", rounds=3)
 
 
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> Report:
     options.workdir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.workdir) as folder:
         file = save_blocks(make_blocks(count, width), Path(folder))
-        found = [_cell(options, file, count, width, device, rate) for rate in _links(options)]
+        found = [_cell(options, file, count, width, device, rate) for rate in link_rates(options, LINKS)]
     rows = [row for row, _ in found]
     columns = [Column("link", "rate"), Column("raw disk", "rate")]
     columns += [Column(name, "seconds") for name in ("disk alone", "link alone", "compute alone", "step")]
@@ -62,15 +63,6 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-def _links(options: argparse.Namespace) -> list[float | None]:
-    """Return the link speeds to try; None for the one that the machine has."""
-    if options.device != "virtual":
-        return [None]
-    if options.link:
-        return [rate * 1e9 for rate in options.link]
-    return list(LINKS[:1] if options.quick else LINKS)
-
-
 def _cell(
     options: argparse.Namespace, file: Path, count: int, width: int, device: str, rate: float | None
 ) -> tuple[list[Cell], Samples]:
@@ -78,8 +70,6 @@ def _cell(
     import torch
 
     from bigmodel.devices import virtual
-
-    from .overlap import pinned_rate
 
     if rate is not None:
         virtual.enable(count=1, bandwidth=rate)

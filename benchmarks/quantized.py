@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
 from .harness.report import Cell
+from .links import add_link, link_rates, pinned_rate
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,7 @@ EXACT = "float32"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""
-    parser.add_argument("--link", type=float, action="append", help="GB/s of the virtual link; may be repeated")
+    add_link(parser)
     parser.set_defaults(device="virtual")
 
 
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> Report:
     device = {"virtual": "virtual:0", "cuda": "cuda:0"}.get(options.device, options.device)
     rows: list[list[Cell]] = []
     kept: dict[str, Samples] = {}
-    for rate in _links(options):
+    for rate in link_rates(options, LINKS):
         found, samples = _rows(options, count, width, device, rate)
         rows += found
         kept["link" if rate is None else f"link {rate:g}"] = samples
@@ -58,15 +59,6 @@ def run(options: argparse.Namespace) -> Report:
     )
 
 
-def _links(options: argparse.Namespace) -> list[float | None]:
-    """Return the link speeds to try; None for the one that the machine has."""
-    if options.device != "virtual":
-        return [None]
-    if options.link:
-        return [rate * 1e9 for rate in options.link]
-    return list(LINKS[:1] if options.quick else LINKS)
-
-
 def _rows(
     options: argparse.Namespace, count: int, width: int, device: str, rate: float | None
 ) -> tuple[list[list[Cell]], Samples]:
@@ -76,7 +68,6 @@ def _rows(
     from bigmodel.devices import virtual
 
     from .blocks import make_blocks
-    from .overlap import pinned_rate
 
     if rate is not None:
         virtual.enable(count=1, bandwidth=rate)
