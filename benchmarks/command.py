@@ -25,6 +25,15 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows a default where it says something that the text does not."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, False) or "default: " in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
+
+
 def questions() -> dict[str, str]:
     """Return what can be asked: name -> the question in a line. No module is imported for it."""
     found = {}
@@ -87,15 +96,15 @@ def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
 
 
 def _parser(program: str, question: str, module: Any) -> argparse.ArgumentParser:
-    parser = _Parser(prog=program, description=question, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = _Parser(prog=program, description=module.__doc__ or question, formatter_class=_Help)
     common = parser.add_argument_group("every question")
     common.add_argument("--rounds", type=_positive, default=5, help="values for each variant")
     common.add_argument("--seed", type=int, default=0, help="of the order within rounds")
     common.add_argument("--device", default="cpu", help="where to compute: cpu, cuda, or virtual")
     common.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, not how fast")
     common.add_argument("--workdir", type=Path, default=default_workdir(), help="where checkpoints are kept")
-    common.add_argument("--results", type=Path, default=None, help="folder for the JSON file; None: with the code")
-    common.add_argument("--threads", type=_positive, default=None, help="threads of torch; None: its own choice")
+    common.add_argument("--results", type=Path, default=None, help="folder for the JSON file (default: with the code)")
+    common.add_argument("--threads", type=_positive, default=None, help="threads of torch (default: its own choice)")
     common.add_argument("--check", action="store_true", help="exit with 1 if a limit is missed")
     form = common.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")

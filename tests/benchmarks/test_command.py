@@ -104,6 +104,20 @@ def test_help_names_the_common_options(capsys: pytest.CaptureFixture[str]) -> No
     assert all(option in out for option in ("--rounds", "--device", "--quick", "--json", "--csv", "--seed"))
 
 
+def test_help_tells_how_it_is_measured_and_the_defaults_that_say_something(
+    question: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    question.__doc__ = "What was said?\n\nIt is said once."
+    with pytest.raises(SystemExit):
+        command.main(["echo", "--help"])
+    out = capsys.readouterr().out
+    assert "What was said?\n\nIt is said once." in out
+    assert "values for each variant (default: 3)" in out
+    assert "folder for the JSON file (default: with the code)" in out
+    assert "default: None" not in out
+    assert "default: False" not in out
+
+
 def test_checkpoints_are_kept_in_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert command.default_workdir() == tmp_path / "bigmodel" / "benchmarks"
