@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .generation_mask import keeps_mask
 from .session import Session
 
 FROM_HOST = "decode, the first weights on the host"
@@ -70,7 +71,9 @@ class _Loop:
         self.session = session
         self.ids, self.positions = session.tokens(prompt), session.tokens(prompt)
         # These stay when the loop's own have grown; the mask is the caller's alone.
-        self.given = self.ids, session.tokens(prompt), self.positions
+        mask = session.tokens(prompt)
+        self.given = self.ids, mask, self.positions
+        self.mask = mask if keeps_mask() else None
         self.unfinished = session.tokens(1)
         self.chosen: torch.Tensor | None = None
         self.special = [session.ids(count) for count in _special_tokens(config)]
@@ -85,14 +88,16 @@ class _Loop:
         """The forward of `tokens` more tokens at once: 1, or what stands for as many steps."""
         self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
         self.ids, self.positions = torch.cat([self.ids, more], 1), torch.cat([self.positions, more], 1)
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, more], 1)
         del more
         self._run(self.ids[:, -tokens:].clone(), self.positions[:, -tokens:].clone())
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
-        output = self.session.generate_with(
-            [self.positions], input_ids=ids, position_ids=positions, past_key_values=self.cache, use_cache=True, **keep
-        )
+        mask = [] if self.mask is None else [self.mask]
+        inputs = {"input_ids": ids, "position_ids": positions, "past_key_values": self.cache, "use_cache": True, **keep}
+        output = self.session.generate_with([self.positions], mask, **inputs)
         self.scores = scores_of(output)
         self.cache = output.past_key_values
 

@@ -1,8 +1,9 @@
 """Weights as small integers: which there are, and how many bytes they then take.
 
 A weight is cut into groups of `GROUP` elements that follow each other in memory. A group of ``int8`` is its integers
-and one scale; of ``int4`` its integers, two to a byte, one scale and one zero point. The integers of all groups lie
-together, then the scales, then the zero points, each from a multiple of `SLAB_ALIGNMENT` on.
+and one scale; of ``int4`` its integers, two to a byte, one scale and one zero point. The scales of all groups lie
+together, then the zero points, then the integers, each from a multiple of `SLAB_ALIGNMENT` on: what has arrived of the
+integers can be restored while the rest is on its way.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def check_offload_dtype(offload_dtype: str | None) -> str | None:
 
 
 def quantized_parts(shape: Sequence[int], dtype: DtypeLike, offload_dtype: str) -> list[PartOfWeight] | None:
-    """Return the parts that a weight is quantised to: integers, scales and, for ``int4``, zero points.
+    """Return the parts that a weight is quantised to: scales, for ``int4`` zero points, and integers.
 
     None for a tensor that stays as it is: what is no matrix, such as biases, norms and the experts of a layer in one
     tensor; integers; a number of elements that groups do not divide; one so small that nothing would be won.
@@ -57,9 +58,9 @@ def quantized_parts(shape: Sequence[int], dtype: DtypeLike, offload_dtype: str) 
     if len(shape) != 2 or found not in _WHOLE or count == 0 or count % GROUP:
         return None
     groups = count // GROUP
-    parts: list[PartOfWeight] = [(torch.int8, (groups, GROUP)), (torch.float32, (groups, 1))]
+    parts: list[PartOfWeight] = [(torch.float32, (groups, 1)), (torch.int8, (groups, GROUP))]
     if offload_dtype == "int4":
-        parts = [(torch.uint8, (groups, GROUP // 2)), (torch.float32, (groups, 1)), (torch.int8, (groups, 1))]
+        parts = [(torch.float32, (groups, 1)), (torch.int8, (groups, 1)), (torch.uint8, (groups, GROUP // 2))]
     return parts if _nbytes(parts) < count * dtype_bits(found) // 8 else None
 
 

@@ -41,17 +41,21 @@ class Session:
         """Call the model with those of `inputs` that its forward takes."""
         return self.model(**{name: value for name, value in inputs.items() if name in self._accepted})
 
-    def generate_with(self, kept: Sequence[torch.Tensor] = (), **inputs: Any) -> Any:
+    def generate_with(
+        self, kept: Sequence[torch.Tensor] = (), unread: Sequence[torch.Tensor] = (), **inputs: Any
+    ) -> Any:
         """Call the model as `generate` does, with those of `inputs` that its forward takes.
 
         Args:
             kept: those of the inputs that `generate` keeps beside.
+            unread: inputs that it keeps, too, and that the model does nothing with, so that they are not passed here.
             inputs: by name.
         """
         inputs = {name: value for name, value in inputs.items() if name in self._accepted}
         tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
         fresh = [tensor for tensor in tensors if not any(tensor is other for other in kept)]
-        with self._recorder.call(fresh, [other for other in kept if any(other is tensor for tensor in tensors)]):
+        passed = [other for other in kept if any(other is tensor for tensor in tensors)]
+        with self._recorder.call(fresh, [*passed, *unread]):
             return self.model(**inputs)
 
     def forward(self, tokens: int, **inputs: torch.Tensor) -> None:
