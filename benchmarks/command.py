@@ -29,7 +29,7 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
     """Shows a default where it says something that the text does not."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False) or "default: " in (action.help or ""):
+        if action.default is None or action.default is False or "default: " in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
 
