@@ -2,25 +2,29 @@
 
 With the CPU as execution device, weights that show the mapped checkpoint should cost what weights in memory cost.
 "Resident" means anonymous memory here: what transformers loads to the CPU shows the file itself, and is measured too.
+
+Where within a page of memory a weight begins makes a difference to matrix products whose rows are whole pages, and of
+what is mapped the file decides it. So the model is held against one resident at the same places, and, saved anew by
+`save_model`, which begins weights on pages, against one resident wherever the allocator puts it.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .harness import Column, Limit, Report, Samples, Variant, comparison_table, measure
+from .harness import Column, Limit, Report, Samples, Table, Variant, comparison_table, measure
 
 if TYPE_CHECKING:
-    import torch
-
     from .steps import Decoder
 
 OURS = "bigmodel, layers on disk"
 RESIDENT = "resident, anonymous memory"
+PLACED = "resident, at the same places in pages"
 MAPPED = "transformers, mapped weights"
 ACCELERATE = "accelerate, layers on disk"
 INDEXED = "accelerate, layers in the shards"
@@ -38,23 +42,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Measure step times, check that the logits agree to the bit, and hold ours against the resident model's."""
     from .checkpoints import checkpoint
-    from .harness.pagecache import evict, warm
 
     folder = checkpoint(options.model or ("tiny" if options.quick else "llama-1b"), options.workdir)
+    with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
+        foreign = _measured(folder, options, Path(scratch), (PLACED,) if options.no_peers else (PLACED, ACCELERATE))
+        saved = _measured(_saved_anew(folder, Path(scratch) / "saved"), options, Path(scratch), ())
+    return _report(options, folder, foreign, saved)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    samples: Samples
+    weights: int
+    same_bits: bool
+
+
+def _measured(folder: Path, options: argparse.Namespace, scratch: Path, others: tuple[str, ...]) -> _Measured:
+    import torch
+
+    from .harness.pagecache import evict, warm
+
     shards = sorted(folder.glob("*.safetensors"))
     # A file that was just written lies in the page cache in small pieces; read back, in large ones, as after any load.
     evict(shards)
-    with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
-        warm(shards)
-        decoders = _decoders(folder, options, Path(scratch))
-        logits = {name: decoder.logits(2) for name, decoder in decoders.items()}
-        variants = [Variant(name, partial(each.seconds_per_step, options.steps)) for name, each in decoders.items()]
-        samples = measure(variants, options.rounds, seed=options.seed)
-        weights = sum(p.nbytes for p in decoders[RESIDENT].model.parameters())
-    return _report(options, folder, samples, weights, logits)
+    warm(shards)
+    decoders = _decoders(folder, options, scratch, others)
+    same = torch.equal(decoders[OURS].logits(2), decoders[MAPPED].logits(2))
+    variants = [Variant(name, partial(each.seconds_per_step, options.steps)) for name, each in decoders.items()]
+    samples = measure(variants, options.rounds, seed=options.seed)
+    return _Measured(samples, sum(p.nbytes for p in decoders[RESIDENT].model.parameters()), same)
 
 
-def _decoders(folder: Path, options: argparse.Namespace, scratch: Path) -> dict[str, Decoder]:
+def _saved_anew(folder: Path, target: Path) -> Path:
+    """Save the model of `folder` by `save_model`, with its config."""
+    from bigmodel.checkpoint import save_model
+
+    from . import models
+
+    model: Any = models.mapped(folder)
+    save_model(model, target)
+    model.config.save_pretrained(target)
+    return target
+
+
+def _decoders(folder: Path, options: argparse.Namespace, scratch: Path, others: tuple[str, ...]) -> dict[str, Decoder]:
     from . import models
     from .steps import Decoder
 
@@ -64,38 +95,51 @@ def _decoders(folder: Path, options: argparse.Namespace, scratch: Path) -> dict[
         OURS: models.ours(folder, device_map),
         MAPPED: models.mapped(folder),
     }
-    if not options.no_peers:
+    if PLACED in others:
+        found[PLACED] = models.resident(folder, placed=True)
+    if ACCELERATE in others:
         found[ACCELERATE] = models.accelerate_dispatched(folder, device_map, scratch / "dat")
         found[INDEXED] = models.accelerate_indexed(folder, device_map, scratch / "shards")
     return {name: Decoder(model, batch_size=options.batch_size) for name, model in found.items()}
 
 
-def _report(
-    options: argparse.Namespace, folder: Path, samples: Samples, weights: int, logits: dict[str, torch.Tensor]
-) -> Report:
-    import torch
-
-    rate = Column("weights read at", "rate")
-    table = comparison_table(
-        f"One decode step of {folder.name.rpartition('-')[0]}, {weights:,} bytes of weights",
-        samples,
-        RESIDENT,
-        extra=[(rate, lambda name: weights / samples.median(name))],
-    )
-    same = torch.equal(logits[OURS], logits[MAPPED])
+def _report(options: argparse.Namespace, folder: Path, foreign: _Measured, saved: _Measured) -> Report:
+    name = folder.name.rpartition("-")[0]
     return Report(
         "decode",
         options.device,
         settings={"model": folder.name, "steps": options.steps, "batch_size": options.batch_size},
-        tables=[table],
+        tables=[_table(f"One decode step of {name}", foreign), _table("The same, saved by save_model", saved)],
         limits=[
-            Limit("step with all layers on warm disk over resident", samples.ratio(OURS, RESIDENT).median, "<=", LIMIT),
-            Limit("logits equal those of transformers' model to the bit", float(same), "==", 1, "count"),
+            Limit(f"all layers on warm disk over {PLACED}", foreign.samples.ratio(OURS, PLACED).median, "<=", LIMIT),
+            Limit(
+                f"saved by save_model, all layers on warm disk over {RESIDENT}",
+                saved.samples.ratio(OURS, RESIDENT).median,
+                "<=",
+                LIMIT,
+            ),
+            Limit(
+                "logits equal those of transformers' model to the bit",
+                float(foreign.same_bits and saved.same_bits),
+                "==",
+                1,
+                "count",
+            ),
         ],
         notes=[
             "equal bits are held against weights that show the same file: BLAS kernels choose their way by how weights "
             "are aligned in memory, so a copy at another address may differ in the last bit",
             "warm means: thrown out of the page cache, read once, then measured",
         ],
-        samples={"step": samples},
+        samples={"step": foreign.samples, "saved by save_model": saved.samples},
+    )
+
+
+def _table(title: str, measured: _Measured) -> Table:
+    rate = Column("weights read at", "rate")
+    return comparison_table(
+        f"{title}, {measured.weights:,} bytes of weights",
+        measured.samples,
+        RESIDENT,
+        extra=[(rate, lambda name: measured.weights / measured.samples.median(name))],
     )

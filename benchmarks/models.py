@@ -92,14 +92,33 @@ def mapped(folder: Path) -> nn.Module:
     return model
 
 
-def resident(folder: Path, device: str = "cpu") -> nn.Module:
-    """Load with transformers and put every weight into memory of its own: nothing shows a file."""
+def resident(folder: Path, device: str = "cpu", placed: bool = False) -> nn.Module:
+    """Load with transformers and put every weight into memory of its own: nothing shows a file.
+
+    Args:
+        folder: The checkpoint.
+        device: Where the memory is.
+        placed: On the host: begin each weight where within a page it begins in the file.
+    """
     model = mapped(folder)
     seen: dict[int, torch.Tensor] = {}
     for parameter in model.parameters():
-        own = seen.setdefault(parameter.data_ptr(), parameter.data.to(device, copy=True))
-        parameter.data = own
+        if parameter.data_ptr() not in seen:
+            copied = copy_placed_alike(parameter.data) if placed else parameter.data.to(device, copy=True)
+            seen[parameter.data_ptr()] = copied
+        parameter.data = seen[parameter.data_ptr()]
     return model.to(device)
+
+
+def copy_placed_alike(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy in anonymous memory that begins where within a page `tensor` begins."""
+    import mmap
+
+    import torch
+
+    memory = torch.empty(tensor.nbytes + mmap.PAGESIZE, dtype=torch.uint8)
+    begin = (tensor.data_ptr() - memory.data_ptr()) % mmap.PAGESIZE
+    return memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
 
 def accelerate_dispatched(folder: Path, device_map: DeviceMap, offload_folder: Path) -> nn.Module:
