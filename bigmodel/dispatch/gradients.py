@@ -4,6 +4,12 @@ Between its forward and its backward a streamed block's weights leave the device
 forward therefore keeps only the block's inputs; the backward streams the block in again, computes it once more with
 gradients on, and hands the gradients of its weights to the host parameters. (The idea is gradient checkpointing,
 Chen et al. 2016, arXiv:1604.06174, with the weights checkpointed too.)
+
+What is on the device meanwhile: from forward to backward the inputs of every block; in a block's backward its slot
+(the same slots as in forward), all that autograd keeps of that one block, and the gradients of its weights, which go
+to the host together when the block is done. Whatever raises, the slot is given back and the host's weights are shown
+again; of gradients, those of blocks that backward had already passed remain, as after any backward that raised:
+`zero_grad()` before the next.
 """
 
 from __future__ import annotations
@@ -95,8 +101,7 @@ class _Call:
         """Compute the block for the first time, without a graph."""
         args, kwargs = tree_unflatten(self._first, self._structure)
         self._first = []
-        with self.streamer.use(self.block):
-            return self._flatten_output(self.compute(args, kwargs))
+        return self._flatten_output(self.streamer.visit(self.block, self.compute, args, kwargs))
 
     def run_again(self, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """Compute the block once more from `inputs`, as it was computed the first time."""
@@ -106,6 +111,24 @@ class _Call:
         args, kwargs = tree_unflatten(leaves, self._structure)
         with self._surroundings.restored():
             return self._flatten_output(self.compute(args, kwargs))
+
+    def gradients(
+        self, inputs: tuple[torch.Tensor, ...], received: tuple[torch.Tensor | None, ...], slab: torch.Tensor
+    ) -> list[torch.Tensor | None]:
+        """Return the gradients of the inputs, and on the host those of its weights, which lie in `slab` now."""
+        weights = trainable_views(self.block, slab)
+        self.block.show(weights)
+        with unchanged_buffers(self.module):
+            with torch.enable_grad():
+                outputs = self.run_again(inputs)
+            # What is fetched by itself within the block takes part as the host tensor that it is.
+            nested = [tensor.value for tensor in self.block.nested]
+            found = iter(_gradients(outputs, received, [*inputs, *weights, *nested]))
+        result = [next(found) for _ in inputs]
+        for tensor in (*self.block.tensors, *self.block.nested):
+            gradient = next(found)
+            result.append(None if gradient is None else gradient.to(tensor.value.device, tensor.value.dtype))
+        return result
 
     def _flatten_output(self, output: Any) -> tuple[torch.Tensor, ...]:
         leaves, self._output_structure = tree_flatten(output)
@@ -138,24 +161,8 @@ class _Visit(torch.autograd.Function):
         inputs = tuple(
             saved.detach().requires_grad_(needed) for saved, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:])
         )
-        slot = call.streamer.acquire(call.block)
-        try:
-            weights = trainable_views(call.block, slot.slab)
-            call.block.show(weights)
-            with unchanged_buffers(call.module):
-                with torch.enable_grad():
-                    outputs = call.run_again(inputs)
-                # What is fetched by itself within the block takes part as the host tensor that it is.
-                nested = [tensor.value for tensor in call.block.nested]
-                found = iter(_gradients(outputs, gradients, [*inputs, *weights, *nested]))
-            host = [next(found) for _ in inputs]
-            for tensor in (*call.block.tensors, *call.block.nested):
-                gradient = next(found)
-                value = tensor.value
-                host.append(None if gradient is None else gradient.to(value.device, value.dtype))
-        finally:
-            call.streamer.release(slot)
-        return (None, *host)
+        found = call.streamer.visit_slot(call.block, lambda slot: call.gradients(inputs, gradients, slot.slab))
+        return (None, *found)
 
 
 def _refuse_quantized(block: Block) -> None:
@@ -246,11 +253,14 @@ def _through_copies(
 ) -> Any:
     """Compute with device copies that autograd keeps. For the few tensors a module holds itself around other blocks:
     computing all of those once more would cost far more than keeping these."""
-    with streamer.use(block):
+
+    def run() -> Any:
         for tensor in block.tensors:
             if tensor.value.requires_grad:
                 tensor.show(tensor.value.to(streamer.device, tensor.device_dtype))
         return compute(args, kwargs)
+
+    return streamer.visit(block, run)
 
 
 def trainable_views(block: Block, slab: torch.Tensor) -> list[torch.Tensor]:

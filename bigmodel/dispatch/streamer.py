@@ -142,10 +142,14 @@ class Streamer:
 
         Ctrl-C may fall between any two steps of this: the slot is given back all the same.
         """
+        return self.visit_slot(block, lambda _: compute(*args))
+
+    def visit_slot(self, block: Block, compute: Callable[[Slot], T]) -> T:
+        """Do as `visit`; `compute` is called with the slot that holds the block."""
         held: list[Slot] = []
         try:
             self._acquire(block, held)
-            return compute(*args)
+            return compute(held[0])
         finally:
             try:
                 self._release(held)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bigmodel.devices import max_memory_allocated, reset_peak_memory
+from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model
+from bigmodel.dispatch.dispatched import dispatched
 from bigmodel.errors import DispatchError
 
 from ..accelerators import at, exact, held
+from .interrupting import Interrupt, interrupted_at
 from .models import ids, llama, stack
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
@@ -165,3 +169,99 @@ def test_weights_leave_the_device_between_forward_and_backward() -> None:
     model(torch.randn(1, 256)).sum().backward()
     one_block = weights // 8
     assert max_memory_allocated(0) - before < 2 * one_block
+
+
+class Sometimes(nn.Linear):
+    """Does what it is told before it computes, in forward and in backward."""
+
+    first: Callable[[], object] = staticmethod(lambda: None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first()
+        return super().forward(x)
+
+
+def streamed_pair() -> tuple[nn.Module, Sometimes]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Sequential(Sometimes(8, 8), nn.ReLU()))
+    return dispatch_model(model, {"": "cpu"}, main_device=at(0)), model[1][0]
+
+
+def assert_untouched(model: nn.Module, host: list[nn.Parameter]) -> None:
+    """All weights are the host's, nothing occupies a slot, and training goes on as if nothing had happened."""
+    assert [p is each for p, each in zip(model.parameters(), host)] == [True] * len(host)
+    found = dispatched(model)
+    assert found is not None
+    assert [streamer.in_use for streamer in found.streamers] == [0] * len(found.streamers)
+
+
+def check_still_trains(model: nn.Module) -> None:
+    x = torch.ones(2, 8)
+    twin = streamed_pair()[0]
+    model.zero_grad()
+    for each in (model, twin):
+        each(x).square().sum().backward()
+    assert_same(gradients(model), gradients(twin))
+
+
+def test_what_raises_in_the_second_computation_leaves_everything_as_it_was() -> None:
+    model, layer = streamed_pair()
+    host = list(model.parameters())
+    loss = model(torch.ones(2, 8)).square().sum()
+    layer.first = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    assert_untouched(model, host)
+    assert all(p.grad is None for p in host)
+    layer.first = lambda: None
+    check_still_trains(model)
+
+
+@exact
+def test_memory_that_runs_out_in_backward_leaves_everything_as_it_was() -> None:
+    model, layer = streamed_pair()
+    host = list(model.parameters())
+    loss = model(torch.ones(2, 8)).square().sum()
+    layer.first = lambda: torch.empty(2**20, device=at(0))
+    virtual.configure(0, capacity=held(0) + 2**19)
+    with pytest.raises(torch.OutOfMemoryError):
+        loss.backward()
+    assert_untouched(model, host)
+    assert all(p.grad is None for p in host)
+    virtual.configure(0)
+    layer.first = lambda: None
+    check_still_trains(model)
+
+
+@exact
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_any_moment_of_a_forward_leaves_everything_as_it_was() -> None:
+    model, _ = streamed_pair()
+    host = list(model.parameters())
+    number = 0
+    while interrupted_at(number, lambda: model(torch.ones(2, 8)), within="/bigmodel/dispatch/"):
+        assert_untouched(model, host)
+        number += 3
+    assert number > 100
+    check_still_trains(model)
+
+
+@exact
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_any_moment_of_the_second_computation_does_so_too() -> None:
+    model, layer = streamed_pair()
+    host = list(model.parameters())
+    number, came = 0, True
+    while came:
+        loss = model(torch.ones(2, 8)).square().sum()
+        interrupt = Interrupt(number, within="/bigmodel/dispatch/")
+        layer.first = interrupt.arm
+        with suppress(KeyboardInterrupt):
+            loss.backward()
+        interrupt.disarm()
+        layer.first = lambda: None
+        assert_untouched(model, host)
+        came = interrupt.came
+        number += 3
+    assert number > 30
+    check_still_trains(model)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable
-from types import FrameType
 
 import pytest
 import torch
@@ -15,6 +12,7 @@ from bigmodel.dispatch.streamer import Streamer
 from bigmodel.errors import DispatchError
 
 from ..accelerators import at, held
+from .interrupting import interrupted_at
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
 
@@ -159,30 +157,6 @@ def test_what_is_wrong_with_the_next_block_is_told_by_that_block_alone() -> None
     registries[1]["weight"] = weight
     with streamer.use(made[1]), streamer.use(made[2]):
         assert [registry["weight"].cpu()[0].item() for registry in registries[1:]] == [1, 2]
-
-
-def interrupted_at(number: int, work: Callable[[], object]) -> bool:
-    """Do `work` with a Ctrl-C at one of its calls and returns, where Python notices it; False past the last of them."""
-    left = number
-
-    def interrupt(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal left
-        if event in ("call", "c_return"):
-            left -= 1
-            if left < 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-    enabled = torch.is_grad_enabled()
-    sys.setprofile(interrupt)
-    try:
-        work()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(None)
-        torch.set_grad_enabled(enabled)  # torch's own no_grad() does not survive one in its exit
-    return False
 
 
 @pytest.mark.parametrize("slots", [1, 2])
