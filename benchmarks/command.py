@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from bigmodel.cli.quiet import quieten
+
 from .harness.errors import UsageError
 from .harness.report import Report, disturbances
 from .harness.show import csv_text, show
@@ -70,8 +72,7 @@ def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
         UsageError: They ask none.
         Exception: Whatever went wrong while answering.
     """
-    # transformers reports on loading through its logger; here only what was asked is said.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    quieten()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     known = questions()
     if not arguments or arguments[0] in ("-h", "--help"):

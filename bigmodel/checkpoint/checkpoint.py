@@ -84,6 +84,10 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         Nothing is read until it is used, and writing to it never reaches the file. The map of a file is made once,
         and goes when this checkpoint and the last tensor made from it have gone.
 
+        A file that is mapped may be replaced or removed (the map shows the old bytes), but not cut short where it lies:
+        the kernel ends a process that reads beyond the new end (SIGBUS), and no Python code can prevent it. What
+        streams weights looks before it reads, and raises CheckpointFormatError.
+
         Args:
             name: a key of the checkpoint.
             resident: the tensor shall count as memory: `mapped_region` does not find it. (Its pages still come in

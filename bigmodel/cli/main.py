@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. `--debug` shows th
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import os
 import sys
@@ -16,6 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..errors import BigModelError
+from .quiet import quieten
 
 COMMANDS = {
     "plan": "plan",
@@ -53,6 +55,8 @@ class LazyGroup(TyperGroup):
         app.command(name, context_settings=settings)(getattr(module, COMMANDS[name]))
         command = typer.main.get_command(app)
         command.name = name
+        # The whole first sentence: typer would cut it to what fits one line.
+        command.short_help = " ".join((command.help or "").split("\n\n")[0].split())
         return command
 
 
@@ -76,8 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = _take_debug(given)
-    # transformers reports on loading through its logger; here only what concerns the user is said.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if given[:1] != ["launch"]:  # what a launched script says is its own affair
+        quieten()
+    if not faulthandler.is_enabled():  # a mapped checkpoint that is cut short ends the process: say where it was
+        faulthandler.enable(sys.__stderr__ or 2)
     sys.exit(run(given, debug))
 
 

@@ -1,3 +1,5 @@
+import os
+import signal
 import subprocess
 import sys
 
@@ -24,6 +26,22 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(name in text for name in cli.COMMANDS)
+
+
+def test_help_says_what_each_command_does_to_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["--help"])
+    assert "no weight is read or downloaded." in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("command", "verbosity"), [("env", "error"), ("launch", None)])
+def test_libraries_are_silenced_for_a_command_and_not_for_a_launched_script(
+    command: str, verbosity: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "run", lambda arguments, debug: 0)
+    monkeypatch.setattr(os, "environ", {})
+    with pytest.raises(SystemExit):
+        cli.main([command])
+    assert os.environ.get("TRANSFORMERS_VERBOSITY") == verbosity
 
 
 def test_a_wrong_command_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,3 +89,12 @@ def test_debug_after_the_script_belongs_to_the_script() -> None:
 def test_help_needs_no_torch() -> None:
     code = "import sys; from bigmodel.cli.main import run; run(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0
+
+
+def test_a_process_that_the_kernel_ends_says_where_it_was() -> None:
+    code = "import os, signal; from bigmodel.cli import main as cli; "
+    code += "cli.run = lambda arguments, debug: os.kill(os.getpid(), signal.SIGBUS); cli.main(['env'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGBUS
+    assert "Bus error" in done.stderr
+    assert "cli/main.py" in done.stderr
