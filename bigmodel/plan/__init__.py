@@ -9,6 +9,7 @@ from .make import STRATEGIES, make_plan
 from .plan_type import DevicePlan, Part, Plan, Prediction
 from .planner import OBJECTIVES, plan
 from .searcher import OFFLOADS
+from .training import plan_training
 from .window import AHEAD_BYTES, STAGING_BYTES, read_ahead_window, staging
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "make_plan",
     "owner_of",
     "plan",
+    "plan_training",
     "read_ahead_window",
     "staging",
 ]

@@ -31,10 +31,32 @@ def assemble(
         prediction: its predicted time.
         reasons: why a unit is where it is, by position, where more is known than the place itself says.
     """
-    uses = device_uses(profile, assignment)
+    return Plan(
+        model=profile.name,
+        strategy=strategy,
+        main_device=assignment.main,
+        devices=with_budgets(device_uses(profile, assignment), budgets),
+        parts=parts_of(profile, assignment, reasons),
+        slots=assignment.slots,
+        slot_bytes=assignment.slot_bytes,
+        batch_size=profile.workload.batch_size,
+        context_length=profile.workload.context_length,
+        new_tokens=profile.workload.new_tokens,
+        dtype=profile.dtype,
+        prediction=prediction,
+        notes=_notes(profile),
+    )
+
+
+def with_budgets(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> dict[Key, DevicePlan]:
+    """Return what each device takes with what it may, also for devices that take nothing."""
     keys = [*budgets, *(key for key in uses if key not in budgets)]
-    devices = {key: replace(uses.get(key, DevicePlan(key, None)), budget=budgets.get(key)) for key in keys}
-    parts = tuple(
+    return {key: replace(uses.get(key, DevicePlan(key, None)), budget=budgets.get(key)) for key in keys}
+
+
+def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str] | None = None) -> tuple[Part, ...]:
+    """Return the units of a profile as they are assigned; `reasons` as for `assemble`."""
+    return tuple(
         Part(
             name=unit.name,
             device=assignment.held[index],
@@ -46,21 +68,6 @@ def assemble(
         )
         for index, unit in enumerate(profile.units)
         if unit.tensors
-    )
-    return Plan(
-        model=profile.name,
-        strategy=strategy,
-        main_device=assignment.main,
-        devices=devices,
-        parts=parts,
-        slots=assignment.slots,
-        slot_bytes=assignment.slot_bytes,
-        batch_size=profile.workload.batch_size,
-        context_length=profile.workload.context_length,
-        new_tokens=profile.workload.new_tokens,
-        dtype=profile.dtype,
-        prediction=prediction,
-        notes=_notes(profile),
     )
 
 

@@ -27,6 +27,7 @@ def _devices(plan: Plan) -> Iterator[str]:
             "KV cache": device.kv_cache,
             "activations": device.activations,
             f"{plan.slots} slots for streamed parts": device.slots,
+            "gradients and optimizer state": device.training,
         }
         used = ", ".join(f"{format_size(nbytes)} {name}" for name, nbytes in purposes.items() if nbytes)
         left = "" if device.free is None else f"; {format_size(device.free)} of its budget stay free"

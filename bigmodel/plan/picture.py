@@ -19,6 +19,7 @@ COLOURS = {
     "KV cache": "#f28e2b",
     "activations": "#e15759",
     "slots": "#59a14f",
+    "training": "#b07aa1",
     "free": "#eeeeee",
 }
 
@@ -82,7 +83,8 @@ def _segments(plan: Plan, device: DevicePlan) -> Iterator[Segment]:
             yield label_of(run), nbytes, PARTS[shade]
             shade, counted = 1 - shade, counted + nbytes
     rest = device.weights + device.buffers - counted
-    sizes = (rest, device.kv_cache, device.activations, device.slots, max(_length(device) - device.total, 0))
+    free = max(_length(device) - device.total, 0)
+    sizes = (rest, device.kv_cache, device.activations, device.slots, device.training, free)
     for (name, colour), nbytes in zip(COLOURS.items(), sizes, strict=True):
         if nbytes > 0:
             yield name, nbytes, colour

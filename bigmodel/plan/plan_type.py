@@ -22,6 +22,7 @@ class DevicePlan:
         kv_cache: keys and values of the units that run on it, prompts or steps, at full context.
         activations: what comes and goes while units run on it, at its highest.
         slots: room that streamed units take turns in; on the host, units on disk that it computes with.
+        training: gradients, and what the optimizer keeps.
     """
 
     device: Key
@@ -31,11 +32,12 @@ class DevicePlan:
     kv_cache: int = 0
     activations: int = 0
     slots: int = 0
+    training: int = 0
 
     @property
     def total(self) -> int:
         """Predicted peak: the sum of all purposes."""
-        return self.weights + self.buffers + self.kv_cache + self.activations + self.slots
+        return self.weights + self.buffers + self.kv_cache + self.activations + self.slots + self.training
 
     @property
     def free(self) -> int | None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..devices import HOST, format_size
-from .plan_type import DevicePlan, Part, Plan
+from .plan_type import Part, Plan
 
 PLAIN_WIDTH = 110
 
@@ -58,17 +58,16 @@ def _where(part: Part) -> str:
 def _devices(plan: Plan) -> Table:
     drawn = Table()
     drawn.add_column("device")
-    for name in ("weights", "buffers", "KV cache", "activations", "slots", "total", "budget"):
-        drawn.add_column(name, justify="right")
+    purposes = ["weights", "buffers", "kv_cache", "activations", "slots", "total"]
+    if any(device.training for device in plan.devices.values()):
+        purposes.insert(-1, "training")
+    for name in [*purposes, "budget"]:
+        drawn.add_column("KV cache" if name == "kv_cache" else name, justify="right")
     for device in plan.devices.values():
-        drawn.add_row(str(device.device), *_sizes(device))
+        numbers = [getattr(device, name) for name in purposes]
+        budget = "no limit" if device.budget is None else format_size(device.budget)
+        drawn.add_row(str(device.device), *(format_size(number) if number else "-" for number in numbers), budget)
     return drawn
-
-
-def _sizes(device: DevicePlan) -> list[str]:
-    numbers = [device.weights, device.buffers, device.kv_cache, device.activations, device.slots, device.total]
-    budget = "no limit" if device.budget is None else format_size(device.budget)
-    return [*(format_size(number) if number else "-" for number in numbers), budget]
 
 
 def _time(plan: Plan) -> Text:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from ..devices import HOST
 from .experts import Choice
 from .kernels import run_fake, scratch_bytes
 from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Held, Leave, Operation, Return, Route, Scratch, Trace
@@ -24,11 +25,16 @@ class Recorder(TorchDispatchMode):
 
     Args:
         known: tensors that are no activations: weights and buffers.
+
+    Attributes:
+        events: what happened, in order.
+        on_host: numbers of the storages that are in the host's memory.
     """
 
     def __init__(self, known: Iterator[torch.Tensor]) -> None:
         super().__init__()
         self.events: list[Event] = []
+        self.on_host: set[int] = set()
         self._numbers: dict[int, int] = {tensor.untyped_storage()._cdata: OUTSIDE for tensor in known}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._count = 0
@@ -60,6 +66,8 @@ class Recorder(TorchDispatchMode):
             return
         number = self._numbers[key] = self._count
         self._count += 1
+        if tensor.device.type == HOST:
+            self.on_host.add(number)
         self.events.append(Allocate(number, nbytes, source))
         self._references[number] = weakref.ref(storage, self._death_of(key, number))
 

@@ -11,7 +11,7 @@ from torch import nn
 from ..devices import HOST, virtual
 from ..errors import PlanError
 from .sharding import FORWARD, OPTIMIZER, PHASES, STRATEGIES, sharding_of
-from .training_step import OPTIMIZERS, TrainingStep
+from .training_step import TrainingStep, check_optimizer
 
 
 @dataclass(frozen=True)
@@ -91,5 +91,4 @@ def _check(ranks: int, strategy: str, optimizer: object) -> None:
         raise PlanError(f"ranks is {ranks}; give at least 1")
     if strategy not in STRATEGIES:
         raise PlanError(f"strategy is {strategy!r}; use one of {', '.join(STRATEGIES)}")
-    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        raise PlanError(f"optimizer is {optimizer!r}; use one of {', '.join(OPTIMIZERS)}, or give a function")
+    check_optimizer(optimizer)

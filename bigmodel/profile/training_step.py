@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ..devices import torch_device
+from ..devices import HOST, torch_device
 from ..errors import PlanError
 from .clone import fake_clone
 from .model_profile import DEFAULT_CONTEXT, max_context
@@ -18,6 +19,7 @@ from .no_split import find_units
 from .recorder import Recorder
 from .session import ConstantsThroughHost
 from .sharding import PHASES
+from .streamed_call import hold_on_host
 from .trace import Allocate, Free, Scratch
 from .usage import image_shape
 
@@ -30,11 +32,22 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
 """Optimizers by name; any function of parameters will do, too."""
 
 
+@dataclass(frozen=True)
+class TrainingUse:
+    """Bytes on one kind of device that last from step to step, gradients as they are after a backward."""
+
+    weights: int
+    buffers: int
+    gradients: int
+    state: int
+
+
 class TrainingStep:
     """Two steps of training on fake tensors, of which the second is recorded.
 
     Attributes:
         weights, buffers, gradients, state: bytes, once `record` has run.
+        uses: the same by kind of device.
     """
 
     def __init__(
@@ -45,12 +58,15 @@ class TrainingStep:
         optimizer: str | Callable[..., torch.optim.Optimizer],
         checkpointing: bool,
         device_type: str,
+        on_host: Collection[str] = (),
     ) -> None:
         self._device = torch_device(device_type)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._model = _trainable(model, self._mode, self._device, checkpointing)
+        with self._mode:
+            self._slots = hold_on_host(self._model, on_host, self._device)
         self._blocks = tuple(f"{unit.name}." for unit in find_units(model) if unit.is_block)
-        self._batch_size, self._context = batch_size, _length(model, context_length)
+        self._batch_size, self._context = batch_size, trained_length(model, context_length)
         self._make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
         self.weights = _bytes(self._model.parameters())
         self.buffers = _bytes(self._model.buffers())
@@ -58,7 +74,7 @@ class TrainingStep:
 
     def record(self) -> None:
         """Run both steps."""
-        recorder = Recorder(iter([*self._model.parameters(), *self._model.buffers()]))
+        recorder = Recorder(iter([*self._model.parameters(), *self._model.buffers(), *self._slots]))
         with self._mode, recorder, ConstantsThroughHost():
             optimizer = self._make([p for p in self._model.parameters() if p.requires_grad])
             inputs = self._inputs()
@@ -70,19 +86,38 @@ class TrainingStep:
             self.state = _bytes(tensor for tensor in kept if tensor.device.type == self._device.type)
             # What the optimizer keeps is counted by itself; Adam counts its steps on the host.
             self._kept = {recorder.number_of(tensor) for tensor in kept}
+            self._on_host = set(recorder.on_host)
+            self.uses = {kind: self._use(kind, kept) for kind in dict.fromkeys((self._device.type, HOST))}
         self._events = list(recorder.events)
 
-    def most_beside(self, phase: str, share: Callable[[int], int]) -> int:
+    def peak(self, kind: str) -> int:
+        """Return the most bytes alive at once on one kind of device, slots for streamed weights apart."""
+        use = self.uses[kind]
+        beside = (self.most_beside(phase, lambda nbytes: nbytes, kind) for phase in PHASES)
+        return use.weights + use.buffers + use.state + max(beside)
+
+    def _use(self, kind: str, kept: Collection[torch.Tensor]) -> TrainingUse:
+        def there(tensors: Iterable[torch.Tensor | None]) -> int:
+            return _bytes(tensor for tensor in tensors if tensor is not None and tensor.device.type == kind)
+
+        parameters = list(self._model.parameters())
+        return TrainingUse(
+            there(parameters), there(self._model.buffers()), there(p.grad for p in parameters), there(kept)
+        )
+
+    def most_beside(self, phase: str, share: Callable[[int], int], kind: str | None = None) -> int:
         """Return the most bytes alive at once in a phase of the step, beside weights, buffers and what is kept.
 
         Args:
             phase: one of `PHASES`.
             share: how many bytes of a gradient of so many this rank keeps.
+            kind: on which kind of device; None: that of the model.
         """
+        on_host = (kind or self._device.type) == HOST
         alive: dict[int, int] = {}
         now = highest = 0
         for position, event in enumerate(self._events):
-            if isinstance(event, Allocate) and event.storage not in self._kept:
+            if isinstance(event, Allocate) and event.storage not in self._kept and self._is_there(event, on_host):
                 held = share(event.nbytes) if event.storage in self._gradients else event.nbytes
                 alive[event.storage] = held
                 now += held
@@ -91,6 +126,9 @@ class TrainingStep:
             if position in self._phases[phase]:
                 highest = max(highest, now + (event.nbytes if isinstance(event, Scratch) else 0))
         return highest
+
+    def _is_there(self, event: Allocate, on_host: bool) -> bool:
+        return self._device.type == HOST or (event.storage in self._on_host) is on_host
 
     def _step(self, optimizer: torch.optim.Optimizer, inputs: Mapping[str, torch.Tensor], recorder: Recorder) -> None:
         marks = [len(recorder.events)]
@@ -150,7 +188,18 @@ def _trainable(model: nn.Module, mode: FakeTensorMode, device: torch.device, che
     return clone
 
 
-def _length(model: nn.Module, wanted: int | None) -> int:
+def check_optimizer(optimizer: object) -> None:
+    """Raise PlanError for a name that is none of `OPTIMIZERS`."""
+    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
+        raise PlanError(f"optimizer is {optimizer!r}; use one of {', '.join(OPTIMIZERS)}, or give a function")
+
+
+def trained_length(model: nn.Module, wanted: int | None) -> int:
+    """Return the tokens of a sequence in training: those wanted, else a default.
+
+    Raises:
+        PlanError: the model allows fewer.
+    """
     limit = max_context(model)
     if wanted is not None and limit is not None and wanted > limit:
         raise PlanError(f"context_length is {wanted}, but {type(model).__name__} allows {limit} tokens")

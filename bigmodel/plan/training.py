@@ -1,0 +1,152 @@
+"""`plan_training`: where the parts of a model lie while it is trained, for budgets to hold with all that is kept.
+
+Weights that are streamed lie on the host, and their gradients and the optimizer's state with them: the accelerator has
+their slots, and what is computed with. A part that stays on the accelerator keeps all of that there, and what its
+backward needs of its forward. As many parts stay as fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ..devices import HOST, DeviceLike
+from ..profile import Profile, profile_model
+from ..profile.training_step import TrainingStep, check_optimizer, trained_length
+from .assemble import parts_of, with_budgets
+from .assignment import Assignment
+from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
+from .evaluate import over_budget
+from .fit import checked_main
+from .greedy import Room
+from .groups import tie_groups
+from .plan_type import DevicePlan, Plan
+from .shortage import budget_error
+from .slots import DEFAULT_SLOTS
+
+STRATEGY = "training"
+
+
+def plan_training(
+    model: nn.Module,
+    max_memory: Mapping[DeviceLike, int | str] | None = None,
+    batch_size: int = 1,
+    context_length: int | None = None,
+    optimizer: str | Callable[..., torch.optim.Optimizer] = "adamw",
+    main_device: DeviceLike | None = None,
+    no_split_module_classes: Iterable[str] | str | None = None,
+) -> Plan:
+    """Return a plan under which no device passes its budget while `model` is trained.
+
+    Steps are run on fake tensors, with the parts on the host streamed as `dispatch_model` streams them, until the most
+    parts are found that can stay on the accelerator. Weights on disk are not planned: what is trained may not lie
+    there. Of a mixture all experts are taken to be brought together, more than are.
+
+    Args:
+        model: a transformers model of texts or images, also on meta; not changed. What requires no gradient gets none.
+        max_memory: budgets as `get_max_memory` takes them, of one accelerator and the host; None: what is free.
+        batch_size: samples of a step.
+        context_length: tokens of each; None: as `profile_model` does.
+        optimizer: one of `OPTIMIZERS`, or a function that makes one from parameters.
+        main_device: the accelerator, where inputs are; None: the first one with a budget.
+        no_split_module_classes: class names not to be split; None: find them.
+
+    Returns:
+        The plan, to be given to `dispatch_model`. Each device's `training` is what gradients and the optimizer keep.
+
+    Raises:
+        BudgetError: nothing fits; the message names budgets that would do.
+        PlanError: an argument makes no sense, or the model has no loss.
+    """
+    check_optimizer(optimizer)
+    budgets = read_budgets(max_memory)
+    device_type = device_type_of(budgets)
+    profile = profile_model(
+        model, context_length=0, no_split_module_classes=no_split_module_classes, device_type=device_type
+    )
+    if max_memory is None:
+        budgets = with_headroom(budgets)
+    main = Room(budgets, main_device=checked_main(main_device, budgets)).main
+
+    tried: list[dict[Key, DevicePlan]] = []
+
+    def attempt(away: Sequence[int]) -> tuple[Assignment, dict[Key, DevicePlan]]:
+        assignment = _assignment(profile, away, main)
+        names = [profile.units[index].name for index in away]
+        step = TrainingStep(model, batch_size, context_length, optimizer, False, device_type, names)
+        step.record()
+        tried.append(_uses(step, assignment, main, device_type))
+        return assignment, tried[-1]
+
+    candidates = _candidates(profile, main)
+    low, high = 0, len(candidates) - 1
+    found: tuple[Assignment, dict[Key, DevicePlan]] | None = None
+    while low <= high:  # with more parts away the accelerator holds less
+        middle = (low + high) // 2
+        made = attempt(candidates[middle])
+        over = over_budget(made[1], budgets)
+        found = found if over else made
+        low, high = (middle + 1, high) if any(map(is_accelerator, over)) else (low, middle - 1)
+    if found is None:
+        enough = max(sum(use.total for use in uses.values()) for uses in tried)
+        raise budget_error(budgets, enough, lambda given: any(not over_budget(uses, given) for uses in tried))
+    assignment, uses = found
+    return Plan(
+        model=profile.name,
+        strategy=STRATEGY,
+        main_device=main,
+        devices=with_budgets(uses, budgets),
+        parts=parts_of(profile, assignment),
+        slots=assignment.slots,
+        slot_bytes=assignment.slot_bytes,
+        batch_size=batch_size,
+        context_length=trained_length(model, context_length),
+        new_tokens=0,
+    )
+
+
+def _candidates(profile: Profile, main: Key) -> list[tuple[int, ...]]:
+    """Return which units lie on the host, from none to all: blocks, evenly spread, then others, then tables."""
+    if not is_accelerator(main):
+        return [()]
+    units = profile.units
+    movable = [
+        group.members
+        for group in tie_groups(units)
+        if group.weights and not any(units[index].is_tensor for index in group.members)
+    ]
+    blocks = [members for members in movable if all(units[index].is_block for index in members)]
+    rest = [members for members in movable if members not in blocks]
+    rest.sort(key=lambda members: any(units[index].is_lookup for index in members))
+    total = len(blocks)
+    spread = [[blocks[(2 * turn + 1) * total // (2 * count)] for turn in range(count)] for count in range(total + 1)]
+    chosen = [*spread, *([*blocks, *rest[: count + 1]] for count in range(len(rest)))]
+    return [tuple(sorted(index for members in away for index in members)) for away in chosen]
+
+
+def _assignment(profile: Profile, away: Sequence[int], main: Key) -> Assignment:
+    held = tuple(HOST if index in away else main for index in range(len(profile.units)))
+    streamed = [profile.units[index] for index in away if not profile.units[index].is_lookup]
+    runs = tuple(HOST if index in away and unit.is_lookup else main for index, unit in enumerate(profile.units))
+    slab = max((unit.slab() for unit in streamed), default=0)
+    return Assignment(held, runs, main, min(DEFAULT_SLOTS, len(streamed)), slab)
+
+
+def _uses(step: TrainingStep, assignment: Assignment, main: Key, device_type: str) -> dict[Key, DevicePlan]:
+    kinds = {main: device_type} if main == HOST else {main: device_type, HOST: HOST}
+    found = {}
+    for device, kind in kinds.items():
+        use, peak = step.uses[kind], step.peak(kind)
+        kept = use.gradients + use.state
+        found[device] = DevicePlan(
+            device,
+            budget=None,
+            weights=use.weights,
+            buffers=use.buffers,
+            activations=max(peak - use.weights - use.buffers - kept, 0),
+            slots=assignment.slots * assignment.slot_bytes if device == main else 0,
+            training=min(kept, peak - use.weights - use.buffers),
+        )
+    return found

@@ -1,0 +1,114 @@
+"""A plan of training, against what the virtual accelerator's own books say of a real step."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+import transformers as t
+
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.dispatch import dispatch_model
+from bigmodel.errors import BudgetError, PlanError
+from bigmodel.plan import Plan, plan_training
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 100,
+}  # fmt: skip
+
+
+def llama(**sizes: Any) -> Any:
+    torch.manual_seed(0)
+    return t.LlamaForCausalLM(t.LlamaConfig(**{**SIZES, **sizes}))
+
+
+def trained(model: Any, plan: Plan) -> int:
+    """Dispatch by plan, train, and return the accelerator's highest mark in the second step."""
+    gc.collect()
+    before = memory_allocated(0)
+    dispatch_model(model.train(), plan)
+    ids = torch.zeros(2, 32, dtype=torch.long).to("virtual:0")
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    for step in range(2):
+        if step:
+            reset_peak_memory(0)
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return max_memory_allocated(0) - before
+
+
+def bytes_kept(model: Any, optimizer: torch.optim.Optimizer) -> int:
+    """The bytes of gradients and of the optimizer's state on the host."""
+    kept = [p.grad for p in model.parameters() if p.grad is not None]
+    kept += [value for state in optimizer.state.values() for value in state.values()]
+    return sum(tensor.nbytes for tensor in kept if tensor.device.type == "cpu")
+
+
+@pytest.mark.parametrize("budget", [10_000_000, 3_000_000, 2_000_000, 1_200_000])
+def test_the_accelerators_peak_is_what_the_plan_says_however_much_is_streamed(budget: int) -> None:
+    model = llama()
+    plan = plan_training(model, {0: budget, "cpu": 2**30}, 2, 32)
+    assert bool(plan.streamed) == (budget < 10_000_000)
+    assert plan.devices[0].total <= budget
+    assert trained(model, plan) == plan.devices[0].total
+
+
+def test_with_a_frozen_base_little_is_kept_and_more_fits() -> None:
+    model = llama().requires_grad_(False)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj.weight.requires_grad_(True)
+    budget = 1_300_000
+    plan = plan_training(model, {0: budget, "cpu": 2**30}, 2, 32)
+    assert len(plan.streamed) < len(plan_training(llama(), {0: budget, "cpu": 2**30}, 2, 32).streamed)
+    assert trained(model, plan) == plan.devices[0].total <= budget
+
+
+def test_adapters_of_peft_are_planned_with_the_blocks_they_are_in() -> None:
+    peft = pytest.importorskip("peft")
+    model: Any = peft.get_peft_model(llama(), peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+    plan = plan_training(model, {0: 1_300_000, "cpu": 2**30}, 2, 32)
+    assert plan.streamed
+    assert trained(model, plan) == plan.devices[0].total
+
+
+def test_tied_embeddings_stay_together() -> None:
+    model = llama(tie_word_embeddings=True)
+    plan = plan_training(model, {0: 1_300_000, "cpu": 2**30}, 2, 32)
+    assert plan.device_map["lm_head"] == plan.device_map["model.embed_tokens"]
+    assert trained(model, plan) == plan.devices[0].total
+
+
+def test_what_training_keeps_of_streamed_parts_lies_on_the_host() -> None:
+    model = llama()
+    plan = plan_training(model, {0: 1_200_000, "cpu": 2**30}, 2, 32)
+    dispatch_model(model.train(), plan)
+    ids = torch.zeros(2, 32, dtype=torch.long).to("virtual:0")
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    assert plan.devices["cpu"].training == bytes_kept(model, optimizer)
+    assert plan.devices["cpu"].weights == sum(p.nbytes for p in model.parameters() if p.device.type == "cpu")
+    assert "training" in str(plan)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_without_accelerators_everything_is_the_hosts() -> None:
+    plan = plan_training(llama(), {"cpu": 2**30}, 2, 32)
+    assert plan.main_device == "cpu"
+    assert set(plan.device_map.values()) == {"cpu"}
+    assert plan.devices["cpu"].training > 3 * plan.devices["cpu"].weights
+
+
+def test_too_small_budgets_are_an_error_that_names_what_would_do() -> None:
+    with pytest.raises(BudgetError, match="one of these budgets would do: 0: 1"):
+        plan_training(llama(), {0: 500_000, "cpu": 2**30}, 2, 32)
+
+
+def test_an_optimizer_that_is_not_known_is_an_error() -> None:
+    with pytest.raises(PlanError, match="optimizer is 'lion'; use one of adamw"):
+        plan_training(llama(), {"cpu": 2**30}, optimizer="lion")
