@@ -101,10 +101,11 @@ def init_on_device(device: DeviceLike, include_buffers: bool | None = None) -> I
 
 
 def _install() -> None:
-    global _users
+    global _users, _original
     with _lock:
         _users += 1
         if _users == 1:
+            _original = nn.Module.register_parameter  # perhaps another library's, which goes on working within
             nn.Module.register_parameter = _register_parameter  # type: ignore[method-assign,assignment]
 
 

@@ -10,11 +10,11 @@ import psutil
 import torch
 
 from ..errors import DeviceError
+from . import cgroup
 from .names import DeviceLike, is_accelerator, torch_device
 
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def memory_allocated(device: DeviceLike) -> int:
@@ -61,7 +61,9 @@ def free_memory_bytes(device: DeviceLike) -> int:
     """
     target = _target(device)
     if target.type == "cpu":
-        return min(psutil.virtual_memory().available, _cgroup_free_bytes())
+        available = psutil.virtual_memory().available
+        allowed = cgroup.free_bytes()
+        return available if allowed is None else min(available, allowed)
     if target.type == "mps":
         return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
     module = torch.get_device_module(target.type)
@@ -96,11 +98,3 @@ def _status_bytes(field: str) -> int:
     if match is None:
         raise DeviceError(f"{_STATUS} does not list {field}")
     return int(match.group(1)) * 1024
-
-
-def _cgroup_free_bytes() -> int:
-    limit, current = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if not limit.exists() or not current.exists():
-        return 2**63
-    text = limit.read_text().strip()
-    return 2**63 if text == "max" else max(0, int(text) - int(current.read_text()))

@@ -69,3 +69,18 @@ def test_values_are_written_where_there_are_any_and_nowhere_else() -> None:
         real = torch.zeros(4).normal_().fill_(2).clamp_(max=1)
     assert layer.weight.is_meta
     assert real.tolist() == [1, 1, 1, 1]
+
+
+def test_what_another_library_put_there_goes_on_working(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    plain = nn.Module.register_parameter
+
+    def others(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        seen.append(name)
+        plain(module, name, param)
+
+    monkeypatch.setattr(nn.Module, "register_parameter", others)
+    with init_empty_weights():
+        assert nn.Linear(1, 1, bias=False).weight.is_meta
+    assert seen == ["weight"]
+    assert nn.Module.register_parameter is others
