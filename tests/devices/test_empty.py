@@ -82,5 +82,5 @@ def test_what_another_library_put_there_goes_on_working(monkeypatch: pytest.Monk
     monkeypatch.setattr(nn.Module, "register_parameter", others)
     with init_empty_weights():
         assert nn.Linear(1, 1, bias=False).weight.is_meta
-    assert seen == ["weight"]
+    assert seen == ["weight", "bias"]
     assert nn.Module.register_parameter is others
