@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from ..devices import Event, copy_stream
 from ..profile.quantized import BUFFERS
 from .block import Block
+from .link import Link
 from .quantized_block import QuantizedBlock
+
+PARTS = 2
+"""Parts in which a quantised block comes over the link: after the last byte half of it remains to be restored."""
+
+PART_BYTES = 256 * 2**10
+"""Least bytes of a part: each takes a copy and a kernel of its own."""
 
 
 class Arrival:
@@ -39,6 +47,8 @@ class Arrival:
 class QuantizedArrival(Arrival):
     """One fetch of a quantised block: its carrier is copied into staging memory and restored from there.
 
+    From host memory it comes in parts, each of which is restored while the next one is on its way.
+
     Args:
         block: The block.
         slab: The slot that it is restored into.
@@ -59,9 +69,29 @@ class QuantizedArrival(Arrival):
         return () if self._buffer.restored is None else (self._buffer.restored,)
 
     def finish(self, copied: Event) -> Event:
-        restored = self._staging.restore(self._quantized, self.into, self.slab, (copied, *self._after))
-        self._buffer.restored = restored
-        return restored
+        return self._restore(0, self.block.layout.nbytes, copied)
+
+    def bring(self, link: Link, after: Sequence[Event]) -> Event:
+        """Copy the block from host memory, part by part; return the event of its being there."""
+        before, nbytes = self.before(after), self.block.layout.nbytes
+        part = max(PART_BYTES, -(-nbytes // PARTS))
+        for begin in range(0, nbytes, part):
+            end = min(begin + part, nbytes)
+            copied = link.copy(partial(self._copy, begin, end), before, end - begin)
+            before = ()
+            # What is restored of one part comes after what was of those before, and fails if that did.
+            self._after = (self._restore(begin, end, copied),)
+        return self._after[0]
+
+    def _copy(self, begin: int, end: int) -> None:
+        packed = self.block.packed
+        assert packed is not None
+        self.into[begin:end].copy_(packed[begin:end], non_blocking=True)
+
+    def _restore(self, begin: int, end: int, copied: Event) -> Event:
+        work = partial(self._staging.restore, self._quantized, self.into, self.slab, begin, end)
+        self._buffer.restored = self._staging.stream.submit(work, (copied, *self._after))
+        return self._buffer.restored
 
 
 @dataclass(eq=False)
@@ -88,7 +118,8 @@ class Staging:
         """Bytes of device memory that it takes."""
         self._buffers = [_Buffer(memory[index * carried : (index + 1) * carried]) for index in range(BUFFERS)]
         self._scratch = memory[BUFFERS * carried :]
-        self._stream = copy_stream(device)
+        self.stream = copy_stream(device)
+        """What restores, beside copies and computing."""
 
     def arrival(self, block: QuantizedBlock, slab: torch.Tensor) -> QuantizedArrival:
         """Return the fetch of `block` into `slab`; what changed since it was carried last is carried anew."""
@@ -96,6 +127,6 @@ class Staging:
         self._buffers.append(self._buffers.pop(0))
         return QuantizedArrival(block, slab, self, self._buffers[-1])
 
-    def restore(self, block: QuantizedBlock, staged: torch.Tensor, slab: torch.Tensor, after: Sequence[Event]) -> Event:
-        """Write what is `staged` into `slab` once `after` is done; return the event of its completion."""
-        return self._stream.submit(lambda: block.restore(staged, slab, self._scratch), after)
+    def restore(self, block: QuantizedBlock, staged: torch.Tensor, slab: torch.Tensor, begin: int, end: int) -> None:
+        """Write the part of `block` that is `staged` in these bytes into `slab`."""
+        block.restore(staged, slab, self._scratch, begin, end)

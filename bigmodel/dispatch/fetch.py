@@ -8,7 +8,7 @@ import torch
 
 from ..devices import CopyStream, Event
 from ..plan import staging
-from .arrival import Arrival, Staging
+from .arrival import Arrival, QuantizedArrival, Staging
 from .block import Block
 from .link import Link
 from .quantized_block import QuantizedBlock
@@ -57,5 +57,7 @@ class Fetcher:
             return self._disk.fetch(arrival, after)
         source = arrival.block
         self._stats.add(fetches=1, from_ram=source.nbytes)
+        if isinstance(arrival, QuantizedArrival):
+            return arrival.bring(self._link, after)
         copied = self._link.copy(lambda: source.fetch(arrival.into), arrival.before(after), source.nbytes)
         return arrival.finish(copied)

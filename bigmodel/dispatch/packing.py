@@ -44,7 +44,7 @@ class Packing:
     Attributes:
         offload_dtype: ``"int8"`` or ``"int4"``.
         groups: How many groups of `GROUP` elements it has.
-        layout: Where integers, scales and zero points lie.
+        layout: Where scales, zero points and integers lie.
     """
 
     offload_dtype: str
@@ -72,7 +72,7 @@ class Packing:
             DispatchError: It holds an infinity or a NaN, which would spoil a whole group; names `name`.
         """
         groups = weight.detach().reshape(-1, GROUP)
-        integers, scales, *zeros = self.layout.views(packed)
+        scales, *zeros, integers = self.layout.views(packed)
         error, norm, largest = 0.0, 0.0, 0.0
         for some in self._steps(PACK_GROUPS):
             exact = groups[some].float()
@@ -96,17 +96,26 @@ class Packing:
             largest = max(largest, furthest)
         return WeightError(error / norm if norm else 0.0, largest)
 
-    def unpack(self, packed: torch.Tensor, weight: torch.Tensor, scratch: torch.Tensor) -> None:
+    def groups_within(self, nbytes: int) -> int:
+        """Return how many groups the first `nbytes` of the packed weight are enough for."""
+        integers = self.layout.places[-1]
+        return min(max((nbytes - integers.offset) * self.groups // integers.nbytes, 0), self.groups)
+
+    def unpack(
+        self, packed: torch.Tensor, weight: torch.Tensor, scratch: torch.Tensor, first: int = 0, end: int | None = None
+    ) -> None:
         """Write what `packed` stands for into `weight`, on the device that both lie on.
 
         Args:
             packed: uint8, what `pack` wrote.
             weight: Contiguous; of any floating dtype.
             scratch: uint8 of at least `scratch_bytes`; its content is lost.
+            first: The first group to write.
+            end: The one behind the last; None: all.
         """
         groups = weight.view(-1, GROUP)
-        integers, scales, *zeros = self.layout.views(packed)
-        for some in self._steps(UNPACK_GROUPS):
+        scales, *zeros, integers = self.layout.views(packed)
+        for some in self._steps(UNPACK_GROUPS, first, end):
             if not zeros:
                 torch.mul(integers[some], scales[some], out=groups[some])
                 continue
@@ -118,9 +127,10 @@ class Packing:
             torch.bitwise_right_shift(halves, 4, out=room)
             torch.mul(centred.sub_(zero), scales[some], out=groups[some][:, _HALF:])
 
-    def _steps(self, size: int) -> Iterator[slice]:
-        for begin in range(0, self.groups, size):
-            yield slice(begin, min(begin + size, self.groups))
+    def _steps(self, size: int, first: int = 0, end: int | None = None) -> Iterator[slice]:
+        end = self.groups if end is None else end
+        for begin in range(first, end, size):
+            yield slice(begin, min(begin + size, end))
 
     def _round(self, exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return scale, zero point and integers of float32 groups; the integers of ``int4`` one to a byte."""

@@ -83,21 +83,28 @@ class QuantizedBlock(Block):
                 self._carry(index)
                 self._carried[index] = tensor.value, version_of(tensor.value)
 
-    def restore(self, staged: torch.Tensor, slab: torch.Tensor, scratch: torch.Tensor) -> None:
+    def restore(
+        self, staged: torch.Tensor, slab: torch.Tensor, scratch: torch.Tensor, begin: int = 0, end: int | None = None
+    ) -> None:
         """Write the weights that the carrier in `staged` stands for into `slab`; all three lie on the device.
 
         Args:
             staged: uint8, the carrier's bytes as its layout has them.
             slab: uint8, where the block's own layout begins.
             scratch: uint8, of at least `scratch_bytes`.
+            begin: What the bytes of the carrier up to this one are enough for was restored before.
+            end: Up to this one they are there; None: all are.
         """
+        layout, end = self.carrier.layout, self.carrier.layout.nbytes if end is None else end
         with torch.no_grad():
-            views = zip(self.packings, self.carrier.layout.views(staged), self.layout.views(slab))
-            for packing, carried, target in views:
-                if packing is None:
+            views = zip(self.packings, layout.places, layout.views(staged), self.layout.views(slab))
+            for packing, place, carried, target in views:
+                before, now = begin - place.offset, end - place.offset
+                if packing is not None:
+                    groups = packing.groups_within(before), packing.groups_within(now)
+                    packing.unpack(carried, target, scratch, *groups)
+                elif before < place.nbytes <= now:
                     target.copy_(carried)
-                else:
-                    packing.unpack(carried, target, scratch)
 
     def refuse_training(self) -> str | None:
         """Return the name of a quantised weight that requires a gradient, None if there is none."""
