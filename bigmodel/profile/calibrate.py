@@ -18,7 +18,7 @@ from ..devices import HOST
 from .effort import Effort
 from .machine import CACHED, Curve, DeviceSpeed
 from .stopwatch import seconds_of
-from .work import CONVOLUTION, MOVE, PRODUCT, Work
+from .work import CONVOLUTION, MOVE, POINTWISE, PRODUCT, Work
 
 LEAST, MOST = 0.7, 3.0
 """Corrections beyond these say that something disturbed the measuring."""
@@ -93,7 +93,7 @@ def _rest(speed: DeviceSpeed, works: tuple[Work, ...]) -> float:
 def _scaled(name: str, curve: Curve, factors: Curve, moving: float) -> Curve:
     if name == MOVE:
         return replace(curve, values=tuple(value * moving for value in curve.values))
-    if name.endswith(CACHED) or name.startswith(CONVOLUTION):
+    if name.endswith(CACHED) or name.startswith((CONVOLUTION, POINTWISE)):
         return curve
     scaled = (value * factors.at(rows) for rows, value in zip(curve.sizes, curve.values, strict=True))
     return replace(curve, values=tuple(scaled))

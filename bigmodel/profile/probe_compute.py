@@ -14,7 +14,7 @@ from .effort import Effort
 from .machine import CACHED, Curve, DeviceSpeed
 from .probe_routing import with_routing
 from .stopwatch import seconds_of
-from .work import ATTENTION, CONVOLUTION, MOVE, PRODUCT
+from .work import ATTENTION, CONVOLUTION, MOVE, POINTWISE, PRODUCT
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -31,7 +31,7 @@ def probe_device(device: torch.device, effort: Effort, dtypes: Sequence[torch.dt
             curves[f"{PRODUCT}:{name}"] = _products(device, dtype, effort, effort.spread)
             curves[f"{PRODUCT}:{name}{CACHED}"] = _products(device, dtype, effort, 0)
             curves[f"{ATTENTION}:{name}"] = _attention(device, dtype, effort)
-            curves[f"{CONVOLUTION}:{name}"] = _convolutions(device, dtype, effort)
+            curves[f"{CONVOLUTION}:{name}"], curves[f"{POINTWISE}:{name}"] = _convolutions(device, dtype, effort)
     return with_routing(calibrated(curves, device, effort), device, effort)
 
 
@@ -85,28 +85,24 @@ def _attention(device: torch.device, dtype: torch.dtype, effort: Effort) -> Curv
     return Curve(tuple(map(float, effort.rows)), values, grows=True)
 
 
-def _convolutions(device: torch.device, dtype: torch.dtype, effort: Effort) -> Curve:
-    """Positions to seconds for each number of the weights, of a residual block's chain: narrow, convolve, widen."""
+def _convolutions(device: torch.device, dtype: torch.dtype, effort: Effort) -> tuple[Curve, Curve]:
+    """Positions to seconds for each number of the weights: of a residual block's middle, and of its narrow ends."""
 
-    def timed(side: int, channels: int) -> float:
-        image = _filled((1, 4 * channels, side, side), dtype, device)
-        narrow, middle, wide = (
-            _filled(shape, dtype, device)
-            for shape in (
-                (channels, 4 * channels, 1, 1),
-                (channels, channels, 3, 3),
-                (4 * channels, channels, 1, 1),
-            )
-        )
+    def timed(side: int, channels: int) -> tuple[float, float]:
+        image, inner = (_filled((1, count, side, side), dtype, device) for count in (4 * channels, channels))
+        narrow = _filled((channels, 4 * channels, 1, 1), dtype, device)
+        wide = _filled((4 * channels, channels, 1, 1), dtype, device)
+        middle = _filled((channels, channels, 3, 3), dtype, device)
 
-        def convolve() -> torch.Tensor:
-            inner = functional.conv2d(functional.conv2d(image, narrow), middle, padding=1)
-            return functional.conv2d(inner, wide)
+        def ends() -> torch.Tensor:
+            return functional.conv2d(functional.conv2d(image, narrow), wide)
 
-        return _timed(convolve, device, effort) / (narrow.numel() + middle.numel() + wide.numel())
+        spanning = _timed(partial(functional.conv2d, inner, middle, padding=1), device, effort) / middle.numel()
+        return spanning, _timed(ends, device, effort) / (narrow.numel() + wide.numel())
 
-    values = tuple(timed(side, channels) for side, channels in effort.images)
-    return Curve(tuple(float(side**2) for side, _ in effort.images), values, grows=True)
+    sizes = tuple(float(side**2) for side, _ in effort.images)
+    spanning, pointwise = zip(*(timed(side, channels) for side, channels in effort.images), strict=True)
+    return Curve(sizes, spanning, grows=True), Curve(sizes, pointwise, grows=True)
 
 
 def _moves(device: torch.device, effort: Effort) -> Curve:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .work import ATTENTION, CONVOLUTION, MOVE, PRODUCT, Work
+from .work import ATTENTION, CONVOLUTION, MOVE, POINTWISE, PRODUCT, Work
 
 
 def for_share_of_tokens(work: Work, share: float) -> Work:
@@ -14,4 +14,4 @@ def for_share_of_tokens(work: Work, share: float) -> Work:
         return replace(work, nbytes=nbytes)
     if work.kind == ATTENTION:
         return replace(work, rows=rows, elements=elements, nbytes=nbytes)
-    return replace(work, rows=rows) if work.kind in (PRODUCT, CONVOLUTION) else work
+    return replace(work, rows=rows) if work.kind in (PRODUCT, CONVOLUTION, POINTWISE) else work

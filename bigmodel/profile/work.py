@@ -2,8 +2,8 @@
 
 A product reads a matrix of `elements` numbers and multiplies `rows` rows with it: with few rows it takes as long as
 reading the matrix, with many as long as multiplying. Fused attention is two products whose matrices are keys and
-values; a convolution is one whose rows are positions. Everything else that makes a tensor moves bytes. What makes none,
-a view, costs only its call.
+values; a convolution is one whose rows are positions, and takes less for each number where it spans several positions
+(Winograd's way). Everything else that makes a tensor moves bytes. What makes none, a view, costs only its call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .experts import Choice
 aten = torch.ops.aten
 
 PRODUCT, CONVOLUTION, ATTENTION, MOVE, CALL = "product", "convolution", "attention", "move", "call"
-ROUTE = "route"
+POINTWISE, ROUTE = "pointwise", "route"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Work:
     """One operation.
 
     Attributes:
-        kind: "product", "convolution", "attention", "move", "call" (a view, or anything else that makes no storage),
+        kind: "product", "convolution", "pointwise" (a convolution that spans one position), "attention", "move", "call" (a view, or anything else that makes no storage),
             or "route": tokens are sorted by the experts they go to, which takes more than the moves it consists of.
         dtype: of what it computes with, as in "float32".
         elements: numbers of the matrices it multiplies with.
@@ -118,7 +118,8 @@ def _convolve(data: torch.Tensor, weight: torch.Tensor, *rest: Any, **_: Any) ->
     steps = [stride[min(i, len(stride) - 1)] for i in range(data.dim() - 2)]
     positions = math.prod(max(1, size // step) for size, step in zip(data.shape[2:], steps, strict=True))
     nbytes = _nbytes(data) + _nbytes(weight)
-    return Work(CONVOLUTION, _dtype(weight), weight.numel(), data.shape[0] * positions, nbytes)
+    kind = POINTWISE if weight.shape[2:].numel() == 1 else CONVOLUTION
+    return Work(kind, _dtype(weight), weight.numel(), data.shape[0] * positions, nbytes)
 
 
 def _dtype(tensor: torch.Tensor) -> str:

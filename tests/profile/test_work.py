@@ -57,3 +57,14 @@ def test_experts_that_nobody_chooses_are_not_read() -> None:
     one_token = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6), Choice(1, 2, 8))
     assert one_token is not None
     assert (one_token.elements, one_token.rows) == (2 * 24, 1)
+
+
+def test_a_convolution_that_spans_one_position_is_of_another_kind_than_one_that_spans_several() -> None:
+    image, spanning, pointwise = torch.ones(2, 4, 8, 8), torch.ones(6, 4, 3, 3), torch.ones(6, 4, 1, 1)
+    rest = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    kinds = [
+        work.kind
+        for weight in (spanning, pointwise)
+        if (work := work_of(aten.convolution.default, (image, weight, *rest), {}, torch.ones(2, 6, 8, 8))) is not None
+    ]
+    assert kinds == ["convolution", "pointwise"]
