@@ -42,9 +42,11 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "init_on_device",
     ),
     "profile": (
+        "TrainingMemory",
         "compute_module_sizes",
         "find_tied_parameters",
         "profile_model",
+        "training_memory",
     ),
     "plan": (
         "Plan",
@@ -52,6 +54,7 @@ _ROOMS: dict[str, tuple[str, ...]] = {
         "get_balanced_memory",
         "infer_auto_device_map",
         "make_plan",
+        "plan_training",
     ),
     "checkpoint": (
         "Checkpoint",
@@ -204,8 +207,14 @@ if TYPE_CHECKING:
     )
     from .launch import debug_launcher, notebook_launcher
     from .launch.basic import write_basic_config
-    from .plan import Plan, check_device_map, get_balanced_memory, infer_auto_device_map, make_plan
-    from .profile import compute_module_sizes, find_tied_parameters, profile_model
+    from .plan import Plan, check_device_map, get_balanced_memory, infer_auto_device_map, make_plan, plan_training
+    from .profile import (
+        TrainingMemory,
+        compute_module_sizes,
+        find_tied_parameters,
+        profile_model,
+        training_memory,
+    )
     from .train import (
         AcceleratedOptimizer,
         AcceleratedScheduler,

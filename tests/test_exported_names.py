@@ -44,6 +44,12 @@ def test_the_names_of_accelerate_for_big_models_are_there() -> None:
     }
 
 
+def test_the_names_for_planning_are_there() -> None:
+    names = {"Plan", "TrainingMemory", "make_plan", "plan_training", "profile_model", "training_memory"}
+    assert set(bigmodel.__all__) >= names
+    assert all(getattr(bigmodel, name) for name in names)
+
+
 def test_the_names_of_accelerate_for_training_are_there() -> None:
     assert set(bigmodel.__all__) >= {
         "AcceleratedOptimizer",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from bigmodel.plan import Plan
 
 
 def plan(
@@ -20,23 +23,37 @@ def plan(
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     explain: Annotated[bool, typer.Option(help="Also say, in sentences, why.")] = False,
+    offload_dtype: Annotated[
+        str | None, typer.Option(help="What streamed weights are quantised to on their way: int8 or int4.")
+    ] = None,
     train: Annotated[
-        str | None, typer.Option(help="Plan training instead, with adamw, adam, sgd or adafactor.")
+        str | None,
+        typer.Option(
+            help="Plan training instead, with adamw, adam, sgd or adafactor: with --max-memory, where the parts lie "
+            "while one process trains; else what each of --ranks takes."
+        ),
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes that train together.")] = 1,
     sharding: Annotated[str, typer.Option(help="How they share the model: ddp or fsdp.")] = "ddp",
     checkpointing: Annotated[bool, typer.Option(help="Training recomputes blocks in the backward.")] = False,
 ) -> None:
     """Plan MODEL from its config and safetensors headers; no weight is read or downloaded."""
-    from bigmodel.plan import make_plan
+    from bigmodel.plan import make_plan, plan_training
     from bigmodel.plan.budgets import device_type_of, read_budgets
-    from bigmodel.profile import profile_source
+    from bigmodel.profile import meta_model, profile_source
+    from bigmodel.profile.resolve import open_source
     from server.loading import parse_max_memory
 
-    if train is not None:
-        _plan_training(model, dtype, revision, train, as_json, (batch_size, context), (ranks, sharding, checkpointing))
-        return
     budgets = parse_max_memory(max_memory)
+    if train is not None and budgets is None:
+        _show_memory(model, dtype, revision, train, as_json, (batch_size, context), (ranks, sharding, checkpointing))
+        return
+    if train is not None:
+        if ranks > 1 or checkpointing:
+            raise typer.BadParameter("--max-memory plans one process; leave it, or --ranks and --checkpointing, away")
+        skeleton = meta_model(open_source(model, revision), dtype)
+        _print(plan_training(skeleton, budgets, batch_size, context, train), as_json, explain)
+        return
     profile = profile_source(
         model,
         dtype=dtype,
@@ -46,7 +63,10 @@ def plan(
         new_tokens=new_tokens,
         device_type=device_type_of(read_budgets(budgets)),
     )
-    found = make_plan(profile, budgets, strategy)
+    _print(make_plan(profile, budgets, strategy, offload_dtype=offload_dtype), as_json, explain)
+
+
+def _print(found: Plan, as_json: bool, explain: bool) -> None:
     if as_json:
         typer.echo(found.to_json())
         return
@@ -55,7 +75,7 @@ def plan(
         typer.echo(found.explain())
 
 
-def _plan_training(
+def _show_memory(
     model: str,
     dtype: str,
     revision: str | None,

@@ -29,8 +29,9 @@ class Work:
     """One operation.
 
     Attributes:
-        kind: "product", "convolution", "pointwise" (a convolution that spans one position), "attention", "move", "call" (a view, or anything else that makes no storage),
-            or "route": tokens are sorted by the experts they go to, which takes more than the moves it consists of.
+        kind: "product", "attention", "convolution", "pointwise" (a convolution that spans one position), "move",
+            "call" (a view, or anything else that makes no storage), or "route": tokens are sorted by the experts they
+            go to, which takes more than the moves it consists of.
         dtype: of what it computes with, as in "float32".
         elements: numbers of the matrices it multiplies with.
         rows: rows it multiplies them by.

@@ -49,6 +49,27 @@ def test_training_is_planned_for_one_of_several_ranks(folder: Path, capsys: pyte
     assert found[1]["total"] < found[0]["total"]
 
 
+def test_training_under_budgets_is_planned_part_by_part(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training = ["--train", "adamw", "--context", "16", "--max-memory", "cpu=10MB", "--json"]
+    assert run(["plan", str(folder), *training]) == 0
+    plan = Plan.from_json(capsys.readouterr().out)
+    assert plan.devices["cpu"].training > 3 * plan.devices["cpu"].weights
+    assert run(["plan", str(folder), *training, "--ranks", "2"]) == 2
+    assert "--ranks" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_what_is_streamed_takes_less_of_the_host_when_it_is_quantised(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = []
+    for more in ([], ["--offload-dtype", "int8"]):
+        budgets = ["--max-memory", "0=150KB,cpu=1GB", "--context", "4"]
+        assert run(["plan", str(folder), *budgets, *more, "--json"]) == 0
+        held.append(Plan.from_json(capsys.readouterr().out).devices["cpu"].weights)
+    assert held[1] < held[0]
+
+
 def test_training_that_makes_no_sense_is_one_clear_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(folder), "--train", "lion", "--context", "16"]) != 0
     assert "optimizer is 'lion'" in capsys.readouterr().err
@@ -106,6 +127,8 @@ def test_a_repository_is_planned_without_downloading_its_weights(
         (["--max-memory", "cpu=10KB"], "does not fit"),
         (["--context", "99999999"], "99999999"),
         (["--dtype", "float99"], "float99"),
+        (["--offload-dtype", "int3"], "int3"),
+        (["--batch-size", "0"], "batch-size"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -119,6 +142,15 @@ def test_bad_input_is_one_line(
 
 def test_what_is_no_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(tmp_path / "nothing")]) == 1
+    assert "there is no such folder" in capsys.readouterr().err
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert run(["plan", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.count("\n") == 2
+    assert "safetensors" in capsys.readouterr().err
+
+
+def test_a_config_that_transformers_does_not_know_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "config.json").write_text('{"model_type": "never-heard-of"}')
+    assert run(["plan", str(folder)]) == 1
+    errors = capsys.readouterr().err
+    assert "never-heard-of" in errors
+    assert errors.count("\n") == 1
