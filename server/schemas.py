@@ -4,59 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.body_errors import DISAGREES
+from server.fields import FreeObject, Number, StopString, Text, TokenId
 
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"not valid Unicode: a lone surrogate at character {error.start}") from None
-    return text
-
-
-def _short(text: str) -> str:
-    if not 1 <= len(text) <= MAX_STOP_LENGTH:
-        raise ValueError(f"a stop string has 1 to {MAX_STOP_LENGTH} characters, not {len(text)}")
-    return text
-
-
-def _all_encodable(value: Any) -> Any:
-    """``value`` as parsed from JSON, when every text in it, names of members included, is valid Unicode."""
-    pending = [value]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, str):
-            _encodable(part)
-        elif isinstance(part, dict):
-            pending += (*part.keys(), *part.values())
-        elif isinstance(part, list):
-            pending += part
-    return value
+MAX_STOPS = 16
+MAX_CHOICES = 64
+MAX_TOP_LOGPROBS = 20
 
 
 def _disagrees(field: str, why: str) -> PydanticCustomError:
     """What is raised about ``field`` when it does not go with another one."""
     return PydanticCustomError(DISAGREES, why, {"field": field})
-
-
-MAX_STOPS = 16
-MAX_STOP_LENGTH = 256
-Text = Annotated[str, AfterValidator(_encodable)]
-FreeObject = Annotated[dict[str, Any], AfterValidator(_all_encodable)]
-"""An object whose members are not ours to know: a tool, a schema, arguments of a template."""
-Number = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-StopString = Annotated[
-    Text,
-    AfterValidator(_short),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}),
-]
-MAX_CHOICES = 64
-MAX_TOP_LOGPROBS = 20
 
 
 class Body(BaseModel):

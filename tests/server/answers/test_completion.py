@@ -53,10 +53,8 @@ def test_the_whole_answer_is_what_the_chunks_say(echo: bool) -> None:
     a, b, c = CODEC.encode("abc")
     of_prompt = (None, *(TokenLogprob(token, -1.0) for token in PROMPTS[0][1:]))
     deltas = [
-        Delta(0, "a", CODEC.encode("a"), (TokenLogprob(CODEC.encode("a")[0], -0.5),), of_prompt),
-        Delta(
-            0, "bc", tuple(CODEC.encode("bc")), tuple(TokenLogprob(t, -2.0) for t in CODEC.encode("bc")), None, "stop"
-        ),
+        Delta(0, "a", (a,), (TokenLogprob(a, -0.5),), of_prompt),
+        Delta(0, "bc", (b, c), (TokenLogprob(b, -2.0), TokenLogprob(c, -3.0)), finish_reason="stop"),
     ]
     whole, streamed = answer(echo=echo, logprobs=True), answer(echo=echo, logprobs=True)
     chunks = []
