@@ -27,6 +27,8 @@ def save_model(
     save_directory: str | os.PathLike[str],
     max_shard_size: int | str = "1GB",
     safe_serialization: bool = True,
+    *,
+    config_of: nn.Module | None = None,
 ) -> None:
     """Write the parameters and persistent buffers of a model to a folder, and the config of a transformers model.
 
@@ -44,6 +46,7 @@ def save_model(
         max_shard_size: bytes in a file, as a number or text such as ``"5GB"``. A single larger tensor gets a file of
             its own. What fits in one file goes into one.
         safe_serialization: write safetensors; otherwise ``.bin`` files with ``torch.save``.
+        config_of: the module that a state dict was taken from. Its config is written then, if it has one.
 
     Raises:
         CheckpointError: a tensor has no value (is on meta), or a dtype that safetensors cannot hold; `save_directory`
@@ -76,8 +79,9 @@ def save_model(
                 "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
             }
             new.write_index(json.dumps(index, indent=2, sort_keys=True).encode() + b"\n")
-        if isinstance(model, nn.Module) and is_transformers_model(model):
-            for name, content in _configs(model).items():
+        described = model if isinstance(model, nn.Module) else config_of
+        if described is not None and is_transformers_model(described):
+            for name, content in _configs(described).items():
                 new.write_beside(name, content)
         new.commit()
 
@@ -138,12 +142,17 @@ def _write_legacy(path: Path, shard: dict[str, torch.Tensor]) -> None:
 def _configs(model: Any) -> dict[str, bytes]:
     """The files beside the weights of a transformers model, as its own ``save_pretrained`` writes them."""
     config = deepcopy(model.config)
-    config.architectures = [type(model).__name__]
+    config.architectures = [_architecture(model)]
     config.dtype = model.dtype
     files = {"config.json": config.to_json_string().encode()}
     if model.can_generate() and getattr(model, "generation_config", None) is not None:
         files["generation_config.json"] = model.generation_config.to_json_string().encode()
     return files
+
+
+def _architecture(model: nn.Module) -> str:
+    """The name of the model's class. PyTorch's `fully_shard` gives a model a class of its own, derived from it."""
+    return next(c.__name__ for c in type(model).__mro__ if not c.__module__.startswith("torch.distributed"))
 
 
 def _nbytes(tensors: Mapping[str, torch.Tensor]) -> int:

@@ -23,7 +23,7 @@ def gather_for_metrics(data: Any, use_gather_object: bool = False) -> Any:
     Args:
         data: nested lists, tuples and dicts of tensors, and lists of other objects (strings, numbers, ...).
         use_gather_object: treat `data` as one list of objects, whatever it holds, for example tensors of different
-            shapes.
+            shapes. A tensor is the list of its rows.
     """
     if not PartialState().use_distributed:
         return data
@@ -55,6 +55,8 @@ def _own_rows(tensor: Tensor, loader: DataLoaderShard) -> Tensor:
 
 
 def _gather_objects(data: Any, loader: DataLoaderShard | None) -> Any:
+    if isinstance(data, Tensor) and data.ndim:
+        data = list(data)
     if not isinstance(data, (list, tuple)):
         own = [data] if loader is None or loader.has_real else []
         return gather_object(own)

@@ -62,6 +62,14 @@ def test_objects_may_be_tensors_of_different_shapes() -> None:
 
 
 @on_ranks
+def test_a_tensor_among_objects_is_the_list_of_its_rows() -> None:
+    found: list[Any] = []
+    for batch in loader(7):
+        found += gather_for_metrics(batch, use_gather_object=True)
+    assert [row.item() for row in found] == list(range(7))
+
+
+@on_ranks
 def test_a_single_object_of_each_process_is_gathered() -> None:
     assert gather_for_metrics("text") == ["text", "text"]
     assert gather_for_metrics(PartialState().process_index) == [0, 1]

@@ -51,7 +51,7 @@ class DeepSpeedFiles(SingleProcess):
 
         state = self.state_dict(model)
         if self.settings.process_index == 0:
-            save_model(state, directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
+            save_model(state, directory, max_shard_size, safe_serialization, config_of=self.unwrap(model))
 
     # -- training checkpoints ----------------------------------------------------------------------------------
 

@@ -128,7 +128,7 @@ class ShardedStrategy(Strategy):
 
         state = self.state_dict(model)
         if self.settings.process_index == 0:
-            save_model(state, directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization)
+            save_model(state, directory, max_shard_size, safe_serialization, config_of=self.unwrap(model))
 
     # -- training checkpoints ----------------------------------------------------------------------------------
 

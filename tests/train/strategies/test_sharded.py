@@ -41,6 +41,20 @@ def test_an_optimizer_prepared_later_changes_the_sharded_weights() -> None:
 
 
 @on_ranks
+def test_a_saved_model_has_the_config_with_which_transformers_loads_it(folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 8}
+    accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin())
+    model = LlamaForCausalLM(LlamaConfig(num_attention_heads=2, **sizes))
+    accelerator.save_model(accelerator.prepare(model), folder)
+    loaded = LlamaForCausalLM.from_pretrained(folder)
+    assert loaded.config.architectures == ["LlamaForCausalLM"]
+    assert loaded.config.hidden_size == 16
+    assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in model.parameters())
+
+
+@on_ranks
 def test_values_are_clipped_part_by_part() -> None:
     accelerator, model, optimizer = sharded()
     model, optimizer = accelerator.prepare(model, optimizer)
