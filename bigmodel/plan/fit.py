@@ -12,9 +12,10 @@ from .assignment import Assignment
 from .balance import balanced_caps
 from .budgets import Key
 from .evaluate import device_uses, over_budget
-from .greedy import Item, Room, place_greedily
+from .greedy import place_greedily
 from .groups import tie_groups
 from .items import assignment_of, item_of
+from .room import Item, Room
 from .shortage import budget_error
 
 ATTEMPTS = 4

@@ -13,8 +13,9 @@ from ..devices import DeviceLike, format_size
 from ..profile import DtypeLike, UnitProfile, profile_units
 from .budgets import is_accelerator, read_budgets
 from .device_map import clean_device_map
-from .greedy import Item, Placement, Room, place_greedily
+from .greedy import place_greedily
 from .groups import Group, tie_groups
+from .room import Item, Placement, Room
 from .shortage import budget_error
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from ..profile import Profile
 from ..profile.quantized import offloaded_bytes
 from .assignment import Assignment
 from .budgets import Key, is_accelerator
-from .greedy import Item, Placement
 from .groups import Group
+from .room import Item, Placement
 
 NEVER = 2**62
 """Bytes of a slot that no device has: what has it is not streamed."""

@@ -17,9 +17,9 @@ from .assemble import assemble
 from .budgets import device_type_of, read_budgets, with_headroom
 from .cost import CostModel
 from .fit import checked_main, greedy_assignment
-from .greedy import Room
 from .objective import Objective
 from .plan_type import Plan
+from .room import Room
 from .searcher import Searcher
 from .slots import DEFAULT_SLOTS
 

@@ -19,9 +19,9 @@ from .assemble import assemble
 from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .cost import CostModel, device_name
 from .fit import checked_main, greedy_assignment
-from .greedy import Room
 from .objective import Objective
 from .plan_type import Plan
+from .room import Room
 from .searcher import OFFLOADS, Searcher
 from .slots import DEFAULT_SLOTS
 

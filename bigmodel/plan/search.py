@@ -7,27 +7,19 @@ exchanging groups as long as that helps. Greedy's placement is where both begin,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ..devices import DISK, HOST
-from .budgets import Key
+from .branch_and_bound import BranchAndBound, Least, Seconds
 from .fill import Bin, fill_in_order
-from .greedy import Item, Placement, Room, place_greedily
+from .greedy import place_greedily
 from .items import NEVER
+from .room import Item, Placement, Room
 from .settle import Option, options_of, settle
-
-Seconds = Callable[[Placement], float]
-"""What the search makes least."""
-
-Least = Callable[[int, Option], tuple[float, float]]
-"""The seconds that a group computes, and those that the link brings it, under an option."""
 
 EXACT = 12
 """Up to so many groups are searched to the end, as long as that takes no more than `NODES` steps."""
-
-NODES = 60_000
-"""Steps of branch and bound, and of those that look at a whole placement a thirtieth."""
 
 TRIES = 240
 """Placements of a deep model that are looked at in improving."""
@@ -54,7 +46,7 @@ def search(
     if not thorough:
         return best
     if len(items) <= EXACT:
-        return _Exact(items, room, seconds, least, best, shortest).run()
+        return BranchAndBound(items, room, seconds, least, best, shortest).run()
     return best if best is None else _improved(items, room, seconds, best, shortest)
 
 
@@ -169,56 +161,3 @@ def _neighbours(items: Sequence[Item], room: Room, chosen: list[Option]) -> Iter
                 changed = list(chosen)
                 changed[index], changed[index + distance] = other, one
                 yield changed
-
-
-@dataclass
-class _Exact:
-    """Branch and bound over the options of every group."""
-
-    items: Sequence[Item]
-    room: Room
-    seconds: Seconds
-    least: Least
-    best: Placement | None
-    shortest: float
-    left: float = NODES
-
-    def run(self) -> Placement | None:
-        options = [options_of(item, self.room) for item in self.items]
-        self._options = [
-            [(option, *self.least(index, option)) for option in given] for index, given in enumerate(options)
-        ]
-        self._rest = [0.0]
-        for given in reversed(self._options):
-            self._rest.append(self._rest[-1] + min(compute for _, compute, _ in given))
-        self._rest.reverse()
-        self._descend([], 0.0, 0.0, 0, {})
-        return self.best
-
-    def _descend(self, chosen: list[Option], compute: float, link: float, streamed: int, used: dict[Key, int]) -> None:
-        index = len(chosen)
-        busy = link if streamed > self.room.slots else 0.0
-        self.left -= 1
-        if self.left <= 0 or max(compute + self._rest[index], busy) >= self.shortest * (1 - 1e-6):
-            return
-        if index == len(self.items):
-            self._try(chosen)
-            return
-        item = self.items[index]
-        for option, own, fetch in self._options[index]:
-            held, runs = option
-            taken = dict(used)
-            taken[held] = taken.get(held, 0) + item.weights
-            taken[runs] = taken.get(runs, 0) + item.working
-            if any(taken[key] > self.room.budgets.get(key, taken[key] if key == DISK else 0) for key in (held, runs)):
-                continue
-            turns = item.streams if fetch else 0
-            self._descend([*chosen, option], compute + own, link + fetch, streamed + turns, taken)
-
-    def _try(self, chosen: Sequence[Option]) -> None:
-        placement = settle(self.items, self.room, chosen)
-        if placement is not None:
-            self.left -= 30
-            taken = self.seconds(placement)
-            if taken < self.shortest:
-                self.best, self.shortest = placement, taken

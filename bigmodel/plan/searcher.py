@@ -13,12 +13,12 @@ from .assignment import Assignment
 from .budgets import Key, is_accelerator
 from .evaluate import device_uses, over_budget
 from .fit import ATTEMPTS
-from .greedy import Placement, Room
 from .groups import tie_groups
 from .items import assignment_of, item_of
 from .objective import Objective
 from .per_pass import per_pass
 from .plan_type import Prediction
+from .room import Placement, Room
 from .search import search
 from .settle import Option
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..devices import DISK, HOST
 from .budgets import Key, is_accelerator
-from .greedy import Item, Placement, Room
+from .room import Item, Placement, Room
 from .window import read_ahead_window
 
 Option = tuple[Key, Key]

@@ -20,9 +20,9 @@ from .assignment import Assignment
 from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .evaluate import over_budget
 from .fit import checked_main
-from .greedy import Room
 from .groups import tie_groups
 from .plan_type import DevicePlan, Plan
+from .room import Room
 from .shortage import budget_error
 from .slots import DEFAULT_SLOTS
 

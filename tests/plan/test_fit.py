@@ -5,7 +5,7 @@ import pytest
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan.evaluate import device_uses, over_budget
 from bigmodel.plan.fit import checked_main, greedy_assignment
-from bigmodel.plan.greedy import Room
+from bigmodel.plan.room import Room
 from bigmodel.profile import profile_model
 
 from ..profile.models import tiny_llama

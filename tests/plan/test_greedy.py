@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.plan.greedy import Item, Placement, Room, place_greedily
+from bigmodel.plan.greedy import place_greedily
+from bigmodel.plan.room import Item, Placement, Room
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 

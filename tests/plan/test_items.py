@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from bigmodel.plan.greedy import Placement
 from bigmodel.plan.groups import tie_groups
 from bigmodel.plan.items import assignment_of, item_of
+from bigmodel.plan.room import Placement
 from bigmodel.profile import profile_model
 
 from ..profile.models import Stack, on_meta, tiny_llama

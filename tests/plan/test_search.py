@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigmodel.plan.budgets import is_accelerator
-from bigmodel.plan.greedy import Item, Placement, Room, place_greedily
+from bigmodel.plan.greedy import place_greedily
+from bigmodel.plan.room import Item, Placement, Room
 from bigmodel.plan.schedule import Visit, seconds_of_pass
 from bigmodel.plan.search import search
 from bigmodel.plan.settle import Option, options_of, settle
