@@ -110,12 +110,7 @@ class AttachedForward:
         self, ahead: tuple[ReadAhead, MappedBlock], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         reader, block = ahead
-        entered = reader.enter(block)
-        try:
-            return self._run(args, kwargs)
-        finally:
-            if entered:
-                reader.leave(block)
+        return reader.visit(block, lambda: self._run(args, kwargs))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.blocks:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from ..checkpoint import populate
 from ..errors import CheckpointError, CheckpointFormatError
@@ -26,8 +27,14 @@ from .page_cache import is_page_cached, major_faults
 from .residency import Residency
 from .stats import StreamStats
 
+T = TypeVar("T")
+
 READERS = 2
 """Threads that bring steps in."""
+
+LOOK_SECONDS = 0.05
+"""How often to look whether pages were taken away: with the processor's caches full of weights a look takes as long as
+some tens of microseconds, and a page that is missed in between costs time and nothing else."""
 
 
 class _Thread(threading.local):
@@ -59,13 +66,32 @@ class ReadAhead:
         self._process = os.getpid()
         self.stats = StreamStats()
         self._residency = Residency(self.blocks, self._budget, self.stats)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="read ahead")
         self._working = 0
         self._inside = 0
         self._waited_for: list[MappedBlock] = []
         self._all_ready = False
         self._faults = 0
+        self._looked = float("-inf")
+
+    def visit(self, block: MappedBlock, compute: Callable[[], T]) -> T:
+        """Return what `compute` returns while `block` is in memory.
+
+        Ctrl-C may fall between any two steps of this: the block is left all the same.
+        """
+        held: list[MappedBlock] = []
+        try:
+            self._enter(block, held)
+            return compute()
+        finally:
+            if held:
+                try:
+                    self._leave(held)
+                except KeyboardInterrupt:
+                    self._leave(held)
+                    raise
 
     def enter(self, block: MappedBlock) -> bool:
         """Return when `block` is in memory, and go on with what follows it.
@@ -76,39 +102,57 @@ class ReadAhead:
         Raises:
             CheckpointFormatError: A file was cut short or cannot be read. The block is not entered then.
         """
+        held: list[MappedBlock] = []
+        try:
+            self._enter(block, held)
+        except BaseException:
+            self._leave(held)
+            raise
+        return bool(held)
+
+    def leave(self, block: MappedBlock) -> None:
+        """Say that a forward has finished computing with `block`."""
+        self._leave([block])
+
+    def _enter(self, block: MappedBlock, held: list[MappedBlock]) -> None:
+        """Bring `block` into memory if need be. `held` gets it as soon as it has to be left again."""
         block.check_files()
         thread = self._thread
         if thread.last is not None and thread.last is not block:
             self._next[thread.last] = block
         thread.last = block
-        if self._all_ready and self._process == os.getpid() and not self._lost_pages(block):
+        if self._all_ready and self._process == os.getpid() and self._seems_complete(block):
             self.stats.hits += 1
-            return False
-        self._bring_in(block)
-        return True
+            return
+        self._bring_in(block, held)
 
-    def leave(self, block: MappedBlock) -> None:
-        """Say that a forward has finished computing with `block`.
+    def _leave(self, held: list[MappedBlock]) -> None:
+        """Leave the block in `held`, if there is one, and empty it. If that is interrupted it can be done again.
 
         Blocks are dropped only while forwards are inside one, and under the lock: what a thread writes to weights
         after its forward cannot meet a drop that looked at them before.
         """
-        with self._changed:
-            block.users -= 1
-            self._inside -= 1
+        with self._lock:
+            if held:
+                block = held[0]
+                block.users -= 1
+                self._inside -= 1
+                held[:] = []
 
-    def _bring_in(self, block: MappedBlock) -> None:
+    def _bring_in(self, block: MappedBlock, held: list[MappedBlock]) -> None:
         if self._process != os.getpid():
             self._start_in_child()
         started = time.perf_counter()
-        with self._changed:
+        with self._lock:
             self._notice_loss(block)
             if block.failure is not None:
                 block.forget()
             self._count(block)
+            # An interrupt is noticed at calls alone: these happen together or not at all.
             block.users += 1
             self._inside += 1
-            self._waited_for.append(block)
+            held[:] = [block]
+            self._waited_for = [*self._waited_for, block]
             try:
                 self._residency.prepare(block)
                 self._residency.order = list(self._following(block))
@@ -118,10 +162,6 @@ class ReadAhead:
                     if block.failure is not None:
                         raise block.failure
                     self._changed.wait()
-            except BaseException:
-                block.users -= 1
-                self._inside -= 1
-                raise
             finally:
                 self._waited_for.remove(block)
         self.stats.add(waited=time.perf_counter() - started)
@@ -132,6 +172,14 @@ class ReadAhead:
         for block in self.blocks:
             block.forget()
             block.users = block.running = 0
+
+    def _seems_complete(self, block: MappedBlock) -> bool:
+        """Whether nothing was taken away when that was last looked at, which is now if it was long ago."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS:
+            return True
+        self._looked = now
+        return not self._lost_pages(block)
 
     def _lost_pages(self, block: MappedBlock) -> bool:
         """Whether the kernel seems to have taken pages away since all blocks were in memory."""
@@ -173,7 +221,7 @@ class ReadAhead:
         try:
             self._bring_in_steps()
         except BaseException as error:
-            with self._changed:
+            with self._lock:
                 for block in self._waited_for:
                     block.failure = RuntimeError(f"bringing weights of {block.name!r} into memory failed: {error}")
                 self._working -= 1
@@ -183,7 +231,7 @@ class ReadAhead:
     def _bring_in_steps(self) -> None:
         """Bring in step after step, until there is none that should be."""
         while True:
-            with self._changed:
+            with self._lock:
                 # Dropped is only while forwards are inside: see `leave`.
                 found = self._residency.next_step(self._waited_for, may_drop=self._inside > 0)
                 if found is None:
@@ -194,7 +242,7 @@ class ReadAhead:
                 block.running += 1
                 block.held += step.nbytes
             failure = self._populate(block, step)
-            with self._changed:
+            with self._lock:
                 block.running -= 1
                 if failure is not None:
                     block.steps.clear()

@@ -61,6 +61,12 @@ def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readahead, "major_faults", lambda: 0)
 
 
+@pytest.fixture(autouse=True)
+def looking_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every entering looks whether pages were taken away."""
+    monkeypatch.setattr(readahead, "LOOK_SECONDS", 0.0)
+
+
 @pytest.fixture
 def one_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single thread, so that what is brought in has an order."""
@@ -157,6 +163,24 @@ def test_pages_that_the_kernel_took_away_are_brought_in_again(
     assert visit(reader, blocks[1])
     settled(reader)
     assert populated.seen == [0, 1, 2, 1, 2, 0]
+
+
+def test_it_looks_for_lost_pages_now_and_then_only(
+    tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults, now = 0, 0.0
+    monkeypatch.setattr(readahead, "major_faults", lambda: faults)
+    monkeypatch.setattr(readahead.time, "monotonic", lambda: now)
+    monkeypatch.setattr(readahead, "LOOK_SECONDS", 1.0)
+    blocks, _ = mapped_blocks(tmp_path, 3)
+    reader = read_ahead(blocks)
+    visit(reader, blocks[0])
+    settled(reader)
+    assert not visit(reader, blocks[1])
+    faults, now = 1, 0.9
+    assert not visit(reader, blocks[2])
+    now = 1.0
+    assert visit(reader, blocks[0])
 
 
 @pytest.mark.usefixtures("one_reader")
