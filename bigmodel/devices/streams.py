@@ -7,6 +7,8 @@ streams (CUDA, XPU) the work is queued on one, ordered by events; elsewhere a wo
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -141,11 +143,35 @@ class DeviceCopyStream:
         return DeviceEvent(event, self._module, self._device)
 
 
-def _do_after(events: Sequence[Event], work: Callable[[], None]) -> None:
-    """Do `work` once `events` have passed; raise what an awaited one raised."""
+class _Work(threading.local):
+    """What the calling thread does for a copy stream: since when that could have begun."""
+
+    due: float | None = None
+
+
+_work = _Work()
+
+
+def due() -> float | None:
+    """Return since when (`time.perf_counter`) the copy could have begun that the calling thread does for a copy stream.
+
+    A thread takes a moment to turn to the next copy; a device that copies by itself has begun with it by then. None
+    outside a copy stream.
+    """
+    return _work.due
+
+
+def _do_after(events: Sequence[Event], work: Callable[[], None], queued: float | None = None) -> None:
+    """Do `work`, `queued` at that time, once `events` have passed; raise what an awaited one raised."""
     for event in events:
+        if not event.done():
+            queued = None
         event.synchronize()
-    work()
+    _work.due = time.perf_counter() if queued is None else queued
+    try:
+        work()
+    finally:
+        _work.due = None
 
 
 def _done_here(events: Sequence[Event], work: Callable[[], None]) -> PastEvent:
@@ -174,7 +200,7 @@ class ThreadCopyStream:
             self._last = None
         if nbytes is not None and nbytes <= HAND_OVER_BYTES and self._is_idle(after):
             return _done_here(after, work)
-        self._last = self._worker.submit(_do_after, after, work)
+        self._last = self._worker.submit(_do_after, after, work, time.perf_counter())
         return HostEvent(self._last)
 
     def compute_mark(self) -> Event:

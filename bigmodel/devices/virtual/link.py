@@ -6,12 +6,16 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..streams import due
+
 
 class VirtualLink:
     """Makes copies take as long as they would on a link of the given speed.
 
     Copies over one link in one direction queue behind each other, as on a real bus; the two directions are
-    independent. The time a copy occupies the link is ``latency + nbytes / bandwidth`` seconds.
+    independent. The time a copy occupies the link is ``latency + nbytes / bandwidth`` seconds, beginning when it was
+    asked for, or when the link had ended the one before it: what a copy stream's thread needs to turn from one copy to
+    the next is no time of the link's, on which a real device would have gone on by itself.
 
     Args:
         bandwidth: Bytes per second in each direction; None for as fast as host memory.
@@ -23,6 +27,7 @@ class VirtualLink:
         self.latency = latency
         self.bytes_to_device = 0
         self.bytes_to_host = 0
+        self._free = {True: 0.0, False: 0.0}
         self._to_device = threading.Lock()
         self._to_host = threading.Lock()
 
@@ -35,8 +40,11 @@ class VirtualLink:
             copy()
             return
         with self._to_device if to_device else self._to_host:
-            end = time.perf_counter() + self.seconds(nbytes)
+            asked, now = due(), time.perf_counter()
+            begin = now if asked is None else min(now, max(asked, self._free[to_device]))
+            end = begin + self.seconds(nbytes)
             copy()
+            self._free[to_device] = max(end, time.perf_counter())
             _sleep_until(end)
             if to_device:
                 self.bytes_to_device += nbytes
@@ -50,7 +58,7 @@ class VirtualLink:
 
 def _sleep_until(end: float) -> None:
     """Sleep to within the timer's slack of `end`, then spin the rest so that short copies are timed right."""
-    slack = 200e-6
+    slack = 60e-6
     remaining = end - time.perf_counter()
     if remaining > slack:
         time.sleep(remaining - slack)

@@ -1,11 +1,14 @@
+import importlib
 import threading
 import time
 
 import pytest
 import torch
 
-from bigmodel.devices import virtual
+from bigmodel.devices import streams, virtual
 from bigmodel.devices.virtual import VirtualLink
+
+link_module = importlib.import_module("bigmodel.devices.virtual.link")  # `virtual.link` is a function
 
 
 def test_a_copy_takes_at_least_the_time_of_its_bytes() -> None:
@@ -28,6 +31,56 @@ def test_copies_in_one_direction_queue_behind_each_other() -> None:
     for copy in copies:
         copy.join()
     assert time.perf_counter() - started >= 0.02
+
+
+class Clock:
+    """Time that passes only when somebody sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        for module in (streams, link_module):
+            monkeypatch.setattr(module, "time", self)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-6)
+
+
+def test_what_waits_in_a_copy_stream_goes_over_the_link_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream's thread is slow to turn to the next copy; the link is not."""
+    clock, gate = Clock(monkeypatch), threading.Event()
+    link, stream = VirtualLink(bandwidth=1e6), streams.ThreadCopyStream("test")
+
+    def copy() -> None:
+        clock.sleep(0.01)  # the thread is elsewhere
+        link.transfer(lambda: None, 20_000, to_device=True)
+
+    stream.submit(lambda: gate.wait(30) and None)
+    events = [stream.submit(copy) for _ in range(3)]
+    gate.set()
+    for event in events:
+        event.wait()
+    assert clock.now == pytest.approx(3 * 0.02, abs=1e-4)
+    assert streams.due() is None
+
+
+def test_a_copy_stream_that_was_idle_begins_when_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    link, stream = VirtualLink(bandwidth=1e6), streams.ThreadCopyStream("test")
+    for _ in range(3):
+        stream.submit(lambda: link.transfer(lambda: None, 20_000, to_device=True)).wait()
+        clock.sleep(0.01)
+    assert clock.now == pytest.approx(3 * 0.03, abs=1e-4)
+
+
+def test_a_copy_that_was_not_waiting_begins_when_it_is_asked_for() -> None:
+    link = VirtualLink(bandwidth=1e6)
+    link.transfer(lambda: None, 10_000, to_device=True)
+    asked = time.perf_counter()
+    link.transfer(lambda: None, 10_000, to_device=True)
+    assert time.perf_counter() - asked >= 0.01
 
 
 @pytest.mark.usefixtures("accelerators")
