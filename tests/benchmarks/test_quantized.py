@@ -13,8 +13,9 @@ pytest.importorskip("torchao")
 
 def test_bytes_moved_and_errors_stand_beside_the_speed(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["quantized", "--link", "0.5"], workdir, capsys)
-    exact, int8, int4 = rows(found)
-    assert [row["weights"] for row in (exact, int8, int4)] == ["float32", "int8", "int4"]
+    exact, int8, int4, small = rows(found)
+    assert [row["weights"] for row in (exact, int8, int4, small)] == ["float32", "int8", "int4", "float32, small"]
+    assert small["bytes moved"] == pytest.approx(int4["bytes moved"], rel=0.05)
     assert exact["bytes moved"] == 4 * 4 * 256**2
     assert int8["bytes moved"] == exact["bytes moved"] * (1 + 4 / 128) / 4
     assert int4["bytes moved"] == exact["bytes moved"] * (0.5 + 5 / 128) / 4
