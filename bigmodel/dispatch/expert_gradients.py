@@ -7,7 +7,6 @@ again with gradients on, and hands each expert's gradient to its place in the ho
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 
 from .expert_layer import ExpertLayer
 from .stand_in import stand_in
+from .surroundings import Precision
 
 Experts: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Hidden states, chosen experts and their weights in; the layer's output out."""
@@ -66,7 +66,7 @@ class _Visit(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.module, ctx.layer = module, layer
         ctx.save_for_backward(hidden, index, weights)
-        ctx.autocast = _autocast_of(hidden.device)
+        ctx.precision = Precision(hidden.device)
         return compute(hidden, index, weights)
 
     @staticmethod
@@ -78,9 +78,7 @@ class _Visit(torch.autograd.Function):
         chosen, numbers = torch.unique(index.cpu(), return_inverse=True)
         tensors = _copies(layer, chosen.tolist(), hidden.device)
         compute = stand_in(ctx.module, num_experts=len(chosen), **dict(zip(layer.names, tensors)))
-        with torch.enable_grad(), ExitStack() as stack:
-            for autocast in ctx.autocast:
-                stack.enter_context(autocast)
+        with torch.enable_grad(), ctx.precision.restored():
             output = compute(hidden, numbers.to(hidden.device), weights)
         found = _gradients(output, gradients[0], [hidden, weights, *tensors])
         host = [
@@ -111,12 +109,3 @@ def _spread(gradient: torch.Tensor, chosen: torch.Tensor, host: torch.Tensor) ->
     whole = torch.zeros(host.shape, dtype=host.dtype, device=host.device)
     whole[chosen] = gradient.to(host.device, host.dtype)
     return whole
-
-
-def _autocast_of(device: torch.device) -> list[torch.autocast]:
-    """Return contexts that restore the present autocast settings."""
-    kinds = [kind for kind in sorted({"cpu", device.type}) if torch.amp.is_autocast_available(kind)]
-    return [
-        torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
-        for kind in kinds
-    ]

@@ -14,9 +14,7 @@ again; of gradients, those of blocks that backward had already passed remain, as
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +26,7 @@ from .block import Block
 from .parameter import like
 from .quantized_block import QuantizedBlock
 from .streamer import Streamer
+from .surroundings import Surroundings, snapshot, unchanged_buffers
 
 Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -91,9 +90,9 @@ class _Call:
         self.compute = compute
         self.positions = positions
         self._structure = structure
-        self._others = [None if isinstance(leaf, torch.Tensor) else _snapshot(leaf) for leaf in leaves]
+        self._others = [None if isinstance(leaf, torch.Tensor) else snapshot(leaf) for leaf in leaves]
         self._first = leaves
-        self._surroundings = _Surroundings(streamer.device)
+        self._surroundings = Surroundings(streamer.device)
         self._output_structure: Any = None
         self._output_leaves: list[Any] = []
 
@@ -198,54 +197,6 @@ def _grad(outputs: list[torch.Tensor], wanted: list[torch.Tensor], gradients: li
             "single tensors. Pass use_reentrant=False, or leave checkpointing off: streamed blocks keep nothing but "
             "their inputs between forward and backward anyway"
         ) from error
-
-
-class _Surroundings:
-    """The random state and autocast settings in which a block was first computed."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._host_state = torch.get_rng_state()
-        self._device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        kinds = [kind for kind in sorted({"cpu", device.type}) if torch.amp.is_autocast_available(kind)]
-        self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Within this context the state is as it was then; afterwards as it was before."""
-        devices = [self._device] if self._device_state is not None else []
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=devices))
-            torch.set_rng_state(self._host_state)
-            if self._device_state is not None:
-                torch.cuda.set_rng_state(self._device_state, self._device)
-            for kind, enabled, dtype in self._autocast:
-                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-            yield
-
-
-@contextmanager
-def unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Give buffers back the values they had: the second computation must not count twice in statistics."""
-    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in kept:
-                # Some kernels (batch norm's) write without raising the tensor's version, so values are compared.
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
-
-
-def _snapshot(leaf: Any) -> Any:
-    """Return a key-value cache as it is now: the block will append to it, and in backward must find it as it was."""
-    layers = getattr(leaf, "layers", None)
-    if not isinstance(layers, list):
-        return leaf
-    snapshot = copy.copy(leaf)
-    snapshot.layers = [copy.copy(layer) for layer in layers]
-    return snapshot
 
 
 def _through_copies(

@@ -1,0 +1,71 @@
+"""What a second computation needs in order to be the first one again: random numbers, precision, buffers, caches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Precision:
+    """The autocast settings, for a device and the host, of the moment in which it is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        kinds = [kind for kind in sorted({"cpu", device.type}) if torch.amp.is_autocast_available(kind)]
+        self._settings = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Within this context the settings are as they were then; afterwards as they were before."""
+        with ExitStack() as stack:
+            for kind, enabled, dtype in self._settings:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            yield
+
+
+class Surroundings:
+    """The random state and the precision in which a block was first computed."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._host_state = torch.get_rng_state()
+        self._device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        self._precision = Precision(device)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Within this context all is as it was then; afterwards as it was before."""
+        devices = [self._device] if self._device_state is not None else []
+        with torch.random.fork_rng(devices=devices), self._precision.restored():
+            torch.set_rng_state(self._host_state)
+            if self._device_state is not None:
+                torch.cuda.set_rng_state(self._device_state, self._device)
+            yield
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Give buffers back the values they had: the second computation must not count twice in statistics."""
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in kept:
+                # Some kernels (batch norm's) write without raising the tensor's version, so values are compared.
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+def snapshot(leaf: Any) -> Any:
+    """Return a key-value cache as it is now: the block will append to it, and in backward must find it as it was."""
+    layers = getattr(leaf, "layers", None)
+    if not isinstance(layers, list):
+        return leaf
+    kept = copy.copy(leaf)
+    kept.layers = [copy.copy(layer) for layer in layers]
+    return kept

@@ -1,0 +1,57 @@
+"""A second computation is the first one again: random numbers, precision, statistics and caches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from bigmodel.dispatch.surroundings import Precision, Surroundings, snapshot, unchanged_buffers
+
+from ..accelerators import at
+
+pytestmark = pytest.mark.usefixtures("every_accelerator")
+
+
+def test_random_numbers_are_drawn_again_and_those_of_others_go_on() -> None:
+    torch.manual_seed(0)
+    surroundings = Surroundings(torch.device(at(0)))
+    first, following = torch.rand(3), torch.rand(3)
+    torch.manual_seed(0)
+    torch.rand(3)
+    with surroundings.restored():
+        assert torch.equal(torch.rand(3), first)
+    assert torch.equal(torch.rand(3), following)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "device"])
+def test_the_precision_is_that_of_the_first_time(kind: str) -> None:
+    kind = torch.device(at(0)).type if kind == "device" else kind
+    with torch.autocast(kind, dtype=torch.bfloat16):
+        precision = Precision(torch.device(at(0)))
+    assert not torch.is_autocast_enabled(kind)
+    with precision.restored():
+        assert (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) == (True, torch.bfloat16)
+    outside = Precision(torch.device(at(0)))
+    with torch.autocast(kind, dtype=torch.bfloat16), outside.restored():
+        assert not torch.is_autocast_enabled(kind)
+
+
+def test_statistics_count_once() -> None:
+    norm = nn.BatchNorm1d(4).to(at(0))
+    norm(torch.randn(3, 4, device=at(0)))
+    before = [buffer.clone() for buffer in norm.buffers()]
+    with unchanged_buffers(norm):
+        norm(torch.randn(3, 4, device=at(0)))
+    assert all(torch.equal(buffer, kept) for buffer, kept in zip(norm.buffers(), before))
+
+
+def test_a_cache_is_kept_as_it_was_and_other_values_are_themselves() -> None:
+    cache = DynamicCache()
+    cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
+    kept = snapshot(cache)
+    cache.update(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4), 0)
+    assert (kept.get_seq_length(), cache.get_seq_length()) == (3, 4)
+    mask = [True]
+    assert snapshot(mask) is mask
