@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _MADV_DONTNEED = 4
+_ATTEMPTS = 8
 _TRACE = 0.001
 """The share of a file that may stay cached: a page or two that the kernel will not give up."""
 
@@ -39,13 +41,27 @@ def evict(files: Iterable[Path]) -> None:
     given = list(files)
     _empty_maps(given)
     for file in given:
-        advise_out(file)
-        left, total = cached_bytes(file), file.stat().st_size
-        if left > max(_TRACE * total, 16 * mmap.PAGESIZE):
+        left, total = _thrown_out(file), file.stat().st_size
+        if left > _most_left(total):
             raise BenchmarkError(
                 f"{left:,} of {total:,} bytes of {file.name} stayed in the page cache, so a cold read cannot be "
                 "measured; another process may have it mapped"
             )
+
+
+def _thrown_out(file: Path) -> int:
+    """Throw `file` out, more than once if somebody is still reading ahead in it; return the bytes that stay."""
+    for attempt in range(_ATTEMPTS):
+        advise_out(file)
+        left = cached_bytes(file)
+        if left <= _most_left(file.stat().st_size):
+            break
+        time.sleep(0.02 * attempt)
+    return left
+
+
+def _most_left(total: int) -> float:
+    return max(_TRACE * total, 16 * mmap.PAGESIZE)
 
 
 def warm(files: Iterable[Path]) -> None:

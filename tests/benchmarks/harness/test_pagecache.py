@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import BenchmarkError
-from benchmarks.harness.pagecache import cached_bytes, evict, resident_bytes, warm
+from benchmarks.harness import BenchmarkError, pagecache
+from benchmarks.harness.pagecache import advise_out, cached_bytes, evict, resident_bytes, warm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: mincore and posix_fadvise")
 
@@ -46,6 +46,22 @@ def test_own_maps_are_emptied_first_and_show_the_same_bytes_afterwards(file: Pat
     assert resident_bytes(tensor) == 0
     assert cached_bytes(file) == 0
     assert int(tensor.sum(dtype=torch.int64)) == total
+
+
+def test_somebody_who_still_reads_ahead_is_waited_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    warm([file])
+    calls: list[Path] = []
+
+    def read_again_twice(path: Path) -> None:
+        advise_out(path)
+        calls.append(path)
+        if len(calls) <= 2:
+            path.read_bytes()
+
+    monkeypatch.setattr(pagecache, "advise_out", read_again_twice)
+    evict([file])
+    assert len(calls) == 3
+    assert cached_bytes(file) == 0
 
 
 def test_what_another_process_has_mapped_is_not_called_cold(file: Path) -> None:
