@@ -14,7 +14,7 @@ from typing import Any
 
 from .harness import Column, Limit, Report, Table, run_isolated
 
-BOUND, BOUND_SHARDED = 0.01, 0.05
+BOUND, BOUND_SHARDED = 0.005, 0.02
 CASES = (
     (1, "ddp", False),
     (1, "ddp", True),

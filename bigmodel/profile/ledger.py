@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..devices import HOST
-from .trace import Allocate, Call, Enter, Event, Free, Held, Leave, Return, Route, Scratch, Trace
+from .trace import Allocate, Call, Enter, Event, Free, Held, Leave, Return, Route, Routed, Scratch, Trace
 
 D = TypeVar("D", bound=Hashable)
 Rounding = Callable[[int], int]
@@ -42,6 +43,37 @@ def replay(
     return ledger
 
 
+@dataclass(frozen=True)
+class InParts:
+    """How a mixture's experts are computed with that do not all fit the device: some after others.
+
+    Attributes:
+        share: how much of the choices is computed at once.
+        least: bytes of what is made whole all the same, and of anything smaller.
+        beside: bytes of what each choice comes to, until all have, and of the tokens of a part.
+    """
+
+    share: float
+    least: int
+    beside: int
+
+    def bytes_of(self, nbytes: int) -> int:
+        """Return the bytes that something takes which takes `nbytes` where all is computed at once."""
+        return nbytes if nbytes <= self.least else int(nbytes * self.share)
+
+
+ALL_AT_ONCE = InParts(1.0, 0, 0)
+
+
+def in_parts(route: Route, slots: int) -> InParts:
+    """Return how experts are computed with where there is room for `slots` of them: half that many at once, while the
+    others arrive."""
+    if slots >= route.choice.wanted:
+        return ALL_AT_ONCE
+    share = min(1.0, max(1, slots // 2) / route.choice.wanted)
+    return InParts(share, route.nbytes, int(route.nbytes * route.choice.per_token * (1 + share)))
+
+
 class Ledger(Generic[D]):
     """Bytes alive on each device, `now` and at the highest mark, `peak`."""
 
@@ -59,6 +91,7 @@ class Ledger(Generic[D]):
         self._main = main
         self._rounding = rounding
         self._experts = experts or {}
+        self._in_parts, self._in_device = ALL_AT_ONCE, main
         self._brought_to = main if brought_to is None else brought_to
         self._calls: list[Call] = []
         self._alive: dict[int, tuple[D, int]] = {}
@@ -71,7 +104,7 @@ class Ledger(Generic[D]):
     def book(self, event: Event) -> None:
         """Book one event."""
         if isinstance(event, Allocate):
-            self._take(event.storage, self._place(event), self._rounding(event.nbytes))
+            self._take(event.storage, self._place(event), self._rounding(self._in_parts.bytes_of(event.nbytes)))
         elif isinstance(event, Free):
             device, nbytes = self._alive.pop(event.storage, (self._main, 0))
             self._add(device, -nbytes)
@@ -85,6 +118,9 @@ class Ledger(Generic[D]):
             self._leave(event)
         elif isinstance(event, Route):
             self._route(event)
+        elif isinstance(event, Routed):
+            self._add(self._in_device, -self._in_parts.beside)
+            self._in_parts = ALL_AT_ONCE
         elif isinstance(event, Call):
             self._calls.append(event)
             self._bring(event, 1)
@@ -121,6 +157,8 @@ class Ledger(Generic[D]):
         if slots is not None:
             choice = event.choice
             more = self._rounding(choice.tokens * choice.per_token * NUMBER) + NUMBER * max(slots - choice.count, 0)
+            self._in_parts, self._in_device = in_parts(event, slots), device
+            self._add(device, self._in_parts.beside)
         self._running.append((unit, device, copied + more))
         self._add(device, more)
 

@@ -16,7 +16,22 @@ from torch.utils._pytree import tree_iter
 from ..devices import HOST
 from .experts import Choice
 from .kernels import run_fake, scratch_bytes
-from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Held, Leave, Operation, Return, Route, Scratch, Trace
+from .trace import (
+    OUTSIDE,
+    Allocate,
+    Call,
+    Enter,
+    Event,
+    Free,
+    Held,
+    Leave,
+    Operation,
+    Return,
+    Route,
+    Routed,
+    Scratch,
+    Trace,
+)
 from .work import ROUTE, Work, work_of
 
 
@@ -101,12 +116,13 @@ class Recorder(TorchDispatchMode):
         arguments = inspect.signature(type(module).forward)
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            _, _, index, _ = arguments.bind(module, *args, **kwargs).args
+            _, tokens, index, _ = arguments.bind(module, *args, **kwargs).args
             self._choice = Choice(index.shape[0], index.shape[1], count)
-            self.events += [Route(position, self._choice), Operation(Work(ROUTE))]
+            self.events += [Route(position, self._choice, tokens.nbytes), Operation(Work(ROUTE))]
 
         def after(_module: nn.Module, _args: Any, _output: Any) -> None:
             self._choice = None
+            self.events.append(Routed())
 
         module.register_forward_pre_hook(before, with_kwargs=True)
         module.register_forward_hook(after)

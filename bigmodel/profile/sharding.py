@@ -11,9 +11,10 @@ from .units import UnitProfile, profile_units
 
 DDP, FSDP = "ddp", "fsdp"
 STRATEGIES = (DDP, FSDP)
-FORWARD, BACKWARD, REDUCING, OPTIMIZER = "forward", "backward", "reducing", "optimizer"
-PHASES = (FORWARD, BACKWARD, REDUCING, OPTIMIZER)
-"""Of a step of training: the backward is "reducing" from the first gradient of a block on."""
+FORWARD, LOSS, BACKWARD, REDUCING, OPTIMIZER = "forward", "loss", "backward", "reducing", "optimizer"
+PHASES = (FORWARD, LOSS, BACKWARD, REDUCING, OPTIMIZER)
+"""Of a step of training: the backward is that of the "loss" until it comes to the last block, and "reducing" from the
+first gradient of a block on."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ def sharding_of(model: nn.Module, ranks: int, strategy: str) -> Sharding:
 
     Under DDP the reducer keeps a bucket for every gradient beside it. Under FSDP (`fully_shard` of every block, then
     of the rest) the rest is whole from its forward to the end of the backward. Beside it there are, in the forward, one
-    block's whole parameters; in the backward also those of the block that comes next; and while gradients are reduced,
-    one block's whole gradients with what they are reduced from.
+    block's whole parameters, as in the backward before it comes to a block; then also those of the block that comes
+    next; and while gradients are reduced, one block's whole gradients with what they are reduced from.
     """
     if ranks == 1:
         return Sharding(1, {})
@@ -53,7 +54,8 @@ def sharding_of(model: nn.Module, ranks: int, strategy: str) -> Sharding:
     units = profile_units(model)
     largest = max((unit.weights for unit in units if unit.is_block), default=0)
     rest = _weights_of_rest(units)
-    return Sharding(ranks, {FORWARD: rest + largest, BACKWARD: rest + 2 * largest, REDUCING: rest + 4 * largest})
+    held = {FORWARD: rest + largest, LOSS: rest + largest, BACKWARD: rest + 2 * largest, REDUCING: rest + 4 * largest}
+    return Sharding(ranks, held)
 
 
 def _weights_of_rest(units: list[UnitProfile]) -> int:

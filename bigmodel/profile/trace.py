@@ -83,13 +83,25 @@ class Return:
 
 @dataclass(frozen=True)
 class Route:
-    """Tokens come to experts that can be fetched one by one; `position` is that of the experts in the unit."""
+    """Tokens come to experts that can be fetched one by one.
+
+    Attributes:
+        position: of the experts in the unit.
+        choice: which they go to.
+        nbytes: bytes of the tokens.
+    """
 
     position: int
     choice: Choice
+    nbytes: int = 0
 
 
-Event = Allocate | Free | Scratch | Enter | Leave | Operation | Call | Return | Route
+@dataclass(frozen=True)
+class Routed:
+    """The experts are done."""
+
+
+Event = Allocate | Free | Scratch | Enter | Leave | Operation | Call | Return | Route | Routed
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from ..devices import HOST, torch_device
 from ..errors import PlanError
@@ -132,7 +134,8 @@ class TrainingStep:
 
     def _step(self, optimizer: torch.optim.Optimizer, inputs: Mapping[str, torch.Tensor], recorder: Recorder) -> None:
         marks = [len(recorder.events)]
-        loss = self._model(**inputs).loss
+        with self._watching_last_block(recorder) as reached:
+            loss = self._model(**inputs).loss
         if loss is None:
             raise PlanError(f"{type(self._model).__name__} returns no loss, so its training cannot be followed")
         marks.append(len(recorder.events))
@@ -142,8 +145,28 @@ class TrainingStep:
         marks.append(len(recorder.events))
         optimizer.step()
         marks.append(len(recorder.events))
-        marks.insert(2, self._first_of_block(recorder, *marks[1:3]))
+        first = self._first_of_block(recorder, *marks[1:3])
+        marks[2:2] = [min([*reached, first]), first]
         self._phases = {phase: range(*marks[turn : turn + 2]) for turn, phase in enumerate(PHASES)}
+
+    @contextmanager
+    def _watching_last_block(self, recorder: Recorder) -> Iterator[list[int]]:
+        """Within this context forwards run; the list gets the position at which the backward comes to a last block."""
+        reached: list[int] = []
+        outputs: list[torch.Tensor] = []
+
+        def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+            outputs[:] = [tensor for tensor in tree_leaves(output) if getattr(tensor, "requires_grad", False)]
+
+        handles = [self._model.get_submodule(name[:-1]).register_forward_hook(keep) for name in self._blocks]
+        try:
+            yield reached
+        finally:
+            for handle in handles:
+                handle.remove()
+        for tensor in outputs:
+            tensor.register_hook(lambda _: reached.append(len(recorder.events)))
+        outputs.clear()
 
     def _first_of_block(self, recorder: Recorder, begin: int, end: int) -> int:
         """Return the position of the event between `begin` and `end` that makes the first gradient of a block."""

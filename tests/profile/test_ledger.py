@@ -1,7 +1,23 @@
 from __future__ import annotations
 
-from bigmodel.profile.ledger import replay
-from bigmodel.profile.trace import OUTSIDE, Allocate, Call, Enter, Free, Held, Leave, Return, Scratch, Trace
+import pytest
+
+from bigmodel.profile.experts import Choice
+from bigmodel.profile.ledger import in_parts, replay
+from bigmodel.profile.trace import (
+    OUTSIDE,
+    Allocate,
+    Call,
+    Enter,
+    Free,
+    Held,
+    Leave,
+    Return,
+    Route,
+    Routed,
+    Scratch,
+    Trace,
+)
 
 CHAIN = Trace(
     (
@@ -74,3 +90,35 @@ def test_inputs_that_go_to_the_first_weights_and_back_are_there_twice_if_they_ar
     assert books.peak == {0: 40 + 8 + 40, "cpu": 48}
     assert books.now == {0: 48, "cpu": 0}
     assert replay(trace, {}, 0).peak == {0: 48}
+
+
+EXPERTS = Trace(
+    (
+        Enter(0),
+        Route(0, Choice(tokens=10, per_token=2, count=4), nbytes=100),
+        Allocate(0, 400),
+        Free(0),
+        Allocate(1, 100),
+        Routed(),
+        Leave(0),
+    )
+)
+"""10 tokens of 10 bytes go to 2 of 4 experts each; what is computed of them takes 400 bytes, what comes out 100."""
+
+
+def test_experts_that_come_one_by_one_are_called_by_numbers_that_are_copied_to_the_device() -> None:
+    numbers = 10 * 2 * 8
+    assert replay(EXPERTS, {}, 0).peak == {0: 400}
+    assert replay(EXPERTS, {}, 0, experts={(0, 0): 4}).peak == {0: 400 + numbers}
+    assert replay(EXPERTS, {}, 0, experts={(0, 0): 7}).peak == {0: 400 + numbers + 3 * 8}
+
+
+def test_where_not_all_experts_fit_some_are_computed_after_others_and_what_comes_of_each_choice_is_kept() -> None:
+    choice = Choice(tokens=10, per_token=2, count=4)
+    part = in_parts(Route(0, choice, nbytes=100), slots=2)
+    assert part.share == pytest.approx(1 / choice.wanted)
+    assert part.beside == int(200 * (1 + part.share))
+    assert (part.bytes_of(400), part.bytes_of(100)) == (int(400 * part.share), 100)
+    books = replay(EXPERTS, {}, 0, experts={(0, 0): 2})
+    assert books.peak == {0: 10 * 2 * 8 + part.beside + int(400 * part.share)}
+    assert books.now == {0: 100}

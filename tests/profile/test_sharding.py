@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bigmodel.profile.sharding import BACKWARD, FORWARD, OPTIMIZER, PHASES, REDUCING, sharding_of
+from bigmodel.profile.sharding import BACKWARD, FORWARD, LOSS, OPTIMIZER, PHASES, REDUCING, sharding_of
 
 from .models import tiny_llama
 
@@ -28,6 +28,7 @@ def test_under_fsdp_blocks_are_whole_one_at_a_time_and_the_rest_all_the_time() -
     sharding = sharding_of(MODEL, 4, "fsdp")
     assert sharding.share(9) == 3
     assert sharding.held_in(FORWARD) == REST + BLOCK
+    assert sharding.held_in(LOSS) == REST + BLOCK
     assert sharding.held_in(BACKWARD) == REST + 2 * BLOCK
     assert sharding.held_in(REDUCING) == REST + 4 * BLOCK
     assert sharding.held_in(OPTIMIZER) == 0
