@@ -1,9 +1,8 @@
-"""Making a DeepSpeed engine from a model and its optimizer, and reading from one what it keeps to itself."""
+"""Making a DeepSpeed engine from a model and its optimizer, its configuration filled in from the run."""
 
 from __future__ import annotations
 
 import copy
-import importlib
 import logging
 import os
 from collections.abc import Sequence
@@ -13,19 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from bigmodel.errors import CheckpointFormatError, TrainError
+from bigmodel.errors import TrainError
 from bigmodel.train.strategies.base import StrategySettings
 from bigmodel.train.strategies.deepspeed_config import DeepSpeedConfig
 from bigmodel.train.strategies.deepspeed_dummy import DummyOptim, DummyScheduler
 from bigmodel.train.strategies.deepspeed_plugin import DeepSpeedPlugin
-
-# What DeepSpeed's own checkpoints hold beside tensors, numbers and strings.
-_CLASSES = (
-    "deepspeed.runtime.zero.config.ZeroStageEnum",
-    "deepspeed.utils.tensor_fragment.fragment_address",
-    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
-)
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -90,48 +81,6 @@ def gradient_norm(engine: Any) -> Tensor | None:
     else:
         return None
     return torch.as_tensor(norm, dtype=torch.float32) / scale
-
-
-def gathered_state_dict(module: nn.Module, *, keep: bool) -> dict[str, Any]:
-    """The full state dict of a module whose parameters ZeRO-3 has sharded; every rank calls it.
-
-    Args:
-        keep: put the values in RAM on this rank; otherwise the answer is {}.
-    """
-    import deepspeed
-
-    state: dict[str, Any] = {}
-    copies: dict[int, Tensor] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if id(parameter) not in copies:
-            with deepspeed.zero.GatheredParameters([parameter], modifier_rank=None):
-                copies[id(parameter)] = parameter.detach().cpu().clone() if keep else torch.empty(0)
-        state[name] = copies[id(parameter)]
-    buffers = {name: value for name, value in module.state_dict().items() if name not in state}
-    state.update({name: value.detach().cpu() for name, value in buffers.items()})
-    return state if keep else {}
-
-
-def safe_checkpoint_engine() -> Any:
-    """A reader of DeepSpeed's files that runs no code in them: tensors, numbers, and four classes of DeepSpeed."""
-    from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
-
-    class SafeCheckpointEngine(TorchCheckpointEngine):
-        def load(self, path: str, map_location: Any = None) -> Any:
-            refused = set(torch.serialization.get_unsafe_globals_in_checkpoint(path)) - set(_CLASSES)
-            if refused:
-                raise CheckpointFormatError(
-                    f"{path} holds objects of {', '.join(sorted(refused))}, which no DeepSpeed checkpoint contains"
-                )
-            with torch.serialization.safe_globals([_class(name) for name in _CLASSES]):
-                return torch.load(path, map_location=map_location, weights_only=True)
-
-    return SafeCheckpointEngine()
-
-
-def _class(name: str) -> Any:
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def _fill_sizes(
