@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bigmodel.cli.main import run
 from bigmodel.errors import CheckpointNotFoundError
 from bigmodel.train.strategies.distributed_files import save_folder
 from bigmodel.train.strategies.merge import merge_fsdp_weights
@@ -48,10 +47,3 @@ def test_bin_files_and_removal(state: Path, tmp_path: Path) -> None:
 def test_a_folder_without_shards_is_said(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="has no sharded weights"):
         merge_fsdp_weights(tmp_path, tmp_path / "out")
-
-
-def test_the_command(state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["merge-weights", str(state), str(tmp_path / "out"), "--max-shard-size", "1GB"]) == 0
-    assert (tmp_path / "out" / "model.safetensors").is_file()
-    assert run(["merge-weights", str(tmp_path / "none"), str(tmp_path / "out")]) == 1
-    assert "has no sharded weights" in capsys.readouterr().err
