@@ -11,12 +11,11 @@ from torch import nn
 
 from ..devices import HOST, DeviceLike, torch_device
 from ..plan import check_device_map
-from ..profile.quantized import check_offload_dtype
 from .build import Builder
 from .device_map import DeviceMap, ResolvedMap, resolve_device_map, whole_classes
 from .dispatched import dispatched
 from .offload_folder import fill_meta, write_to_disk
-from .options import Options, read_budgets, size_or_none
+from .options import Options
 from .parameter import moved_like
 
 
@@ -89,15 +88,15 @@ def dispatch_model(
     """
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
     resolved = resolve_device_map(model, device_map, max_memory, classes, main_device, offload, offload_dtype)
-    options = Options(
-        offload_buffers,
-        skip_keys,
-        classes,
-        force_hooks,
-        expert_cache=size_or_none(expert_cache),
-        pinned_memory=size_or_none(pinned_memory),
-        budgets=read_budgets(max_memory),
-        offload_dtype=check_offload_dtype(offload_dtype),
+    options = Options.read(
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        no_split_module_classes=classes,
+        force_hooks=force_hooks,
+        expert_cache=expert_cache,
+        pinned_memory=pinned_memory,
+        max_memory=max_memory,
+        offload_dtype=offload_dtype,
     )
     fill_meta(model, state_dict, offload_index, offload_dir)
     return place_and_attach(model, resolved, options, offload_dir)

@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from ..devices import DeviceLike
-from ..profile.quantized import check_offload_dtype
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatch import place_and_attach
 from .fused_checkpoint import load_in_place
-from .options import Options, read_budgets, size_or_none
+from .options import Options
 
 
 def load_checkpoint_and_dispatch(
@@ -80,16 +79,16 @@ def load_checkpoint_and_dispatch(
         resolved = resolve_device_map(
             model, device_map, max_memory, classes, main_device, offload, offload_dtype, **shapes
         )
-    options = Options(
-        offload_buffers,
-        skip_keys,
-        classes,
-        force_hooks,
+    options = Options.read(
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        no_split_module_classes=classes,
+        force_hooks=force_hooks,
         dtype=wanted,
-        expert_cache=size_or_none(expert_cache),
-        pinned_memory=size_or_none(pinned_memory),
-        budgets=read_budgets(max_memory),
-        offload_dtype=check_offload_dtype(offload_dtype),
+        expert_cache=expert_cache,
+        pinned_memory=pinned_memory,
+        max_memory=max_memory,
+        offload_dtype=offload_dtype,
     )
     load_in_place(
         model,

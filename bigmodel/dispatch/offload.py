@@ -11,7 +11,6 @@ from torch import nn
 
 from ..devices import DISK, HOST, DeviceLike, accelerators, torch_device
 from ..errors import DispatchError
-from ..profile.quantized import check_offload_dtype
 from .device_map import ResolvedMap, whole_classes
 from .dispatch import place_and_attach
 from .move import send_to_device
@@ -40,10 +39,10 @@ def cpu_offload(
     """
     fill_meta(model, state_dict)
     device = _execution_device(model, execution_device)
-    options = Options(
-        offload_buffers,
+    options = Options.read(
+        offload_buffers=offload_buffers,
         no_split_module_classes=whole_classes(model, None, preload_module_classes),
-        offload_dtype=check_offload_dtype(offload_dtype),
+        offload_dtype=offload_dtype,
     )
     return place_and_attach(model, ResolvedMap({"": HOST}, device), options)
 
@@ -71,10 +70,10 @@ def disk_offload(
     """
     fill_meta(model, offload_dir=offload_dir)
     device = _execution_device(model, execution_device)
-    options = Options(
-        offload_buffers,
+    options = Options.read(
+        offload_buffers=offload_buffers,
         no_split_module_classes=whole_classes(model, None, preload_module_classes),
-        offload_dtype=check_offload_dtype(offload_dtype),
+        offload_dtype=offload_dtype,
     )
     return place_and_attach(model, ResolvedMap({"": DISK}, device), options, offload_dir)
 

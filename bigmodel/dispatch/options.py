@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..devices import DISK, HOST, DeviceLike, device_key, get_max_memory, parse_size
+from ..profile.quantized import check_offload_dtype
 from .placement import Placement
 
 
@@ -44,6 +46,37 @@ class Options:
     offload_folder: Path | None = None
     pinned_memory: int | None = None
 
+    @classmethod
+    def read(
+        cls,
+        *,
+        expert_cache: int | str | None = None,
+        pinned_memory: int | str | None = None,
+        max_memory: Mapping[DeviceLike, int | str] | None = None,
+        offload_dtype: str | None = None,
+        **others: Any,
+    ) -> Options:
+        """Return options as people give them: sizes in bytes or as text, budgets by whatever names devices have.
+
+        Args:
+            expert_cache: See the attributes.
+            pinned_memory: Likewise.
+            max_memory: The budgets.
+            offload_dtype: See the attributes.
+            others: Attributes as they are.
+
+        Raises:
+            SizeError: A size is none.
+            PlanError: `offload_dtype` is none of those it may be.
+        """
+        return cls(
+            expert_cache=size_or_none(expert_cache),
+            pinned_memory=size_or_none(pinned_memory),
+            budgets=None if max_memory is None else get_max_memory(max_memory),
+            offload_dtype=check_offload_dtype(offload_dtype),
+            **others,
+        )
+
     def budget(self, device: DeviceLike) -> int | None:
         """Return the bytes that may be taken of `device`; None where nothing was said."""
         return None if self.budgets is None else self.budgets.get(device_key(device))
@@ -57,8 +90,3 @@ class Options:
 def size_or_none(size: int | str | None) -> int | None:
     """Return a size in bytes; None stays None."""
     return None if size is None else parse_size(size)
-
-
-def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None) -> Mapping[int | str, int] | None:
-    """Return budgets by device key in bytes; None where nothing was said."""
-    return None if max_memory is None else get_max_memory(max_memory)

@@ -15,13 +15,12 @@ from ..devices import DeviceLike
 from ..devices.empty import init_empty_weights
 from ..errors import CheckpointError, CheckpointFormatError
 from ..plan import Plan
-from ..profile.quantized import check_offload_dtype
 from ..profile.resolve import open_source
 from .device_map import DeviceMap, resolve_device_map
 from .dispatch import place_and_attach
 from .dispatched import dispatched
 from .fused_checkpoint import load_in_place
-from .options import Options, read_budgets, size_or_none
+from .options import Options
 
 
 def from_pretrained(
@@ -98,16 +97,15 @@ def from_pretrained(
         batch_size=batch_size,
         context_length=context_length,
     )
-    skip_keys = getattr(model, "_skip_keys_device_placement", None)
-    options = Options(
-        offload_buffers,
-        skip_keys,
-        no_split_module_classes,
+    options = Options.read(
+        offload_buffers=offload_buffers,
+        skip_keys=getattr(model, "_skip_keys_device_placement", None),
+        no_split_module_classes=no_split_module_classes,
         dtype=wanted,
-        expert_cache=size_or_none(expert_cache),
-        pinned_memory=size_or_none(pinned_memory),
-        budgets=read_budgets(max_memory),
-        offload_dtype=check_offload_dtype(offload_dtype),
+        expert_cache=expert_cache,
+        pinned_memory=pinned_memory,
+        max_memory=max_memory,
+        offload_dtype=offload_dtype,
     )
     load_in_place(
         model,

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from bigmodel.dispatch.options import Options, read_budgets, size_or_none
+from bigmodel.dispatch.options import Options, size_or_none
 from bigmodel.dispatch.placement import Placement
+from bigmodel.errors import PlanError
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
 
 def test_a_budget_is_found_by_whatever_name_its_device_is_given() -> None:
-    options = Options(budgets=read_budgets({0: "1KiB", "cpu": 2**20}))
+    options = Options.read(max_memory={0: "1KiB", "cpu": 2**20})
     assert options.budget("virtual:0") == options.budget(0) == 1024
     assert options.budget("cpu") == 2**20
     assert options.budget(1) is None
 
 
 def test_without_budgets_there_is_no_limit() -> None:
-    assert read_budgets(None) is None
-    assert Options().budget("cpu") is None
+    assert Options.read().budget("cpu") is None
+    assert Options.read() == Options()
+
+
+def test_what_people_give_is_read() -> None:
+    options = Options.read(expert_cache="1KiB", pinned_memory=7, offload_dtype="int8", slots=3)
+    assert (options.expert_cache, options.pinned_memory, options.offload_dtype, options.slots) == (1024, 7, "int8", 3)
+    with pytest.raises(PlanError, match="int3"):
+        Options.read(offload_dtype="int3")
 
 
 @pytest.mark.parametrize(("given", "nbytes"), [(None, None), (7, 7), ("2KiB", 2048)])
