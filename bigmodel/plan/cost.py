@@ -70,6 +70,7 @@ class CostModel:
         self._inputs = [_input_bytes(phase) for phase in profile.phases]
         self._known: dict[tuple[int, int, Key, bool], float] = {}
         self._names: dict[Key, str] = {}
+        self._rooms: tuple[Assignment | None, Mapping[tuple[int, int], ExpertRoom]] = None, {}
 
     @cached_property
     def cached_share(self) -> float:
@@ -83,7 +84,7 @@ class CostModel:
             assignment = assignment.in_steps()
         main, on_disk = assignment.main, self._bytes_on_disk(assignment)
         from_host = bool(assignment.held) and not is_accelerator(assignment.held[self.profile.first])
-        rooms = expert_rooms(self.profile, assignment)
+        rooms = self._rooms_of(assignment)
         visits: list[Visit] = []
         compute: dict[Key, float] = {main: self.compute(phase, OUTSIDE, main, from_host)}
         link = disk = 0.0
@@ -171,6 +172,12 @@ class CostModel:
             return 0.0
         seconds = self.machine.link(self._name(runs)).to_device.seconds(int(nbytes))
         return max(seconds, nbytes / self._disk_rate(on_disk)) if held == DISK else seconds
+
+    def _rooms_of(self, assignment: Assignment) -> Mapping[tuple[int, int], ExpertRoom]:
+        """Return the rooms of experts, found once for all phases of an assignment."""
+        if self._rooms[0] is not assignment:
+            self._rooms = assignment, expert_rooms(self.profile, assignment)
+        return self._rooms[1]
 
     def _experts(self, phase: int, unit: int, rooms: Mapping[tuple[int, int], ExpertRoom]) -> tuple[float, float]:
         """Return the bytes of a unit's experts that are brought in one pass: ahead of it, and when they are chosen."""

@@ -112,9 +112,11 @@ def _expert_bytes(profile: Profile, assignment: Assignment) -> int:
     slots = max(assignment.slots, DEFAULT_SLOTS)
     whole = []
     for index, unit in enumerate(profile.units):
-        rest = _slab(assignment, index, unit) if assignment.streamed(index) else 0
-        brought = any(_comes_to(assignment, index, device) for device in {assignment.main, HOST})
-        whole.append(rest + (sum(experts.count * experts.nbytes for experts in unit.experts) if brought else 0))
+        streamed = assignment.streamed(index)
+        rest = _slab(assignment, index, unit) if streamed else 0
+        if unit.experts and (streamed or _comes_to(assignment, index, HOST)):
+            rest += sum(experts.count * experts.nbytes for experts in unit.experts)
+        whole.append(rest)
     rests = list(_slabs(profile, assignment))
     return slots * max(whole, default=0) - min(slots, len(rests)) * max(rests, default=0)
 

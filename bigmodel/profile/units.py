@@ -73,8 +73,13 @@ class UnitProfile:
 
     def slab_without_experts(self, with_buffers: bool = False) -> int:
         """Return the bytes of the slot for what is streamed as a whole: all but experts, which come one by one."""
+        return self._slabs_without_experts[with_buffers]
+
+    @cached_property
+    def _slabs_without_experts(self) -> tuple[int, int]:
         fused = (self.storages[number].nbytes for number in self._expert_storages)
-        return self.slab(with_buffers) - sum(-(-nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT for nbytes in fused)
+        experts = sum(-(-nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT for nbytes in fused)
+        return self.slab(False) - experts, self.slab(True) - experts
 
     @cached_property
     def expert_weights(self) -> int:

@@ -11,6 +11,8 @@ import torch
 
 from bigmodel.dispatch.verify import Finding
 
+from .mixtures import mixtral
+
 SCRIPT = """
 import sys, dataclasses
 from bigmodel.profile import probe, machine_json
@@ -54,6 +56,16 @@ def test_the_accelerators_peak_is_what_the_plan_says_and_the_exit_code_says_whet
     assert peak["predicted"] == peak["measured"]
     assert {one["what"] for one in findings if one["unit"] == "seconds"} == {"prompt", "step"}
     assert done.returncode == (1 if any(abs(one["error"]) > 0.2 for one in findings if one["unit"] == "seconds") else 0)
+
+
+@pytest.mark.parametrize("budget", ["720KB", "1100KB"])
+def test_a_streamed_mixtures_peak_is_what_the_plan_says(budget: str, tmp_path: Path) -> None:
+    """Its first weights lie on the host, so that `transformers` decodes by another function than beside a device."""
+    mixtral(num_hidden_layers=8).save_pretrained(tmp_path / "model")
+    options = ["--max-memory", f"0={budget},cpu=1GB", "--context", "32", "--batch-size", "2"]
+    findings = json.loads(verified(tmp_path, *options).stdout)
+    peak = next(one for one in findings if one["device"] == "virtual:0")
+    assert peak["predicted"] == peak["measured"]
 
 
 def test_an_error_is_a_share_of_what_was_measured() -> None:
