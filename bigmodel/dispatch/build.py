@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
 from torch import nn
 
-from ..devices import HOST, is_accelerator, torch_device
+from ..devices import HOST, torch_device
 from ..errors import DeviceMapError, DispatchError
 from ..profile import storage_key
 from .align import Aligner
 from .block import Block, HostTensor
 from .build_ahead import attach_read_ahead
 from .build_experts import ExpertBuilder
-from .build_quantized import carry, quantized
+from .build_quantized import quantized
+from .build_streams import StreamBuilder
 from .device_map import ResolvedMap
 from .dispatched import Dispatched, Journal
 from .expert_layer import ExpertLayer
-from .fused import lies_on_disk
 from .options import Options
 from .parameter import moved_like
-from .per_call import PerCall, layers_of
 from .pieces import find_pieces
 from .pinned import PinnedBudget
 from .placement import Placed
-from .quantized_block import QuantizedBlock
-from .streamer import Streamer
 
 
 class Builder:
@@ -60,7 +56,7 @@ class Builder:
             )
             layers = experts.find()
             blocks = self._blocks(result, layers)
-            self._stream(blocks, result)
+            StreamBuilder(self.modules, self.placed, self.pieces, self.options, self.pinned).attach(blocks, result)
             experts.attach(layers, result, self._expert_bytes(blocks, layers), self.pinned)
             Aligner(self.modules, self.placed, self.placement, self.pieces, self.options).align(result)
             self._read_ahead(blocks, result)
@@ -181,42 +177,6 @@ class Builder:
             host.owners.append((placed.registry, placed.key))
         return Block(name, list(tensors.values()))
 
-    def _stream(self, blocks: list[tuple[str, Block, bool]], result: Dispatched) -> None:
-        """Let blocks be streamed to where they run: the main device, or the host where they are cast on the way."""
-        by_device: dict[torch.device, list[tuple[str, Block, bool]]] = defaultdict(list)
-        for name, block, encloses in blocks:
-            by_device[self._runs_on(block)].append((name, block, encloses))
-        shared = self._shared_storages([block for _, block, _ in blocks])
-        for device, here in by_device.items():
-            sequential = [block for _, block, encloses in here if not encloses]
-            errors = carry(sequential, self.placed, self.options.offload_folder, self.pinned)
-            result.quantization_errors.update(errors)
-            streamer = Streamer(device, sequential, slots=self.options.slots)
-            for name, block, encloses in here:
-                block.encloses = encloses
-                if self._packs(block, shared):
-                    block.pack(pin=self.pinned.take(block.layout.nbytes))
-                forward = result.forward_of(name, self.modules[name])
-                forward.device = device
-                forward.blocks.append((streamer, block))
-                forward.per_call = self._per_call(name, block)
-            result.streamers.append(streamer)
-
-    def _per_call(self, name: str, block: Block) -> PerCall | None:
-        """Return what decides for each call of the module `name` where it is computed; None where it always streams.
-
-        On the host it can be computed if all of it lies there as it is computed with.
-        """
-        names = next(piece.tensors for piece in self.pieces if piece.name == name)
-        below = self.placed[names[0]].computed_below
-        shown = sum(len(tensor.owners) for tensor in block.tensors)
-        if not below or block.casts or block.encloses or shown != len(names):
-            return None
-        return PerCall(below, layers_of(self.modules[name]))
-
-    def _runs_on(self, block: Block) -> torch.device:
-        return torch_device(self.placed[block.tensors[0].name].runs_on)
-
     def _read_ahead(self, blocks: list[tuple[str, Block, bool]], result: Dispatched) -> None:
         """Attach to modules that compute on the host with weights on disk."""
         streamed = {(id(r), key) for _, block, _ in blocks for t in block.tensors for r, key in t.owners}
@@ -224,24 +184,3 @@ class Builder:
         fetched = [name for name, forward in result.attachments.items() if forward.compute is not None]
         moved |= {f"{name}.{key}" for name in fetched for key in self.modules[name]._parameters}
         attach_read_ahead(self.pieces, self.modules, self.placed, moved, result, self.options.budget(HOST))
-
-    def _shared_storages(self, blocks: list[Block]) -> set[object]:
-        """Return the storages that more than one block refers to."""
-        seen: set[object] = set()
-        shared: set[object] = set()
-        for block in blocks:
-            for key in {storage_key(tensor.value) for tensor in block.tensors}:
-                (shared if key in seen else seen).add(key)
-        return shared
-
-    def _packs(self, block: Block, shared: set[object]) -> bool:
-        """Whether a block's host tensors may be moved into one slab of their own."""
-        return (
-            is_accelerator(self.main)
-            and not block.casts
-            and not isinstance(block, QuantizedBlock)
-            and all(
-                not lies_on_disk(t.value) and t.value.is_contiguous() and storage_key(t.value) not in shared
-                for t in block.tensors
-            )
-        )
