@@ -65,7 +65,9 @@ class CostModel:
         self.profile = profile
         self.machine = machine
         self._works = [phase.trace.work() for phase in profile.phases]
-        self._works_from_host = [phase.trace_from(HOST).work() for phase in profile.phases]
+        self._works_from_host = [
+            None if phase.from_host is None else phase.from_host.work() for phase in profile.phases
+        ]
         self._choices = [phase.trace.choices() for phase in profile.phases]
         self._inputs = [_input_bytes(phase) for phase in profile.phases]
         self._known: dict[tuple[int, int, Key, bool], float] = {}
@@ -125,9 +127,10 @@ class CostModel:
             runs: the device.
             from_host: the model's first weights lie on the host: see `Phase.from_host`.
         """
-        key = (phase, unit, runs, from_host)
+        other = self._works_from_host[phase] if from_host else None
+        key = (phase, unit, runs, other is not None)
         if key not in self._known:
-            works = (self._works_from_host if from_host else self._works)[phase]
+            works = self._works[phase] if other is None else other
             self._known[key] = self._total(works.get(unit, ()), runs)
         return self._known[key]
 
