@@ -6,7 +6,6 @@ from math import prod
 
 import torch
 
-from ..profile import expert_names as expert_names
 from .block import Block, HostTensor
 from .fused import FusedView, PartOfTensor, lies_on_disk
 from .slab import Layout, Place

@@ -6,6 +6,7 @@ from bigmodel.plan import read_ahead_window, staging
 from bigmodel.plan.assignment import Assignment, host_only
 from bigmodel.plan.evaluate import device_uses, over_budget
 from bigmodel.profile import profile_model
+from bigmodel.profile.generation_mask import keeps_mask
 
 from ..profile.models import Stack, on_meta, tiny_llama
 
@@ -27,10 +28,11 @@ def test_weights_are_where_they_are_held_and_the_rest_where_it_runs() -> None:
     count = len(profile.units)
     uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, slots=2, slot_bytes=100))
     assert uses["cpu"].weights == profile.weights
-    assert uses["cpu"].total == profile.weights + 2 * 32 * 8  # ids and positions are brought to the first weights
+    # Ids and positions are brought to the first weights, and the mask if `generate` keeps it.
+    assert uses["cpu"].total == profile.weights + (2 + keeps_mask()) * 32 * 8
     assert uses[0].buffers == profile.buffers
     assert uses[0].kv_cache == sum(profile.kv_cache)
-    assert uses[0].activations == profile.activations + 32 * 8  # positions came back from there
+    assert uses[0].activations == profile.activations + (1 + keeps_mask()) * 32 * 8  # but ids they came back
     assert uses[0].slots == 200
 
 
