@@ -210,17 +210,20 @@ def test_the_budget_holds_and_most_of_what_fits_stays(
 ) -> None:
     blocks, registries = mapped_blocks(tmp_path, 8)
     reader = under_budget(blocks, 5 * MIB + MIB // 8, monkeypatch)
-    for turn in range(4):
-        populated.seen.clear()
+    turns = 5
+    for turn in range(turns):
         for n, block in enumerate(blocks):
             assert reader.enter(block)
             assert sum(block.held for block in blocks) <= 5 * MIB
             assert registries[n]["weight"].unique().tolist() == [n]
             reader.leave(block)
-        settled(reader)
-        if turn:
-            # Of 8 blocks 5 fit. Least recently used first, a cycle would bring in all 8 again.
-            assert len(populated.seen) <= 5
+        if turn == 0:
+            settled(reader)
+            populated.seen.clear()
+    settled(reader)
+    # Of 8 blocks 3 stay beside two blocks' room to work in. Least recently used first, each turn would bring in all 8.
+    # How far reading had come between two turns is chance, and counts on either side.
+    assert len(populated.seen) <= (turns - 1) * 5 + 2
     assert reader.stats.bytes_dropped >= 3 * 3 * MIB
 
 
