@@ -17,7 +17,9 @@ def verify(
     max_memory: Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")] = None,
     dtype: Annotated[str, typer.Option(help="What the weights are loaded as; auto: as stored.")] = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
-    context: Annotated[int, typer.Option(min=2, help="Tokens of a sequence at its end.")] = 256,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Tokens of a sequence at its end.", show_default="256, if allowed")
+    ] = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="How many of these are generated.")] = 1,
     objective: Annotated[str, typer.Option(help="latency, throughput or fit.")] = "latency",
     tolerance: Annotated[float, typer.Option(min=0, help="Error of memory that is let pass, as a share.")] = 0.02,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..devices import HOST, DeviceLike, device_key
-from ..errors import PlanError
+from ..errors import DeviceError, PlanError
 from ..plan import OFFLOADS, STRATEGIES, Plan, make_plan, plan
 from ..profile import find_no_split_classes
 from .placement import Placement
@@ -73,6 +73,7 @@ def resolve_device_map(
         shapes: `batch_size`, `context_length` and `dtype` that a plan is made for.
 
     Raises:
+        DeviceError: `device_map` is a word that names neither a strategy nor a device.
         PlanError: There is no such way to offload, or it does not go with this map.
         BudgetError: The model does not fit.
     """
@@ -95,12 +96,23 @@ def resolve_device_map(
                 f"offload={offload!r} goes with device_map='auto' or a device by module, not {device_map!r}"
             )
         return _planned(model, made, main_device)
-    devices = dict(device_map) if isinstance(device_map, Mapping) else {"": device_map}
+    devices = dict(device_map) if isinstance(device_map, Mapping) else {"": _device(device_map)}
     if offload == "auto":
         raise PlanError(
             "offload='auto' is decided by a plan: give device_map='auto', or a plan made with offload='auto'"
         )
     return ResolvedMap(devices, main_device, dict.fromkeys(devices, HOST) if offload == "compute" else {})
+
+
+def _device(name: DeviceLike) -> DeviceLike:
+    """Return `name` if it names a device, which somebody who mistyped a strategy's name is told it does not."""
+    try:
+        device_key(name)
+    except DeviceError as error:
+        raise DeviceError(
+            f"device_map is {name!r}, which is neither a strategy ({', '.join(STRATEGIES)}) nor a device here: {error}"
+        ) from error
+    return name
 
 
 def _planned(model: nn.Module, made: Plan, main_device: DeviceLike | None) -> ResolvedMap:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,6 +37,7 @@ from .pretrained import from_pretrained
 
 BYTES, SECONDS = "bytes", "seconds"
 REPEATS = 5
+CONTEXT = 256
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def verify(
     model: str | os.PathLike[str],
     max_memory: Mapping[DeviceLike, int | str] | None = None,
     batch_size: int = 1,
-    context_length: int = 256,
+    context_length: int | None = None,
     new_tokens: int = 1,
     dtype: str = "auto",
     objective: str = "latency",
@@ -81,7 +83,7 @@ def verify(
         model: a folder or a Hub id.
         max_memory: budgets, as for `plan`.
         batch_size: sequences at once.
-        context_length: tokens of a sequence at its end.
+        context_length: tokens of a sequence at its end; None: 256, or as many as the model allows.
         new_tokens: how many of these are generated.
         dtype: what weights are loaded as.
         objective: as for `plan`.
@@ -92,7 +94,7 @@ def verify(
     Raises:
         PlanError: the model does not fit, or what it takes as input is not known.
     """
-    open_source(model).config_dict()  # a model that is not there is said to be so at once
+    config = open_source(model).config_dict()  # a model that is not there is said to be so at once
     return_freed_memory_at_once()
     _measure_machine()
     _warm_up()
@@ -100,7 +102,7 @@ def verify(
         model,
         max_memory,
         batch_size=batch_size,
-        context_length=context_length,
+        context_length=_usual_context(config) if context_length is None else context_length,
         new_tokens=new_tokens,
         objective=objective,
         dtype=None if dtype == "auto" else dtype,
@@ -118,6 +120,14 @@ def verify(
     keep_freed_memory()
     with torch.inference_mode():
         return found, [*memory, *_times(found, use)]
+
+
+def _usual_context(config: Mapping[str, Any]) -> int:
+    """Return a context that is long enough to be worth measuring and that the model allows."""
+    text = config.get("text_config")
+    sizes = text if isinstance(text, Mapping) else config
+    allowed = [sizes.get(name) for name in ("max_position_embeddings", "n_positions")]
+    return min([CONTEXT, *(limit for limit in allowed if isinstance(limit, int) and limit > 1)])
 
 
 def _measure_machine() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from bigmodel.dispatch import dispatch_model, get_plan, undispatch
 from bigmodel.dispatch.device_map import resolve_device_map
-from bigmodel.errors import PlanError
+from bigmodel.errors import DeviceError, PlanError
 from bigmodel.plan import plan
 from bigmodel.profile.nominal import nominal_machine
 
@@ -20,6 +20,11 @@ TOKENS = torch.arange(8).view(2, 4)
 def test_one_device_is_for_the_whole_model() -> None:
     assert resolve_device_map(stack(), "cpu").devices == {"": "cpu"}
     assert resolve_device_map(stack(), torch.device("cpu")).keys == {"": "cpu"}
+
+
+def test_a_word_that_is_neither_a_strategy_nor_a_device_is_told_what_there_is() -> None:
+    with pytest.raises(DeviceError, match=r"'balanced_high', which is neither a strategy \(auto, balanced, .*\) nor a device"):
+        resolve_device_map(stack(), "balanced_high")
 
 
 @pytest.mark.usefixtures("every_accelerator")
