@@ -125,7 +125,13 @@ def _present(part: nn.Module, device_map: dict[str, DeviceLike]) -> dict[str, De
 
 
 def _has_room(device: str, trained: Collection[Placed], placed: Collection[Placed], found: Dispatched) -> bool:
-    """Whether an accelerator can hold the gradients and the optimizer's state of what is trained there."""
+    """Whether an accelerator can hold the gradients and the optimizer's state of what is trained there.
+
+    A plan of training has counted them; without one it is a rule of thumb that decides.
+    """
+    planned = None if found.plan is None else found.plan.devices.get(device_key(device))
+    if planned is not None and planned.training:
+        return True
     return KEPT * _nbytes(each for each in trained if each.device == device) <= SHARE * _room(device, placed, found)
 
 

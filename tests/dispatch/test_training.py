@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from bigmodel.checkpoint import mapped_region, save_model
-from bigmodel.devices import memory_allocated, virtual
+from bigmodel.devices import free_memory_bytes, memory_allocated, virtual
 from bigmodel.dispatch import dispatch_model, is_streamed, load_checkpoint_and_dispatch, prepare_training, undispatch
 from bigmodel.errors import DispatchError
+from bigmodel.plan import plan_training
 
-from .models import ids, stack
+from .models import ids, llama, stack
 from .test_gradients import assert_same, gradients
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -144,3 +145,18 @@ def test_a_map_that_names_a_wrapped_layer_s_weight_still_leads_to_it() -> None:
     assert model.hf_device_map["blocks.0.up.base_layer.weight"] == "cpu"
     assert model.blocks[0].up.base_layer.weight.device.type == "cpu"
     assert model(ids()).shape == (3, 11)
+
+
+def test_a_plan_of_training_is_kept_to() -> None:
+    """By rule of thumb, half of what is free would not do for what training keeps; the plan has counted it."""
+    model = llama(layers=4)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    virtual.enable(count=1, capacity=8 * weights)
+    plan = plan_training(model, {0: 8 * weights, "cpu": 2**30}, 1, 16)
+    assert set(plan.device_map.values()) == {0}
+    dispatch_model(model.train(), plan)
+    with torch.no_grad():
+        taken = torch.empty(free_memory_bytes("virtual:0") - 5 * weights, dtype=torch.uint8, device="virtual:0")
+    assert not prepare_training(model, model.parameters())
+    assert {parameter.device.type for parameter in model.parameters()} == {"virtual"}
+    del taken
