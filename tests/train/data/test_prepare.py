@@ -60,7 +60,11 @@ def samples(prepared: DataLoaderShard) -> list[int]:
 def prepared(dataset: Any, size: int, **options: Any) -> DataLoaderShard:
     drop_last = options.pop("drop_last", False)
     workers = options.pop("num_workers", 0)
-    loader = DataLoader(dataset, batch_size=size, drop_last=drop_last, num_workers=workers)
+    # Not forked from processes that have served many tests: a fork copies locks that threads of theirs may hold.
+    context = "forkserver" if workers else None
+    loader = DataLoader(
+        dataset, batch_size=size, drop_last=drop_last, num_workers=workers, multiprocessing_context=context
+    )
     return prepare_data_loader(loader, put_on_device=True, **options)
 
 
