@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Group
+
 from bigmodel.plan import DevicePlan, Part, Plan
 
 PLAN = Plan(
@@ -39,3 +44,19 @@ def test_the_device_map_and_where_parts_run() -> None:
 
 def test_streamed_parts_run_elsewhere_than_they_lie() -> None:
     assert [part.name for part in PLAN.streamed] == ["layers.2", "layers.3"]
+
+
+def test_parts_that_the_host_computes_in_calls_of_few_tokens_are_named_with_the_number() -> None:
+    switching = Part("layers.0", "cpu", 0, 4, "streamed from RAM for a prompt", computed_below=17)
+    assert replace(PLAN, parts=(switching, *PLAN.parts[2:])).computed_below == {"layers.0": 17}
+    assert PLAN.computed_below == {}
+
+
+def test_a_plan_tells_itself_in_every_form(tmp_path: Path) -> None:
+    assert "resident: it fits" in str(PLAN)
+    assert isinstance(PLAN.to_table(), Group)
+    assert Plan.from_json(PLAN.to_json()) == PLAN
+    assert "Device cpu holds 12 B weights" in PLAN.explain()
+    assert PLAN.to_html().startswith("<!doctype html>")
+    assert PLAN.plot(tmp_path / "plan.svg").read_text().startswith("<svg")
+    assert PLAN.max_sequences() == 2
