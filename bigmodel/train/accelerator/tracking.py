@@ -39,7 +39,7 @@ class Tracking(AcceleratorCore):
         """
         if not self.log_with:
             return
-        from bigmodel.train.tracking import start_trackers
+        from bigmodel.train.tracking.registry import start_trackers
 
         self.trackers = start_trackers(
             self.log_with, project_name, self.project_configuration.logging_dir, config, init_kwargs or {}

@@ -8,7 +8,8 @@ import pytest
 
 from bigmodel.errors import TrainError
 from bigmodel.train import Accelerator
-from bigmodel.train.tracking import available_trackers, filter_trackers, register_tracker_class, registry
+from bigmodel.train.tracking import filter_trackers, register_tracker_class, registry
+from bigmodel.train.tracking.registry import available_trackers
 from bigmodel.train.types import LoggerType
 
 from .remembering import Remembering

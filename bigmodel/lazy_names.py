@@ -1,0 +1,60 @@
+"""Packages whose public names are imported when they are first used.
+
+The names are written once, in the package's stub, `__init__.pyi`: `from .home import Name as Name` tells type checkers
+and editors what there is, and `lazy_names` where to find it at run time. `from .other import *` stands for all the
+names of another package of this kind.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+TYPE_CHECKING = False  # as of `typing`, which would be most of what importing a package costs
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of `package`, for the names that its stub lists."""
+    homes: dict[str, str] = {}
+
+    def listed() -> dict[str, str]:
+        if not homes:
+            homes.update(_read_stub(package))
+        return homes
+
+    def get(name: str) -> Any:
+        if name == "__all__":
+            return sorted(listed())
+        home = listed().get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(home), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted(listed())
+
+    return get, names
+
+
+def _read_stub(package: str) -> dict[str, str]:
+    """Return the module that each name is imported from in the stub of `package`."""
+    # Imported here, so that to import a package of this kind costs next to nothing.
+    import ast
+    import pkgutil
+    from importlib.util import resolve_name
+
+    stub = pkgutil.get_data(package, "__init__.pyi")
+    assert stub is not None
+    homes: dict[str, str] = {}
+    for statement in ast.parse(stub).body:
+        if isinstance(statement, ast.ImportFrom):
+            home = resolve_name("." * statement.level + (statement.module or ""), package)
+            imported = [alias.name for alias in statement.names]
+            names = import_module(home).__all__ if imported == ["*"] else imported
+            homes.update(dict.fromkeys(names, home))
+    return homes

@@ -1,0 +1,13 @@
+from .aim import AimTracker as AimTracker
+from .base import GeneralTracker as GeneralTracker
+from .base import on_main_process as on_main_process
+from .clearml import ClearMLTracker as ClearMLTracker
+from .comet import CometMLTracker as CometMLTracker
+from .dvclive import DVCLiveTracker as DVCLiveTracker
+from .mlflow import MLflowTracker as MLflowTracker
+from .registry import filter_trackers as filter_trackers
+from .registry import register_tracker_class as register_tracker_class
+from .swanlab import SwanLabTracker as SwanLabTracker
+from .tensorboard import TensorBoardTracker as TensorBoardTracker
+from .trackio import TrackioTracker as TrackioTracker
+from .wandb import WandBTracker as WandBTracker
