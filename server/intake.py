@@ -78,18 +78,18 @@ def make_request(state: ServerState, body: Sampling, prompt: list[int], params: 
     return Request(uuid.uuid4().hex, prompt, params, sink, n=body.n or 1, deadline=deadline)
 
 
-def token_limit(asked: int | None, default: int | None, prompt: int, longest: int) -> int:
+def token_limit(asked: int | None, default: int | None, prompt: int, longest: int, field: str = "prompt") -> int:
     """The tokens that may be generated after a prompt of ``prompt`` tokens; refuses what cannot be held.
 
-    ``default`` None means as many as fit.
+    ``default`` None means as many as fit. ``field`` is what the body calls its prompt.
     """
     if prompt == 0:
-        raise bad_value("prompt", "the prompt has no tokens")
+        raise bad_value(field, "the prompt has no tokens")
     if (prompt >= longest and asked != 0) or prompt > longest:
         raise APIError(
             413,
             f"the prompt has {prompt} tokens; with at least one to generate, at most {longest} fit",
-            param="prompt",
+            param=field,
             code="context_length_exceeded",
         )
     if asked is None:

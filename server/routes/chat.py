@@ -32,7 +32,7 @@ async def chat_completions(body: ChatBody, http: Request) -> Response:
     params = sampling_params(
         body,
         codec,
-        max_tokens=token_limit(asked, None, len(prompt), engine.core.max_length),
+        max_tokens=token_limit(asked, None, len(prompt), engine.core.max_length, "messages"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=await grammar_of(body, state),
     )
