@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from server.engine.observer import Observer
 from server.engine.request import Request
 from server.placement import devices, streamed
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
-class Metrics:
+class Metrics(Observer):
     """An engine's observer with a registry of its own, so that several servers can live in one process."""
 
     def __init__(self, state: ServerState) -> None:

@@ -12,7 +12,7 @@ from server.engine.budget import kv_budget, sequences_at_once, tokens_of_a_step
 from server.engine.core import EngineCore
 from server.engine.draft import ModelDrafter
 from server.engine.engine import Engine
-from server.engine.observer import Observer, Silent
+from server.engine.observer import Observer
 from server.engine.options import EngineOptions
 from server.engine.plain import PlainRunner
 from server.engine.pool import TokenPool
@@ -50,7 +50,7 @@ def build_engine(
         runner,
         scheduler,
         codec,
-        observer or Silent(),
+        observer or Observer(),
         eos_ids=end_tokens(model, tokenizer),
         max_length=min(options.max_length or context_length(model), pool.capacity),
         vocabulary_size=vocabulary_size(model),

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from server.engine.request import Request
 
 
-class Observer(Protocol):
-    """Called from the engine's thread; must be quick. Times are in seconds."""
+class Observer:
+    """Is told what the engine does, and counts nothing. Subclasses count.
 
-    def started(self, request: Request, waited: float) -> None: ...
+    Called from the engine's thread, so it must be quick. Times are in seconds.
+    """
 
-    def tokens(self, prompt: int, generated: int) -> None: ...
+    def started(self, request: Request, waited: float) -> None:
+        """A request is computed for the first time, `waited` after it arrived."""
 
-    def first_token(self, seconds: float) -> None: ...
+    def tokens(self, prompt: int, generated: int) -> None:
+        """So many tokens of prompts were computed, and so many generated, since the last call."""
 
-    def next_token(self, seconds: float) -> None: ...
+    def first_token(self, seconds: float) -> None:
+        """The first token of a request is there, `seconds` after it arrived."""
 
-    def finished(self, request: Request, outcome: str, seconds: float) -> None: ...
+    def next_token(self, seconds: float) -> None:
+        """A choice has another token, `seconds` after the one before."""
 
-    def step(self, seconds: float, sequences: int) -> None: ...
+    def finished(self, request: Request, outcome: str, seconds: float) -> None:
+        """A request has ended, `seconds` after it arrived. `outcome`: "ok", or why there is no answer."""
 
-
-class Silent(Observer):
-    """Counts nothing: what the protocol itself does with what it is told."""
+    def step(self, seconds: float, sequences: int) -> None:
+        """A forward of `sequences` took so long."""

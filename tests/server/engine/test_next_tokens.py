@@ -8,7 +8,7 @@ import torch
 
 from server.engine.choice import Choice
 from server.engine.next_tokens import NextTokens
-from server.engine.observer import Silent
+from server.engine.observer import Observer
 from server.engine.request import Delta, Phase, Request, Sequence
 from server.engine.scheduler import Grant
 from server.text.codec import TextCodec
@@ -23,7 +23,7 @@ class Told:
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
         self.failures: list[tuple[Request, str]] = []
-        self.tokens = NextTokens(Silent(), lambda sequence, delta: self.deltas.append(delta), self._fail)
+        self.tokens = NextTokens(Observer(), lambda sequence, delta: self.deltas.append(delta), self._fail)
 
     def _fail(self, request: Request, message: str) -> None:
         self.failures.append((request, message))
