@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from ..profile.recompute import gradients_of
 from .expert_layer import ExpertLayer
 from .stand_in import stand_in
 from .surroundings import Precision
@@ -46,53 +47,38 @@ def differentiable(
         weights: (tokens, experts per token), what each counts.
     """
     host = [tensor.value for tensor in layer.fused.tensors]
-    output: torch.Tensor = _Visit.apply(compute, module, layer, hidden, index, weights, *host)
+    output: torch.Tensor = _Visit.apply((compute, module, layer), hidden, index, weights, *host)
     return output
 
 
 class _Visit(torch.autograd.Function):
-    """forward(compute, module, layer, hidden, index, weights, *host tensors) -> output"""
+    """forward((compute, module, layer), hidden, index, weights, *host tensors) -> output"""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        compute: Experts,
-        module: nn.Module,
-        layer: ExpertLayer,
-        hidden: torch.Tensor,
-        index: torch.Tensor,
-        weights: torch.Tensor,
-        *host: torch.Tensor,
-    ) -> torch.Tensor:
-        ctx.module, ctx.layer = module, layer
+    def forward(ctx: Any, experts: tuple[Experts, nn.Module, ExpertLayer], *tensors: torch.Tensor) -> torch.Tensor:
+        compute, ctx.module, ctx.layer = experts
+        hidden, index, weights = tensors[:3]
         ctx.save_for_backward(hidden, index, weights)
         ctx.precision = Precision(hidden.device)
         return compute(hidden, index, weights)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *received: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer: ExpertLayer = ctx.layer
         hidden, index, weights = ctx.saved_tensors
-        hidden = hidden.detach().requires_grad_(ctx.needs_input_grad[3])
-        weights = weights.detach().requires_grad_(ctx.needs_input_grad[5])
+        hidden = hidden.detach().requires_grad_(ctx.needs_input_grad[1])
+        weights = weights.detach().requires_grad_(ctx.needs_input_grad[3])
         chosen, numbers = torch.unique(index.cpu(), return_inverse=True)
         tensors = _copies(layer, chosen.tolist(), hidden.device)
         compute = stand_in(ctx.module, num_experts=len(chosen), **dict(zip(layer.names, tensors)))
         with torch.enable_grad(), ctx.precision.restored():
             output = compute(hidden, numbers.to(hidden.device), weights)
-        found = _gradients(output, gradients[0], [hidden, weights, *tensors])
+        found = gradients_of([output], received, [hidden, weights, *tensors])
         host = [
             None if gradient is None else _spread(gradient, chosen, tensor.value)
             for gradient, tensor in zip(found[2:], layer.fused.tensors)
         ]
-        return None, None, None, found[0], None, found[1], *host
-
-
-def _gradients(output: torch.Tensor, gradient: torch.Tensor, sources: list[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return the gradient of each source that requires one, None for the others."""
-    wanted = [source for source in sources if source.requires_grad]
-    found = iter(torch.autograd.grad(output, wanted, gradient, allow_unused=True))
-    return [next(found) if source.requires_grad else None for source in sources]
+        return None, found[0], None, found[1], *host
 
 
 def _copies(layer: ExpertLayer, chosen: list[int], device: torch.device) -> list[torch.Tensor]:

@@ -1,11 +1,9 @@
-"""What a second computation needs in order to be the first one again: random numbers, precision, buffers, caches."""
+"""What a second computation needs in order to be the first one again: random numbers, precision, buffers."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -59,13 +57,3 @@ def unchanged_buffers(module: nn.Module) -> Iterator[None]:
                 # Some kernels (batch norm's) write without raising the tensor's version, so values are compared.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-
-
-def snapshot(leaf: Any) -> Any:
-    """Return a key-value cache as it is now: the block will append to it, and in backward must find it as it was."""
-    layers = getattr(leaf, "layers", None)
-    if not isinstance(layers, list):
-        return leaf
-    kept = copy.copy(leaf)
-    kept.layers = [copy.copy(layer) for layer in layers]
-    return kept

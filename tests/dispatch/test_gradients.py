@@ -69,6 +69,23 @@ def test_frozen_weights_get_no_gradient_and_adapters_get_theirs() -> None:
     assert streamed.scale.grad is None
 
 
+class WithWeights(nn.Linear):
+    """Returns what its kind returns: an output, and None for the weights of an attention that were not asked for."""
+
+    def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, None, dict[str, None]]:
+        return super().forward(input), None, {"cache": None}
+
+
+def test_a_block_that_also_returns_none_learns_and_returns_it() -> None:
+    block = WithWeights(4, 4)
+    resident, streamed = copy.deepcopy(block).to(at(0)), dispatch_model(block, {"": "cpu"}, main_device=at(0))
+    for model in (resident, streamed):
+        output, *rest = model(torch.ones(2, 4, device=at(0)))
+        assert rest == [None, {"cache": None}]
+        output.sum().backward()
+    assert_same(gradients(streamed), gradients(resident))
+
+
 def test_dropout_is_the_same_in_backward() -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)

@@ -1,13 +1,12 @@
-"""A second computation is the first one again: random numbers, precision, statistics and caches."""
+"""A second computation is the first one again: random numbers, precision and statistics."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import nn
-from transformers import DynamicCache
 
-from bigmodel.dispatch.surroundings import Precision, Surroundings, snapshot, unchanged_buffers
+from bigmodel.dispatch.surroundings import Precision, Surroundings, unchanged_buffers
 
 from ..accelerators import at
 
@@ -45,13 +44,3 @@ def test_statistics_count_once() -> None:
     with unchanged_buffers(norm):
         norm(torch.randn(3, 4, device=at(0)))
     assert all(torch.equal(buffer, kept) for buffer, kept in zip(norm.buffers(), before))
-
-
-def test_a_cache_is_kept_as_it_was_and_other_values_are_themselves() -> None:
-    cache = DynamicCache()
-    cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
-    kept = snapshot(cache)
-    cache.update(torch.ones(1, 2, 1, 4), torch.ones(1, 2, 1, 4), 0)
-    assert (kept.get_seq_length(), cache.get_seq_length()) == (3, 4)
-    mask = [True]
-    assert snapshot(mask) is mask

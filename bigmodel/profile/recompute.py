@@ -1,0 +1,129 @@
+"""Calls whose forward keeps its inputs alone, and whose backward computes them once more.
+
+That is gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) for modules whose weights are not there between
+forward and backward either. What runs them for real and what predicts them on fake tensors share this.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+Gradients = Sequence[torch.Tensor | None]
+"""One for each tensor; None where there is none."""
+
+
+_TENSOR = object()
+"""Stands where an output had a tensor. None would not do: a module may return it, too."""
+
+
+class RecomputedCall(ABC):
+    """One call of a module: computed now without a graph, and once more in the backward.
+
+    Args:
+        args: what the module is called with.
+        kwargs: likewise.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._first, self._structure = tree_flatten((args, kwargs))
+        self._positions = [at for at, leaf in enumerate(self._first) if isinstance(leaf, torch.Tensor)]
+        self._others = [None if isinstance(leaf, torch.Tensor) else snapshot(leaf) for leaf in self._first]
+        self._output: tuple[list[Any], Any] = [], None
+
+    @abstractmethod
+    def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute the module's output, without a graph."""
+
+    @abstractmethod
+    def gradients(self, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
+        """Return the gradients of the inputs, then of the weights, from those of the outputs.
+
+        Args:
+            inputs: the tensors among the arguments, leaves that require a gradient where one is wanted.
+            received: of each tensor of the output.
+        """
+
+    def run(self, weights: Iterable[torch.Tensor]) -> Any:
+        """Return the module's output; gradients flow through it to the inputs and to `weights`."""
+        inputs = [self._first[at] for at in self._positions]
+        tensors = _Run.apply(self, *inputs, *weights)
+        remaining = iter(tensors)
+        leaves, structure = self._output
+        self._output = [], None
+        return tree_unflatten([next(remaining) if leaf is _TENSOR else leaf for leaf in leaves], structure)
+
+    def arguments_again(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the second computation, with `inputs` as their tensors and caches as they were."""
+        leaves = list(self._others)
+        for position, tensor in zip(self._positions, inputs, strict=True):
+            leaves[position] = tensor
+        args, kwargs = tree_unflatten(leaves, self._structure)
+        return args, kwargs
+
+    def tensors_of(self, output: Any) -> tuple[torch.Tensor, ...]:
+        """Return the tensors of an output, and keep what else it is made of."""
+        leaves, structure = tree_flatten(output)
+        self._output = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
+        return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+    def _outputs(self) -> tuple[torch.Tensor, ...]:
+        args, kwargs = tree_unflatten(self._first, self._structure)
+        self._first = []
+        return self.tensors_of(self.compute_first(args, kwargs))
+
+
+class _Run(torch.autograd.Function):
+    """forward(call, *inputs, *weights) -> outputs"""
+
+    @staticmethod
+    def forward(ctx: Any, call: RecomputedCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.call = call
+        ctx.save_for_backward(*tensors[: len(call._positions)])
+        outputs = call._outputs()
+        ctx.mark_non_differentiable(*[out for out in outputs if not out.is_floating_point()])
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *received: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1 : 1 + len(saved)]
+        inputs = [tensor.detach().requires_grad_(needed) for tensor, needed in zip(saved, wanted, strict=True)]
+        return (None, *ctx.call.gradients(inputs, received))
+
+
+def gradients_of(
+    outputs: Sequence[torch.Tensor], received: Gradients, sources: Sequence[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Return the gradient of each source that requires one and has one, None for the others.
+
+    Args:
+        outputs: tensors computed from `sources`.
+        received: their gradients.
+        sources: leaves.
+    """
+    pairs = [(out, grad) for out, grad in zip(outputs, received, strict=True) if grad is not None and out.requires_grad]
+    wanted = [source for source in sources if source.requires_grad]
+    if not pairs or not wanted:
+        return [None] * len(sources)
+    found = torch.autograd.grad([out for out, _ in pairs], wanted, [grad for _, grad in pairs], allow_unused=True)
+    remaining = iter(found)
+    return [next(remaining) if source.requires_grad else None for source in sources]
+
+
+def snapshot(leaf: Any) -> Any:
+    """Return a key-value cache as it is now, anything else as it is.
+
+    The module appends to the cache, and the second computation must find it as the first one did.
+    """
+    layers = getattr(leaf, "layers", None)
+    if not isinstance(layers, list):
+        return leaf
+    kept = copy.copy(leaf)
+    kept.layers = [copy.copy(layer) for layer in layers]
+    return kept
