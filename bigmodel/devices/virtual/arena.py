@@ -8,6 +8,7 @@ import weakref
 import torch
 
 from ..sizes import format_size
+from .postponing import postponed
 
 
 class Allocation:
@@ -42,7 +43,8 @@ class Arena:
             The allocation to hold on to; None for a storage of no bytes.
 
         Raises:
-            torch.OutOfMemoryError: The storage would pass the capacity.
+            torch.OutOfMemoryError: The storage would pass the capacity. In autograd's own code it is booked all the
+                same, and the backward pass raises this at its end.
         """
         storage = held.untyped_storage()
         nbytes = storage.nbytes()
@@ -67,13 +69,17 @@ class Arena:
             self.peak = self.allocated
 
     def _reserve(self, nbytes: int) -> None:
-        if self.capacity is not None and self.allocated + nbytes > self.capacity:
-            raise torch.OutOfMemoryError(
-                f"virtual:{self.index} out of memory: tried to allocate {format_size(nbytes)}; "
-                f"{format_size(self.allocated)} of {format_size(self.capacity)} is in use"
-            )
+        if self.capacity is None or self.allocated + nbytes <= self.capacity:
+            self.allocated += nbytes
+            self.peak = max(self.peak, self.allocated)
+            return
+        error = torch.OutOfMemoryError(
+            f"virtual:{self.index} out of memory: tried to allocate {format_size(nbytes)}; "
+            f"{format_size(self.allocated)} of {format_size(self.capacity)} is in use"
+        )
+        if not postponed(error):
+            raise error
         self.allocated += nbytes
-        self.peak = max(self.peak, self.allocated)
 
     def _release(self, address: int, reference: weakref.ref[Allocation], nbytes: int) -> None:
         with self._lock:

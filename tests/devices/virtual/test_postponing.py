@@ -1,0 +1,105 @@
+"""A backward pass for which the memory is too small ends in an error, whatever part of it found that out.
+
+In a process of its own: what is tested for is that it goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
+
+DEVICE = "virtual:0"
+
+
+def chain(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().sum()
+
+
+def reused(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Gradients of one tensor are summed by the engine itself."""
+    hidden = model[0](x)
+    return (hidden + hidden.exp() + hidden * hidden).sum()
+
+
+def recomputed(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A backward pass within the backward pass."""
+    return checkpoint(model, x, use_reentrant=True).square().sum()
+
+
+def made_anew(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Gradients of views begin as zeros that the engine asks for."""
+    return model(x)[1:, ::2].cos().sum()
+
+
+def end_at_every_capacity(loss_of: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+    """Give a backward pass ever more memory until it has enough; each time but the last it must end in an error."""
+    virtual.enable(count=1)
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))).to(DEVICE)
+    x = torch.ones(8, 32, device=DEVICE, requires_grad=True)
+    errors, capacity = 0, memory_allocated(DEVICE)
+    while True:
+        model.zero_grad()
+        x.grad = None
+        virtual.configure(0)
+        loss = loss_of(model, x)
+        gc.collect()
+        reset_peak_memory(DEVICE)
+        capacity = max(capacity, memory_allocated(DEVICE)) + 2048
+        virtual.configure(0, capacity)
+        try:
+            loss.backward()
+        except torch.OutOfMemoryError:
+            errors += 1
+        else:
+            break
+        assert max_memory_allocated(DEVICE) <= capacity
+    assert errors > 1
+    found = [parameter.grad for parameter in model.parameters()]
+    virtual.configure(0)
+    model.zero_grad()
+    loss_of(model, x).backward()
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        assert (gradient is None) == (parameter.grad is None)
+        assert gradient is None or torch.equal(gradient.cpu(), parameter.grad.cpu())
+
+
+def test_the_process_goes_on() -> None:
+    code = (
+        f"from {__name__} import *\nfor loss_of in chain, reused, recomputed, made_anew: end_at_every_capacity(loss_of)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_python_code_in_a_backward_pass_gets_the_error_at_once() -> None:
+    virtual.enable(count=1)
+    caught: list[str] = []
+
+    class Greedy(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):  # type: ignore[no-untyped-def]
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):  # type: ignore[no-untyped-def]
+            virtual.configure(0, memory_allocated(DEVICE))
+            try:
+                torch.empty(1000, device=DEVICE)
+            except torch.OutOfMemoryError as error:
+                caught.append(str(error))
+            virtual.configure(0)
+            return gradient
+
+    try:
+        Greedy.apply(torch.ones(3, device=DEVICE, requires_grad=True)).sum().backward()
+    finally:
+        virtual.disable()
+    assert len(caught) == 1
