@@ -20,7 +20,6 @@ from .fused import lies_on_disk
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """What `mallopt` of the GNU C library calls these (malloc.h)."""
 
-SMALL = 2**16
 SETTLED = 2**25
 """Where the thresholds end up in a process that frees large blocks, if nobody sets them."""
 
@@ -33,7 +32,7 @@ def return_freed_memory_at_once() -> None:
     Before much was allocated: a block below the threshold that is freed between others stays resident, and is what
     later ones, large ones too, are cut from.
     """
-    _set_thresholds(0, SMALL)
+    _set_thresholds(0, os.sysconf("SC_PAGE_SIZE"))
 
 
 def keep_freed_memory() -> None:
@@ -48,6 +47,13 @@ def _set_thresholds(trim: int, mmap: int) -> None:
     if hasattr(libc, "mallopt"):
         libc.mallopt(TRIM_THRESHOLD, trim)
         libc.mallopt(MMAP_THRESHOLD, mmap)
+    _trim()
+
+
+def _trim() -> None:
+    """Have the C library hand back what is free between blocks, which later ones would be cut from unseen."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 
@@ -68,7 +74,7 @@ def host_bytes(model: nn.Module, device_map: Mapping[str, Any]) -> int:
 class HostMark:
     """The highest mark of the resident set beyond where it began, while this context is entered.
 
-    The mark is the kernel's own. Pages of files come and go as the kernel pleases: where weights are on disk, those
+    The mark is the kernel's own, which counts some 30 pages of each processor late. Pages of files come and go as the kernel pleases: where weights are on disk, those
     that were resident at the mark beyond the ones at the beginning are taken off; a thread looks for the moment.
 
     Args:
@@ -87,6 +93,7 @@ class HostMark:
         self._thread = threading.Thread(target=self._watch, name="watch the resident set")
 
     def __enter__(self) -> HostMark:
+        _trim()
         self._start, self._files_at_start = memory_allocated(HOST), _resident()[1]
         reset_peak_memory(HOST)
         if self._files:

@@ -37,6 +37,9 @@ from .pretrained import from_pretrained
 
 BYTES, SECONDS = "bytes", "seconds"
 REPEATS = 5
+SETTLING = 2
+"""How often a model is used before its memory is measured: what libraries allocate for ever is there afterwards."""
+
 CONTEXT = 256
 
 
@@ -156,7 +159,8 @@ def _warm_up() -> None:
 
 def _peaks(found: Plan, model: nn.Module, use: PlannedUse, before: Mapping[str, int]) -> list[Finding]:
     """Measure the highest mark of every device that the plan uses."""
-    use.whole()  # what libraries allocate for ever is there afterwards
+    for _ in range(SETTLING):
+        use.whole()
     gc.collect()
     for name in before:
         reset_peak_memory(name)

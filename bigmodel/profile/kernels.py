@@ -1,4 +1,4 @@
-"""What a dry run must know about single kernels: which have no fake, and what memory they take for themselves."""
+"""What a dry run must know about single kernels: where PyTorch's fakes refuse, or differ from what runs."""
 
 from __future__ import annotations
 
@@ -30,24 +30,3 @@ def _grouped_mm(
         assert offsets is not None
         return tokens.new_empty((offsets.shape[0], tokens.shape[0], weights.shape[1]), dtype=dtype)
     return tokens.new_empty((*tokens.shape[:-1], weights.shape[-1]), dtype=dtype)
-
-
-def scratch_bytes(func: Any, args: tuple[Any, ...], output: Any) -> int:
-    """Return the bytes of workspace the kernel of `func` holds at its peak beside its inputs and outputs."""
-    if func is aten._scaled_dot_product_flash_attention_for_cpu.default:
-        return _flash_attention_scratch(args[0], args[1])
-    return 0
-
-
-KEY_BLOCK = 512
-
-
-def _flash_attention_scratch(query: torch.Tensor, key: torch.Tensor) -> int:
-    """Every thread holds, in float32, the scores of a block of queries with a block of keys, their maxima and sums,
-    and the block's output; for narrower dtypes the scores once more (ATen's FlashAttentionKernel.cpp)."""
-    rows, width, keys = query.shape[-2], query.shape[-1], key.shape[-2]
-    block = min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32)
-    keys = min(keys, KEY_BLOCK)
-    numbers = block * (keys + 2 + width)
-    narrow = block * keys * query.element_size() if query.element_size() < 4 else 0
-    return torch.get_num_threads() * (4 * numbers + narrow)

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 
 from ..devices import HOST
 from .experts import Choice
-from .kernels import run_fake, scratch_bytes
+from .kernels import run_fake
 from .trace import (
     OUTSIDE,
     Allocate,
@@ -33,6 +33,7 @@ from .trace import (
     Trace,
 )
 from .work import ROUTE, Work, work_of
+from .workspace import scratch_bytes
 
 
 class Recorder(TorchDispatchMode):
