@@ -74,8 +74,9 @@ def host_bytes(model: nn.Module, device_map: Mapping[str, Any]) -> int:
 class HostMark:
     """The highest mark of the resident set beyond where it began, while this context is entered.
 
-    The mark is the kernel's own, which counts some 30 pages of each processor late. Pages of files come and go as the kernel pleases: where weights are on disk, those
-    that were resident at the mark beyond the ones at the beginning are taken off; a thread looks for the moment.
+    The mark is the kernel's own, which counts the last 30 pages of each processor late. Pages of files come and go as
+    the kernel pleases: where weights are on disk, those that were resident at the mark beyond the ones at the beginning
+    are taken off; a thread looks for the moment.
 
     Args:
         files: weights are on disk.
