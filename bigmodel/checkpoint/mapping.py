@@ -11,13 +11,13 @@ import ctypes
 import mmap
 import os
 import sys
-import threading
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ..devices.forks import new_rlock
 from ..errors import CheckpointError
 
 _MAP_NORESERVE = {"linux": 0x4000, "darwin": 0x0040}.get(sys.platform, 0)
@@ -141,7 +141,7 @@ class _Tracked:
 _tracked: dict[int, _Tracked] = {}
 _starts: tuple[int, ...] = ()
 # Reentrant: a finalizer may run at any moment, also in a thread that holds the lock.
-_lock = threading.RLock()
+_lock = new_rlock()
 
 
 def _track(address: int, nbytes: int, path: Path, status: os.stat_result) -> None:

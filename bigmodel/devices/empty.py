@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from .forks import new_lock
 from .names import DeviceLike, torch_device
 
 _Register = Callable[[nn.Module, str, nn.Parameter | None], None]
@@ -29,7 +30,7 @@ class _Redirect(threading.local):
 
 
 _redirect = _Redirect()
-_lock = threading.Lock()
+_lock = new_lock()
 _users = 0
 _original: _Register = nn.Module.register_parameter
 

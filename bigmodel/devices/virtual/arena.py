@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 
 import torch
 
+from ..forks import new_rlock
 from ..sizes import format_size
 from .postponing import postponed
 
@@ -33,7 +33,7 @@ class Arena:
         self.capacity = capacity
         self.allocated = 0
         self.peak = 0
-        self._lock = threading.RLock()
+        self._lock = new_rlock()
         self._by_address: dict[int, weakref.ref[Allocation]] = {}
 
     def claim(self, held: torch.Tensor) -> Allocation | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
+from ..forks import new_lock
 from ..streams import due
 
 
@@ -28,8 +28,8 @@ class VirtualLink:
         self.bytes_to_device = 0
         self.bytes_to_host = 0
         self._free = {True: 0.0, False: 0.0}
-        self._to_device = threading.Lock()
-        self._to_host = threading.Lock()
+        self._to_device = new_lock()
+        self._to_host = new_lock()
 
     def transfer(self, copy: Callable[[], None], nbytes: int, *, to_device: bool) -> None:
         """Run `copy`, which moves `nbytes`, and return when the link would have finished it.

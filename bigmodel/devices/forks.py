@@ -1,0 +1,37 @@
+"""Locks that a forked process finds free.
+
+A fork copies a lock as it is, but only the thread that forks: what another thread held at that moment is never given
+back in the child. Data-loader workers are such children.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def new_lock() -> threading.Lock:
+    """Return a lock that is free in every forked child. What it guards must bear being left half changed."""
+    lock = threading.Lock()
+    _locks.add(lock)
+    return lock
+
+
+def new_rlock() -> threading.RLock:
+    """Return a reentrant lock that is free in every forked child, as `new_lock` does."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
+def _free_all() -> None:
+    for lock in _locks:
+        lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_all)
