@@ -37,6 +37,10 @@ def prepare_data_loader(
 ) -> DataLoaderShard:
     """Return a loader that gives this process its part of what `dataloader` gives.
 
+    Workers are started as `dataloader` says, which forks them by default on Linux. A fork copies the locks that other
+    threads of this process hold: a process that has threads of its own, as a server has, should start its workers
+    from a clean one, by `DataLoader(..., multiprocessing_context="forkserver")`.
+
     Args:
         dataloader: a `DataLoader`, over a map-style or an iterable dataset.
         device: where batches go, if `put_on_device`; this process's device by default.

@@ -39,6 +39,13 @@ def test_a_rebuilt_loader_keeps_its_settings() -> None:
     assert type(other) is loader_class(loader) is DataLoader
 
 
+def test_workers_of_a_rebuilt_loader_start_as_those_of_the_loader() -> None:
+    loader: Any = DataLoader(DATA, num_workers=1, multiprocessing_context="forkserver", prefetch_factor=3)
+    other = rebuild(request(loader), DATA)
+    assert other.multiprocessing_context.get_start_method() == "forkserver"  # type: ignore[union-attr]
+    assert (other.num_workers, other.prefetch_factor) == (1, 3)
+
+
 class Sharded(Dataset[int]):
     num_shards = 1
 
