@@ -13,7 +13,7 @@ ROWS = (1.0, 256.0)
 
 
 def nominal_machine() -> MachineProfile:
-    """Return a machine of round figures; its accelerator stands for any."""
+    """Return a machine of round figures; its accelerator stands for any CUDA device."""
     link = LinkSpeed(25e9, 10e-6)
     return MachineProfile(
         name="round figures, not measured",
