@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from torch.optim import Optimizer
 
+from bigmodel.train.interrupts import DeferredInterrupt
 from bigmodel.train.scaling import LossScaler
 from bigmodel.train.state.gradient import GradientState
 from bigmodel.train.strategies.base import Strategy
@@ -68,8 +70,14 @@ class AcceleratedOptimizer(Optimizer):
         return self._step_was_skipped
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Apply the gradients if this pass closes an accumulation window, and they did not overflow."""
-        if self.gradient_state.sync_gradients:
+        """Apply the gradients if this pass closes an accumulation window, and they did not overflow.
+
+        A Ctrl-C takes effect when the step has been made, so that weights and the optimizer's state belong together;
+        at once where a `closure`, which may compute for long, is given.
+        """
+        if not self.gradient_state.sync_gradients:
+            return
+        with DeferredInterrupt() if closure is None else nullcontext():
             self._step_was_skipped = not self.strategy.optimizer_step(self.optimizer, self.scaler, closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
