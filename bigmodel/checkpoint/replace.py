@@ -16,6 +16,7 @@ import uuid
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..profile.atomic import sync_folder
 from ..profile.index import (
     INDEX_FILE,
     LEGACY_INDEX_FILE,
@@ -91,18 +92,18 @@ class Replacement:
         if self._has_index:
             for name in self._shards:
                 os.rename(self.path(name), self.folder / name)
-            _sync(self.folder)
+            sync_folder(self.folder)
         for name in self._beside:
             os.replace(self.path(name), self.folder / name)
         entry = self._index if self._has_index else self._single
         os.replace(self.path(entry), self.folder / entry)
-        _sync(self.folder)
+        sync_folder(self.folder)
         new = {entry, *self._shards, *self._beside}
         # Those that take precedence over the new entry, the first of them last: until it is gone, the old one counts.
         for name in (INDEX_FILE, SINGLE_FILE) if not self.safe else (SINGLE_FILE,):
             if name not in new and name in self._old:
                 os.unlink(self.folder / name)
-        _sync(self.folder)
+        sync_folder(self.folder)
         self._clean(new)
 
     def _clean(self, new: set[str]) -> None:
@@ -111,7 +112,7 @@ class Replacement:
                 os.unlink(self.folder / name)
         for leftover in self.folder.glob(f"{_PREFIX}*"):  # of a save that was cut off
             shutil.rmtree(leftover, ignore_errors=True)
-        _sync(self.folder)
+        sync_folder(self.folder)
 
     def _old_files(self) -> set[str]:
         """The files of an older checkpoint that must go: of the same format, or of safetensors in any case."""
@@ -148,12 +149,3 @@ def _named_in(index: Path) -> set[str]:
         return set(read_index(index).values())
     except CheckpointError:
         return set()
-
-
-def _sync(folder: Path) -> None:
-    """Wait until the names in `folder` are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

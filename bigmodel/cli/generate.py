@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .model_options import (
+    Budgets,
+    DeviceMap,
+    DraftModel,
+    DType,
+    Model,
+    Offload,
+    OffloadDType,
+    OffloadFolder,
+    RemoteCode,
+    Revision,
+)
+
 if TYPE_CHECKING:
     from server import Engine
     from server.engine import Event, Request
 
-OFFLOAD_HELP = (
-    "What does not fit the accelerator is brought there (stream), computed on the CPU (compute), or either (auto)."
-)
-OFFLOAD_DTYPE_HELP = "int8 or int4: what is brought to the accelerator travels quantised; not exact."
-
-OFFLOAD_FOLDER_HELP = "Where weights for the disk are written that no file holds as they are wanted, as quantised ones."
-
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")],
+    model: Model,
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.0,
@@ -29,17 +35,15 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     chat: Annotated[bool, typer.Option(help="Treat PROMPT as a message, through the chat template.")] = False,
-    max_memory: Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")] = None,
-    device_map: Annotated[str, typer.Option(help="Strategy, or one device for everything.")] = "auto",
-    dtype: Annotated[str, typer.Option(help="Data type of the weights.")] = "auto",
-    offload: Annotated[str, typer.Option(help=OFFLOAD_HELP)] = "stream",
-    offload_dtype: Annotated[str | None, typer.Option(help=OFFLOAD_DTYPE_HELP)] = None,
-    offload_folder: Annotated[str | None, typer.Option(help=OFFLOAD_FOLDER_HELP)] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option(help="Run code that comes with the model.")] = False,
-    draft_model: Annotated[
-        str | None, typer.Option(help="A small model of the same tokenizer that guesses tokens ahead.")
-    ] = None,
+    max_memory: Budgets = None,
+    device_map: DeviceMap = "auto",
+    dtype: DType = "auto",
+    offload: Offload = "stream",
+    offload_dtype: OffloadDType = None,
+    offload_folder: OffloadFolder = None,
+    revision: Revision = None,
+    trust_remote_code: RemoteCode = False,
+    draft_model: DraftModel = None,
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
 ) -> None:
     """Continue PROMPT with MODEL; print the text as it comes, then speed and peak memory on one line."""

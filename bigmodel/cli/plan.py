@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .model_options import AsJson, BatchSize, Budgets, DType, Model, OffloadDType, Revision
+
 if TYPE_CHECKING:
     from bigmodel.plan import Plan
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")],
-    max_memory: Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")] = None,
-    dtype: Annotated[str, typer.Option(help="What the weights are loaded as; auto: as stored.")] = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
+    model: Model,
+    max_memory: Budgets = None,
+    dtype: DType = "auto",
+    batch_size: BatchSize = 1,
     context: Annotated[int | None, typer.Option(min=0, help="Tokens of a sequence at its end.")] = None,
     new_tokens: Annotated[
         int | None, typer.Option(min=0, help="How many of these are generated; not given: any share of them.")
     ] = None,
     strategy: Annotated[str, typer.Option(help="auto, balanced, balanced_low_0 or sequential.")] = "auto",
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+    revision: Revision = None,
+    as_json: AsJson = False,
     explain: Annotated[bool, typer.Option(help="Also say, in sentences, why.")] = False,
-    offload_dtype: Annotated[
-        str | None, typer.Option(help="What streamed weights are quantised to on their way: int8 or int4.")
-    ] = None,
+    offload_dtype: OffloadDType = None,
     train: Annotated[
         str | None,
         typer.Option(

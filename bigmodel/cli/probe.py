@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .model_options import AsJson
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 def probe(
     refresh: Annotated[bool, typer.Option(help="Measure again what was measured before.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure this machine, or show what was measured before; plans predict seconds from it."""
     from rich.console import Console

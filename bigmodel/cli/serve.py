@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from .generate import OFFLOAD_DTYPE_HELP, OFFLOAD_FOLDER_HELP, OFFLOAD_HELP
+from .model_options import (
+    Budgets,
+    DeviceMap,
+    DraftModel,
+    DType,
+    Model,
+    Offload,
+    OffloadDType,
+    OffloadFolder,
+    RemoteCode,
+    Revision,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,18 +28,9 @@ if TYPE_CHECKING:
     from server import Loaded, Loading, Settings
     from server.app import Loader
 
-Model: TypeAlias = Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")]
 Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on.")]
 Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
 Name: TypeAlias = Annotated[str | None, typer.Option(help="What clients call the model (default: its name).")]
-Budgets: TypeAlias = Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")]
-DeviceMap: TypeAlias = Annotated[str, typer.Option(help="Strategy, or one device for everything.")]
-DType: TypeAlias = Annotated[str, typer.Option(help="Data type of the weights.")]
-Offload: TypeAlias = Annotated[str, typer.Option(help=OFFLOAD_HELP)]
-OffloadDType: TypeAlias = Annotated[str | None, typer.Option(help=OFFLOAD_DTYPE_HELP)]
-OffloadFolder: TypeAlias = Annotated[str | None, typer.Option(help=OFFLOAD_FOLDER_HELP)]
-Revision: TypeAlias = Annotated[str | None, typer.Option(help="Branch, tag or commit on the Hub.")]
-RemoteCode: TypeAlias = Annotated[bool, typer.Option(help="Run code that comes with the model.")]
 _KEYS = typer.Option(help="Key that opens the API; may be given several times.", envvar="BIGMODEL_API_KEY")
 Keys: TypeAlias = Annotated[list[str] | None, _KEYS]
 KeyFile: TypeAlias = Annotated[Path | None, typer.Option(help="File with one key a line.", exists=True, dir_okay=False)]
@@ -42,8 +44,6 @@ KVMemory: TypeAlias = Annotated[str | None, typer.Option(help="Memory for keys a
 PrefixCache: TypeAlias = Annotated[bool, typer.Option(help="Keep keys and values of prompts for reuse.")]
 _INVARIANT = typer.Option(help="The same tokens alone and in a batch, at the price of some speed of a lone stream.")
 Invariant: TypeAlias = Annotated[bool, _INVARIANT]
-_DRAFT = typer.Option(help="A small model of the same tokenizer that guesses tokens ahead.")
-DraftModel: TypeAlias = Annotated[str | None, _DRAFT]
 DraftTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens it guesses in one step.")]
 _TIMEOUT = typer.Option(min=0.001, help="Seconds a request may take, waiting included.")
 RequestTimeout: TypeAlias = Annotated[float | None, _TIMEOUT]

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .model_options import AsJson, BatchSize, Budgets, DType, Model
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -13,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def verify(
-    model: Annotated[str, typer.Argument(help="A folder with a checkpoint, or a Hub id.")],
-    max_memory: Annotated[str | None, typer.Option(help="Budget per device, as in 0=10GiB,cpu=8GiB.")] = None,
-    dtype: Annotated[str, typer.Option(help="What the weights are loaded as; auto: as stored.")] = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 1,
+    model: Model,
+    max_memory: Budgets = None,
+    dtype: DType = "auto",
+    batch_size: BatchSize = 1,
     context: Annotated[
         int | None, typer.Option(min=2, help="Tokens of a sequence at its end.", show_default="256, if allowed")
     ] = None,
@@ -24,7 +26,7 @@ def verify(
     objective: Annotated[str, typer.Option(help="latency, throughput or fit.")] = "latency",
     tolerance: Annotated[float, typer.Option(min=0, help="Error of memory that is let pass, as a share.")] = 0.02,
     time_tolerance: Annotated[float, typer.Option(min=0, help="Error of seconds that is let pass.")] = 0.2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Load MODEL by plan, run the planned shapes, and print predicted beside measured. Exits 1 past a tolerance."""
     import json

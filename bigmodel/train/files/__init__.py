@@ -1,6 +1,7 @@
 """Files of training checkpoints."""
 
-from bigmodel.train.files.objects import load_object, numbered, save_object, sync_folder, written_atomically
+from bigmodel.profile.atomic import sync_folder, written_atomically
+from bigmodel.train.files.objects import load_object, numbered, save_object
 from bigmodel.train.files.weights import load_into, load_weights, save_weights, write_safetensors
 
 __all__ = [

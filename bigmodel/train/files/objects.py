@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 
 from bigmodel.errors import CheckpointFormatError, CheckpointNotFoundError, TrainError
+from bigmodel.profile.atomic import written_atomically
 
 multiarray: Any = import_module("numpy._core.multiarray" if np.__version__ >= "2" else "numpy.core.multiarray")
 _NUMPY_GLOBALS: list[Any] = [
@@ -29,29 +27,6 @@ def numbered(name: str, index: int) -> str:
     """Return "optimizer.bin" for 0, "optimizer_1.bin" for 1, and so on."""
     stem, dot, ending = name.partition(".")
     return name if index == 0 else f"{stem}_{index}{dot}{ending}"
-
-
-@contextmanager
-def written_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name, with its bytes on the disk, only when the body is done."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def sync_folder(directory: Path) -> None:
-    """Put the names in a folder on the disk."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def save_object(obj: Any, path: Path) -> None:
