@@ -63,6 +63,6 @@ def test_the_host_computes_in_the_dtypes_of_models_and_not_in_those_of_storage()
 
 @pytest.mark.usefixtures("accelerators")
 def test_a_full_device_says_nothing_of_its_dtypes() -> None:
-    virtual.configure(0, capacity=16)
+    virtual.configure(0, capacity=300)  # the input fits, the output does not
     with pytest.raises(torch.OutOfMemoryError):
         computes_in(torch.float32, torch.device("virtual:0"))
