@@ -12,8 +12,9 @@ from .arrival import Arrival, QuantizedArrival, Staging
 from .block import Block
 from .link import Link
 from .quantized_block import QuantizedBlock
-from .reader import DiskReader, chunk_of
-from .source_file import ReadPolicy
+from .read_policy import ReadPolicy
+from .reader import DiskReader
+from .staging_slots import chunk_of
 from .stats import StreamStats
 
 

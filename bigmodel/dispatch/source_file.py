@@ -1,17 +1,18 @@
-"""Files that weights are read from: opened once, shared by all blocks, read past the page cache where that pays."""
+"""Files that weights are read from: opened once, shared by all blocks, read past the page cache or shown out of it."""
 
 from __future__ import annotations
 
 import errno
 import os
 import threading
-import time
 import weakref
 from pathlib import Path
 
-from ..checkpoint import MappedRegion
-from ..devices import HOST, free_memory_bytes
-from ..errors import CheckpointFormatError
+import torch
+
+from ..checkpoint import MappedRegion, populate
+from ..checkpoint.mapping import MappedFile
+from ..errors import CheckpointError, CheckpointFormatError
 
 ALIGNMENT = 4096
 """What offset, length and memory of a read past the page cache must be multiples of, on every common disk."""
@@ -31,6 +32,8 @@ class SourceFile:
         self.path = path
         self._descriptor = descriptor
         self._direct = _open_direct(descriptor)
+        self._map: MappedFile | None = None
+        self._lock = threading.Lock()
         for opened in {self._descriptor, self._direct}:
             weakref.finalize(self, os.close, opened).atexit = False
 
@@ -68,11 +71,52 @@ class SourceFile:
                     continue
                 raise OSError(error.errno, f"weights cannot be read ({error.strerror})", str(self.path)) from error
             if count == 0:
-                raise CheckpointFormatError(
-                    f"{self.path}: ends at byte {offset + done}, but weights up to byte {offset + needed} are wanted: "
-                    "it was cut short while in use; copy or download it again"
-                )
+                raise self._cut_short(offset + done, offset + needed)
             done += count
+
+    def show(self, offset: int, needed: int) -> torch.Tensor | None:
+        """Bring bytes of the file into the page cache and return them as they lie there: uint8, not to be written to.
+
+        The map that shows them is this object's own: nobody writes to it, so that `release` forgets nothing that is
+        not in the file. Whoever touches them asks `check_length` first.
+
+        Args:
+            offset: The first byte, counted from the beginning of the file.
+            needed: How many bytes must be there; what is returned reaches to the end of the last page.
+
+        Returns:
+            None where that cannot be: no such map, a file cut short, a disk that fails. `read` tells why.
+        """
+        end = offset + needed
+        try:
+            whole = self._whole()
+            if end > min(whole.nbytes, self.size()):
+                return None
+            shown = whole.tensor(torch.uint8, (min(end + -end % ALIGNMENT, whole.nbytes) - offset,), offset)
+            populate([shown])
+        except (CheckpointError, OSError):
+            return None
+        return shown
+
+    def check_length(self, end: int) -> None:
+        """Raise CheckpointFormatError if the file ends before byte `end`: to touch the bytes of a map that are not
+        there any more would end the process."""
+        size = self.size()
+        if size < end:
+            raise self._cut_short(size, end)
+
+    def _whole(self) -> MappedFile:
+        with self._lock:
+            if self._map is None:
+                # By way of /proc, for the same reason as in `_open_direct`.
+                self._map = MappedFile(Path(f"/proc/self/fd/{self._descriptor}"), track=False)
+            return self._map
+
+    def _cut_short(self, end: int, wanted: int) -> CheckpointFormatError:
+        return CheckpointFormatError(
+            f"{self.path}: ends at byte {end}, but weights up to byte {wanted} are wanted: "
+            "it was cut short while in use; copy or download it again"
+        )
 
 
 class SourceFiles:
@@ -90,53 +134,6 @@ class SourceFiles:
                 return None
             self._files[key] = SourceFile(region.path, descriptor)
         return self._files[key]
-
-
-class ReadPolicy:
-    """Decides for each read whether it goes past the page cache.
-
-    Bytes that are in the cache are read from there. Others are read through it if everything that will be read fits
-    into memory, for then the next pass finds it there. If not, the cache would have thrown them out again by then (a
-    cycle longer than an LRU cache never hits), and whichever way the disk has proved faster is taken.
-
-    Args:
-        nbytes: How many bytes are read again and again.
-    """
-
-    RETRY = 32
-    """Every so many cold reads the way that is not preferred is tried again."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self._lock = threading.Lock()
-        self._pace = {True: 0.0, False: 0.0}
-        self._cold = 0
-        self._fits = True
-        self._asked = float("-inf")
-
-    def bypasses(self, cached: bool) -> bool:
-        """Whether the next read should go past the cache, which holds its bytes or does not (`cached`)."""
-        if cached or self._all_fits():
-            return False
-        with self._lock:
-            self._cold += 1
-            direct, buffered = self._pace[True], self._pace[False]
-            preferred = not buffered or direct >= buffered
-            return preferred if self._cold % self.RETRY else not preferred
-
-    def record(self, bypassed: bool, nbytes: int, seconds: float) -> None:
-        """Take note of how long a cold read of `nbytes` took."""
-        pace = nbytes / max(seconds, 1e-9)
-        with self._lock:
-            known = self._pace[bypassed]
-            self._pace[bypassed] = pace if not known else 0.8 * known + 0.2 * pace
-
-    def _all_fits(self) -> bool:
-        now = time.monotonic()
-        if now - self._asked > 1.0:
-            self._asked = now
-            self._fits = self.nbytes < 0.8 * free_memory_bytes(HOST)
-        return self._fits
 
 
 def _open_direct(descriptor: int) -> int:

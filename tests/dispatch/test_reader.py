@@ -16,13 +16,13 @@ from bigmodel.checkpoint import Checkpoint
 from bigmodel.devices import Event, copy_stream
 from bigmodel.dispatch.arrival import Arrival
 from bigmodel.dispatch.block import Block, HostTensor
-from bigmodel.dispatch.chunks import CHUNK_BYTES
 from bigmodel.dispatch.link import Link
-from bigmodel.dispatch.reader import MIN_CHUNK_BYTES, SLOTS, DiskReader, chunk_of
-from bigmodel.dispatch.source_file import ALIGNMENT, ReadPolicy, SourceFile
+from bigmodel.dispatch.read_policy import ReadPolicy
+from bigmodel.dispatch.reader import DiskReader
+from bigmodel.dispatch.source_file import SourceFile
+from bigmodel.dispatch.staging_slots import SLOTS
 from bigmodel.dispatch.stats import StreamStats
 from bigmodel.errors import CheckpointFormatError
-from bigmodel.plan import STAGING_BYTES
 
 from .mapped import streamed_blocks
 
@@ -236,11 +236,3 @@ def test_files_are_opened_once_and_closed_with_the_reader(tmp_path: Path, stats:
         assert not thread.is_alive()
     gc.collect()
     assert descriptors_of(tmp_path) == before
-
-
-@pytest.mark.parametrize("staging_bytes", [0, 10**6, 10**7, STAGING_BYTES])
-def test_chunks_fill_the_planned_staging_memory(staging_bytes: int) -> None:
-    chunk = chunk_of(staging_bytes)
-    assert chunk % ALIGNMENT == 0
-    assert MIN_CHUNK_BYTES <= chunk <= CHUNK_BYTES
-    assert SLOTS * chunk <= max(staging_bytes, SLOTS * MIN_CHUNK_BYTES)

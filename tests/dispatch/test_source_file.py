@@ -1,3 +1,7 @@
+"""Files that weights are read from."""
+
+from __future__ import annotations
+
 import errno
 import os
 from pathlib import Path
@@ -6,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bigmodel.checkpoint import Checkpoint, mapped_region
-from bigmodel.dispatch import source_file
-from bigmodel.dispatch.source_file import ReadPolicy, SourceFile, SourceFiles
+from benchmarks.harness.pagecache import resident_bytes
+from bigmodel.checkpoint import Checkpoint, mapped_region, release
+from bigmodel.dispatch.source_file import SourceFile, SourceFiles
 from bigmodel.errors import CheckpointFormatError
 
 
@@ -74,27 +78,35 @@ def test_a_file_is_opened_once_and_not_at_all_when_another_bears_its_name(tmp_pa
     assert SourceFiles().get(first) is None
 
 
-def policy(nbytes: int, free: int, monkeypatch: pytest.MonkeyPatch) -> ReadPolicy:
-    monkeypatch.setattr(source_file, "free_memory_bytes", lambda device: free)
-    return ReadPolicy(nbytes)
+def test_bytes_are_shown_as_they_lie_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(256)) * 100)
+    shown = opened(path).show(5000, 300)
+    assert shown is not None
+    assert bytes(shown[:300].tolist()) == (bytes(range(256)) * 100)[5000:5300]
 
 
-def test_what_fits_into_memory_is_read_through_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    fits = policy(100, 1000, monkeypatch)
-    assert not any(fits.bypasses(cached=False) for _ in range(100))
+def test_what_is_shown_is_no_memory_of_anybody_elses_and_counts_until_it_is_released(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(2**20)}, path)
+    mine = Checkpoint.open(path).tensor("a")
+    mine[5] = 9
+    shown = opened(path).show(2**20, 2**20 + 100)
+    assert shown is not None
+    assert resident_bytes(shown) >= 2**20
+    assert not shown.any()
+    release(shown)
+    assert resident_bytes(shown) == 0
+    assert mine[5] == 9
 
 
-def test_what_is_cached_is_read_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not policy(1000, 100, monkeypatch).bypasses(cached=True)
-
-
-@pytest.mark.parametrize("direct_is_faster", [True, False])
-def test_what_does_not_fit_is_read_the_faster_way(direct_is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    large = policy(1000, 100, monkeypatch)
-    chosen = []
-    for _ in range(10 * ReadPolicy.RETRY):
-        bypass = large.bypasses(cached=False)
-        chosen.append(bypass)
-        large.record(bypass, 100, 1.0 if bypass == direct_is_faster else 2.0)
-    later = chosen[2 * ReadPolicy.RETRY :]
-    assert later.count(direct_is_faster) == len(later) - 8
+def test_a_file_cut_short_shows_nothing_and_is_told_from_a_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 20_000)
+    file = opened(path)
+    assert file.show(10_000, 5_000) is not None
+    os.truncate(path, 12_000)
+    assert file.show(10_000, 5_000) is None
+    file.check_length(12_000)
+    with pytest.raises(CheckpointFormatError, match=r"file: ends at byte 12000, but .* up to byte 15000.* cut short"):
+        file.check_length(15_000)
