@@ -104,9 +104,10 @@ def _kind_of_training(namespace: dict[str, Any], given: dict[str, Any]) -> dict[
         raise LaunchError(f"--{' and --'.join(chosen)} exclude each other; give one of them.")
     if namespace["multi_gpu"] and given.get("use_cpu"):
         raise LaunchError("--multi_gpu and --cpu exclude each other; give one of them.")
-    if chosen:
-        return {"distributed_type": _KINDS[chosen[0]][0]}
-    return {}
+    if not chosen:
+        return {}
+    kind = {"distributed_type": _KINDS[chosen[0]][0]}
+    return {**kind, "use_cpu": False} if namespace["multi_gpu"] else kind
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -39,9 +39,7 @@ class DeepSpeedSection:
         choices=OFFLOAD_DEVICES,
     )
     offload_optimizer_nvme_path: str | None = option(
-        None,
-        "Folder for optimizer state on disk.",
-        env="ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH",
+        None, "Folder for optimizer state on disk.", env="ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_NVME_PATH"
     )
     offload_param_nvme_path: str | None = option(
         None, "Folder for parameters on disk.", env="ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH"
@@ -51,9 +49,7 @@ class DeepSpeedSection:
     )
     gradient_clipping: float | None = option(None, "Largest norm of the gradients.", env="ACCELERATE_GRADIENT_CLIPPING")
     zero3_init_flag: bool | None = option(
-        None,
-        "Shard parameters while the model is built (stage 3).",
-        env="ACCELERATE_DEEPSPEED_ZERO3_INIT",
+        None, "Shard parameters while the model is built (stage 3).", env="ACCELERATE_DEEPSPEED_ZERO3_INIT"
     )
     zero3_save_16bit_model: bool | None = option(
         None,
@@ -124,9 +120,7 @@ class FsdpSection:
         None, "Recompute activations of each unit in backward.", env="FSDP_ACTIVATION_CHECKPOINTING"
     )
     fsdp_activation_checkpointing_offload: bool | None = option(
-        None,
-        "Keep checkpointed activations in RAM.",
-        env="FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
+        None, "Keep checkpointed activations in RAM.", env="FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD"
     )
     fsdp_ignored_modules: str | None = option(
         None, "Regular expression of module names left unsharded.", env="FSDP_IGNORED_MODULES"
@@ -181,10 +175,7 @@ class DynamoSection:
         None, "Compile for changing shapes.", env="ACCELERATE_DYNAMO_USE_DYNAMIC", switch=True
     )
     dynamo_use_regional_compilation: bool | None = option(
-        None,
-        "Compile repeated blocks once.",
-        env="ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION",
-        switch=True,
+        None, "Compile repeated blocks once.", env="ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", switch=True
     )
 
 

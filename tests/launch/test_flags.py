@@ -58,6 +58,11 @@ def test_a_kind_of_training_is_one_flag(flag: str, kind: str) -> None:
     assert parse_launch([flag, "train.py"]).config.distributed_type == kind
 
 
+def test_gpus_asked_for_by_a_flag_win_over_a_file_that_says_cpu(tmp_path: Path) -> None:
+    save_config(LaunchConfig(use_cpu=True), tmp_path / "cpu.yaml")
+    assert parse_launch(["--config_file", str(tmp_path / "cpu.yaml"), "--multi_gpu", "t.py"]).config.use_cpu is False
+
+
 def test_modules_and_programs() -> None:
     assert parse_launch(["-m", "package.train", "--x"]).module is True
     assert parse_launch(["--no_python", "--", "./run.sh"]).no_python is True
