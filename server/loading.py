@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
 from bigmodel.checkpoint.progress import watching
 from bigmodel.errors import ServeError, SizeError
 from server.app import Loaded
-from server.engine.options import DEFAULT_SEQUENCES, EngineOptions
 from server.state import Loading
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def parse_max_memory(text: str | None) -> dict[int | str | torch.device, int | str] | None:
@@ -29,83 +31,44 @@ def parse_max_memory(text: str | None) -> dict[int | str | torch.device, int | s
     return budgets
 
 
-def load_options(
-    device_map: str,
-    max_memory: str | None,
-    dtype: str,
-    revision: str | None,
-    trust_remote_code: bool,
-    engine: EngineOptions,
-    offload: str = "stream",
-    offload_dtype: str | None = None,
-    offload_folder: str | None = None,
-) -> dict[str, Any]:
-    """Keyword arguments of :func:`load` from what was typed; memory is planned for what ``engine`` will serve."""
-    return {
-        "device_map": device_map,
-        "max_memory": parse_max_memory(max_memory),
-        "dtype": dtype,
-        "revision": revision,
-        "trust_remote_code": trust_remote_code,
-        "offload": offload,
-        "offload_dtype": offload_dtype,
-        "offload_folder": offload_folder,
-        "batch_size": engine.max_sequences or DEFAULT_SEQUENCES,
-        "context_length": engine.max_length,
-    }
+class LoadOptions(TypedDict, total=False):
+    """The arguments of ``bigmodel.from_pretrained`` that the command line knows; what is left out has its default."""
+
+    device_map: str
+    max_memory: Mapping[int | str | torch.device, int | str] | None
+    dtype: str
+    revision: str | None
+    trust_remote_code: bool
+    offload: str
+    offload_dtype: str | None
+    offload_folder: str | None
+    batch_size: int
+    context_length: int | None
 
 
-def load(
-    model: str,
-    *,
-    device_map: str = "auto",
-    max_memory: Mapping[int | str | torch.device, int | str] | None = None,
-    dtype: str = "auto",
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    offload: str = "stream",
-    offload_dtype: str | None = None,
-    offload_folder: str | None = None,
-    batch_size: int = 1,
-    context_length: int | None = None,
-    progress: Loading | None = None,
-) -> Loaded:
+def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadOptions]) -> Loaded:
     """Load ``model`` (a folder or a Hub id), placed by plan, with its tokenizer.
 
-    ``device_map`` is a strategy ("auto", "balanced", "sequential", ...) or one device. Memory for keys and
-    values is planned for ``batch_size`` sequences of ``context_length`` tokens (None: the planner's default).
-    ``offload``, ``offload_dtype`` and ``offload_folder`` are those of ``from_pretrained``.
+    Memory for keys and values is planned for ``batch_size`` sequences of ``context_length`` tokens.
     """
     from transformers import AutoTokenizer
 
     from bigmodel.dispatch import from_pretrained, get_plan
     from bigmodel.profile.resolve import open_source
 
+    revision, trusted = options.get("revision"), options.get("trust_remote_code", False)
     progress = progress or Loading()
     progress.begin("looking for the model")
-    open_source(model, revision, trust_remote_code=trust_remote_code)  # says what is wrong before anything is loaded
+    open_source(model, revision, trust_remote_code=trusted)  # says what is wrong before anything is loaded
     progress.begin("loading the tokenizer")
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trust_remote_code)
+        tokenizer: Any = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trusted)
     except (OSError, ValueError) as error:
         raise ServeError(f"no tokenizer can be loaded from '{model}': {error}") from error
     progress.measure()
     progress.begin("loading the weights")
     with watching(progress.report):
-        placed = from_pretrained(
-            model,
-            device_map=device_map,
-            max_memory=max_memory,
-            dtype=dtype,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
-            offload=offload,
-            offload_dtype=offload_dtype,
-            offload_folder=offload_folder,
-            batch_size=batch_size,
-            context_length=context_length,
-            per_pass=False,  # the engine keeps keys and values itself
-        )
+        placed = from_pretrained(model, per_pass=False, **options)  # the engine keeps keys and values itself
     return Loaded(placed, tokenizer, get_plan(placed))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
@@ -23,10 +23,9 @@ from .model_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from server import Loaded, Loading, Settings
     from server.app import Loader
+    from server.loading import LoadOptions
 
 Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on.")]
 Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
@@ -102,7 +101,8 @@ def serve(
     """Serve MODEL over HTTP: OpenAI's completions and chat, batched, with a page to look at on /."""
     from bigmodel.devices import parse_size
     from server import EngineOptions, Settings
-    from server.loading import display_name, load_options
+    from server.engine.options import DEFAULT_SEQUENCES
+    from server.loading import LoadOptions, display_name, parse_max_memory
 
     keys = (*(api_key or ()), *(_keys(api_key_file) if api_key_file else ()))
     kv_bytes = None if kv_memory is None else parse_size(kv_memory)
@@ -112,9 +112,17 @@ def serve(
     )
     name = served_model_name or display_name(model)
     settings = Settings(name, keys, parse_size(max_body), request_timeout, drain_timeout, engine)
-    options = load_options(
-        *(device_map, max_memory, dtype, revision, trust_remote_code, engine),
-        *(offload, offload_dtype, offload_folder),
+    options = LoadOptions(
+        device_map=device_map,
+        max_memory=parse_max_memory(max_memory),
+        dtype=dtype,
+        revision=revision,
+        trust_remote_code=trust_remote_code,
+        offload=offload,
+        offload_dtype=offload_dtype,
+        offload_folder=offload_folder,
+        batch_size=max_sequences or DEFAULT_SEQUENCES,
+        context_length=max_model_len,
     )
     load_all = partial(_load, model, draft_model, options)
     if replicas > 1 or ray_address is not None:
@@ -126,7 +134,7 @@ def _keys(path: Path) -> list[str]:
     return [line.strip() for line in path.read_text().splitlines() if line.strip()]
 
 
-def _load(model: str, draft_model: str | None, options: Mapping[str, Any], progress: Loading) -> Loaded:
+def _load(model: str, draft_model: str | None, options: LoadOptions, progress: Loading) -> Loaded:
     from server.loading import load, with_draft
 
     loaded = load(model, **options, progress=progress)
