@@ -2,7 +2,8 @@
 
 Before every run the shards are thrown out of the page cache, and `mincore` must confirm it. "Raw" is the best of four
 readers that do nothing but read the same files in the same rounds. What stands around the layers (embeddings, head)
-lies in memory of its own for everybody, so that all read the same bytes.
+lies in memory of its own for everybody, so that all read the same bytes. Reading and computing share the processors: a
+raw reader beside a model that computes in memory, neither waiting for the other, shows what that alone costs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from .harness import Column, Limit, Report, Samples, Variant, comparison_table, elapsed, measure
 from .harness.pagecache import evict
-from .harness.rawread import READERS
+from .harness.rawread import POPULATE, READERS, read_beside
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 OURS = "bigmodel, just loaded"
 AGAIN = "bigmodel, pages taken away"
 MAPPED = "transformers, mapped weights"
+BESIDE = "raw reader beside a model in memory"
 ACCELERATE = "accelerate, .dat files"
 INDEXED = "accelerate, shards"
 RATE = "bytes per second"
@@ -65,12 +67,9 @@ class Cold:
 
     def run(self) -> dict[str, float]:
         """Run one token through the model; return seconds and bytes of layers per second."""
-        import torch
-
         model = self.model
         assert model is not None
-        with torch.inference_mode():
-            seconds = elapsed(lambda: model(input_ids=torch.ones(1, 1, dtype=torch.long), use_cache=False))
+        seconds = elapsed(partial(one_token, model))
         if self.anew:
             self.model = None
         return {"seconds": seconds, RATE: self.layer_bytes / seconds}
@@ -87,9 +86,19 @@ def run(options: argparse.Namespace) -> Report:
     with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
         ways = _ways(folder, shards, nbytes, Path(scratch), peers=not options.no_peers)
         variants = [Variant(name, partial(_read, name, shards), partial(evict, shards)) for name in READERS]
+        reading = partial(_read_beside, models.resident(folder), shards)
+        variants.append(Variant(BESIDE, reading, partial(evict, shards)))
         variants += [Variant(name, way.run, way.prepare) for name, way in ways.items()]
         samples = measure(variants, options.rounds, seed=options.seed)
     return _report(options, folder, samples, nbytes)
+
+
+def one_token(model: nn.Module) -> None:
+    """Run one token through a model."""
+    import torch
+
+    with torch.inference_mode():
+        model(input_ids=torch.ones(1, 1, dtype=torch.long), use_cache=False)
 
 
 def own_memory(model: nn.Module) -> None:
@@ -127,6 +136,12 @@ def _ways(folder: Path, shards: list[Path], nbytes: int, scratch: Path, peers: b
 def _read(name: str, files: list[Path]) -> dict[str, float]:
     nbytes = sum(file.stat().st_size for file in files)
     seconds = elapsed(lambda: READERS[name](files))
+    return {"seconds": seconds, RATE: nbytes / seconds}
+
+
+def _read_beside(model: nn.Module, files: list[Path]) -> dict[str, float]:
+    nbytes = sum(file.stat().st_size for file in files)
+    seconds = elapsed(lambda: read_beside(partial(one_token, model), POPULATE, files))
     return {"seconds": seconds, RATE: nbytes / seconds}
 
 

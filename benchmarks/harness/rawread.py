@@ -10,6 +10,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .errors import BenchmarkError
@@ -53,12 +54,28 @@ def populate(files: Sequence[Path]) -> int:
     return total
 
 
+POPULATE = "raw: MADV_POPULATE_READ, 8 MiB"
+
 READERS: dict[str, Reader] = {
     "raw: O_DIRECT, 4 x 1 MiB": direct,
-    "raw: MADV_POPULATE_READ, 8 MiB": populate,
+    POPULATE: populate,
     "raw: buffered 8 MiB, 1 thread": buffered_one,
     "raw: buffered 8 MiB, 2 threads": buffered_two,
 }
+
+
+def read_beside(compute: Callable[[], object], name: str, files: Sequence[Path]) -> int:
+    """Read files as the reader `name` does while something is computed, neither waiting for the other.
+
+    That is what a machine can do whose processors serve both: no program that computes with what it reads does better.
+
+    Returns:
+        Bytes that were read.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="raw reader") as pool:
+        reading = pool.submit(READERS[name], files)
+        compute()
+        return reading.result()
 
 
 def _in_threads(files: Sequence[Path], threads: int, step: int, flags: int) -> int:

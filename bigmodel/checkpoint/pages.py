@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import torch
 
 from ..errors import CheckpointError
+from .pagemap import has_private_page
 
 _MADV_DONTNEED, _MADV_HUGEPAGE, _MADV_POPULATE_READ = 4, 14, 22
 _CHUNK = 64 * 2**20
@@ -19,7 +20,6 @@ _GAP = 64 * 2**10
 """Ranges this close to each other are brought in as one: asking twice costs more than reading what lies between."""
 
 _HUGE = 4 * 2**20
-_FILE_PAGE, _SWAPPED, _PRESENT = 1 << 61, 1 << 62, -(1 << 63)
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 if _libc is not None:
@@ -86,17 +86,10 @@ def is_untouched(tensor: torch.Tensor) -> bool:
     start, end = _pages(tensor)
     if start == end:
         return True
-    count = (end - start) // mmap.PAGESIZE
     try:
-        with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-            raw = os.pread(pagemap.fileno(), count * 8, start // mmap.PAGESIZE * 8)
+        return not has_private_page(start, end)
     except OSError:
         return False
-    if len(raw) < count * 8:
-        return False
-    entries = torch.frombuffer(bytearray(raw), dtype=torch.int64)
-    in_memory = (entries & (_PRESENT | _SWAPPED)) != 0
-    return not bool((in_memory & ((entries & _FILE_PAGE) == 0)).any())
 
 
 def _span(tensor: torch.Tensor) -> int:

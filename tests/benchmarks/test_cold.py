@@ -18,6 +18,6 @@ def test_raw_readers_and_models_are_measured_side_by_side(workdir: Path, capsys:
     found = answer(["cold"], workdir, capsys)
     names = {row["variant"] for row in rows(found)}
     assert set(READERS) < names
-    assert len(names) == 9
+    assert len(names) == 10
     best = max((row for row in rows(found) if row["variant"] in READERS), key=lambda row: float(row["median"]))
     assert best["variant"] in limit(found, "best raw reader")["what"]
