@@ -17,7 +17,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,34 +25,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bigmodel.train.scaling import LossScaler
+from bigmodel.train.strategies.settings import StrategySettings
 from bigmodel.train.types import DistributedType
-
-
-@dataclass(frozen=True)
-class StrategySettings:
-    """What a strategy may know of the run it works in.
-
-    Attributes:
-        device: the device of this process.
-        num_processes: ranks in the job; `process_index` and `local_process_index` are this process's numbers.
-        mixed_precision: "no", "fp16", "bf16" or "fp8".
-        gradient_accumulation_steps: backward passes to one optimizer step when the strategy was made.
-        plugin: the plugin of the strategy (`FullyShardedDataParallelPlugin`, `DeepSpeedPlugin`, ...), or None.
-        parallelism_config: the `ParallelismConfig` given to the Accelerator, or None.
-        device_mesh: the mesh built from it, or None.
-        handlers: the `kwargs_handlers` given to the Accelerator, by class.
-    """
-
-    device: torch.device
-    num_processes: int = 1
-    process_index: int = 0
-    local_process_index: int = 0
-    mixed_precision: str = "no"
-    gradient_accumulation_steps: int = 1
-    plugin: Any = None
-    parallelism_config: Any = None
-    device_mesh: Any = None
-    handlers: dict[type, Any] = field(default_factory=dict)
 
 
 class Strategy(ABC):
@@ -160,9 +133,17 @@ class Strategy(ABC):
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the user's model, without this strategy's wrapper."""
 
+    def gathered_weights(self, model: nn.Module) -> dict[str, Any] | None:
+        """Gather the full weights in RAM on rank 0 ({} on the others); None where every rank has them already.
+
+        Every rank calls it.
+        """
+        return None
+
     def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
         """Return the full state dict. Every rank calls it; ranks where `should_save_model` is False may get {}."""
-        return dict((self.unwrap(model) if unwrap else model).state_dict())
+        gathered = self.gathered_weights(model)
+        return dict((self.unwrap(model) if unwrap else model).state_dict()) if gathered is None else gathered
 
     def export_model(
         self,
@@ -173,13 +154,17 @@ class Strategy(ABC):
         safe_serialization: bool = True,
         writes: bool = True,
     ) -> None:
-        """Write the model's weights in shards for others to read. Every rank calls it; those that `writes` write."""
+        """Write the model's weights in shards for others to read. Every rank calls it.
+
+        Those that `writes` write; where weights are gathered, rank 0, which alone has them.
+        """
         from bigmodel.checkpoint import save_model
 
-        if writes:
-            save_model(
-                self.unwrap(model), directory, max_shard_size=max_shard_size, safe_serialization=safe_serialization
-            )
+        gathered, plain = self.gathered_weights(model), self.unwrap(model)
+        if gathered is None and writes:
+            save_model(plain, directory, max_shard_size, safe_serialization)
+        elif gathered is not None and self.settings.process_index == 0:
+            save_model(gathered, directory, max_shard_size, safe_serialization, config_of=plain)
 
     # -- training checkpoints ----------------------------------------------------------------------------------
     # Every rank calls these, with the same folder, visible to all ranks. `index` numbers the prepared models

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from bigmodel.errors import TrainError
 from bigmodel.train.scaling import LossScaler
-from bigmodel.train.strategies.base import StrategySettings
 from bigmodel.train.strategies.deepspeed_dummy import DummyOptim, DummyScheduler, EngineScheduler
 from bigmodel.train.strategies.deepspeed_engine import (
     gradient_norm,
@@ -21,6 +20,7 @@ from bigmodel.train.strategies.deepspeed_engine import (
 from bigmodel.train.strategies.deepspeed_files import DeepSpeedFiles
 from bigmodel.train.strategies.deepspeed_plugin import DeepSpeedPlugin
 from bigmodel.train.strategies.remap import owners
+from bigmodel.train.strategies.settings import StrategySettings
 from bigmodel.train.types import DistributedType
 
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from bigmodel.errors import TrainError
-from bigmodel.train.strategies.base import StrategySettings
 from bigmodel.train.strategies.deepspeed_config import DeepSpeedConfig
 from bigmodel.train.strategies.deepspeed_dummy import DummyOptim, DummyScheduler
 from bigmodel.train.strategies.deepspeed_plugin import DeepSpeedPlugin
+from bigmodel.train.strategies.settings import StrategySettings
 
 
 def import_deepspeed(device: torch.device) -> Any:

@@ -37,30 +37,11 @@ class DeepSpeedFiles(SingleProcess):
     def _is_engine(self, model: Any) -> bool:
         return any(model is engine for engine in self._engines)
 
-    def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Gather the full state dict; with stage 3 on rank 0 only, in RAM, one parameter at a time."""
+    def gathered_weights(self, model: nn.Module) -> dict[str, Any] | None:
+        """Gather the full weights of stage 3 in RAM on rank 0, one parameter at a time."""
         if self.plugin.zero_stage == 3 and self._is_engine(model):
             return gathered_state_dict(self.unwrap(model), keep=self.settings.process_index == 0)
-        return super().state_dict(model, unwrap=unwrap)
-
-    def export_model(
-        self,
-        model: nn.Module,
-        directory: Path,
-        max_shard_size: int | str,
-        *,
-        safe_serialization: bool = True,
-        writes: bool = True,
-    ) -> None:
-        """Write the full weights in shards for others to read."""
-        if self.plugin.zero_stage != 3 or not self._is_engine(model):
-            super().export_model(model, directory, max_shard_size, safe_serialization=safe_serialization, writes=writes)
-            return
-        from bigmodel.checkpoint import save_model
-
-        state = self.state_dict(model)
-        if self.settings.process_index == 0:
-            save_model(state, directory, max_shard_size, safe_serialization, config_of=self.unwrap(model))
+        return None
 
     # -- training checkpoints ----------------------------------------------------------------------------------
 

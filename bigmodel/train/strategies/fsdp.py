@@ -15,9 +15,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.utils.checkpoint import checkpoint
 
 from bigmodel.errors import TrainError
-from bigmodel.train.strategies.base import StrategySettings
 from bigmodel.train.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
 from bigmodel.train.strategies.placing import Placement, groups_of
+from bigmodel.train.strategies.settings import StrategySettings
 from bigmodel.train.strategies.sharded import ShardedStrategy
 from bigmodel.train.strategies.tensor_plan import parallelize
 from bigmodel.train.strategies.units import ignored_parameters, units_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from bigmodel.train.strategies.base import Strategy, StrategySettings
+from bigmodel.train.strategies.base import Strategy
+from bigmodel.train.strategies.settings import StrategySettings
 from bigmodel.train.types import DistributedType
 
 STRATEGIES: dict[DistributedType, str] = {

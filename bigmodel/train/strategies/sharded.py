@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bigmodel.train.scaling import LossScaler
-from bigmodel.train.strategies.base import StrategySettings
 from bigmodel.train.strategies.clipping import clip_grad_norm, local_part
 from bigmodel.train.strategies.placing import check_same_structure
 from bigmodel.train.strategies.remap import ParameterMap
+from bigmodel.train.strategies.settings import StrategySettings
 from bigmodel.train.strategies.sharded_files import ShardedFiles
 from bigmodel.train.strategies.sharded_scaler import ShardedGradScaler
 

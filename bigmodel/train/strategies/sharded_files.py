@@ -36,25 +36,9 @@ class ShardedFiles(Strategy):
         """Whether checkpoints are folders to which every rank adds its shards (else one file)."""
         return False
 
-    def state_dict(self, model: nn.Module, *, unwrap: bool = True) -> dict[str, Any]:
-        """Gather the full state dict in RAM on rank 0; other ranks get {}."""
+    def gathered_weights(self, model: nn.Module) -> dict[str, Any]:
+        """Gather the full weights in RAM on rank 0; other ranks get {}."""
         return get_model_state_dict(model, options=_FULL)
-
-    def export_model(
-        self,
-        model: nn.Module,
-        directory: Path,
-        max_shard_size: int | str,
-        *,
-        safe_serialization: bool = True,
-        writes: bool = True,
-    ) -> None:
-        """Gather the full weights in RAM on rank 0, which writes them in shards for others to read."""
-        from bigmodel.checkpoint import save_model
-
-        state = self.state_dict(model)
-        if self.settings.process_index == 0:
-            save_model(state, directory, max_shard_size, safe_serialization, config_of=self.unwrap(model))
 
     # -- training checkpoints ----------------------------------------------------------------------------------
 
@@ -63,7 +47,7 @@ class ShardedFiles(Strategy):
         if self.writes_shards:
             save_folder({"model": get_model_state_dict(model)}, directory / f"{MODEL_FOLDER}_{index}")
             return
-        state = self.state_dict(model)
+        state = self.gathered_weights(model)
         if self.settings.process_index == 0:
             files.save_weights(state, directory, index, safe_serialization=safe_serialization)
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from bigmodel.errors import TrainError
-from bigmodel.train.strategies.base import StrategySettings
 from bigmodel.train.strategies.placing import Placement, groups_of
+from bigmodel.train.strategies.settings import StrategySettings
 from bigmodel.train.strategies.sharded import ShardedStrategy
 from bigmodel.train.strategies.tensor_plan import parallelize
 from bigmodel.train.types import DistributedType

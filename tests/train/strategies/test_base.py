@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from bigmodel.train.scaling import LossScaler
@@ -60,3 +62,26 @@ def test_contexts_that_matter_only_to_several_processes_do_nothing() -> None:
     with plain().no_sync(model), plain().trigger_sync_in_backward(model), plain().join([model]):
         model(torch.ones(1, 1)).backward()
     assert model.weight.grad is not None
+
+
+class Gathering(Plain):
+    """Whose ranks hold parts of the weights."""
+
+    def gathered_weights(self, model: nn.Module) -> dict[str, Any]:
+        return {"whole": torch.ones(2)} if self.settings.process_index == 0 else {}
+
+
+def test_gathered_weights_are_written_by_the_rank_that_has_them(tmp_path: Path) -> None:
+    for index in (0, 2):
+        strategy = Gathering(StrategySettings(torch.device("cpu"), num_processes=3, process_index=index))
+        assert list(strategy.state_dict(nn.Linear(1, 1))) == (["whole"] if index == 0 else [])
+        strategy.export_model(nn.Linear(1, 1), tmp_path / str(index), "1GB", writes=index == 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+    assert load_file(tmp_path / "0" / "model.safetensors").keys() == {"whole"}
+
+
+def test_weights_that_every_rank_has_are_written_where_asked(tmp_path: Path) -> None:
+    plain(2).export_model(nn.Linear(1, 1), tmp_path / "asked", "1GB")
+    plain(2).export_model(nn.Linear(1, 1), tmp_path / "not", "1GB", writes=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["asked"]
+    assert load_file(tmp_path / "asked" / "model.safetensors").keys() == {"weight", "bias"}
