@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import _signal as signal  # what the module `signal` turns into enums, at ten times the price of the call itself
 import threading
 from types import FrameType, TracebackType
 
