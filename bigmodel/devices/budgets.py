@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import ItemsView, Mapping
 from typing import TypeAlias
 
 from ..errors import DeviceError, SizeError
@@ -28,7 +28,7 @@ def get_max_memory(max_memory: Mapping[DeviceLike, Budget] | None = None) -> dic
         Budgets by device key, in the order accelerators ascending, ``"mps"``, ``"cpu"``, ``"disk"``.
 
     Raises:
-        SizeError: A budget is not a size, or a device is named twice.
+        SizeError: `max_memory` is no mapping, a budget is not a size, or a device is named twice.
         DeviceError: A key names no device.
     """
     if max_memory is None:
@@ -36,7 +36,7 @@ def get_max_memory(max_memory: Mapping[DeviceLike, Budget] | None = None) -> dic
         found[HOST] = free_memory_bytes(HOST)
         return found
     budgets: dict[int | str, int] = {}
-    for device, size in max_memory.items():
+    for device, size in budgets_given(max_memory):
         key = device_key(device)
         if key in budgets:
             raise SizeError(f"max_memory names device {key!r} twice; give one budget")
@@ -46,6 +46,17 @@ def get_max_memory(max_memory: Mapping[DeviceLike, Budget] | None = None) -> dic
             raise SizeError(f"max_memory[{device!r}]: {error}") from None
     _warn_of_absent(budgets)
     return dict(sorted(budgets.items(), key=lambda item: _rank(item[0])))
+
+
+def budgets_given(max_memory: Mapping[DeviceLike, Budget]) -> ItemsView[DeviceLike, Budget]:
+    """Return devices and sizes as they are given.
+
+    Raises:
+        SizeError: It is no mapping.
+    """
+    if not isinstance(max_memory, Mapping):
+        raise SizeError(f"max_memory is a {type(max_memory).__name__}; give budgets by device, as in {{'cpu': '8GiB'}}")
+    return max_memory.items()
 
 
 def _warn_of_absent(budgets: Mapping[int | str, int]) -> None:

@@ -46,7 +46,8 @@ def normalize_device(device: DeviceLike) -> str:
             ``torch.device``. Whether an accelerator of that number is present is not checked.
 
     Raises:
-        DeviceError: The text names no device, or an int is given and the machine has no accelerator.
+        DeviceError: The text names no device, an int is given and the machine has no accelerator, or it is something
+            else.
     """
     if isinstance(device, bool):
         raise DeviceError(f"{device!r} is not a device; give an accelerator's number, 'cpu' or 'disk'")
@@ -62,6 +63,8 @@ def normalize_device(device: DeviceLike) -> str:
             device = torch.device(text)
         except RuntimeError:
             raise DeviceError(f"{text!r} is not a device; write 0, 'cuda:0', 'mps', 'cpu' or 'disk'") from None
+    if not isinstance(device, torch.device):
+        raise DeviceError(f"a {type(device).__name__} is not a device; give an accelerator's number, 'cpu' or 'disk'")
     if device.type in (HOST, "mps", "meta"):
         return device.type
     return f"{device.type}:{device.index if device.index is not None else 0}"

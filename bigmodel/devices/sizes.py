@@ -22,6 +22,9 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+LARGEST = 2**63 - 1
+"""Bytes that no machine has."""
+
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
@@ -33,22 +36,31 @@ def parse_size(size: int | str) -> int:
             (10**9), ``"512MiB"``, ``"0"``. Case does not matter; a trailing lower-case ``b`` means bytes.
 
     Raises:
-        SizeError: The text is not a size, or the size is negative.
+        SizeError: The text is not a size, or the size is negative or more than `LARGEST`.
     """
+    found = _bytes_of(size)
+    if found > LARGEST:
+        raise SizeError(f"a size is more than {LARGEST} bytes; give what a device has")
+    return found
+
+
+def _bytes_of(size: int | str) -> int:
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise SizeError(f"size {size!r} is a {type(size).__name__}; give an int of bytes or text such as '10GiB'")
     if isinstance(size, int):
         if size < 0:
-            raise SizeError(f"size {size} is negative; give 0 or more bytes")
+            raise SizeError(f"size {max(size, -LARGEST)} is negative; give 0 or more bytes")
         return size
     match = _SIZE.fullmatch(size)
     unit = match.group(2).upper() if match else None
     if match is None or unit not in _UNITS:
-        raise SizeError(f"size {size!r} cannot be read; write for example '10GiB', '10GB', '512MiB' or an int of bytes")
+        raise SizeError(
+            f"size {size!r:.80} cannot be read; write for example '10GiB', '10GB', '512MiB' or an int of bytes"
+        )
     number = match.group(1)
-    if "." not in number:
+    if "." not in number and len(number) < 20:
         return int(number) * _UNITS[unit]
-    return int(float(number) * _UNITS[unit])
+    return int(min(float(number) * _UNITS[unit], 2.0 * LARGEST))
 
 
 def format_size(size: int | float) -> str:

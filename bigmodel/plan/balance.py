@@ -8,6 +8,7 @@ from torch import nn
 
 from ..devices import DeviceLike
 from ..profile import DtypeLike, profile_units
+from ..profile.arguments import check_flags, check_model
 from .budgets import HEADROOM, is_accelerator, read_budgets
 from .fill import Bin, fill_in_order
 from .groups import tie_groups
@@ -33,7 +34,14 @@ def get_balanced_memory(
         dtype: floating point tensors count as this dtype.
         special_dtypes: dtype by tensor name, stronger than `dtype`.
         low_zero: keep the first accelerator as empty as possible (it will do other work, such as generation).
+
+    Raises:
+        PlanError: an argument makes no sense; the message names it.
+        SizeError: a budget is not a size.
+        DeviceError: a budget is of no device.
     """
+    check_model(model)
+    check_flags(low_zero=low_zero)
     budgets = read_budgets(max_memory)
     keys = [key for key, size in budgets.items() if size > 0 and is_accelerator(key)]
     if len(keys) == 1 and max_memory is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..devices import DISK, HOST, DeviceLike, accelerators, get_max_memory, normalize_device, parse_size
+from ..devices.budgets import budgets_given
 from ..errors import DeviceError, SizeError
 
 Key = int | str
@@ -29,14 +30,14 @@ def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> di
         max_memory: budgets by device; None: what is free here.
 
     Raises:
-        SizeError: a budget is not a size, or a device is named twice.
+        SizeError: `max_memory` is no mapping, a budget is not a size, or a device is named twice.
         DeviceError: a key names no device.
     """
     if max_memory is None or accelerators():
         return get_max_memory(max_memory)
     numbered: dict[Key, int] = {}
     others: dict[DeviceLike, int | str] = {}
-    for device, size in max_memory.items():
+    for device, size in budgets_given(max_memory):
         number = _number(device)
         if number is None:
             others[device] = size

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import DeviceMapError
 from ..profile import named_tensors
+from ..profile.arguments import check_names
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +22,9 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
 
     Raises:
         DeviceMapError: tensors without a place; the message names them.
+        PlanError: the map is no mapping by name, or the model no module.
     """
+    check_names("device_map", device_map)
     tensors = {name: persistent for name, _tensor, _is_buffer, persistent in named_tensors(model)}
     modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
     unknown = [key for key in device_map if key not in modules and key not in tensors]
@@ -51,7 +54,11 @@ def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[
     Args:
         device_map: entries by module or tensor name.
         module_name: tidy only below this module.
+
+    Raises:
+        PlanError: the map is no mapping by name.
     """
+    check_names("device_map", device_map)
     count: dict[str, int] = {}
     common: dict[str, Any] = {}
     for key, device in device_map.items():

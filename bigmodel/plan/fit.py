@@ -69,7 +69,7 @@ def checked_main(main_device: DeviceLike | None, budgets: Mapping[Key, int]) -> 
     """
     if main_device is None:
         return None
-    key = main_device if isinstance(main_device, int) else device_key(main_device)
+    key = main_device if type(main_device) is int else device_key(main_device)
     if budgets.get(key, 0) <= 0:
         raise PlanError(f"main_device is {key!r}, but max_memory gives it no budget")
     return key

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..devices import DeviceLike, format_size
 from ..profile import DtypeLike, UnitProfile, profile_units
+from ..profile.arguments import check_flags
 from .budgets import is_accelerator, read_budgets
 from .device_map import clean_device_map
 from .greedy import place_greedily
@@ -52,7 +53,11 @@ def infer_auto_device_map(
 
     Raises:
         BudgetError: nothing fits, because `"disk"` was given a budget that is too small.
+        PlanError: an argument makes no sense; the message names it.
+        SizeError: a budget is not a size.
+        DeviceError: a budget is of no device.
     """
+    check_flags(verbose=verbose, clean_result=clean_result, offload_buffers=offload_buffers)
     units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
     groups = tie_groups(units)
     room = Room(read_budgets(max_memory), slots=1, host_compute=True)

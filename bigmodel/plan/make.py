@@ -8,8 +8,8 @@ from dataclasses import replace
 from torch import nn
 
 from ..devices import DeviceLike
-from ..errors import PlanError
 from ..profile import DtypeLike, Profile, profile_model
+from ..profile.arguments import check_choice, check_flags, whole_number
 from ..profile.nominal import nominal_machine
 from ..profile.probe import known_machine
 from ..profile.quantized import check_offload_dtype
@@ -67,10 +67,13 @@ def make_plan(
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
-        PlanError: the strategy, a shape, or the main device makes no sense.
+        PlanError: an argument makes no sense; the message names it.
+        SizeError: a budget is not a size.
+        DeviceError: a budget's or the main device is none.
     """
-    if strategy not in STRATEGIES:
-        raise PlanError(f"strategy {strategy!r} is not known; use one of {', '.join(STRATEGIES)}")
+    check_choice("strategy", strategy, STRATEGIES)
+    check_flags(offload_buffers=offload_buffers, host_compute=host_compute)
+    slots = whole_number("slots", slots, least=1)
     budgets = read_budgets(max_memory)
     if isinstance(model, Profile):
         profile = model

@@ -14,7 +14,9 @@ from torch import nn
 
 from ..devices import HOST, DeviceLike
 from ..profile import Profile, profile_model
-from ..profile.training_step import TrainingStep, check_optimizer, trained_length
+from ..profile.arguments import check_model, optional_whole_number, whole_number
+from ..profile.context import trained_length
+from ..profile.training_step import TrainingStep, check_optimizer
 from .assemble import parts_of, with_budgets
 from .assignment import Assignment
 from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
@@ -59,8 +61,13 @@ def plan_training(
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
         PlanError: an argument makes no sense, or the model has no loss.
+        SizeError: a budget is not a size.
+        DeviceError: a budget's or the main device is none.
     """
+    check_model(model)
     check_optimizer(optimizer)
+    batch_size = whole_number("batch_size", batch_size, least=1)
+    context_length = optional_whole_number("context_length", context_length, least=1)
     budgets = read_budgets(max_memory)
     device_type = device_type_of(budgets)
     profile = profile_model(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from .context import max_context
 from .dry_run import Phase
 from .dtypes import CustomDtype, DtypeLike, dtype_byte_size, normalize_dtype
 from .experts import expert_names
 from .generation import as_when_decoding
 from .kv_cache import kv_cache_bytes, layer_cache_bytes
-from .model_profile import Profile, max_context, profile_model
+from .model_profile import Profile
 from .no_split import UnitModule, find_no_split_classes, find_units
+from .profiling import profile_model
 from .sizes import (
     calculate_maximum_sizes,
     compute_module_sizes,

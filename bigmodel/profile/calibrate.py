@@ -138,7 +138,7 @@ def _run(width: int, depth: int, device: torch.device, effort: Effort) -> _Run:
 
 def works_of(model: torch.nn.Module, batch_size: int, context: int, device: torch.device) -> list[tuple[Work, ...]]:
     """Return the operations of the prompt and of the last step, as a plain call of the model has them."""
-    from .model_profile import profile_model
+    from .profiling import profile_model
 
     profile = profile_model(model, batch_size=batch_size, context_length=context, new_tokens=1, device_type=device.type)
     return [

@@ -13,6 +13,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..devices import HOST
+from ..errors import PlanError
+from .arguments import check_names, shown
 from .clone import fake_clone, find_shortenings
 from .generation import FROM_HOST
 from .recorder import Recorder, cut
@@ -49,6 +51,20 @@ class Phase:
     def trace_from(self, first: object) -> Trace:
         """Return what happens where the model's first weights lie on the device `first`."""
         return self.from_host if first == HOST and self.from_host is not None else self.trace
+
+
+def check_example(example: object) -> None:
+    """Refuse what are no positional and keyword arguments.
+
+    Raises:
+        PlanError: says what it is.
+    """
+    if not isinstance(example, (tuple, list)) or len(example) != 2:
+        raise PlanError(f"example is {shown(example)}; give a pair of positional and keyword arguments of forward")
+    args, kwargs = example
+    if not isinstance(args, (tuple, list)):
+        raise PlanError(f"example's positional arguments are {shown(args)}; give a tuple")
+    check_names("example's keyword arguments", kwargs)
 
 
 def dry_run(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 
 import torch
 
 from ..errors import PlanError
+from .arguments import check_names, shown
 
 
 class CustomDtype(Enum):
@@ -31,14 +33,28 @@ def normalize_dtype(dtype: DtypeLike) -> torch.dtype | CustomDtype:
     """
     if isinstance(dtype, (torch.dtype, CustomDtype)):
         return dtype
-    name = str(dtype).removeprefix("torch.")
+    if not isinstance(dtype, str):
+        raise PlanError(f"{shown(dtype)} is not a dtype; use a name such as 'bfloat16', or a torch.dtype")
+    name = dtype.removeprefix("torch.")
     for custom in CustomDtype:
         if name == custom.value:
             return custom
     found = getattr(torch, name, None)
     if found is None or not isinstance(found, torch.dtype):
-        raise PlanError(f"{dtype!r} is not a dtype; use a name such as 'bfloat16', or a torch.dtype")
+        raise PlanError(f"{shown(dtype)} is not a dtype; use a name such as 'bfloat16', or a torch.dtype")
     return found
+
+
+def normalize_dtypes(special_dtypes: Mapping[str, DtypeLike] | None) -> dict[str, torch.dtype | CustomDtype]:
+    """Return dtypes given by tensor name, none for None.
+
+    Raises:
+        PlanError: it is no mapping of names, or one of the dtypes is none.
+    """
+    if special_dtypes is None:
+        return {}
+    check_names("special_dtypes", special_dtypes)
+    return {name: normalize_dtype(dtype) for name, dtype in special_dtypes.items()}
 
 
 def dtype_bits(dtype: DtypeLike) -> int:

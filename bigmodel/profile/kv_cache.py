@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import PlanError
+from .arguments import check_choice, shown, whole_number
 from .dtypes import DtypeLike, dtype_bits
 
 CACHES = ("dynamic", "static", "expanded")
@@ -34,7 +35,7 @@ def kv_cache_bytes(
             latent attention whose keys and values are cached for every head).
 
     Raises:
-        PlanError: the cache type is not known.
+        PlanError: the config does not tell layers and heads, or another argument makes no sense.
     """
     return sum(layer_cache_bytes(config, batch_size, context_length, dtype, cache))
 
@@ -47,9 +48,12 @@ def layer_cache_bytes(
     cache: str = "dynamic",
 ) -> list[int]:
     """Return what `kv_cache_bytes` adds up, layer by layer."""
-    if cache not in CACHES:
-        raise PlanError(f"cache {cache!r} is not known; use one of {', '.join(CACHES)}")
+    check_choice("cache", cache, CACHES)
+    batch_size, context_length = whole_number("batch_size", batch_size), whole_number("context_length", context_length)
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    for name in ("num_attention_heads", "num_hidden_layers"):
+        if not isinstance(getattr(text, name, None), int):
+            raise PlanError(f"config is {shown(config)}, which has no {name}; give one of a transformers decoder")
     bits = dtype_bits(dtype) * batch_size * numbers_per_token(text, cache)
     return [bits * tokens // 8 for tokens in tokens_held(text, context_length)]
 

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from torch import nn
-
-from ..devices import torch_device
-from ..errors import PlanError
-from .dry_run import Example, Phase, dry_run
-from .dtypes import CustomDtype, DtypeLike, dtype_name, normalize_dtype, planned_dtype
+from .dry_run import Phase
 from .ledger import D, replay
-from .repeat import renamed
-from .tensors import named_tensors
-from .trace import Trace
-from .units import UnitProfile, profile_units
+from .units import UnitProfile
 from .workload import Workload
-
-DEFAULT_CONTEXT = 2048
-"""Tokens that are planned for when nothing is said, as far as the model allows."""
 
 
 @dataclass(frozen=True)
@@ -104,118 +92,3 @@ class Profile:
             for device, peak in replay(trace, runs_on, main, rounding, brought_to, experts).peak.items():
                 peaks[device] = max(peaks.get(device, 0), peak)
         return peaks
-
-
-def profile_model(
-    model: nn.Module,
-    batch_size: int = 1,
-    context_length: int | None = None,
-    new_tokens: int | None = None,
-    dtype: DtypeLike | None = None,
-    no_split_module_classes: Iterable[str] | str | None = None,
-    special_dtypes: Mapping[str, DtypeLike] | None = None,
-    cache: str | None = "dynamic",
-    all_logits: bool = False,
-    device_type: str = "cpu",
-    example: Example | None = None,
-) -> Profile:
-    """Measure what `model` needs, without reading or allocating a weight.
-
-    Args:
-        model: any module, on any device, also meta; not changed.
-        batch_size: sequences at once.
-        context_length: tokens of a sequence at its end. None: `DEFAULT_CONTEXT`, or what the model allows if that
-            is less. 0: neither KV cache nor activations are counted.
-        new_tokens: how many of these are generated; None: any share of them, the prompt may fill the context.
-        dtype: what floating point tensors will be cast to when loaded; None: as they are.
-        no_split_module_classes: class names not to be split; None: find them.
-        special_dtypes: dtype by tensor name, stronger than `dtype`.
-        cache: "dynamic", "static", or None for a forward without cache.
-        all_logits: the prompt's forward returns the logits of every token.
-        device_type: kind of device it will run on ("cpu", "cuda", "virtual"): kernels differ.
-        example: arguments of forward, for a model whose inputs its config does not tell.
-
-    Raises:
-        PlanError: the context is longer than the model allows, or a shape makes no sense.
-    """
-    units = profile_units(model, dtype, special_dtypes, no_split_module_classes)
-    limit = max_context(model)
-    length = _context(model, context_length, limit)
-    new_tokens = None if new_tokens is None else min(new_tokens, length)
-    work = Workload(batch_size, length, new_tokens, cache, all_logits)
-    wanted = None if dtype is None else normalize_dtype(dtype)
-    phases: list[Phase] = []
-    if length > 0 or example is not None:
-        phases = dry_run(model, units, work, torch_device(device_type), _cast(model, wanted), example)
-    order = execution_order(units, phases)
-    return Profile(
-        name=type(model).__name__,
-        units=tuple(units[index] for index in order),
-        workload=work,
-        phases=tuple(_renumbered(phase, order) for phase in phases),
-        dtype=None if wanted is None else dtype_name(wanted),
-        max_context=limit,
-        first=order.index(_holder_of_first(units, model)) if order else 0,
-    )
-
-
-def max_context(model: nn.Module) -> int | None:
-    """Return the tokens a transformers model allows in one sequence; None if it does not say."""
-    config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "get_text_config"):
-        return None
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) and limit > 0 else None
-
-
-def execution_order(units: Sequence[UnitProfile], phases: Sequence[Phase]) -> list[int]:
-    """Return positions of `units` in the order they run; what never runs by itself stands before its follower."""
-    ran = phases[0].trace.order() if phases else []
-    rank = {unit: place for place, unit in enumerate(ran)}
-    keys = [0.0] * len(units)
-    following = float(len(ran))
-    for index in range(len(units) - 1, -1, -1):
-        if index in rank:
-            following = float(rank[index])
-            keys[index] = following
-        else:
-            keys[index] = following - 0.5
-    return sorted(range(len(units)), key=lambda index: keys[index])
-
-
-def _context(model: nn.Module, wanted: int | None, limit: int | None) -> int:
-    if wanted is None:
-        if getattr(model, "config", None) is None:
-            return 0
-        return min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
-    if limit is not None and wanted > limit:
-        raise PlanError(
-            f"context_length is {wanted}, but {type(model).__name__} allows {limit} tokens; ask for at most {limit}"
-        )
-    return wanted
-
-
-def _holder_of_first(units: Sequence[UnitProfile], model: nn.Module) -> int:
-    """Return which of `units` holds the model's first parameter; the first one if it has none."""
-    first = next((name for name, _ in model.named_parameters()), None)
-    holders = (index for index, unit in enumerate(units) if any(spec.name == first for spec in unit.tensors))
-    return next(holders, 0)
-
-
-def _cast(model: nn.Module, wanted: torch.dtype | CustomDtype | None) -> dict[int, torch.dtype]:
-    """Return the dtype by `id` of each tensor that will be cast to a dtype torch can compute in."""
-    if not isinstance(wanted, torch.dtype):
-        return {}
-    tensors = (tensor for _, tensor, is_buffer, _ in named_tensors(model) if not is_buffer)
-    return {id(tensor): wanted for tensor in tensors if planned_dtype(tensor.dtype, wanted) == wanted}
-
-
-def _renumbered(phase: Phase, order: Sequence[int]) -> Phase:
-    units = {old: new for new, old in enumerate(order)}
-
-    def renumbered(trace: Trace) -> Trace:
-        events = tuple(renamed(event, {}, units) for event in trace.events)
-        return Trace(events, tuple(replace(held, unit=units.get(held.unit, held.unit)) for held in trace.initial))
-
-    from_host = None if phase.from_host is None else renumbered(phase.from_host)
-    return replace(phase, trace=renumbered(phase.trace), from_host=from_host)

@@ -9,10 +9,14 @@ their own inside. The outermost such module counts, so experts inside a decoder 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import nn
+
+from ..errors import PlanError
+from .arguments import check_model, shown
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -70,10 +74,22 @@ class UnitModule:
 
 
 def as_class_names(classes: Iterable[str] | str | None) -> frozenset[str]:
-    """Return class names given as None, one name or several, as a set."""
+    """Return class names given as None, one name or several, as a set.
+
+    Raises:
+        PlanError: they are something else.
+    """
     if classes is None:
         return frozenset()
-    return frozenset([classes] if isinstance(classes, str) else classes)
+    if isinstance(classes, str):
+        return frozenset([classes])
+    if not isinstance(classes, Iterable) or isinstance(classes, (bytes, Mapping, torch.Tensor, nn.Module)):
+        raise PlanError(f"no_split_module_classes is {shown(classes)}; give names of classes")
+    found = list(classes)
+    for each in found:
+        if not isinstance(each, str):
+            raise PlanError(f"no_split_module_classes holds {shown(each)}; give names of classes")
+    return frozenset(found)
 
 
 def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | None = None) -> list[UnitModule]:
@@ -86,7 +102,11 @@ def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | 
     Args:
         model: any module, also on meta.
         no_split_module_classes: class names not to be split; None: find them (`find_no_split_classes`).
+
+    Raises:
+        PlanError: the model is no module, or the class names are something else.
     """
+    check_model(model)
     given = no_split_module_classes is not None
     classes = as_class_names(no_split_module_classes) if given else find_no_split_classes(model)
     skeleton = _names_around_blocks(model, classes)

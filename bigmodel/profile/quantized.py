@@ -13,7 +13,7 @@ from math import prod
 
 import torch
 
-from ..errors import PlanError
+from .arguments import check_choice
 from .dtypes import DtypeLike, dtype_bits, normalize_dtype
 from .tensors import TensorSpec
 from .units import SLAB_ALIGNMENT, UnitProfile
@@ -41,10 +41,7 @@ def check_offload_dtype(offload_dtype: str | None) -> str | None:
     Raises:
         PlanError: It is neither.
     """
-    if offload_dtype is not None and offload_dtype not in OFFLOAD_DTYPES:
-        raise PlanError(
-            f"offload_dtype is {offload_dtype!r}; use one of {', '.join(OFFLOAD_DTYPES)}, or None for exact weights"
-        )
+    check_choice("offload_dtype", offload_dtype, (*OFFLOAD_DTYPES, None))
     return offload_dtype
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
+from .arguments import shown
 from .headers import SafetensorsHeader, read_header
 from .index import find_checkpoint_file, merge_weight_map, read_index
 
@@ -39,12 +40,14 @@ def open_source(
         CheckpointNotFoundError: no such path, repository or revision, or the Hub cannot be reached and the
             cache does not hold the model.
     """
+    if not isinstance(id_or_path, (str, os.PathLike)) or "\0" in os.fspath(id_or_path):
+        raise CheckpointNotFoundError(f"{shown(id_or_path)} is neither a path nor the name of a repository")
     path = Path(id_or_path).expanduser()
     if path.exists():
         return LocalSource(path)
     name = os.fspath(id_or_path)
     if _looks_like_path(name):
-        raise CheckpointNotFoundError(f"{name}: there is no such folder or file")
+        raise CheckpointNotFoundError(f"{name!r}: there is no such folder or file")
     # Imported here: a local model needs no HTTP client.
     from .remote import open_remote
 

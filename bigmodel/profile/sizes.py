@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import nn
 
+from .arguments import check_flags, check_model
 from .dtypes import DtypeLike
 from .no_split import as_class_names, find_no_split_classes
 from .tensors import tensor_specs
@@ -29,7 +30,12 @@ def compute_module_sizes(
             they are.
         special_dtypes: dtype by parameter or buffer name, stronger than `dtype`.
         buffers_only: count buffers only.
+
+    Raises:
+        PlanError: the model is no module, or a dtype is none.
     """
+    check_model(model)
+    check_flags(buffers_only=buffers_only)
     sizes = {name: 0 for name, _ in model.named_modules(remove_duplicate=False)}
     counted: set[tuple[str, int]] = set()
     for spec in tensor_specs(model, dtype, special_dtypes, as_loaded=False):

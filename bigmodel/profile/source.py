@@ -13,7 +13,8 @@ from torch import nn
 from ..errors import PlanError
 from .dtypes import CustomDtype, DtypeLike, normalize_dtype
 from .headers import SafetensorsHeader
-from .model_profile import Profile, profile_model
+from .model_profile import Profile
+from .profiling import profile_model
 from .resolve import ModelSource, open_source
 
 

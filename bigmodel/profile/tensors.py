@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ..devices.virtual import VirtualTensor
-from .dtypes import CustomDtype, DtypeLike, dtype_bits, dtype_name, normalize_dtype, planned_dtype
+from .arguments import check_model
+from .dtypes import CustomDtype, DtypeLike, dtype_bits, dtype_name, normalize_dtype, normalize_dtypes, planned_dtype
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,11 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool, 
     """Yield `(name, tensor, is_buffer, persistent)` for every name, a tied tensor once per name.
 
     The order is that of the modules (depth first), parameters before buffers within one module.
+
+    Raises:
+        PlanError: it is no module.
     """
+    check_model(module)
     for prefix, submodule in module.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
         for name, parameter in submodule._parameters.items():
@@ -86,7 +91,7 @@ def tensor_specs(
             accelerate does: buffers take it too, and no tensor becomes wider than it is.
     """
     wanted = None if dtype is None else normalize_dtype(dtype)
-    special = {name: normalize_dtype(value) for name, value in (special_dtypes or {}).items()}
+    special = normalize_dtypes(special_dtypes)
     numbers: dict[tuple[int, ...], int] = {}
     specs = []
     for name, tensor, is_buffer, persistent in named_tensors(module):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..devices import HOST, virtual
-from ..errors import PlanError
+from .arguments import check_choice, check_flags, check_model, optional_whole_number, whole_number
 from .sharding import FORWARD, OPTIMIZER, PHASES, STRATEGIES, sharding_of
 from .training_step import TrainingStep, check_optimizer
 
@@ -65,7 +65,12 @@ def training_memory(
     Raises:
         PlanError: an argument makes no sense, or the model has no loss.
     """
-    _check(ranks, strategy, optimizer)
+    check_model(model)
+    check_optimizer(optimizer)
+    check_choice("strategy", strategy, STRATEGIES)
+    check_flags(checkpointing=checkpointing)
+    ranks, batch_size = whole_number("ranks", ranks, least=1), whole_number("batch_size", batch_size, least=1)
+    context_length = optional_whole_number("context_length", context_length, least=1)
     if checkpointing and device_type == virtual.TYPE:
         device_type = HOST  # autograd cannot recompute on the virtual accelerator, which computes as the host does
     step = TrainingStep(model, batch_size, context_length, optimizer, checkpointing, device_type)
@@ -84,11 +89,3 @@ def training_memory(
         communication=max(sharding.held_in(phase) for phase in PHASES),
         total=kept + max(beside.values()),
     )
-
-
-def _check(ranks: int, strategy: str, optimizer: object) -> None:
-    if ranks < 1:
-        raise PlanError(f"ranks is {ranks}; give at least 1")
-    if strategy not in STRATEGIES:
-        raise PlanError(f"strategy is {strategy!r}; use one of {', '.join(STRATEGIES)}")
-    check_optimizer(optimizer)

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from ..devices import HOST, torch_device
 from ..errors import PlanError
+from .arguments import shown
 from .clone import fake_clone
-from .model_profile import DEFAULT_CONTEXT, max_context
+from .context import trained_length
 from .no_split import find_units
 from .recorder import Recorder
 from .session import ConstantsThroughHost
@@ -79,6 +80,8 @@ class TrainingStep:
         recorder = Recorder(iter([*self._model.parameters(), *self._model.buffers(), *self._slots]))
         with self._mode, recorder, ConstantsThroughHost():
             optimizer = self._make([p for p in self._model.parameters() if p.requires_grad])
+            if not isinstance(optimizer, torch.optim.Optimizer):
+                raise PlanError(f"optimizer made {shown(optimizer)} from parameters; it must make a torch Optimizer")
             inputs = self._inputs()
             self._step(optimizer, inputs, recorder)
             optimizer.zero_grad()
@@ -212,21 +215,14 @@ def _trainable(model: nn.Module, mode: FakeTensorMode, device: torch.device, che
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Raise PlanError for a name that is none of `OPTIMIZERS`."""
-    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        raise PlanError(f"optimizer is {optimizer!r}; use one of {', '.join(OPTIMIZERS)}, or give a function")
-
-
-def trained_length(model: nn.Module, wanted: int | None) -> int:
-    """Return the tokens of a sequence in training: those wanted, else a default.
+    """Refuse what is no optimizer.
 
     Raises:
-        PlanError: the model allows fewer.
+        PlanError: it is neither a name out of `OPTIMIZERS` nor a function.
     """
-    limit = max_context(model)
-    if wanted is not None and limit is not None and wanted > limit:
-        raise PlanError(f"context_length is {wanted}, but {type(model).__name__} allows {limit} tokens")
-    return wanted if wanted is not None else min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
+    known = optimizer in OPTIMIZERS if isinstance(optimizer, str) else callable(optimizer)
+    if not known or isinstance(optimizer, nn.Module):
+        raise PlanError(f"optimizer is {shown(optimizer)}; use one of {', '.join(OPTIMIZERS)}, or give a function")
 
 
 def _bytes(tensors: Any) -> int:

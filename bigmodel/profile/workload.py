@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import PlanError
+from .arguments import check_choice, check_flags, optional_whole_number, whole_number
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,15 @@ class Workload:
     all_logits: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise PlanError(f"batch_size is {self.batch_size}; give at least 1")
-        if self.context_length < 0:
-            raise PlanError(f"context_length is {self.context_length}; give a number of tokens")
-        if self.new_tokens is not None and not 0 <= self.new_tokens <= self.context_length:
+        whole_number("batch_size", self.batch_size, least=1)
+        whole_number("context_length", self.context_length)
+        new_tokens = optional_whole_number("new_tokens", self.new_tokens)
+        if new_tokens is not None and new_tokens > self.context_length:
             raise PlanError(
                 f"new_tokens is {self.new_tokens}; it is part of context_length, which is {self.context_length}"
             )
-        if self.cache not in ("dynamic", "static", None):
-            raise PlanError(f"cache is {self.cache!r}; use 'dynamic', 'static' or None")
+        check_choice("cache", self.cache, ("dynamic", "static", None))
+        check_flags(all_logits=self.all_logits)
 
     @property
     def prompt_length(self) -> int:

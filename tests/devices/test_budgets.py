@@ -40,3 +40,9 @@ def test_a_bad_budget_names_the_device() -> None:
 def test_a_device_the_machine_lacks_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     assert get_max_memory({7: 100})[7] == 100
     assert "device 7" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["cpu=8GiB", 8, [("cpu", 8)], True])
+def test_budgets_that_are_no_mapping_are_refused(given: object) -> None:
+    with pytest.raises(SizeError, match="give budgets by device"):
+        get_max_memory(given)  # type: ignore[arg-type]

@@ -50,3 +50,9 @@ def test_disk_lies_on_the_host_and_is_no_accelerator() -> None:
     assert not is_accelerator("disk")
     assert not is_accelerator("cpu")
     assert is_accelerator("cuda:0")
+
+
+@pytest.mark.parametrize("thing", [None, 1.5, b"cpu", ("cpu",), torch.float32])
+def test_what_is_no_device_is_refused_with_its_type(thing: object) -> None:
+    with pytest.raises(DeviceError, match=f"a {type(thing).__name__} is not a device"):
+        normalize_device(thing)  # type: ignore[arg-type]

@@ -34,7 +34,14 @@ def test_what_is_no_size_is_refused_by_name(bad: object) -> None:
 @given(st.integers(min_value=0, max_value=2**62))
 def test_large_whole_sizes_lose_no_byte(nbytes: int) -> None:
     assert parse_size(str(nbytes)) == nbytes
-    assert parse_size(f"{nbytes}KiB") == nbytes * 1024
+    assert parse_size(f"{nbytes // 1024}KiB") == nbytes // 1024 * 1024
+
+
+@pytest.mark.parametrize("size", [2**63, "9" * 400 + "GiB", "9" * 400 + ".5", "1" + "0" * 10 + "TiB"])
+def test_more_than_any_machine_has_is_refused(size: int | str) -> None:
+    with pytest.raises(SizeError):
+        parse_size(size)
+    assert parse_size(2**63 - 1) == 2**63 - 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import dataclasses
 
 from bigmodel.plan import Prediction
 
-from .test_plan import PLAN
+from .test_plan_type import PLAN
 
 
 def test_every_part_and_device_has_its_sentence() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bigmodel.devices import virtual
-from bigmodel.errors import BudgetError, PlanError, SizeError
+from bigmodel.errors import BudgetError, DeviceError, PlanError, SizeError
 from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, owner_of
 from bigmodel.profile import find_tied_parameters, named_tensors, profile_model
 
@@ -234,3 +234,61 @@ def test_auto_goes_by_the_search_where_something_is_streamed(monkeypatch: pytest
     assert found.device_map == plan(profile, budgets, machine=fast).device_map
     assert found.device_map != plan(profile, budgets, machine=fast, objective="fit").device_map
     assert make_plan(profile, budgets, "sequential").device_map != found.device_map
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("model", "path/of/a/model"),
+        ("strategy", ["auto"]),
+        ("slots", 0),
+        ("slots", float("nan")),
+        ("host_compute", "yes"),
+        ("offload_buffers", 2),
+        ("offload_dtype", 4),
+        ("new_tokens", 1.5),
+        ("batch_size", 2**31),
+        ("context_length", "16"),
+        ("no_split_module_classes", {"Layer": 1}),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named(argument: str, value: object) -> None:
+    given = {"model": tiny_llama(), "max_memory": {"cpu": "1GB"}, "context_length": 16, argument: value}
+    with pytest.raises(PlanError, match=argument):
+        make_plan(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "budgets", ["cpu=1GB", {"cpu": float("nan")}, {"cpu": 10**40}, {None: 1}, {"gpu": 1}, {True: 1}]
+)
+def test_budgets_of_no_device_or_no_size_are_refused(budgets: object) -> None:
+    with pytest.raises((SizeError, DeviceError)):
+        make_plan(Flat(), budgets)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("main_device", [True, 1.5, b"cpu", "gpu"])
+def test_a_main_device_that_is_none_is_refused(main_device: object) -> None:
+    with pytest.raises((PlanError, DeviceError)):
+        make_plan(Flat(), {0: 1000, 1: 1000}, main_device=main_device)  # type: ignore[arg-type]
+
+
+def test_where_nothing_is_streamed_the_machine_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bigmodel.plan import make
+
+    monkeypatch.setattr(make, "known_machine", lambda: pytest.fail("the machine was asked"))
+    assert make_plan(tiny_llama(), {0: "10MB", "cpu": "10MB"}, context_length=32).streamed == ()
+    assert make_plan(Flat(), {"cpu": "10MB"}).streamed == ()
+
+
+def test_only_where_it_is_allowed_does_the_host_compute_what_streams_too_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from bigmodel.plan import make
+
+    monkeypatch.setattr(make, "known_machine", lambda: machine(link=1e5))
+    profile = profile_model(tiny_llama(num_hidden_layers=8), context_length=32, device_type="virtual")
+    budgets = {0: profile.weights // 2 + profile.activations + sum(profile.kv_cache), "cpu": "1GB"}
+    layers = {name for name in make_plan(profile, budgets).device_map if "layers" in name}
+    for allowed in (False, True):
+        runs_on = make_plan(profile, budgets, host_compute=allowed).execution
+        assert ("cpu" in {runs_on[name] for name in layers}) is allowed

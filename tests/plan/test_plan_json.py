@@ -8,7 +8,7 @@ import pytest
 from bigmodel.errors import PlanError
 from bigmodel.plan import Plan, Prediction
 
-from .test_plan import PLAN
+from .test_plan_type import PLAN
 
 
 def test_a_plan_survives_json() -> None:

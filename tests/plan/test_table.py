@@ -8,7 +8,7 @@ from rich.console import Console
 from bigmodel.plan import Prediction
 from bigmodel.plan.table import label_of, runs_of
 
-from .test_plan import PLAN
+from .test_plan_type import PLAN
 
 
 def test_neighbours_of_one_fate_are_one_row() -> None:

@@ -58,3 +58,20 @@ def test_a_sliding_window_bounds_its_layers_only() -> None:
 def test_an_unknown_cache_is_refused() -> None:
     with pytest.raises(PlanError, match="paged"):
         kv_cache_bytes(CONFIGS["llama"](), 1, 1, "float16", cache="paged")
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("config", None),
+        ("config", {}),
+        ("batch_size", -1),
+        ("batch_size", 1.5),
+        ("context_length", None),
+        ("cache", []),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named(argument: str, value: object) -> None:
+    given = {"config": t.LlamaConfig(), "batch_size": 1, "context_length": 16, "dtype": "float32", argument: value}
+    with pytest.raises(PlanError, match=argument):
+        kv_cache_bytes(**given)  # type: ignore[arg-type]

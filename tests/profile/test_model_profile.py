@@ -1,11 +1,6 @@
 from __future__ import annotations
 
-import pytest
-import torch
-
-from bigmodel.errors import PlanError
 from bigmodel.profile import kv_cache_bytes, profile_model
-from bigmodel.profile.model_profile import DEFAULT_CONTEXT
 
 from .models import Stack, on_meta, tiny_llama
 
@@ -15,28 +10,6 @@ def test_bytes_of_the_model_count_ties_once() -> None:
     model = Stack(tied=True, direct=True)
     assert profile.weights == sum(p.nbytes for p in model.parameters())
     assert profile.buffers == sum(b.nbytes for b in model.buffers())
-
-
-def test_units_are_in_the_order_they_run() -> None:
-    names = [unit.name for unit in profile_model(tiny_llama(), context_length=16).units]
-    assert names[:3] == ["model.embed_tokens", "model.rotary_emb", "model.layers.0"]
-    assert names[-2:] == ["model.norm", "lm_head"]
-
-
-def test_a_context_of_zero_counts_weights_only() -> None:
-    profile = profile_model(tiny_llama(), context_length=0)
-    assert profile.phases == ()
-    assert sum(profile.kv_cache) == profile.activations == 0
-
-
-def test_without_a_context_the_default_is_planned_for_as_far_as_the_model_allows() -> None:
-    assert profile_model(tiny_llama(max_position_embeddings=100)).workload.context_length == 100
-    assert profile_model(tiny_llama(max_position_embeddings=9999)).workload.context_length == DEFAULT_CONTEXT
-
-
-def test_a_context_the_model_does_not_allow_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"513.*512"):
-        profile_model(tiny_llama(), context_length=513)
 
 
 def test_the_kv_cache_is_counted_by_unit() -> None:
@@ -54,11 +27,3 @@ def test_no_device_peaks_higher_than_one_that_runs_everything() -> None:
     for devices in (2, 3):
         spread = {index: index % devices for index in range(len(profile.units))}
         assert all(peak <= bound for peak in profile.dynamic_peaks(spread, 0).values())
-
-
-def test_a_cast_model_has_smaller_weights_and_activations() -> None:
-    wide = profile_model(tiny_llama(), context_length=64)
-    narrow = profile_model(tiny_llama(), context_length=64, dtype=torch.bfloat16)
-    assert narrow.weights * 2 == wide.weights
-    assert sum(narrow.kv_cache) * 2 == sum(wide.kv_cache)
-    assert narrow.dtype == "bfloat16"

@@ -130,3 +130,9 @@ def test_hundreds_of_shards_of_a_huge_checkpoint_are_read_by_their_headers(tmp_p
 
     assert source.total_weight_bytes() == 200 * size  # 429 GB
     assert len(source.weight_map()) == 200 * 64
+
+
+@pytest.mark.parametrize("name", [None, 3, b"folder", ["folder"], "a\0b"])
+def test_what_is_no_name_is_refused(name: object) -> None:
+    with pytest.raises(CheckpointNotFoundError, match="neither a path nor"):
+        open_source(name)  # type: ignore[arg-type]

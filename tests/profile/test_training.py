@@ -114,3 +114,23 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], said: str) ->
 def test_a_model_without_a_loss_is_refused() -> None:
     with pytest.raises(PlanError, match="labels"):
         training_memory(torch.nn.Linear(2, 2), context_length=4)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("model", "path/of/a/model"),
+        ("batch_size", 0),
+        ("context_length", 0),
+        ("optimizer", "adamax"),
+        ("optimizer", 3),
+        ("optimizer", list),
+        ("checkpointing", "yes"),
+        ("ranks", 1.5),
+        ("strategy", None),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named(argument: str, value: object) -> None:
+    given = {"model": llama(), "context_length": 8, argument: value}
+    with pytest.raises(PlanError, match=argument):
+        training_memory(**given)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.errors import BigModelError, PlanError
+from bigmodel.profile import profile_model
+
+from .models import Flat, tiny_llama
+
+
+def test_units_are_in_the_order_they_run() -> None:
+    names = [unit.name for unit in profile_model(tiny_llama(), context_length=16).units]
+    assert names[:3] == ["model.embed_tokens", "model.rotary_emb", "model.layers.0"]
+    assert names[-2:] == ["model.norm", "lm_head"]
+
+
+def test_a_context_of_zero_counts_weights_only() -> None:
+    profile = profile_model(tiny_llama(), context_length=0)
+    assert profile.phases == ()
+    assert sum(profile.kv_cache) == profile.activations == 0
+
+
+def test_a_cast_model_has_smaller_weights_and_activations() -> None:
+    wide = profile_model(tiny_llama(), context_length=64)
+    narrow = profile_model(tiny_llama(), context_length=64, dtype=torch.bfloat16)
+    assert narrow.weights * 2 == wide.weights
+    assert sum(narrow.kv_cache) * 2 == sum(wide.kv_cache)
+    assert narrow.dtype == "bfloat16"
+
+
+def test_more_new_tokens_than_the_context_holds_are_as_many_as_it_holds() -> None:
+    assert profile_model(tiny_llama(), context_length=16, new_tokens=99).workload.new_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("model", "a name"),
+        ("batch_size", 0),
+        ("batch_size", 2.5),
+        ("batch_size", True),
+        ("batch_size", 10**30),
+        ("context_length", float("nan")),
+        ("context_length", "16"),
+        ("new_tokens", -1),
+        ("cache", []),
+        ("all_logits", "yes"),
+        ("no_split_module_classes", 3),
+        ("no_split_module_classes", [nn.Linear]),
+        ("special_dtypes", {3: "int8"}),
+        ("special_dtypes", "int8"),
+        ("example", ([], {}, 3)),
+        ("example", "text"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> None:
+    given: dict[str, Any] = {"model": tiny_llama(), "context_length": 16, argument: value}
+    with pytest.raises(PlanError, match=argument):
+        profile_model(**given)
+
+
+@pytest.mark.parametrize("wrong", [{"dtype": 16}, {"dtype": "float17"}, {"device_type": "gpu"}, {"device_type": None}])
+def test_what_is_no_dtype_and_no_device_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BigModelError):
+        profile_model(Flat(), example=((torch.ones(2, 3),), {}), **wrong)
