@@ -1,24 +1,88 @@
-"""What a container's limit on memory leaves free (Linux control groups, version 2)."""
+"""What the limits of this process's control groups leave free: Linux' versions 2 and 1, as containers use them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path("/sys/fs/cgroup")
-"""The control group of this process, as a container sees it."""
+ROOT = Path("/sys/fs/cgroup")
+"""Where control groups are mounted."""
 
-_GIVEN_BACK = ("inactive_file", "active_file", "slab_reclaimable")
-"""What is counted as used, and what the kernel takes back when memory is wanted: cached files, above all."""
+MEMBERSHIP = Path("/proc/self/cgroup")
+"""Says of which groups this process is."""
+
+UNLIMITED = 2**62
+"""Version 1 writes a number about as large where there is no limit."""
 
 
-def free_bytes(folder: Path = FOLDER) -> int | None:
-    """Return the bytes that processes of the control group in `folder` may still take; None without a limit."""
-    limit, current, stat = folder / "memory.max", folder / "memory.current", folder / "memory.stat"
+@dataclass(frozen=True)
+class _Version:
+    """Names in one version.
+
+    Attributes:
+        controller: what the group is listed under in `MEMBERSHIP`.
+        mounted: folder of the groups within `ROOT`.
+        limit: file with the limit.
+        used: file with the bytes in use.
+        given_back: counters of what is counted as used, and what the kernel takes back when memory is wanted: cached
+            files, above all.
+    """
+
+    controller: str
+    mounted: str
+    limit: str
+    used: str
+    given_back: tuple[str, ...]
+
+
+_VERSIONS = (
+    _Version("", "", "memory.max", "memory.current", ("inactive_file", "active_file", "slab_reclaimable")),
+    _Version(
+        "memory",
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
+)
+
+
+def free_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
+    """Return the bytes that processes of this process's control groups may still take; None without a limit.
+
+    A group's limit holds for all groups in it, so the least of what the group and those around it leave counts.
+
+    Args:
+        root: where control groups are mounted.
+        membership: the file that says of which groups this process is. A group it names that is not mounted, as the
+            host's names are not in a container, is that of the mount.
+    """
+    found = (
+        _free_in(folder, version)
+        for version in _VERSIONS
+        for folder in _folders(root / version.mounted, version, membership)
+    )
+    return min((free for free in found if free is not None), default=None)
+
+
+def _folders(mount: Path, version: _Version, membership: Path) -> Iterator[Path]:
+    """Yield the folder of this process's group and those of the groups around it, up to the mount."""
+    yield mount
+    for line in membership.read_text().splitlines() if membership.exists() else ():
+        _, controllers, path = line.split(":", 2)
+        parts = Path(path.lstrip("/")).parts
+        if version.controller in controllers.split(",") and ".." not in parts:
+            yield from (mount.joinpath(*parts[:depth]) for depth in range(1, len(parts) + 1))
+
+
+def _free_in(folder: Path, version: _Version) -> int | None:
+    limit, current, stat = folder / version.limit, folder / version.used, folder / "memory.stat"
     if not limit.exists() or not current.exists():
         return None
     text = limit.read_text().strip()
-    if text == "max":
+    if text == "max" or int(text) >= UNLIMITED:
         return None
     counters = dict(line.split() for line in stat.read_text().splitlines()) if stat.exists() else {}
-    used = int(current.read_text()) - sum(int(counters.get(name, 0)) for name in _GIVEN_BACK)
+    used = int(current.read_text()) - sum(int(counters.get(name, 0)) for name in version.given_back)
     return max(0, int(text) - max(0, used))
