@@ -78,11 +78,11 @@ def reason(assignment: Assignment, index: int, profile: Profile) -> str:
         if profile.units[index].is_tensor:
             return "held by a split module itself, so resident on the main device"
         return "resident: it fits"
-    place = "in RAM" if held == HOST else "on disk"
+    place, source = ("in RAM", "RAM") if held == HOST else ("on disk", "disk")
     if index in assignment.computed_below:
         return "does not fit beside the rest: streamed from RAM for a prompt, computed on the CPU in steps"
     if is_accelerator(runs):
-        return f"does not fit beside the rest: streamed from {place.removeprefix('in ').removeprefix('on ')}"
+        return f"does not fit beside the rest: streamed from {source}"
     if not is_accelerator(assignment.main):
         return "runs on the CPU" if held == HOST else "runs on the CPU, viewed in the checkpoint: RAM is full"
     if profile.units[index].is_lookup:

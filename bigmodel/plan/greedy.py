@@ -20,7 +20,7 @@ def place_greedily(items: Sequence[Item], room: Room) -> Placement | None:
     """Return the greedy placement, or None if the items cannot be placed under the budgets."""
     best: Placement | None = None
     for slab, slots in _slot_choices(items, room):
-        placement = _with_slots(items, room, slab, slots)
+        placement = _place_with_slots(items, room, slab, slots)
         if placement is not None and (best is None or _score(items, placement) > _score(items, best)):
             best = placement
         if best is not None and all(map(is_accelerator, best.held)):
@@ -45,7 +45,7 @@ def _slot_choices(items: Sequence[Item], room: Room) -> Iterator[tuple[int, int]
             yield slab, slots
 
 
-def _with_slots(items: Sequence[Item], room: Room, slab: int, slots: int) -> Placement | None:
+def _place_with_slots(items: Sequence[Item], room: Room, slab: int, slots: int) -> Placement | None:
     """Place with `slots` slots of `slab` bytes set aside on the main device; None if that cannot be."""
     streamable = [item.slab <= slab for item in items]
     working = 0

@@ -90,11 +90,6 @@ class ModelSource(ABC):
     def weight_map(self) -> dict[str, str]:
         """Tensor name -> name of the shard that holds it, for every tensor of the checkpoint."""
 
-    def total_weight_bytes(self) -> int:
-        """Bytes of all tensors of the checkpoint, as they lie in its files."""
-        headers = self.headers()
-        return sum(headers[file][name].nbytes for name, file in self.weight_map().items())
-
 
 def parse_config(content: bytes, source: str) -> dict[str, Any]:
     """A ``config.json`` already in memory; `source` names it in messages."""
@@ -153,7 +148,7 @@ class LocalSource(ModelSource):
                 )
             if not (self.folder / file).is_file():
                 raise CheckpointNotFoundError(
-                    f"{self._file}: names the file {file}, which is not in {self.folder}; download it again"
+                    f"{self._file}: names the file {file!r}, which is not in {self.folder}; download it again"
                 )
         return {file: read_header(self.folder / file) for file in files}
 

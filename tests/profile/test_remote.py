@@ -15,6 +15,8 @@ from bigmodel.profile.headers import read_header
 from bigmodel.profile.resolve import LocalSource, open_source
 from tests.profile.hub_server import COMMIT, HubServer
 
+from .sources import weight_bytes
+
 MIB = 2**20
 CONFIG = {"model_type": "llama", "hidden_size": 4}
 
@@ -62,7 +64,7 @@ def test_headers_come_over_ranges_and_almost_no_weight_is_sent(hub: HubServer, c
     headers = source.headers()
 
     assert source.config_dict() == CONFIG
-    assert source.total_weight_bytes() == shards * 4 * MIB
+    assert weight_bytes(source) == shards * 4 * MIB
     assert weight_bytes_sent(hub) < 70 * 1024
     for file, header in headers.items():
         local = read_header(folder / file)
@@ -77,7 +79,7 @@ def test_headers_are_read_once(hub: HubServer, cache: Path) -> None:
     source.headers()
     before = list(hub.requests)
     source.headers()
-    source.total_weight_bytes()
+    weight_bytes(source)
     assert hub.requests == before
 
 
@@ -126,7 +128,7 @@ def test_fetching_downloads_the_weights_and_what_belongs_to_them_only(hub: HubSe
         "model.safetensors.index.json",
         "tokenizer.json",
     }
-    assert LocalSource(fetched).total_weight_bytes() == 8 * MIB
+    assert weight_bytes(LocalSource(fetched)) == 8 * MIB
 
 
 def test_code_is_downloaded_only_when_it_is_trusted(hub: HubServer, cache: Path) -> None:
@@ -146,7 +148,7 @@ def test_a_download_that_left_files_out_is_never_taken_for_the_model(hub: HubSer
         # Which of the two it is depends on when huggingface_hub asks for the listing.
         assert re.search(r"model-00001-of-00002.*could not be downloaded|lacks a file", str(error))  # noqa: PT017
     else:  # older releases of huggingface_hub need no listing
-        assert LocalSource(fetched).total_weight_bytes() == 8 * MIB
+        assert weight_bytes(LocalSource(fetched)) == 8 * MIB
 
 
 def test_a_repository_without_safetensors_says_so_and_can_still_be_fetched(hub: HubServer, cache: Path) -> None:
@@ -220,12 +222,12 @@ def test_without_a_server_the_cache_serves(hub: HubServer, cache: Path, monkeypa
     requests = list(hub.requests)
 
     cached = open_source("team/tiny", cache_dir=cache, local_files_only=True)
-    assert cached.total_weight_bytes() == 8 * MIB
+    assert weight_bytes(cached) == 8 * MIB
     assert cached.name == "team/tiny"
     assert hub.requests == requests
 
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert open_source("team/tiny", cache_dir=cache).total_weight_bytes() == 8 * MIB
+    assert weight_bytes(open_source("team/tiny", cache_dir=cache)) == 8 * MIB
 
 
 def test_without_a_server_and_a_cache_one_error_says_both(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from bigmodel.errors import CheckpointError, PlanError
 from bigmodel.profile import meta_model, profile_source
 from bigmodel.profile.resolve import open_source
 
+from .sources import weight_bytes
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -29,7 +31,7 @@ def rewrite(folder: Path, **changes: object) -> None:
 
 def test_a_profile_from_a_folder_has_the_bytes_of_the_checkpoint(folder: Path) -> None:
     profile = profile_source(folder, context_length=16)
-    assert profile.weights == open_source(folder).total_weight_bytes()
+    assert profile.weights == weight_bytes(open_source(folder))
     assert profile.name == "LlamaForCausalLM"
 
 
