@@ -81,48 +81,13 @@ def test_an_optimizer_made_before_trains_the_moved_model(monkeypatch: pytest.Mon
     assert not torch.equal(model.weight.detach().cpu(), before)
 
 
-def test_unwrapping_gives_the_model_back_with_or_without_its_wrappers() -> None:
-    accelerator = Accelerator(mixed_precision="bf16", dynamo_backend="eager")
-    bare = nn.Linear(2, 2)
-    model = accelerator.prepare(bare)
-    assert accelerator.unwrap_model(model) is model
-    assert accelerator.unwrap_model(model, keep_torch_compile=False) is bare
-    assert "forward" in bare.__dict__
-    accelerator.unwrap_model(model, keep_fp32_wrapper=False)
-    assert "forward" not in bare.__dict__
-
-
-def test_a_dispatched_model_is_found() -> None:
-    accelerator = Accelerator()
-    model = nn.Sequential(nn.Linear(1, 1))
-    assert not accelerator.verify_device_map(model)
-    model[0].hf_device_map = {"a": 0, "b": "cpu"}
-    assert accelerator.verify_device_map(model)
-
-
 def test_what_is_not_supported_says_what_to_use() -> None:
     with pytest.raises(TrainError, match="tensor parallelism"):
         Accelerator().deepspeed_ulysses_dl_adapter(None, None)
 
 
 @on_ranks
-def test_two_processes_wrap_models_that_train() -> None:
+def test_two_processes_share_several_loaders() -> None:
     accelerator = Accelerator()
-    bare = nn.Linear(2, 2)
-    model = accelerator.prepare(bare)
-    assert isinstance(model, nn.parallel.DistributedDataParallel)
-    assert accelerator.unwrap_model(model) is bare
-    frozen = nn.Linear(2, 2).requires_grad_(False)
-    assert accelerator.prepare(frozen) is frozen
-    other = nn.Linear(2, 2)
-    assert accelerator.prepare_model(other, evaluation_mode=True) is other
     loader, other_loader = DataLoader(range(4)), DataLoader(range(6), batch_size=2)
     assert [len(item) for item in accelerator.prepare(loader, other_loader)] == [2, 2]
-
-
-@on_ranks
-def test_a_dispatched_model_cannot_be_shared_by_processes() -> None:
-    model = nn.Linear(1, 1)
-    model.hf_device_map = {"a": 0, "b": 1}
-    with pytest.raises(TrainError, match="dispatched over several devices"):
-        Accelerator().prepare(model)
