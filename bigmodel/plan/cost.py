@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
-from ..devices import DISK, HOST, accelerators, normalize_device
-from ..profile import Phase, Profile
+from ..devices import DISK
+from ..profile import Profile
 from ..profile.machine import MachineProfile
-from ..profile.quantized import offloaded_bytes
-from ..profile.share import for_share_of_tokens
-from ..profile.trace import OUTSIDE, Enter
-from ..profile.work import Work
+from ..profile.trace import OUTSIDE
 from .assignment import STEP, Assignment
 from .budgets import Key, is_accelerator
 from .schedule import Visit, seconds_of_pass
 from .slots import ExpertRoom, expert_rooms
-
-WARM_SHARE = 0.7
-"""Share of the host's memory that files may take for the kernel to keep them."""
-
-ASKING_CALLS = 350
-"""What Python does to find a module's experts, hold them and let go of them, in calls of an operation on the host."""
-
-Option = tuple[Key, Key]
-"""Where a unit is held, and where it runs."""
+from .unit_cost import UnitCost
 
 
 @dataclass(frozen=True)
@@ -53,220 +41,110 @@ class StepTime:
         return max(parts, key=lambda name: parts[name])
 
 
+@dataclass(frozen=True)
+class _Circumstances:
+    """What of an assignment the time of each unit depends on, beside where the unit itself is."""
+
+    on_disk: int
+    from_host: bool
+    stream_buffers: bool
+    rooms: Mapping[int, tuple[ExpertRoom | None, ...]]
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One unit's part of a pass, its inputs being there."""
+
+    compute: float
+    visit: Visit
+    disk: float
+
+
 class CostModel:
     """Seconds of a profile's phases on one machine.
 
     Args:
         profile: what the model needs.
         machine: what the machine gives.
+
+    Attributes:
+        units: what single units take.
     """
 
     def __init__(self, profile: Profile, machine: MachineProfile) -> None:
         self.profile = profile
-        self.machine = machine
-        self._works = [phase.trace.work() for phase in profile.phases]
-        self._works_from_host = [
-            None if phase.from_host is None else phase.from_host.work() for phase in profile.phases
-        ]
-        self._choices = [phase.trace.choices() for phase in profile.phases]
-        self._inputs = [_input_bytes(phase) for phase in profile.phases]
-        self._known: dict[tuple[int, int, Key, bool], float] = {}
-        self._names: dict[Key, str] = {}
-        self._rooms: tuple[Assignment | None, Mapping[tuple[int, int], ExpertRoom]] = None, {}
-
-    @cached_property
-    def cached_share(self) -> float:
-        """Share of the weights that stays in the processor's cache from one pass to the next."""
-        cache = max(self.machine.cache_bytes, 1)
-        return min(1.0, max(0.0, 2.0 - self.profile.weights / (0.75 * cache)))
+        self.units = UnitCost(profile, machine)
+        self._turns: dict[object, _Turn] = {}
+        self._last: tuple[Assignment, _Circumstances] | None = None
 
     def seconds(self, phase: int, assignment: Assignment) -> StepTime:
         """Return the time of one pass of phase number `phase` under an assignment."""
+        around = self._circumstances(assignment)
         if self.profile.phases[phase].name == STEP:
             assignment = assignment.in_steps()
-        main, on_disk = assignment.main, self._bytes_on_disk(assignment)
-        from_host = bool(assignment.held) and not is_accelerator(assignment.held[self.profile.first])
-        rooms = self._rooms_of(assignment)
-        visits: list[Visit] = []
-        compute: dict[Key, float] = {main: self.compute(phase, OUTSIDE, main, from_host)}
+        main, last = assignment.main, assignment.main
+        between = self.units.compute(phase, OUTSIDE, main, around.from_host)
+        compute: dict[Key, float] = {main: between}
         link = disk = 0.0
-        last = main
+        visits: list[Visit] = []
         for unit, (held, runs) in enumerate(zip(assignment.held, assignment.runs, strict=True)):
-            taken = self.compute(phase, unit, runs, from_host)
-            compute[runs] = compute.get(runs, 0.0) + taken
-            if runs != last and self._works[phase].get(unit):
-                taken += self.crossing(phase, unit, last, runs)
-                last = runs
-            ahead, asked = self._experts(phase, unit, rooms)
-            fetch = self.fetch(phase, unit, (held, runs), on_disk, assignment.stream_buffers, ahead)
-            wait = self._asked(asked, (held, runs), on_disk)
+            turn = self._turn(phase, unit, held, runs, around)
+            visit = turn.visit
+            compute[runs] = compute.get(runs, 0.0) + turn.compute
+            if runs != last and self.units.works[phase].get(unit):
+                arriving = self.units.crossing(phase, unit, last, runs)
+                visit, last = Visit(visit.compute + arriving, visit.fetch, visit.asked), runs
             if is_accelerator(runs):
-                link += fetch + wait
-            if held == DISK:
-                disk += self._weights(unit) / self._disk_rate(on_disk) if on_disk > 0 else 0.0
-            if fetch or ahead:
-                whole = self._weights(unit) - self.profile.units[unit].expert_weights if is_accelerator(runs) else 0
-                taken += (whole + ahead) * self.machine.link(self._name(runs)).disturbance
-            if (unit, 0) in rooms and self._choices[phase].get(unit):
-                taken += ASKING_CALLS * self.machine.device(HOST).call_cached
-            visits.append(Visit(taken, fetch, wait))
-        visits.append(Visit(self.compute(phase, OUTSIDE, main, from_host)))
+                link += visit.fetch + visit.asked
+            disk += turn.disk
+            visits.append(visit)
+        visits.append(Visit(between))
         seconds = seconds_of_pass(visits, assignment.slots)
-        if not is_accelerator(main) and on_disk > self._file_room():
-            seconds = max(seconds, disk)
-        elif not is_accelerator(main):
-            disk = 0.0
-        return StepTime(seconds, compute, link, disk)
+        if is_accelerator(main):
+            return StepTime(seconds, compute, link, disk)
+        kept = self.units.is_kept(around.on_disk)
+        return StepTime(seconds if kept else max(seconds, disk), compute, link, 0.0 if kept else disk)
 
-    def compute(self, phase: int, unit: int, runs: Key, from_host: bool = False) -> float:
-        """Return the seconds that `unit` computes on a device, its weights being there.
-
-        Args:
-            phase: number of the phase.
-            unit: position of the unit; `OUTSIDE`: what is between units.
-            runs: the device.
-            from_host: the model's first weights lie on the host: see `Phase.from_host`.
-        """
-        other = self._works_from_host[phase] if from_host else None
-        key = (phase, unit, runs, other is not None)
-        if key not in self._known:
-            works = self._works[phase] if other is None else other
-            self._known[key] = self._total(works.get(unit, ()), runs)
-        return self._known[key]
-
-    def least_compute(self, phase: int, unit: int, runs: Key) -> float:
-        """Return the seconds that `unit` computes on a device at least, wherever other units lie."""
-        return min(self.compute(phase, unit, runs, from_host) for from_host in (False, True))
-
-    def _total(self, works: Sequence[Work], runs: Key) -> float:
-        speed, share = self.machine.device(self._name(runs)), self.cached_share
-        cold = speed.total(works) if share < 1 else 0.0
-        return cold if not share else (1 - share) * cold + share * speed.total(works, cached=True)
-
-    def fetch(
-        self,
-        phase: int,
-        unit: int,
-        option: Option,
-        on_disk: int,
-        with_buffers: bool = False,
-        experts: float | None = None,
-    ) -> float:
-        """Return the seconds that the link brings a streamed unit's weights; 0 for one that is not streamed.
-
-        Args:
-            phase: number of the phase.
-            unit: position of the unit.
-            option: where it is held and where it runs.
-            on_disk: bytes of all weights on disk.
-            with_buffers: its buffers come with it.
-            experts: bytes of its experts that come with it; None: all that are wanted.
-        """
-        held, runs = option
-        profile = self.profile.units[unit]
-        if experts is None:
-            experts = sum(
-                choice.wanted * profile.experts[position].nbytes
-                for position, choice in self._choices[phase].get(unit, {}).items()
+    def _circumstances(self, assignment: Assignment) -> _Circumstances:
+        """Return what is found once for all phases and units of an assignment."""
+        if self._last is None or self._last[0] is not assignment:
+            units = self.profile.units
+            rooms = expert_rooms(self.profile, assignment)
+            found = _Circumstances(
+                on_disk=sum(unit.weights for unit, held in zip(units, assignment.held, strict=True) if held == DISK),
+                from_host=bool(assignment.held) and not is_accelerator(assignment.held[self.profile.first]),
+                stream_buffers=assignment.stream_buffers,
+                rooms={
+                    index: tuple(rooms.get((index, position)) for position in range(len(units[index].experts)))
+                    for index in {index for index, _ in rooms}
+                },
             )
-        weights = offloaded_bytes(profile, self.profile.offload_dtype) - profile.expert_weights + experts
-        nbytes = weights + (profile.buffers if with_buffers else 0)
-        if is_accelerator(held) or not is_accelerator(runs) or not nbytes:
-            return 0.0
-        seconds = self.machine.link(self._name(runs)).to_device.seconds(int(nbytes))
-        return max(seconds, nbytes / self._disk_rate(on_disk)) if held == DISK else seconds
+            self._last = assignment, found
+        return self._last[1]
 
-    def _rooms_of(self, assignment: Assignment) -> Mapping[tuple[int, int], ExpertRoom]:
-        """Return the rooms of experts, found once for all phases of an assignment."""
-        if self._rooms[0] is not assignment:
-            self._rooms = assignment, expert_rooms(self.profile, assignment)
-        return self._rooms[1]
+    def _turn(self, phase: int, unit: int, held: Key, runs: Key, around: _Circumstances) -> _Turn:
+        rooms = around.rooms.get(unit, ())
+        kept = self.units.is_kept(around.on_disk)
+        key = phase, unit, held, runs, around.from_host, around.stream_buffers, kept, rooms
+        if key not in self._turns:
+            self._turns[key] = self._new_turn(phase, unit, held, runs, around)
+        return self._turns[key]
 
-    def _experts(self, phase: int, unit: int, rooms: Mapping[tuple[int, int], ExpertRoom]) -> tuple[float, float]:
-        """Return the bytes of a unit's experts that are brought in one pass: ahead of it, and when they are chosen."""
+    def _new_turn(self, phase: int, unit: int, held: Key, runs: Key, around: _Circumstances) -> _Turn:
+        units, profile, option, on_disk = self.units, self.profile.units[unit], (held, runs), around.on_disk
+        rooms, choices = around.rooms.get(unit, ()), units.choices[phase].get(unit, {})
+        compute = taken = units.compute(phase, unit, runs, around.from_host)
         ahead = asked = 0.0
-        for position, choice in self._choices[phase].get(unit, {}).items():
-            room = rooms.get((unit, position))
+        for position, choice in choices.items():
+            room = rooms[position] if rooms else None
             if room is not None:
                 soon, then = room.brought(choice)
                 ahead, asked = ahead + soon * room.expert_bytes, asked + then * room.expert_bytes
-        return ahead, asked
-
-    def _asked(self, nbytes: float, option: Option, on_disk: int) -> float:
-        """Return the seconds that a unit waits for experts that it asks for."""
-        held, runs = option
-        if not nbytes:
-            return 0.0
-        copied = self.machine.link(self._name(runs)).to_device.seconds(int(nbytes))
-        from_disk = nbytes / self._disk_rate(on_disk) if held == DISK else 0.0
-        return max(copied, from_disk) if is_accelerator(runs) else copied + from_disk
-
-    def streamed_from(self, unit: int, main: Key) -> int | None:
-        """Return of how many tokens a call is that takes a unit in host memory less time streamed to `main` than
-        computed on the host; None if prompt and step do not differ in that.
-
-        Between the two, operations are taken to ask in proportion to tokens. What a fetch hides behind is not known
-        here: it counts whole.
-        """
-        tokens = [phase.tokens * self.profile.workload.batch_size for phase in self.profile.phases]
-        if len(tokens) != 2 or not self._works[1].get(unit):
-            return None
-        many, few = tokens
-
-        def computing_wins(number: int) -> bool:
-            works, share = (self._works[1][unit], 1.0) if number == tokens[1] else (prompt, number / tokens[0])
-            some = [for_share_of_tokens(work, share) for work in works]
-            return self._total(some, HOST) < max(fetch, self._total(some, main))
-
-        prompt, fetch = self._works[0].get(unit, ()), self.fetch(0, unit, (HOST, main), 0)
-        if many <= few or computing_wins(many) or not computing_wins(few):
-            return None
-        while many - few > 1:
-            middle = (few + many) // 2
-            few, many = (middle, many) if computing_wins(middle) else (few, middle)
-        return many
-
-    def crossing(self, phase: int, unit: int, before: Key, after: Key) -> float:
-        """Return the seconds that a unit's inputs take from one device to another."""
-        nbytes = self._inputs[phase].get(unit, 0)
-        seconds = 0.0
-        if is_accelerator(before):
-            seconds += self.machine.link(self._name(before)).to_host.seconds(nbytes)
-        if is_accelerator(after):
-            seconds += self.machine.link(self._name(after)).to_device_pageable.seconds(nbytes)
-        return seconds
-
-    def _name(self, key: Key) -> str:
-        if key not in self._names:
-            self._names[key] = device_name(key)
-        return self._names[key]
-
-    def _weights(self, unit: int) -> int:
-        return self.profile.units[unit].weights
-
-    def _bytes_on_disk(self, assignment: Assignment) -> int:
-        return sum(self._weights(unit) for unit, held in enumerate(assignment.held) if held == DISK)
-
-    def _file_room(self) -> float:
-        return WARM_SHARE * self.machine.memory_bytes
-
-    def _disk_rate(self, on_disk: int) -> float:
-        return self.machine.disk_warm if on_disk <= self._file_room() else self.machine.disk_cold
-
-
-def device_name(key: Key) -> str:
-    """Return the canonical name of a device key; of an accelerator that this machine does not have, its likeliest."""
-    if key in (HOST, DISK):
-        return HOST
-    if isinstance(key, int) and not accelerators():
-        return f"cuda:{key}"
-    return normalize_device(key)
-
-
-def _input_bytes(phase: Phase) -> dict[int, int]:
-    """Return the bytes that each unit is called with."""
-    found: dict[int, int] = {}
-    for event in phase.trace.events:
-        if isinstance(event, Enter):
-            found.setdefault(event.unit, sum(nbytes for _, nbytes in event.inputs))
-    return found
+        fetch = units.fetch(phase, unit, option, on_disk, around.stream_buffers, ahead)
+        if fetch or ahead:
+            whole = profile.weights - profile.expert_weights if is_accelerator(runs) else 0
+            taken += (whole + ahead) * units.machine.link(units.name(runs)).disturbance
+        if rooms:
+            taken += units.asking(phase, unit)
+        disk = profile.weights / units.disk_rate(on_disk) if held == DISK else 0.0
+        return _Turn(compute, Visit(taken, fetch, units.asked(asked, option, on_disk)), disk)

@@ -10,15 +10,17 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from ..devices import HOST
+from ..profile.share import for_share_of_tokens
 from .assignment import Assignment
-from .budgets import is_accelerator
+from .budgets import Key, is_accelerator
 from .cost import CostModel
+from .unit_cost import UnitCost
 
 
 def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignment]:
     """Yield variants of an assignment in which parts are computed in steps and streamed for prompts.
 
-    The parts are those in host memory that take less time this way each, by `CostModel.streamed_from`: all that the
+    The parts are those in host memory that take less time this way each, by `streamed_from`: all that the
     assignment computes, all that it streams, and both. Budgets are not looked at.
 
     Args:
@@ -28,7 +30,7 @@ def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignm
     """
     if not is_accelerator(known.main) or cost.profile.offload_dtype is not None:
         return
-    below = {index: cost.streamed_from(index, known.main) for index in _movable(cost, known)}
+    below = {index: streamed_from(cost.units, index, known.main) for index in _movable(cost, known)}
     found = {index: tokens for index, tokens in below.items() if tokens is not None}
     computed = [index for index in found if known.runs[index] == HOST]
     streamed = [index for index in found if known.runs[index] == known.main]
@@ -65,3 +67,29 @@ def _slabs(cost: CostModel, found: Assignment, below: Collection[int]) -> list[i
         for index, unit in enumerate(cost.profile.units)
         if found.streamed(index) and unit.nbytes and not unit.is_lookup
     ]
+
+
+def streamed_from(cost: UnitCost, unit: int, main: Key) -> int | None:
+    """Return of how many tokens a call is that takes a unit in host memory less time streamed to `main` than computed
+    on the host; None if prompt and step do not differ in that.
+
+    Between the two, operations are taken to ask in proportion to tokens. What a fetch hides behind is not known here:
+    it counts whole.
+    """
+    tokens = [phase.tokens * cost.profile.workload.batch_size for phase in cost.profile.phases]
+    if len(tokens) != 2 or not cost.works[1].get(unit):
+        return None
+    many, few = tokens
+
+    def computing_wins(number: int) -> bool:
+        works, share = (cost.works[1][unit], 1.0) if number == tokens[1] else (prompt, number / tokens[0])
+        some = [for_share_of_tokens(work, share) for work in works]
+        return cost.of_works(some, HOST) < max(fetch, cost.of_works(some, main))
+
+    prompt, fetch = cost.works[0].get(unit, ()), cost.fetch(0, unit, (HOST, main), 0)
+    if many <= few or computing_wins(many) or not computing_wins(few):
+        return None
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (middle, many) if computing_wins(middle) else (few, middle)
+    return many

@@ -11,19 +11,21 @@ from torch import nn
 from ..devices import DeviceLike, accelerators
 from ..errors import PlanError
 from ..profile import DtypeLike, Profile, profile_model, profile_source
+from ..profile.collection import uncollected
 from ..profile.machine import MachineProfile
 from ..profile.nominal import nominal_machine
 from ..profile.probe import machine as machine_here
 from ..profile.quantized import check_offload_dtype
 from .assemble import assemble
 from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
-from .cost import CostModel, device_name
+from .cost import CostModel
 from .fit import checked_main, greedy_assignment
 from .objective import Objective
 from .plan_type import Plan
 from .room import Room
 from .searcher import OFFLOADS, Searcher
 from .slots import DEFAULT_SLOTS
+from .unit_cost import device_name
 
 NOT_HERE = (
     "this machine lacks an accelerator of the budgets, so no time is predicted; parts are where round figures say"
@@ -32,6 +34,7 @@ NOT_HERE = (
 OBJECTIVES = ("latency", "throughput", "fit")
 
 
+@uncollected()
 def plan(
     model: nn.Module | Profile | str | os.PathLike[str],
     max_memory: Mapping[DeviceLike, int | str] | None = None,

@@ -117,10 +117,11 @@ class Searcher:
 
     def _least(self, index: int, option: Option) -> tuple[float, float]:
         held, runs = option
+        cost = self.goal.cost.units
         compute = fetch = 0.0
         for unit in self.groups[index].members:
             where = HOST if self.profile.units[unit].is_lookup and not is_accelerator(held) else runs
             for phase, weight in self.goal.weights.items():
-                compute += weight * self.goal.cost.least_compute(phase, unit, where)
-                fetch += weight * self.goal.cost.fetch(phase, unit, (held, where), 0, self.stream_buffers, experts=0)
+                compute += weight * cost.least_compute(phase, unit, where)
+                fetch += weight * cost.fetch(phase, unit, (held, where), 0, self.stream_buffers, experts=0)
         return compute, fetch

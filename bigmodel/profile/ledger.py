@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ..devices import HOST
-from .trace import Allocate, Call, Enter, Event, Free, Held, Leave, Return, Route, Routed, Scratch, Trace
+from .trace import Allocate, Burst, Call, Enter, Event, Free, Held, Leave, Return, Route, Routed, Scratch, Trace
 
 D = TypeVar("D", bound=Hashable)
 Rounding = Callable[[int], int]
@@ -38,7 +38,7 @@ def replay(
     ledger = Ledger(runs_on, main, rounding, brought_to, experts or {})
     for held in trace.initial:
         ledger.hold(held)
-    for event in trace.events:
+    for event in trace.condensed if rounding is int else trace.events:
         ledger.book(event)
     return ledger
 
@@ -108,6 +108,10 @@ class Ledger(Generic[D]):
         elif isinstance(event, Free):
             device, nbytes = self._alive.pop(event.storage, (self._main, 0))
             self._add(device, -nbytes)
+        elif isinstance(event, Burst):
+            device = self._running[-1][1]
+            self._add(device, event.peak)
+            self._add(device, event.net - event.peak)
         elif isinstance(event, Scratch):
             device = self._running[-1][1] if self._running else self._main
             self._add(device, event.nbytes)

@@ -132,6 +132,7 @@ class MachineProfile:
         memory_rate: bytes per second that the host reads from its memory.
         disk_cold: bytes per second from the disk itself.
         disk_warm: bytes per second from the kernel's cache of files into memory.
+        python_call: seconds of each call in Python, in work that finds and holds what routers choose.
         cache_bytes: bytes of the processor's last cache.
         memory_bytes: bytes of the host's memory.
         measured_at: seconds since the epoch.
@@ -144,6 +145,7 @@ class MachineProfile:
     memory_rate: float
     disk_cold: float
     disk_warm: float
+    python_call: float = 0.0
     cache_bytes: int = 0
     memory_bytes: int = 0
     measured_at: float = 0.0

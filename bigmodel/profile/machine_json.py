@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from ..errors import PlanError
 from .machine import MachineProfile
 
-FORMAT = 1
+FORMAT = 2
 
 
 def dump(machine: MachineProfile) -> str:

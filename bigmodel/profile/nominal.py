@@ -23,6 +23,7 @@ def nominal_machine() -> MachineProfile:
         memory_rate=1e11,
         disk_cold=5e9,
         disk_warm=2e10,
+        python_call=2e-6,
         cache_bytes=2**25,
         memory_bytes=2**39,
     )

@@ -21,6 +21,7 @@ from . import machine_json
 from .atomic import write_text
 from .effort import Effort
 from .machine import DeviceLinks, DeviceSpeed, MachineProfile
+from .probe_asking import seconds_of_call
 from .probe_compute import probe_device
 from .probe_disk import disk_rates
 from .probe_link import memory_rate, probe_links
@@ -89,6 +90,7 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
         memory_rate=memory_rate(effort),
         disk_cold=cold,
         disk_warm=warm,
+        python_call=seconds_of_call(effort),
         cache_bytes=last_cache_bytes(),
         memory_bytes=psutil.virtual_memory().total,
         measured_at=time.time(),

@@ -13,6 +13,8 @@ from bigmodel.errors import BudgetError
 from bigmodel.plan import Plan, plan
 from bigmodel.plan.cost import CostModel
 from bigmodel.plan.evaluate import Assignment, device_uses, over_budget
+from bigmodel.plan.per_pass import streamed_from
+from bigmodel.plan.unit_cost import UnitCost
 from bigmodel.profile import Profile, profile_model
 
 from ..profile.models import tiny_llama
@@ -72,7 +74,7 @@ def test_the_threshold_lies_between_a_step_and_the_prompt() -> None:
 def test_the_slower_the_link_the_more_tokens_it_takes_to_be_worth_a_copy() -> None:
     of = profile()
     layer = next(index for index, unit in enumerate(of.units) if unit.is_block)
-    thresholds = [CostModel(of, machine(link=link, host=4e-9)).streamed_from(layer, 0) for link in (2e8, 1e8, 5e7)]
+    thresholds = [streamed_from(UnitCost(of, machine(link=link, host=4e-9)), layer, 0) for link in (2e8, 1e8, 5e7)]
     assert None not in thresholds
     assert thresholds == sorted(set(thresholds))
 

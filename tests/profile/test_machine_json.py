@@ -15,7 +15,7 @@ def test_a_profile_survives_json() -> None:
     assert machine_json.load(machine_json.dump(MACHINE)) == MACHINE
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", '{"format": 1, "machine": {"name": 3}}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", '{"format": 2, "machine": {"name": 3}}'])
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="not a machine profile"):
         machine_json.load(text)
@@ -23,7 +23,7 @@ def test_anything_else_is_refused(text: str) -> None:
 
 def test_another_format_is_refused_with_its_number() -> None:
     content = {**json.loads(machine_json.dump(MACHINE)), "format": 9}
-    with pytest.raises(PlanError, match="format 9; this version reads 1"):
+    with pytest.raises(PlanError, match=f"format 9; this version reads {machine_json.FORMAT}"):
         machine_json.load(json.dumps(content))
 
 

@@ -1,0 +1,176 @@
+"""How long does a plan of a very large model take, and how much memory: from headers, and from a model on meta?
+
+Every plan is the first of a process of its own, after the imports; the checkpoint is headers of the real shapes,
+sharded as models are published, and holes in place of the data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bigmodel.profile.atomic import write_text
+
+from .harness import Column, Limit, Report, Table, run_isolated
+from .harness.report import Cell
+
+SECONDS, BYTES = 1.0, 10**9
+SHARD = 5 * 10**9
+HEADERS, META = "headers", "meta"
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "405B dense": (
+        "LlamaForCausalLM",
+        {
+            "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128,
+            "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+        },
+    ),
+    "671B mixture": ("DeepseekV3ForCausalLM", {}),
+}  # fmt: skip
+"""Llama 3.1 405B by its sizes; DeepSeek-V3, whose sizes are what its config says when nothing is given."""
+
+QUICK: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 256, "moe_intermediate_size": 32, "n_routed_experts": 8, "n_group": 2,
+    "topk_group": 1, "num_experts_per_tok": 2,
+}  # fmt: skip
+
+MACHINES = {"one accelerator": 1, "eight accelerators": 8}
+"""How many accelerators of 80 GB stand beside a host of 2 TB."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what this question can be asked with."""
+    parser.add_argument("--architectures", default=None, help=f"some of {', '.join(ARCHITECTURES)} (default: all)")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Plan each architecture for each machine, from headers and from meta, in as many processes as there are rounds."""
+    rows: list[list[Cell]] = []
+    wanted = options.architectures.split(",") if options.architectures else list(ARCHITECTURES)
+    for name in wanted:
+        folder = make(name, options.workdir, options.quick)
+        for source in (HEADERS, META):
+            for machine, count in MACHINES.items():
+                found = [
+                    run_isolated(planned, folder=str(folder), source=source, accelerators=count)
+                    for _ in range(options.rounds)
+                ]
+                seconds = sorted(one["seconds"] for one in found)
+                grown = max(one["grown"] for one in found)
+                rows.append([name, source, machine, statistics.median(seconds), seconds[-1], grown, found[0]["parts"]])
+    return report(options, rows)
+
+
+def report(options: argparse.Namespace, rows: list[list[Cell]]) -> Report:
+    """Return the table, and the limits on the slowest first call and the most memory."""
+    columns = [Column("architecture"), Column("from"), Column("planned for")]
+    columns += [Column("median", "seconds"), Column("slowest", "seconds")]
+    columns += [Column("memory taken", "bytes"), Column("parts", "count")]
+    slowest, most = (max(float(row[at] or 0) for row in rows) for at in (4, 5))
+    return Report(
+        "plan_large",
+        options.device,
+        tables=[Table("The first plan of a process", columns, rows)],
+        limits=[
+            Limit("slowest first plan", slowest, "<=", SECONDS, "seconds"),
+            Limit("most memory that a plan took", most, "<=", BYTES, "bytes"),
+        ],
+    )
+
+
+def make(name: str, workdir: Path, quick: bool) -> Path:
+    """Return the folder of a checkpoint of an architecture that has headers alone, making it if it is not there."""
+    import torch
+    import transformers
+
+    folder = workdir / f"plan-large-{name.replace(' ', '-')}{'-quick' if quick else ''}"
+    if (folder / "config.json").exists():
+        return folder
+    architecture, sizes = ARCHITECTURES[name]
+    model_class: Any = getattr(transformers, architecture)
+    config = model_class.config_class(**{**sizes, **(QUICK if quick else {})})
+    config.architectures, config.dtype = [architecture], torch.bfloat16
+    with torch.device("meta"):
+        model = model_class._from_config(config, dtype=torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    files: dict[str, str] = {}
+    shards = list(_shards(model))
+    for number, shapes in enumerate(shards, 1):
+        file = f"model-{number:05}-of-{len(shards):05}.safetensors"
+        write_headers(folder / file, shapes)
+        files.update(dict.fromkeys(shapes, file))
+    write_text(folder / "model.safetensors.index.json", json.dumps({"metadata": {}, "weight_map": files}))
+    config.save_pretrained(folder)
+    return folder
+
+
+def _shards(model: Any) -> Iterator[dict[str, list[int]]]:
+    """Yield the tensors' shapes by name, as they are published: each expert's by itself."""
+    shapes: dict[str, list[int]] = {}
+    size = 0
+    for name, tensor in _published(model):
+        nbytes = 2 * tensor[0] * (tensor[1] if len(tensor) > 1 else 1)
+        if shapes and size + nbytes > SHARD:
+            yield shapes
+            shapes, size = {}, 0
+        shapes[name] = tensor
+        size += nbytes
+    yield shapes
+
+
+def _published(model: Any) -> Iterator[tuple[str, list[int]]]:
+    for name, tensor in model.state_dict().items():
+        shape = list(tensor.shape)
+        module, _, last = name.rpartition(".")
+        if len(shape) != 3:
+            yield name, shape
+        elif last == "gate_up_proj":
+            for expert in range(shape[0]):
+                for part in ("gate_proj", "up_proj"):
+                    yield f"{module}.{expert}.{part}.weight", [shape[1] // 2, shape[2]]
+        else:
+            for expert in range(shape[0]):
+                yield f"{module}.{expert}.{last}.weight", shape[1:]
+
+
+def write_headers(path: Path, shapes: dict[str, list[int]]) -> None:
+    """Write a safetensors file of bfloat16 tensors whose data are a hole: it takes no room on the disk."""
+    entries, offset = {}, 0
+    for name, shape in shapes.items():
+        end = offset + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        entries[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + offset)
+
+
+def planned(folder: str, source: str, accelerators: int) -> dict[str, float]:
+    """Plan once, in a fresh process; return its seconds, the bytes it took at most, and parts of its device map."""
+    import transformers
+
+    from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+    from bigmodel.plan import plan
+    from bigmodel.profile.nominal import nominal_machine
+    from bigmodel.profile.resolve import open_source
+    from bigmodel.profile.source import meta_model
+
+    architecture = json.loads(Path(folder, "config.json").read_text())["architectures"][0]
+    getattr(transformers, architecture)  # transformers imports its models' modules when they are asked for
+    model: Any = folder if source == HEADERS else meta_model(open_source(folder))
+    budgets: dict[Any, str] = {**dict.fromkeys(range(accelerators), "80GB"), "cpu": "2TB"}
+    reset_peak_memory("cpu")
+    before, started = memory_allocated("cpu"), time.perf_counter()
+    found = plan(model, budgets, context_length=4096, machine=nominal_machine())
+    seconds = time.perf_counter() - started
+    parts = len(found.device_map)
+    return {"seconds": seconds, "grown": max_memory_allocated("cpu") - before, "parts": parts}
