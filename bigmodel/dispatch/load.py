@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..devices import DeviceLike
+from ..profile.dtypes import torch_dtype
 from .device_map import DeviceMap, resolve_device_map, whole_classes
 from .dispatch import place_and_attach
 from .fused_checkpoint import load_in_place
@@ -69,9 +70,9 @@ def load_checkpoint_and_dispatch(
 
     Raises:
         CheckpointError: Something is wrong with the checkpoint; the model is as it was.
-        PlanError: The map or the budgets do not do.
+        PlanError: The map or the budgets do not do, or `dtype` is none.
     """
-    wanted = getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    wanted = None if dtype is None else torch_dtype(dtype)
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
     shapes: dict[str, Any] = {"dtype": wanted} if wanted else {}
     resolved = None

@@ -13,8 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from ..devices import DeviceLike
 from ..devices.empty import init_empty_weights
-from ..errors import CheckpointError, CheckpointFormatError
+from ..errors import CheckpointFormatError
 from ..plan import Plan
+from ..profile.dtypes import torch_dtype
 from ..profile.resolve import open_source
 from .device_map import DeviceMap, resolve_device_map
 from .dispatch import place_and_attach
@@ -78,13 +79,13 @@ def from_pretrained(
 
     Raises:
         CheckpointError: There is no such model, or its files are damaged.
-        PlanError: It does not fit the budgets.
+        PlanError: It does not fit the budgets, or `dtype` is none.
     """
     source = open_source(id_or_path, revision, token, cache_dir, local_files_only, trust_remote_code)
     folder = source.fetch_weights()
     folder = folder if folder.is_dir() else folder.parent
     model = build_on_meta(folder, dtype, trust_remote_code)
-    wanted = None if dtype == "auto" else _dtype(dtype)
+    wanted = None if dtype == "auto" else torch_dtype(dtype)
     resolved = resolve_device_map(
         model,
         device_map,
@@ -146,7 +147,7 @@ def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_
             f"{folder}: the weights are quantised ({_method(config)}), which is not supported; use the full-precision "
             "checkpoint"
         )
-    wanted = config.dtype if dtype == "auto" else _dtype(dtype)
+    wanted = config.dtype if dtype == "auto" else torch_dtype(dtype)
     builder = _class_of(config, trust_remote_code)
     with init_empty_weights():
         model: PreTrainedModel = builder(config, dtype=wanted or torch.float32)
@@ -173,12 +174,3 @@ def _class_of(config: Any, trust_remote_code: bool) -> Any:
 def _method(config: Any) -> str:
     quantization = config.quantization_config
     return str(quantization.get("quant_method") if isinstance(quantization, dict) else quantization)
-
-
-def _dtype(dtype: str | torch.dtype) -> torch.dtype:
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    found = getattr(torch, dtype.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
-        raise CheckpointError(f"dtype {dtype!r} is unknown; use for example 'float32', 'bfloat16' or 'auto'")
-    return found

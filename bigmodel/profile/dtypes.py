@@ -45,6 +45,18 @@ def normalize_dtype(dtype: DtypeLike) -> torch.dtype | CustomDtype:
     return found
 
 
+def torch_dtype(dtype: DtypeLike) -> torch.dtype:
+    """Return the `torch.dtype` meant by its name or itself: one that weights can be loaded as.
+
+    Raises:
+        PlanError: it is none.
+    """
+    found = normalize_dtype(dtype)
+    if isinstance(found, CustomDtype):
+        raise PlanError(f"weights cannot be loaded with the dtype {found.value}; give one of torch, such as 'bfloat16'")
+    return found
+
+
 def normalize_dtypes(special_dtypes: Mapping[str, DtypeLike] | None) -> dict[str, torch.dtype | CustomDtype]:
     """Return dtypes given by tensor name, none for None.
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..errors import PlanError
-from .dtypes import CustomDtype, DtypeLike, normalize_dtype
+from .dtypes import DtypeLike, normalize_dtype, torch_dtype
 from .headers import SafetensorsHeader
 from .model_profile import Profile
 from .profiling import profile_model
@@ -48,13 +48,7 @@ def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
     """
     config = model_config(source)
     headers = source.headers()
-    if dtype == "auto":
-        wanted = _auto_dtype(config, headers)
-    else:
-        given = normalize_dtype(dtype)
-        if isinstance(given, CustomDtype):
-            raise PlanError(f"{source.name} cannot be loaded as {given.value}; give a torch dtype")
-        wanted = given
+    wanted = _auto_dtype(config, headers) if dtype == "auto" else torch_dtype(dtype)
     model_class = _model_class(config, source.name)
     with torch.device("meta"):
         model: nn.Module = model_class._from_config(config, dtype=wanted)

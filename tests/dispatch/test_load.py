@@ -8,7 +8,7 @@ from bigmodel.checkpoint import mapped_region, save_model
 from bigmodel.devices import max_memory_allocated, memory_allocated
 from bigmodel.devices.empty import init_empty_weights
 from bigmodel.dispatch import load_checkpoint_and_dispatch, undispatch
-from bigmodel.errors import CheckpointMismatchError
+from bigmodel.errors import CheckpointMismatchError, PlanError
 
 from .models import Stack, ids, stack
 
@@ -105,3 +105,9 @@ def test_without_a_map_it_only_loads(checkpoint: Path) -> None:
     model = load_checkpoint_and_dispatch(empty(), checkpoint)
     assert not hasattr(model, "hf_device_map")
     assert torch.equal(model(ids()), stack()(ids()))
+
+
+@pytest.mark.parametrize("dtype", ["float99", "int4", 16])
+def test_a_dtype_that_is_none_is_refused(checkpoint: Path, dtype: str) -> None:
+    with pytest.raises(PlanError, match="dtype"):
+        load_checkpoint_and_dispatch(empty(), checkpoint, {"": "cpu"}, dtype=dtype)

@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadMode
 from bigmodel.checkpoint import mapped_region
 from bigmodel.devices import max_memory_allocated
 from bigmodel.dispatch import from_pretrained, get_plan, undispatch
-from bigmodel.errors import BudgetError, CheckpointError, CheckpointNotFoundError
+from bigmodel.errors import BudgetError, CheckpointError, CheckpointNotFoundError, PlanError
 
 from ..accelerators import at, exact
 from ..profile.hub_server import HubServer
@@ -82,7 +82,7 @@ def test_a_dtype_is_cast_to(folder: Path) -> None:
     model = from_pretrained(folder, dtype="bfloat16", device_map="cpu")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert model(TOKENS).logits.dtype == torch.bfloat16
-    with pytest.raises(CheckpointError, match="float99"):
+    with pytest.raises(PlanError, match="float99"):
         from_pretrained(folder, dtype="float99")
 
 

@@ -4,7 +4,14 @@ import pytest
 import torch
 
 from bigmodel.errors import PlanError
-from bigmodel.profile.dtypes import CustomDtype, dtype_byte_size, normalize_dtype, planned_dtype
+from bigmodel.profile.dtypes import (
+    CustomDtype,
+    dtype_byte_size,
+    normalize_dtype,
+    normalize_dtypes,
+    planned_dtype,
+    torch_dtype,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +46,18 @@ def test_only_floating_point_tensors_are_cast() -> None:
     assert planned_dtype(torch.float32, torch.float16) == torch.float16
     assert planned_dtype(torch.int64, torch.float16) == torch.int64
     assert planned_dtype(torch.float32, None) == torch.float32
+
+
+def test_weights_are_loaded_as_a_dtype_that_torch_has() -> None:
+    assert torch_dtype("torch.float16") == torch_dtype(torch.float16) == torch.float16
+    for dtype in ("int4", CustomDtype.FP8, "float99", "", None, 16):
+        with pytest.raises(PlanError, match="dtype"):
+            torch_dtype(dtype)  # type: ignore[arg-type]
+
+
+def test_dtypes_by_name_are_a_mapping_of_names() -> None:
+    assert normalize_dtypes(None) == {}
+    assert normalize_dtypes({"lm_head.weight": "int4"}) == {"lm_head.weight": CustomDtype.INT4}
+    for given in ("int4", {3: "int4"}, [("lm_head.weight", "int4")]):
+        with pytest.raises(PlanError, match="special_dtypes"):
+            normalize_dtypes(given)  # type: ignore[arg-type]
