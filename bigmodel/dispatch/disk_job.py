@@ -96,28 +96,49 @@ class DiskJob:
 
 
 @dataclass
-class Stage:
-    """One turn of the link for a job: what is copied from memory, or one chunk once it is staged.
+class Read:
+    """A chunk that is being staged.
 
     Attributes:
-        job: Whose.
-        slot: Where the chunk is staged; None if nothing is read.
-        read: Ends with the reading, and returns what is to be copied then.
+        chunk: Which.
+        slot: Where.
+        staged: Becomes its bytes.
     """
 
+    chunk: Chunk
+    slot: StagingSlot
+    staged: Future[torch.Tensor]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended, and not well."""
+        return self.staged.done() and (self.staged.cancelled() or self.staged.exception() is not None)
+
+
+@dataclass
+class Stage:
+    """One turn of the link for a job: what is copied from memory (`read` is None), or a chunk once it is staged."""
+
     job: DiskJob
-    slot: StagingSlot | None = None
-    read: Future[Copies] | None = None
+    read: Read | None = None
+
+    def copies(self) -> Copies:
+        """Wait until the chunk is staged; return what has to be copied of it.
+
+        Raises:
+            Exception: Whatever reading raised.
+        """
+        return [] if self.read is None else self.job.copies(self.read.chunk, self.read.staged.result())
 
     def copy(self, copies: Copies) -> None:
         """Copy it to the device. What goes wrong is told to whoever waits for the block; the slot is free all the
         same."""
         try:
             with torch.no_grad():
-                if self.slot is None:
+                if self.read is None:
                     self.job.copy_from_memory()
                 else:
-                    self.slot.check()
+                    self.read.slot.check()
                 for target, source in copies:
                     target.copy_(source, non_blocking=True)
         except Exception as error:

@@ -37,6 +37,8 @@ class Fetcher:
         fetched = [block.carrier if isinstance(block, QuantizedBlock) else block for block in blocks]
         on_disk = [block.nbytes for block in fetched if block.on_disk]
         chunk_bytes = chunk_of(staging(on_disk))
+        self.reads_files = bool(on_disk)
+        """Whether any of the blocks lies on disk."""
         self._disk = DiskReader(self._link, ReadPolicy(sum(on_disk)), stats, device.type == "cuda", chunk_bytes)
         self._staging = Staging(device, [block for block in blocks if isinstance(block, QuantizedBlock)])
 
@@ -44,6 +46,11 @@ class Fetcher:
     def staging_bytes(self) -> int:
         """Bytes of device memory in which quantised blocks arrive."""
         return self._staging.nbytes
+
+    def expect(self, blocks: Sequence[Block]) -> None:
+        """Say which blocks will be fetched next, as soon as there is room: what lies on disk is read ahead."""
+        carried = [block.carrier if isinstance(block, QuantizedBlock) else block for block in blocks]
+        self._disk.expect([block for block in carried if block.on_disk])
 
     def fetch(self, block: Block, slab: torch.Tensor, after: Sequence[Event]) -> Event:
         """Start bringing `block` into `slab` once the events `after` are done; return the event of its arrival.

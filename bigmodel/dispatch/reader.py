@@ -5,7 +5,8 @@
     stream    drains it into the device slab; then the staging slot is free for another chunk
 
 So a block takes as long as the slowest of the three needs for its bytes, not as all of them one after another, and
-reading goes on into the next block while the last one's bytes are still being copied.
+reading goes on into the next block while the last one's bytes are still being copied, also if that block has to wait
+for its room on the device.
 """
 
 from __future__ import annotations
@@ -14,13 +15,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from functools import partial
 
+import torch
+
 from ..devices import Event
+from .anticipation import Anticipation
 from .arrival import Arrival
-from .chunks import CHUNK_BYTES, Chunk, plan_reads
-from .disk_job import BlockRead, Copies, DiskJob, Stage
+from .block import Block
+from .chunks import CHUNK_BYTES, Chunk, Reads, plan_reads
+from .disk_job import BlockRead, DiskJob, Read, Stage
 from .link import Link
 from .page_cache import is_cached
 from .read_policy import ReadPolicy
@@ -57,6 +62,7 @@ class DiskReader:
         self._lock = threading.Lock()
         self._jobs: deque[DiskJob] = deque()
         self._stages: deque[Stage] = deque()
+        self._anticipation = Anticipation()
         self._pumping = False
         self._pump_thread = ThreadPoolExecutor(1, thread_name_prefix="disk pump")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="disk reader")
@@ -74,6 +80,11 @@ class DiskReader:
                 self._pump_thread.submit(self._pump)
                 self._pumping = True
         return BlockRead(job)
+
+    def expect(self, blocks: Sequence[Block]) -> None:
+        """Say which blocks will be fetched after those that are; they are read ahead into what staging memory is
+        free. If others are fetched instead, that costs the time of those reads and nothing else."""
+        self._anticipation.expect(blocks)
 
     @property
     def is_busy(self) -> bool:
@@ -99,19 +110,29 @@ class DiskReader:
                     job.settle(error)
                 self._jobs.clear()
                 self._stages.clear()
+                self._anticipation = Anticipation()
                 self._staging, self._pumping = StagingSlots(self._chunk_bytes, self._pin), False
             raise
 
     def _fill(self) -> None:
-        """Start the next reads, as many as there are free slots."""
-        free = self._staging.free
-        while free:
-            job = self._current_job()
-            if job is None:
-                return
+        """Start the next reads, as many as there are free slots: for what was asked for first."""
+        # The job first: what was read ahead in vain gives its slots back only then.
+        while (job := self._current_job()) is not None and self._staging.free:
             assert job.chunks
-            chunk, slot = job.chunks.popleft(), free.popleft()
-            self._stages.append(Stage(job, slot, self._readers.submit(self._read, job, chunk, slot)))
+            self._stages.append(Stage(job, self._begin(job.chunks.popleft())))
+        try:
+            while self._staging.free and self._anticipation.next_read(self._plan, self._begin):
+                pass
+        except OSError:
+            # Nobody needs it yet. Who does is told what is wrong.
+            self._anticipation.expect(())
+
+    def _begin(self, chunk: Chunk) -> Read:
+        slot = self._staging.free.popleft()
+        return Read(chunk, slot, self._readers.submit(self._read, chunk, slot))
+
+    def _plan(self, block: Block) -> Reads:
+        return plan_reads(block, self._files, self._chunk_bytes)
 
     def _current_job(self) -> DiskJob | None:
         """Return the first job that is not read to its end, its reads planned."""
@@ -125,8 +146,9 @@ class DiskReader:
             self._open(job)
 
     def _open(self, job: DiskJob) -> None:
+        """Find out how a job is read, and take over what was read of it ahead."""
         try:
-            reads = plan_reads(job.block, self._files, self._chunk_bytes)
+            reads = self._plan(job.block)
         except OSError as error:
             self._finish(job, error)
             return
@@ -135,9 +157,22 @@ class DiskReader:
         self._stats.add(from_disk=reads.nbytes, from_ram=in_memory)
         # Copies in the order of the jobs: the first waits for the slab, which others must not be held up by.
         self._stages.append(Stage(job))
+        begun = self._anticipation.asked(job.block, reads)
+        if reads.chunks and not begun:
+            self._drop_guesses()
+        assert job.chunks is not None
+        for read in begun:
+            job.chunks.popleft()
+            self._stages.append(Stage(job, read))
 
-    def _read(self, job: DiskJob, chunk: Chunk, slot: StagingSlot) -> Copies:
-        """Stage a chunk; return what is to be copied then, so that the link does not wait for finding out."""
+    def _drop_guesses(self) -> None:
+        """Take back the slots of what was read ahead in vain."""
+        reads = self._anticipation.drop()
+        wait([read.staged for read in reads if not read.staged.cancel()])
+        self._staging.free.extend(read.slot for read in reads)
+
+    def _read(self, chunk: Chunk, slot: StagingSlot) -> torch.Tensor:
+        """Stage a chunk and return its bytes."""
         slot.empty()
         cached = is_cached(chunk.address, chunk.needed)
         bypass = self._policy.bypasses(cached) and chunk.file.can_bypass
@@ -147,24 +182,24 @@ class DiskReader:
             seconds = time.perf_counter() - started
         if not cached:
             self._policy.record(bypass, chunk.needed, seconds)
-        return job.copies(chunk, staged)
+        return staged
 
     def _drain(self, stage: Stage) -> None:
         """Queue the copy of what has been read, as soon as it has."""
-        job, slot = stage.job, stage.slot
+        job, read = stage.job, stage.read
         try:
-            copies = [] if stage.read is None else stage.read.result()
+            copies = stage.copies()
             if job.copied.done():  # it failed meanwhile
                 return
             event = self._link.copy(partial(stage.copy, copies), job.before())
+            if read is not None:
+                read.slot.drained = event
         except Exception as error:
             self._finish(job, error)
             return
         finally:
-            if slot is not None:
-                self._staging.free.append(slot)
-        if slot is not None:
-            slot.drained = event
+            if read is not None:
+                self._staging.free.append(read.slot)
         job.left -= 1
         if job.left == 0:
             self._finish(job, job.arrival.finish(event))

@@ -29,9 +29,12 @@ SHOWN_BYTES = 2**20
 
 
 def chunk_of(staging_bytes: int) -> int:
-    """Return the bytes of one read, such that all slots together take so many, if that is not too few."""
+    """Return the bytes of one read, such that all slots together take so many, if that is not too few.
+
+    It is a page or two more, so that a block that does not begin with a page takes no read of its own for its end.
+    """
     share = staging_bytes // SLOTS
-    return max(share - share % ALIGNMENT, MIN_CHUNK_BYTES)
+    return min(max(share + -share % ALIGNMENT + ALIGNMENT, MIN_CHUNK_BYTES), CHUNK_BYTES)
 
 
 class StagingSlot:

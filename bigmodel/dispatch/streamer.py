@@ -29,6 +29,9 @@ from .stats import StreamStats
 
 T = TypeVar("T")
 
+EXPECTED = 3
+"""How many blocks on disk are read ahead of those that have slots, as far as staging memory holds them."""
+
 
 @dataclass(eq=False)
 class Slot:
@@ -79,6 +82,7 @@ class Streamer:
         # Until an order is learned, that in which the blocks were given is the best guess.
         self._next: dict[Block, Block] = dict(zip(blocks, [*blocks[1:], *blocks[:1]]))
         self._thread = _Thread()
+        self._last: Block | None = None
         self._clock = 0
         self._start()
 
@@ -185,9 +189,26 @@ class Streamer:
             slot.last_use = self._clock
             if thread.last is not None and thread.last is not block:
                 self._next[thread.last] = block
+            alone, self._last = self._last is thread.last, block
             thread.last = block
             self._prefetch(block)
+            if self._fetcher.reads_files:
+                # Where threads take turns nobody knows what comes next of all.
+                self._fetcher.expect(self._beyond(block) if alone else ())
         return slot
+
+    def _beyond(self, block: Block) -> list[Block]:
+        """Return the blocks that will be fetched next when there is room for them."""
+        found: list[Block] = []
+        following = block
+        for _ in range(len(self._slots) + EXPECTED):
+            successor = self._next.get(following)
+            if successor is None or successor is block or successor in found:
+                break
+            if successor not in self._slot_of:
+                found.append(successor)
+            following = successor
+        return found[:EXPECTED]
 
     def _release(self, held: list[Slot]) -> None:
         """Give back the slot in `held` and empty it. If that is interrupted it can be done again."""

@@ -146,6 +146,43 @@ def test_reading_goes_on_while_the_link_is_busy_and_no_further_than_there_are_sl
         assert torch.equal(block.layout.views(slab)[0], block.tensors[0].value)
 
 
+def test_expected_blocks_wait_in_free_slots_until_they_are_fetched(
+    tmp_path: Path, stats: StreamStats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, _ = streamed_blocks(tmp_path, count=3, elements=CHUNK // 8)
+    reader = DiskReader(Link(copy_stream(HOST), HOST, stats), ReadPolicy(0), stats, chunk_bytes=CHUNK)
+    reads = threading.Semaphore(0)
+    read = SourceFile.read
+
+    def counted(self: SourceFile, memory: memoryview, offset: int, needed: int, bypass: bool = False) -> None:
+        read(self, memory, offset, needed, bypass)
+        reads.release()
+
+    monkeypatch.setattr(SourceFile, "read", counted)
+    reader.expect(blocks[1:])
+    assert fetched(reader, blocks[0])[0].unique().tolist() == [0]
+    for _ in blocks:
+        assert reads.acquire(timeout=30)
+    reader.expect(())
+    for n, block in enumerate(blocks[1:], 1):
+        assert fetched(reader, block)[0].unique().tolist() == [n]
+    assert not reads.acquire(blocking=False), "each was read once"
+    assert stats.bytes_from_disk == sum(block.nbytes for block in blocks)
+
+
+@pytest.mark.parametrize("order", [[2, 1, 0, 3], [3, 3, 0, 1], [0, 1, 2, 3]])
+def test_a_wrong_expectation_costs_time_and_nothing_else(reader: DiskReader, tmp_path: Path, order: list[int]) -> None:
+    blocks, registries = streamed_blocks(tmp_path, count=4, elements=5 * CHUNK)
+    for _ in range(3):
+        for n in order:
+            reader.expect([blocks[1], blocks[2], blocks[3]])
+            assert fetched(reader, blocks[n])[0].unique().tolist() == [n]
+    reader.expect([blocks[1]])
+    fetched(reader, blocks[0])
+    registries[1]["weight"].data.fill_(7)
+    assert fetched(reader, blocks[1])[0].unique().tolist() == [7], "what was read ahead is out of date"
+
+
 def test_a_file_cut_short_is_reported_where_the_block_is_needed(reader: DiskReader, tmp_path: Path) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=CHUNK)
     path = tmp_path / "model.safetensors"

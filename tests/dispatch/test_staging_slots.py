@@ -18,7 +18,7 @@ from bigmodel.dispatch.chunks import CHUNK_BYTES, Chunk, plan_reads
 from bigmodel.dispatch.source_file import ALIGNMENT, SourceFile, SourceFiles
 from bigmodel.dispatch.staging_slots import MIN_CHUNK_BYTES, SLOTS, StagingSlots, chunk_of
 from bigmodel.errors import CheckpointFormatError
-from bigmodel.plan import STAGING_BYTES
+from bigmodel.plan import STAGING_BYTES, staging
 
 CHUNK = 2**16
 
@@ -101,4 +101,11 @@ def test_chunks_fill_the_planned_staging_memory(staging_bytes: int) -> None:
     chunk = chunk_of(staging_bytes)
     assert chunk % ALIGNMENT == 0
     assert MIN_CHUNK_BYTES <= chunk <= CHUNK_BYTES
-    assert SLOTS * chunk <= max(staging_bytes, SLOTS * MIN_CHUNK_BYTES)
+    assert SLOTS * (chunk - 2 * ALIGNMENT) <= max(staging_bytes, SLOTS * MIN_CHUNK_BYTES)
+
+
+@pytest.mark.parametrize("nbytes", [3 * 2**20, 16 * 2**20, 10**7])
+def test_two_blocks_that_fill_the_staging_memory_fill_its_slots(nbytes: int) -> None:
+    chunk = chunk_of(staging([nbytes, nbytes]))
+    furthest = nbytes + ALIGNMENT - 1
+    assert -(-furthest // chunk) == SLOTS // 2
