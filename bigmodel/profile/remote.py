@@ -106,6 +106,15 @@ class HubSource(ModelSource):
         path = self._download(CONFIG_FILE)
         return parse_config(path.read_bytes(), f"{self.name}/{CONFIG_FILE}")
 
+    def weight_files(self) -> list[str]:
+        for file in self._shards:
+            if not file.endswith(".safetensors"):
+                raise CheckpointFormatError(
+                    f"{self.name}: has no safetensors, only {file}, whose contents cannot be known without "
+                    "downloading it; choose a revision with safetensors, or convert it with bigmodel.save_model"
+                )
+        return self._shards
+
     def headers(self) -> dict[str, SafetensorsHeader]:
         return self._headers
 
@@ -149,12 +158,7 @@ class HubSource(ModelSource):
 
     @cached_property
     def _headers(self) -> dict[str, SafetensorsHeader]:
-        for file in self._shards:
-            if not file.endswith(".safetensors"):
-                raise CheckpointFormatError(
-                    f"{self.name}: has no safetensors, only {file}, whose contents cannot be known without "
-                    "downloading it; choose a revision with safetensors, or convert it with bigmodel.save_model"
-                )
+        self.weight_files()
         guesses = self._expected_header_bytes()
         # Not a `with` block: that would finish every waiting request after a Ctrl-C.
         pool = ThreadPoolExecutor(max_workers=min(_CONNECTIONS, len(guesses)))

@@ -79,6 +79,15 @@ class ModelSource(ABC):
         """``config.json`` as a dictionary."""
 
     @abstractmethod
+    def weight_files(self) -> list[str]:
+        """Names of the safetensors files that the weights are in. Nothing of them is read.
+
+        Raises:
+            CheckpointNotFoundError: there is no checkpoint, or one of its files is missing.
+            CheckpointFormatError: it is of another format.
+        """
+
+    @abstractmethod
     def headers(self) -> dict[str, SafetensorsHeader]:
         """The header of every shard by file name. Only headers are read, and only once."""
 
@@ -120,6 +129,9 @@ class LocalSource(ModelSource):
             ) from error
         return parse_config(content, str(path))
 
+    def weight_files(self) -> list[str]:
+        return self._files
+
     def headers(self) -> dict[str, SafetensorsHeader]:
         return self._headers
 
@@ -138,7 +150,7 @@ class LocalSource(ModelSource):
         return read_index(self._file) if self._file.suffix == ".json" else None
 
     @cached_property
-    def _headers(self) -> dict[str, SafetensorsHeader]:
+    def _files(self) -> list[str]:
         files = sorted(set(self._index.values())) if self._index is not None else [self._file.name]
         for file in files:
             if not file.endswith(".safetensors"):
@@ -150,7 +162,11 @@ class LocalSource(ModelSource):
                 raise CheckpointNotFoundError(
                     f"{self._file}: names the file {file!r}, which is not in {self.folder}; download it again"
                 )
-        return {file: read_header(self.folder / file) for file in files}
+        return files
+
+    @cached_property
+    def _headers(self) -> dict[str, SafetensorsHeader]:
+        return {file: read_header(self.folder / file) for file in self._files}
 
     @cached_property
     def _weight_map(self) -> dict[str, str]:

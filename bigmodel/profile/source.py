@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import nn
 
 from ..errors import PlanError
 from .dtypes import DtypeLike, normalize_dtype, torch_dtype
-from .headers import SafetensorsHeader
 from .model_profile import Profile
 from .profiling import profile_model
 from .resolve import ModelSource, open_source
@@ -47,8 +45,8 @@ def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
         CheckpointError: the source has no config or no safetensors.
     """
     config = model_config(source)
-    headers = source.headers()
-    wanted = _auto_dtype(config, headers) if dtype == "auto" else torch_dtype(dtype)
+    source.weight_files()  # what cannot be loaded is not planned
+    wanted = _auto_dtype(config, source) if dtype == "auto" else torch_dtype(dtype)
     model_class = _model_class(config, source.name)
     with torch.device("meta"):
         model: nn.Module = model_class._from_config(config, dtype=wanted)
@@ -91,15 +89,18 @@ def _model_class(config: Any, name: str) -> Any:
     raise PlanError(f"{name}: transformers has no model for {type(config).__name__}")
 
 
-def _auto_dtype(config: Any, headers: Mapping[str, SafetensorsHeader]) -> torch.dtype:
-    """Return what the config says, else the floating point dtype that most bytes of the checkpoint have."""
+def _auto_dtype(config: Any, source: ModelSource) -> torch.dtype:
+    """Return what the config says, else the floating point dtype that most bytes of the checkpoint have.
+
+    Only then are the headers read: a model on the Hub may have hundreds of files.
+    """
     said = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     if isinstance(said, str):
         said = normalize_dtype(said)
     if isinstance(said, torch.dtype):
         return said
     votes: Counter[torch.dtype] = Counter()
-    for header in headers.values():
+    for header in source.headers().values():
         for entry in header.values():
             if entry.dtype.is_floating_point:
                 votes[entry.dtype] += entry.nbytes
