@@ -16,7 +16,8 @@ from ..devices import HOST, DeviceLike
 from ..profile import Profile, profile_model
 from ..profile.arguments import check_model, optional_whole_number, whole_number
 from ..profile.context import trained_length
-from ..profile.training_step import TrainingStep, check_optimizer
+from ..profile.optimizers import check_optimizer
+from ..profile.training_step import TrainingStep
 from .assemble import parts_of, with_budgets
 from .assignment import Assignment
 from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom

@@ -10,6 +10,7 @@ from .generation import as_when_decoding
 from .kv_cache import kv_cache_bytes, layer_cache_bytes
 from .model_profile import Profile
 from .no_split import UnitModule, find_no_split_classes, find_units
+from .optimizers import OPTIMIZERS
 from .profiling import profile_model
 from .sizes import (
     calculate_maximum_sizes,
@@ -22,7 +23,6 @@ from .tensors import TensorSpec, named_tensors, storage_key, tensor_specs
 from .ties import find_tied_parameters, retie_parameters
 from .trace import Trace
 from .training import TrainingMemory, training_memory
-from .training_step import OPTIMIZERS
 from .units import SLAB_ALIGNMENT, UnitProfile, profile_units
 from .usage import image_shape, sound_shape
 from .workload import Workload

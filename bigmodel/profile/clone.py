@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from .repeat import Shortening, kind_of, shorten
+from .shorten import Shortening, kind_of, shorten
 from .units import UnitProfile
 
 

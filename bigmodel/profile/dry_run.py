@@ -18,8 +18,9 @@ from .arguments import check_names, shown
 from .clone import fake_clone, find_shortenings
 from .generation import FROM_HOST
 from .recorder import Recorder, cut
-from .repeat import Shortening, lengthen
+from .repeat import lengthen
 from .session import ConstantsThroughHost, Session
+from .shorten import Shortening
 from .trace import Trace
 from .units import UnitProfile
 from .usage import use_as_configured, use_example

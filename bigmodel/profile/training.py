@@ -10,8 +10,9 @@ from torch import nn
 
 from ..devices import HOST, virtual
 from .arguments import check_choice, check_flags, check_model, optional_whole_number, whole_number
+from .optimizers import check_optimizer
 from .sharding import FORWARD, OPTIMIZER, PHASES, STRATEGIES, sharding_of
-from .training_step import TrainingStep, check_optimizer
+from .training_step import TrainingStep
 
 
 @dataclass(frozen=True)

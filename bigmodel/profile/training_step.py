@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,24 +14,15 @@ from torch.utils._pytree import tree_leaves
 
 from ..devices import HOST, torch_device
 from ..errors import PlanError
-from .arguments import shown
-from .clone import fake_clone
 from .context import trained_length
 from .no_split import find_units
+from .optimizers import MakeOptimizer, make_optimizer
 from .recorder import Recorder
 from .session import ConstantsThroughHost
 from .sharding import PHASES
 from .streamed_call import hold_on_host
 from .trace import Allocate, Free, Scratch
-from .usage import image_shape
-
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "sgd": torch.optim.SGD,
-    "adafactor": torch.optim.Adafactor,
-}
-"""Optimizers by name; any function of parameters will do, too."""
+from .training_model import trainable_clone, training_inputs
 
 
 @dataclass(frozen=True)
@@ -58,19 +48,19 @@ class TrainingStep:
         model: nn.Module,
         batch_size: int,
         context_length: int | None,
-        optimizer: str | Callable[..., torch.optim.Optimizer],
+        optimizer: str | MakeOptimizer,
         checkpointing: bool,
         device_type: str,
         on_host: Collection[str] = (),
     ) -> None:
         self._device = torch_device(device_type)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._model = _trainable(model, self._mode, self._device, checkpointing)
+        self._model = trainable_clone(model, self._mode, self._device, checkpointing)
         with self._mode:
             self._slots = hold_on_host(self._model, on_host, self._device)
         self._blocks = tuple(f"{unit.name}." for unit in find_units(model) if unit.is_block)
         self._batch_size, self._context = batch_size, trained_length(model, context_length)
-        self._make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
+        self._optimizer = optimizer
         self.weights = _bytes(self._model.parameters())
         self.buffers = _bytes(self._model.buffers())
         self.gradients = self.state = 0
@@ -79,10 +69,8 @@ class TrainingStep:
         """Run both steps."""
         recorder = Recorder(iter([*self._model.parameters(), *self._model.buffers(), *self._slots]))
         with self._mode, recorder, ConstantsThroughHost():
-            optimizer = self._make([p for p in self._model.parameters() if p.requires_grad])
-            if not isinstance(optimizer, torch.optim.Optimizer):
-                raise PlanError(f"optimizer made {shown(optimizer)} from parameters; it must make a torch Optimizer")
-            inputs = self._inputs()
+            optimizer = make_optimizer(self._optimizer, [p for p in self._model.parameters() if p.requires_grad])
+            inputs = training_inputs(self._model, self._batch_size, self._context, self._device)
             self._step(optimizer, inputs, recorder)
             optimizer.zero_grad()
             self._step(optimizer, inputs, recorder)
@@ -184,45 +172,6 @@ class TrainingStep:
             if isinstance(event := recorder.events[position], Allocate) and event.storage in gradients
         )
         return next(made, end)
-
-    def _inputs(self) -> dict[str, torch.Tensor]:
-        name, config = getattr(self._model, "main_input_name", None), getattr(self._model, "config", None)
-        if "labels" not in inspect.signature(self._model.forward).parameters or config is None:
-            raise PlanError(f"{type(self._model).__name__} takes no labels; give a transformers model with a loss")
-        if name == "pixel_values":
-            shape = (self._batch_size, *image_shape(config))
-            dtype = next(p.dtype for p in self._model.parameters())
-            labels = torch.zeros(self._batch_size, dtype=torch.long, device=self._device)
-            return {name: torch.zeros(shape, dtype=dtype, device=self._device), "labels": labels}
-        if name != "input_ids":
-            raise PlanError(f"{type(self._model).__name__} takes {name!r}; texts and images are followed in training")
-        ids = torch.zeros(self._batch_size, self._context, dtype=torch.long, device=self._device)
-        return {"input_ids": ids, "labels": ids}
-
-
-def _trainable(model: nn.Module, mode: FakeTensorMode, device: torch.device, checkpointing: bool) -> Any:
-    """Return a fake copy in training mode, that asks for the gradients that `model` asks for."""
-    wanted = [parameter.requires_grad for parameter in model.parameters()]
-    clone: Any = fake_clone(model, mode, device, {}).train()
-    for parameter, asks in zip(clone.parameters(), wanted, strict=True):
-        parameter.requires_grad_(asks and parameter.is_floating_point())
-    if checkpointing:
-        if not getattr(clone, "supports_gradient_checkpointing", False):
-            raise PlanError(f"{type(model).__name__} cannot recompute its blocks; leave checkpointing off")
-        # Renamed in transformers 5.
-        getattr(clone, "activation_checkpointing_enable", clone.gradient_checkpointing_enable)()
-    return clone
-
-
-def check_optimizer(optimizer: object) -> None:
-    """Refuse what is no optimizer.
-
-    Raises:
-        PlanError: it is neither a name out of `OPTIMIZERS` nor a function.
-    """
-    known = optimizer in OPTIMIZERS if isinstance(optimizer, str) else callable(optimizer)
-    if not known or isinstance(optimizer, nn.Module):
-        raise PlanError(f"optimizer is {shown(optimizer)}; use one of {', '.join(OPTIMIZERS)}, or give a function")
 
 
 def _bytes(tensors: Any) -> int:

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import nn
 
 from bigmodel.profile.ledger import replay
-from bigmodel.profile.repeat import CONTEXT, CannotRepeat, Shortening, kind_of, lengthen, shorten
+from bigmodel.profile.repeat import CannotRepeat, lengthen
+from bigmodel.profile.shorten import Shortening, shorten
 from bigmodel.profile.trace import Allocate, Enter, Free, Held, Leave, Trace
 
 
@@ -24,30 +21,6 @@ def recording(layers: int) -> Trace:
     for index in range(layers):
         events += layer(index, 3 * index, 3 * index - 2 if index else 900)
     return Trace((*events, Enter(99), Allocate(901, 64), Leave(99), Free(3 * layers - 2)))  # type: ignore[arg-type]
-
-
-def test_equal_layers_are_stood_for_by_the_first_few() -> None:
-    kept, twins = shorten(["a"] * 10) or (0, ())
-    assert kept == CONTEXT + 2
-    assert twins == (0, 1, 2, 2, 2, 2, 2, 2, 2, 3)
-
-
-def test_few_layers_are_not_shortened() -> None:
-    assert shorten(["a"] * 4) is None
-    assert shorten(list("abcdefgh")) is None
-
-
-@given(st.lists(st.sampled_from("ab"), max_size=24))
-def test_each_layer_is_stood_for_by_one_of_its_kind_in_like_company(kinds: list[str]) -> None:
-    found = shorten(kinds)
-    if found is None:
-        return
-    kept, twins = found
-    assert kept < len(kinds) == len(twins)
-    for index, twin in enumerate(twins):
-        assert twin < kept
-        window = kinds[max(0, index - CONTEXT) : index + 1]
-        assert kinds[max(0, twin - CONTEXT) : twin + 1] == window
 
 
 @pytest.mark.parametrize("layers", [5, 6, 11])
@@ -80,16 +53,3 @@ def test_layers_that_run_out_of_order_cannot_be_repeated() -> None:
     events = [event for unit in (1, 0, 2, 3) for event in (Enter(unit), Leave(unit))]
     with pytest.raises(CannotRepeat):
         lengthen(Trace(tuple(events)), Shortening("", tuple(range(6)), 4, (0, 1, 2, 2, 2, 3)))
-
-
-def test_kinds_differ_by_shape_class_and_setting_but_not_by_position() -> None:
-    class Layer(nn.Module):
-        def __init__(self, index: int, width: int = 2, window: int = 0) -> None:
-            super().__init__()
-            self.layer_idx, self.window = index, window
-            self.inner = nn.Linear(width, width)
-
-    assert kind_of(Layer(0)) == kind_of(Layer(1))
-    assert kind_of(Layer(0)) != kind_of(Layer(0, width=3))
-    assert kind_of(Layer(0)) != kind_of(Layer(0, window=4))
-    assert kind_of(Layer(0)) != kind_of(Layer(0).to(torch.float16))
