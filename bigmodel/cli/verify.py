@@ -24,6 +24,9 @@ def verify(
     ] = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="How many of these are generated.")] = 1,
     objective: Annotated[str, typer.Option(help="latency, throughput or fit.")] = "latency",
+    offload: Annotated[
+        str, typer.Option(help="Parts that do not fit: stream, compute on the host, or auto, whichever is faster.")
+    ] = "stream",
     tolerance: Annotated[float, typer.Option(min=0, help="Error of memory that is let pass, as a share.")] = 0.02,
     time_tolerance: Annotated[float, typer.Option(min=0, help="Error of seconds that is let pass.")] = 0.2,
     as_json: AsJson = False,
@@ -45,6 +48,7 @@ def verify(
         new_tokens=new_tokens,
         dtype=dtype,
         objective=objective,
+        offload=offload,
     )
     if as_json:
         typer.echo(json.dumps([{**asdict(each), "error": each.error} for each in findings], indent=1))

@@ -75,6 +75,7 @@ def verify(
     new_tokens: int = 1,
     dtype: str = "auto",
     objective: str = "latency",
+    offload: str = "stream",
 ) -> tuple[Plan, list[Finding]]:
     """Plan and load `model`, run what was planned for, and measure.
 
@@ -90,6 +91,7 @@ def verify(
         new_tokens: how many of these are generated.
         dtype: what weights are loaded as.
         objective: as for `plan`.
+        offload: as for `plan`; with "auto" also what is streamed for prompts and computed in steps is held to it.
 
     Returns:
         The plan, and its figures beside what was measured: peak bytes of each device, seconds of prompt and step.
@@ -108,15 +110,16 @@ def verify(
         context_length=_usual_context(config) if context_length is None else context_length,
         new_tokens=new_tokens,
         objective=objective,
+        offload=offload,
         dtype=None if dtype == "auto" else dtype,
     )
     gc.collect()
     before = {name: memory_allocated(name) for name in accelerators()}
     # The host's budget is planned with; as a bound of the whole process it would have pages of files dropped meanwhile.
     budgets = {name: size for name, size in (max_memory or {}).items() if name != HOST}
-    loaded = from_pretrained(
-        model, dict(found.device_map), dtype=dtype, main_device=found.main_device, max_memory=budgets or None
-    )
+    # A map says where weights lie; what else is computed where, and when, the plan alone says.
+    there = dict(found.device_map) if offload == "stream" else found
+    loaded = from_pretrained(model, there, dtype=dtype, main_device=found.main_device, max_memory=budgets or None)
     use = planned_use(loaded, found)
     with torch.no_grad():  # as `generate` itself runs
         memory = _peaks(found, loaded, use, before)

@@ -57,23 +57,25 @@ def model_config(source: ModelSource) -> Any:
     """Return the transformers config of `source`.
 
     Raises:
-        PlanError: its `model_type` is missing or not known to transformers.
+        PlanError: its `model_type` is missing or not known to transformers, or a value in it makes no sense.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     content = dict(source.config_dict())
     model_type = content.pop("model_type", None)
     if not isinstance(model_type, str):
         raise PlanError(f"{source.name}: config.json names no model_type, so the architecture is not known")
-    try:
-        return AutoConfig.for_model(model_type, **content)
-    except ValueError as error:
+    if model_type not in CONFIG_MAPPING:
         import transformers
 
         raise PlanError(
-            f"{source.name}: transformers {transformers.__version__} does not know the architecture "
-            f"{model_type!r}; a newer transformers may, code from the repository is not run ({error})"
-        ) from None
+            f"{source.name}: transformers {transformers.__version__} does not know the architecture {model_type!r}; "
+            "a newer transformers may, code from the repository is not run"
+        )
+    try:
+        return AutoConfig.for_model(model_type, **content)
+    except ValueError as error:
+        raise PlanError(f"{source.name}: config.json is no sound config of {model_type!r} ({error})") from error
 
 
 def _model_class(config: Any, name: str) -> Any:
