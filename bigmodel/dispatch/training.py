@@ -17,28 +17,20 @@ from ..devices import (
     DISK,
     HOST,
     DeviceLike,
-    device_key,
     format_size,
-    free_memory_bytes,
     is_accelerator,
-    torch_device,
 )
 from ..errors import DispatchError
 from ..plan.device_map import owner_of
 from ..profile import storage_key
 from .dispatch import redispatch
-from .dispatched import Dispatched, dispatched
+from .dispatched import dispatched
 from .fused import lies_on_disk
 from .parameter import like
 from .placement import Placed, Placement
+from .training_room import check_host, has_room_on, nbytes_of
 
 logger = logging.getLogger(__name__)
-
-KEPT = 3
-"""What training keeps beside a weight, in weights: its gradient, and Adam's two moments."""
-
-SHARE = 0.5
-"""How much of an accelerator's free memory that may take; the rest is for activations."""
 
 
 def dispatched_parts(model: nn.Module) -> list[nn.Module]:
@@ -55,9 +47,9 @@ def prepare_training(model: nn.Module, trained: Iterable[nn.Parameter]) -> bool:
     """Make a dispatched model ready for an optimizer that will change `trained`; return whether anything was moved.
 
     Trained weights on disk become private copies in host memory; the checkpoint never changes. Trained weights on an
-    accelerator move to the host, to be streamed, unless `KEPT` times their bytes fit into `SHARE` of what is free
-    there. Modules added since the model was dispatched get their place by the map. Weights on an accelerator that move
-    become new Parameters; all others stay the Parameters they are.
+    accelerator move to the host, to be streamed, unless there is room for what training keeps (`has_room_on`). Modules
+    added since the model was dispatched get their place by the map. Weights on an accelerator that move become new
+    Parameters; all others stay the Parameters they are.
 
     Args:
         model: A dispatched model, or one that wraps it.
@@ -89,12 +81,12 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
     full = {
         device
         for device in {each.device for each in trained if is_accelerator(each.device)}
-        if not _has_room(device, trained, placed, found)
+        if not has_room_on(device, trained, placed, found)
     }
     crowded = [each for each in trained if each.device in full]
     if not (added or unfit or crowded):
         return False
-    _check_host(unfit, crowded, placed, found)
+    check_host(unfit, crowded, placed, found)
     _copy_to_memory(unfit)
     _move_in_map(device_map, placed, {each.name for each in (*unfit, *homeless, *crowded)})
     if unfit or crowded:
@@ -124,50 +116,6 @@ def _present(part: nn.Module, device_map: dict[str, DeviceLike]) -> dict[str, De
     return present
 
 
-def _has_room(device: str, trained: Collection[Placed], placed: Collection[Placed], found: Dispatched) -> bool:
-    """Whether an accelerator can hold the gradients and the optimizer's state of what is trained there.
-
-    A plan of training has counted them; without one it is a rule of thumb that decides.
-    """
-    planned = None if found.plan is None else found.plan.devices.get(device_key(device))
-    if planned is not None and planned.training:
-        return True
-    return KEPT * _nbytes(each for each in trained if each.device == device) <= SHARE * _room(device, placed, found)
-
-
-def _room(device: str, placed: Collection[Placed], found: Dispatched) -> int:
-    """Return the bytes that are free on `device`, by its counters and by the user's budget."""
-    free = free_memory_bytes(device)
-    budget = found.options.budget(device)
-    if budget is None:
-        return free
-    slots = sum(
-        streamer.slot_bytes for streamer in found.streamers if device_key(streamer.device) == device_key(device)
-    )
-    return min(free, budget - slots - _resident(placed, device))
-
-
-def _check_host(
-    unfit: Collection[Placed], crowded: Collection[Placed], placed: Collection[Placed], found: Dispatched
-) -> None:
-    """Refuse copies for which the host has no room, their gradients included."""
-    needed = 2 * _nbytes([*unfit, *crowded])
-    room = free_memory_bytes(HOST)
-    budget = found.options.budget(HOST)
-    if budget is not None:
-        room = min(room, budget - _resident(placed, HOST))
-    if needed <= room:
-        return
-    first = next(iter((*unfit, *crowded)))
-    others = len(unfit) + len(crowded) - 1
-    raise DispatchError(
-        f"trained parameter lies on {first.device}: {first.name}" + (f" and {others} more" if others else "") + ". "
-        f"To be trained they need {format_size(needed)} of host memory, for themselves and their gradients, and "
-        f"{format_size(max(room, 0))} are to be had: {format_size(needed - max(room, 0))} more are needed. Train fewer "
-        "parameters (adapters, or requires_grad_(False) on the rest), or give the cpu a larger budget"
-    )
-
-
 def _copy_to_memory(places: Collection[Placed]) -> None:
     """Give weights on disk memory of their own; parameters stay the same objects."""
     copies: dict[object, torch.Tensor] = {}
@@ -181,23 +129,13 @@ def _copy_to_memory(places: Collection[Placed]) -> None:
             each.registry[each.key] = like(each.tensor, copies[key])
 
 
-def _resident(placed: Collection[Placed], device: str) -> int:
-    """Return the bytes of the model that lie on `device`; what shows a file lies on disk."""
-    wanted = torch_device(device)
-    return _nbytes(each for each in placed if each.tensor.device == wanted and not lies_on_disk(each.tensor))
-
-
-def _nbytes(places: Iterable[Placed]) -> int:
-    return sum({storage_key(each.tensor): each.tensor.nbytes for each in places}.values())
-
-
 def _account(unfit: Collection[Placed], crowded: Collection[Placed]) -> str:
     parts = []
     if unfit:
-        parts.append(f"{format_size(_nbytes(unfit))} of trained weights were copied from disk to host memory")
+        parts.append(f"{format_size(nbytes_of(unfit))} of trained weights were copied from disk to host memory")
     if crowded:
         parts.append(
-            f"{format_size(_nbytes(crowded))} of trained weights moved to the host: their gradients and optimizer "
+            f"{format_size(nbytes_of(crowded))} of trained weights moved to the host: their gradients and optimizer "
             "state would not fit on the accelerator"
         )
     return "; ".join(parts)

@@ -1,0 +1,53 @@
+"""Whether there is room for gradients and an optimizer's state beside the weights that are trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.devices import virtual
+from bigmodel.dispatch import dispatch_model
+from bigmodel.dispatch.dispatched import Dispatched, dispatched
+from bigmodel.dispatch.placement import Placed, Placement
+from bigmodel.dispatch.training_room import KEPT, SHARE, check_host, has_room_on, nbytes_of
+from bigmodel.errors import DispatchError
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+NBYTES = 32 * 32 * 4
+
+
+def linear(**options: object) -> tuple[Dispatched, list[Placed]]:
+    """A dispatched model of one weight on the accelerator, and its places."""
+    model = dispatch_model(nn.Linear(32, 32, bias=False), {"": 0}, force_hooks=True, **options)
+    found = dispatched(model)
+    assert found is not None
+    return found, list(Placement(dict(found.resolved.devices), found.main_device).tensors(model))
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-8, False)])
+def test_an_accelerator_has_room_if_what_is_kept_takes_its_share_of_what_is_free(spare: int, fits: bool) -> None:
+    found, placed = linear()
+    virtual.configure(0, capacity=NBYTES + int(KEPT * NBYTES / SHARE) + spare)
+    assert has_room_on("virtual:0", placed, placed, found) is fits
+
+
+@pytest.mark.parametrize(("spare", "fits"), [(0, True), (-8, False)])
+def test_a_budget_is_the_end_of_an_accelerators_memory(spare: int, fits: bool) -> None:
+    found, placed = linear(max_memory={0: NBYTES + int(KEPT * NBYTES / SHARE) + spare, "cpu": "1GB"})
+    assert has_room_on("virtual:0", placed, placed, found) is fits
+
+
+def test_the_host_is_asked_for_the_weights_and_their_gradients() -> None:
+    found, placed = linear(max_memory={0: "1MB", "cpu": 2 * NBYTES})
+    check_host([], placed, placed, found)
+    found, placed = linear(max_memory={0: "1MB", "cpu": 2 * NBYTES - 1})
+    with pytest.raises(DispatchError, match=r"weight\. To be trained they need 8\.00 KiB of host memory.*1 B more"):
+        check_host([], placed, placed, found)
+
+
+def test_tied_weights_count_once() -> None:
+    weight = torch.ones(3)
+    places = [Placed(name, {}, name, weight, "cpu", "cpu", False) for name in ("embed", "head")]
+    assert nbytes_of(places) == 12
