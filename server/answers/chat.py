@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.answers.chunks import Chunks
 from server.answers.logprobs import chat_logprobs
 from server.engine import Delta, Done, TokenLogprob
-from server.sse import event
 from server.state import usage
 from server.text.codec import TextCodec
 
@@ -27,13 +27,9 @@ class ChatAnswer:
         self, answer_id: str, created: int, model: str, n: int, codec: TextCodec, *, logprobs: bool, usage: bool
     ) -> None:
         self._head: dict[str, Any] = {"id": answer_id, "object": "chat.completion", "created": created, "model": model}
-        chunk_head = json.dumps({**self._head, "object": "chat.completion.chunk"})[:-1]
-        self._before = f'{chunk_head}, "choices": [{{"index": '
-        self._after = '}], "usage": null}' if usage else "}]}"
-        self._chunk_head = chunk_head
+        self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, usage)
         self._codec = codec
         self._wants_logprobs = logprobs
-        self._wants_usage = usage
         self._choices = [_Choice() for _ in range(n)]
 
     # --- a stream ---------------------------------------------------------------------------------
@@ -57,15 +53,11 @@ class ChatAnswer:
 
     def closing(self, done: Done) -> bytes:
         """The usage chunk, if it was asked for."""
-        if not self._wants_usage:
-            return b""
-        numbers = json.dumps(usage(done.prompt_tokens, done.completion_tokens, done.cached_tokens))
-        return event(f'{self._chunk_head}, "choices": [], "usage": {numbers}}}')
+        return self._chunks.closing(done)
 
     def _chunk(self, index: int, delta: str, logprobs: str, reason: str) -> bytes:
-        return event(
-            f'{self._before}{index}, "delta": {delta}, "logprobs": {logprobs}, "finish_reason": {reason}{self._after}'
-        )
+        fields = f'"delta": {delta}, "logprobs": {logprobs}, "finish_reason": {reason}'
+        return self._chunks.of_choice(index, fields)
 
     # --- whole ------------------------------------------------------------------------------------
 

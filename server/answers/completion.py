@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.answers.chunks import Chunks
 from server.answers.logprobs import completion_logprobs
 from server.engine import Delta, Done, TokenLogprob
-from server.sse import event
 from server.state import usage
 from server.text.codec import TextCodec
 
@@ -41,13 +41,10 @@ class CompletionAnswer:
         usage: bool,
     ) -> None:
         self._head: dict[str, Any] = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
-        self._chunk_head = json.dumps(self._head)[:-1]
-        self._before = f'{self._chunk_head}, "choices": [{{"index": '
-        self._after = '}], "usage": null}' if usage else "}]}"
+        self._chunks = Chunks(self._head, usage)
         self._codec = codec
         self._echo = echo
         self._wants_logprobs = logprobs
-        self._wants_usage = usage
         self._choices = [_Choice(prompt) for prompt in prompts for _ in range(n)]
 
     # --- a stream ---------------------------------------------------------------------------------
@@ -65,17 +62,12 @@ class CompletionAnswer:
             shaped, choice.offset = completion_logprobs(entries, tokens, self._codec, choice.offset)
             logprobs = json.dumps(shaped)
         reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
-        return event(
-            f'{self._before}{index}, "text": {json.dumps(text)}, "logprobs": {logprobs}, '
-            f'"finish_reason": {reason}{self._after}'
-        )
+        fields = f'"text": {json.dumps(text)}, "logprobs": {logprobs}, "finish_reason": {reason}'
+        return self._chunks.of_choice(index, fields)
 
     def closing(self, done: Done) -> bytes:
         """The usage chunk, if it was asked for."""
-        if not self._wants_usage:
-            return b""
-        numbers = json.dumps(usage(done.prompt_tokens, done.completion_tokens, done.cached_tokens))
-        return event(f'{self._chunk_head}, "choices": [], "usage": {numbers}}}')
+        return self._chunks.closing(done)
 
     def _with_echo(self, choice: _Choice, delta: Delta) -> tuple[str, tuple[int, ...], tuple[TokenLogprob | None, ...]]:
         """Text, tokens and log-probabilities of a delta; the first of a choice brings the echoed prompt."""

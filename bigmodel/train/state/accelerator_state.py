@@ -77,7 +77,8 @@ class AcceleratorState(RankOperations):
     def __getattr__(self, name: str) -> Any:
         partial = self.__dict__.get("_partial")
         if partial is None or name.startswith("__"):
-            raise AttributeError(f"AcceleratorState has no attribute {name!r} (made: {partial is not None})")
+            reason = " yet: make an Accelerator first" if partial is None else ""
+            raise AttributeError(f"AcceleratorState has no attribute {name!r}{reason}")
         return getattr(partial, name)
 
     @property

@@ -46,6 +46,13 @@ def test_resetting_both_states_looks_at_the_environment_again() -> None:
         _ = AcceleratorState().nonsense
 
 
+def test_a_state_that_was_forgotten_says_what_to_do() -> None:
+    state = AcceleratorState()
+    AcceleratorState._reset_state()
+    with pytest.raises(AttributeError, match="no attribute 'device' yet: make an Accelerator first"):
+        _ = state.device
+
+
 def test_deepspeed_plugins_are_chosen_by_name() -> None:
     state = AcceleratorState()
     state._named_plugins = {"student": 1, "teacher": 2}
