@@ -24,11 +24,25 @@ from bigmodel.cli.main import run
 sys.exit(run(sys.argv[1:]))
 """
 
+PER_PASS = (
+    SCRIPT.replace("import sys, dataclasses", "import sys, dataclasses\nfrom tests.plan.machines import machine")
+    .replace("nominal_machine()", "machine(link=1e8, host=4e-9)")
+    .partition("from bigmodel.cli")[0]
+    + """
+import json
+from bigmodel.dispatch.verify import verify
+shapes = {"context_length": 256, "new_tokens": 2, "objective": "throughput"}
+plan, findings = verify(sys.argv[2], {0: "5300KB", "cpu": "1GB"}, offload="auto", **shapes)
+peak = next(one for one in findings if one.device == "virtual:0")
+print(json.dumps([len(plan.computed_below), peak.predicted, peak.measured]))
+"""
+)
 
-def verified(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+
+def verified(folder: Path, *options: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
     """Run `bigmodel verify` in a process of its own, on a virtual accelerator, the machine being known already."""
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT, "verify", str(folder / "model"), "--json", *options],
+        [sys.executable, "-c", script, "verify", str(folder / "model"), "--json", *options],
         env={**os.environ, "XDG_CACHE_HOME": str(folder), "BIGMODEL_VIRTUAL": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -71,6 +85,21 @@ def test_a_streamed_mixtures_peak_is_what_the_plan_says(budget: str, tmp_path: P
     findings = json.loads(verified(tmp_path, *options).stdout)
     peak = next(one for one in findings if one["device"] == "virtual:0")
     assert peak["predicted"] == peak["measured"]
+
+
+def test_a_plan_that_streams_prompts_and_computes_steps_is_held_to_its_peak(tmp_path: Path) -> None:
+    """On a machine whose link is worth its way for a prompt, and not for a step."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, vocab_size=160,
+        max_position_embeddings=256,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    done = verified(tmp_path, script=PER_PASS)
+    parts, predicted, measured = json.loads(done.stdout)
+    assert parts > 0
+    assert predicted == measured
 
 
 def test_an_error_is_a_share_of_what_was_measured() -> None:
