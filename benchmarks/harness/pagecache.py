@@ -38,9 +38,7 @@ def evict(files: Iterable[Path]) -> None:
     Raises:
         BenchmarkError: Some of it stayed, because another process has it mapped, say.
     """
-    given = list(files)
-    _empty_maps(given)
-    for file in given:
+    for file in files:
         left, total = _thrown_out(file), file.stat().st_size
         if left > _most_left(total):
             raise BenchmarkError(
@@ -52,6 +50,7 @@ def evict(files: Iterable[Path]) -> None:
 def _thrown_out(file: Path) -> int:
     """Throw `file` out, more than once if somebody is still reading ahead in it; return the bytes that stay."""
     for attempt in range(_ATTEMPTS):
+        _empty_maps([file])
         advise_out(file)
         left = cached_bytes(file)
         if left <= _most_left(file.stat().st_size):
