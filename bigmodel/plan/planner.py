@@ -11,6 +11,7 @@ from torch import nn
 from ..devices import DeviceLike, accelerators
 from ..errors import PlanError
 from ..profile import DtypeLike, Profile, profile_model, profile_source
+from ..profile.arguments import check_choice, check_flags, shown, whole_number
 from ..profile.collection import uncollected
 from ..profile.machine import MachineProfile
 from ..profile.nominal import nominal_machine
@@ -76,10 +77,17 @@ def plan(
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
-        PlanError: an argument makes no sense.
+        PlanError: an argument makes no sense; the message names it.
+        SizeError: a budget is not a size.
+        DeviceError: a budget's or the main device is none.
+        CheckpointError: there is no such model.
     """
-    _check("objective", objective, OBJECTIVES)
-    _check("offload", offload, OFFLOADS)
+    check_choice("objective", objective, OBJECTIVES)
+    check_choice("offload", offload, OFFLOADS)
+    check_flags(offload_buffers=offload_buffers, per_pass=per_pass)
+    slots = whole_number("slots", slots, least=1)
+    if machine is not None and not isinstance(machine, MachineProfile):
+        raise PlanError(f"machine is {shown(machine)}; give a profile as `bigmodel probe` measures it, or None")
     budgets = read_budgets(max_memory)
     shapes = {"batch_size": batch_size, "context_length": context_length, "new_tokens": new_tokens}
     profile = _profile(model, dtype, no_split_module_classes, device_type_of(budgets), shapes)
@@ -108,11 +116,6 @@ def _machine_for(budgets: Mapping[Key, int]) -> MachineProfile | None:
     present = set(accelerators())
     names = [device_name(key) for key, size in budgets.items() if size > 0 and is_accelerator(key)]
     return machine_here() if present.issuperset(names) else None
-
-
-def _check(name: str, given: str, known: tuple[str, ...]) -> None:
-    if given not in known:
-        raise PlanError(f"{name} is {given!r}; use one of {', '.join(known)}")
 
 
 def _profile(

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from ..devices import DISK, HOST
-from ..errors import PlanError
 from ..profile import Profile
+from ..profile.arguments import check_choice
 from .assignment import Assignment
 from .budgets import Key, is_accelerator
 from .evaluate import device_uses, over_budget
@@ -41,8 +41,7 @@ class Searcher:
     def __init__(
         self, profile: Profile, goal: Objective, offload: str = "stream", stream_buffers: bool = False
     ) -> None:
-        if offload not in OFFLOADS:
-            raise PlanError(f"offload is {offload!r}; use one of {', '.join(OFFLOADS)}")
+        check_choice("offload", offload, OFFLOADS)
         self.profile = profile
         self.goal = goal
         self.stream_buffers = stream_buffers

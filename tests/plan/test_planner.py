@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -172,3 +174,23 @@ def in_accelerates_order(of: Profile, budgets: dict[int | str, int]) -> Assignme
 def _prefixes(name: str) -> list[str]:
     parts = name.split(".")
     return [".".join(parts[:length]) for length in range(len(parts), -1, -1)]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("objective", ["latency"]),
+        ("offload", None),
+        ("offload_buffers", "yes"),
+        ("per_pass", 3),
+        ("slots", 0),
+        ("slots", 1.5),
+        ("machine", "this one"),
+        ("batch_size", float("nan")),
+        ("model", 3),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> None:
+    given: dict[str, Any] = {"model": tiny_llama(), "max_memory": {"cpu": "1GB"}, "context_length": 16, argument: value}
+    with pytest.raises(PlanError, match=argument):
+        plan(**given)
