@@ -28,8 +28,7 @@ def generate(session: Session, config: Any) -> None:
     if work.new_tokens == 0 or work.context_length < 2:
         return
     if work.new_tokens is None:
-        del loop
-        loop = _up_to_last_step(session, config)
+        loop = _shorter_by_one(session, config, loop) or _up_to_last_step(session, config)
     elif work.new_tokens > 1:
         loop.step(work.new_tokens - 1)
     with as_when_decoding(session.model):
@@ -50,6 +49,28 @@ def _up_to_last_step(session: Session, config: Any) -> _Loop:
     if new_tokens > 1:
         loop.step(new_tokens - 1)
     return loop
+
+
+def _shorter_by_one(session: Session, config: Any, loop: _Loop) -> _Loop | None:
+    """Return a generation whose prompt had one token less, without another prompt; None for caches of other kinds
+    than those that hold all tokens' keys and values."""
+    from transformers.cache_utils import DynamicLayer
+
+    prompt = loop.ids.shape[1]
+    # Of a model whose layers are cut to a few, the others' have not begun.
+    layers = [layer for layer in getattr(loop.cache, "layers", ()) if getattr(layer, "is_initialized", True)]
+    if not layers or not all(type(layer) is DynamicLayer and layer.get_seq_length() == prompt for layer in layers):
+        return None
+    shorter = _Loop(session, config, prompt - 1)
+    for layer in layers:
+        for name in ("keys", "values"):
+            held = getattr(layer, name)
+            with session.recorder.as_maker_of(held):
+                setattr(layer, name, held.new_empty((*held.shape[:-2], prompt - 1, held.shape[-1])))
+            del held
+    shorter.cache = loop.cache
+    shorter.scores = None if loop.scores is None else torch.empty_like(loop.scores)
+    return shorter
 
 
 def _experts_functions(model: Any) -> Any:

@@ -98,6 +98,26 @@ class Recorder(TorchDispatchMode):
         yield
         self.events.append(Return())
 
+    @contextmanager
+    def as_maker_of(self, tensor: torch.Tensor) -> Iterator[None]:
+        """Book what is made within as made by the unit that made `tensor`."""
+        unit, running, number = OUTSIDE, OUTSIDE, self.number_of(tensor)
+        for event in self.events:
+            if isinstance(event, Enter):
+                running = event.unit
+            elif isinstance(event, Leave):
+                running = OUTSIDE
+            elif isinstance(event, Allocate) and event.storage == number:
+                unit = running
+        if unit == OUTSIDE:
+            yield
+            return
+        self.events.append(Enter(unit))
+        self._units.append(unit)
+        yield
+        self._units.pop()
+        self.events.append(Leave(unit))
+
     def follow(self, module: nn.Module, unit: int) -> None:
         """Book when `module` starts and ends, as unit number `unit`."""
 

@@ -19,6 +19,7 @@ class Session:
     """A model being used, its forwards recorded as phases.
 
     Attributes:
+        recorder: what is recorded by.
         marks: (name, (first event, end), tokens of each sequence) of every phase so far.
     """
 
@@ -26,15 +27,15 @@ class Session:
         self.model = model
         self.workload = workload
         self.marks: list[tuple[str, tuple[int, int], int]] = []
-        self._recorder = recorder
+        self.recorder = recorder
         self._device = device
         self._accepted = set(inspect.signature(model.forward).parameters)
 
     def phase(self, name: str, tokens: int, run: Callable[[], Any]) -> Any:
         """Run something as a phase of the recording and return what it returns."""
-        first = len(self._recorder.events)
+        first = len(self.recorder.events)
         result = run()
-        self.marks.append((name, (first, len(self._recorder.events)), tokens))
+        self.marks.append((name, (first, len(self.recorder.events)), tokens))
         return result
 
     def call(self, **inputs: Any) -> Any:
@@ -55,7 +56,7 @@ class Session:
         tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
         fresh = [tensor for tensor in tensors if not any(tensor is other for other in kept)]
         passed = [other for other in kept if any(other is tensor for tensor in tensors)]
-        with self._recorder.call(fresh, [*passed, *unread]):
+        with self.recorder.call(fresh, [*passed, *unread]):
             return self.model(**inputs)
 
     def forward(self, tokens: int, **inputs: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.plan import Plan, make_plan
-from bigmodel.profile import profile_model
+from bigmodel.profile import generation, profile_model
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -134,3 +134,19 @@ def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> No
     table = model.model.embed_tokens.weight.nbytes
     dispatch_model(model, device_map, main_device=0)
     assert peak_of_generating(model, 2, 63, 1) == profile.weights + profile.buffers - table + predicted
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+def test_a_cache_cut_by_one_token_is_that_of_a_shorter_prompt(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin runs the shorter prompt."""
+    model = small(family)
+
+    def facts() -> list[object]:
+        found = profile_model(model, context_length=32, batch_size=2)
+        maps: list[dict[int, Any]] = [{}, {unit: unit % 2 or "cpu" for unit in range(len(found.units))}]
+        alive = [sorted((held.unit, held.nbytes) for held in phase.trace.initial) for phase in found.phases]
+        return [found.kv_cache, alive, *(found.dynamic_peaks(runs_on, 0) for runs_on in maps)]
+
+    cut = facts()
+    monkeypatch.setattr(generation, "_shorter_by_one", lambda *_: None)
+    assert cut == facts()
