@@ -16,43 +16,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 
-from ..devices import CopyStream, Event, copy_stream
+from ..devices import CopyStream, copy_stream
 from .block import Block
 from .fetch import Fetcher
 from .slab import largest
+from .slot import Slot, least_wanted
 from .stats import StreamStats
 
 T = TypeVar("T")
 
 EXPECTED = 3
 """How many blocks on disk are read ahead of those that have slots, as far as staging memory holds them."""
-
-
-@dataclass(eq=False)
-class Slot:
-    """Device memory that holds one block at a time.
-
-    `users` counts the forwards that run on its content now; `last_use` orders slots by when they were last wanted;
-    `prefetched` tells that its content was fetched before anybody asked for it, `shown` that the model refers to it;
-    `marks` are the computations that must end before the content may be overwritten.
-    """
-
-    slab: torch.Tensor
-    transient: bool = False
-    content: Block | None = None
-    users: int = 0
-    last_use: int = 0
-    version: int = 0
-    prefetched: bool = False
-    shown: bool = False
-    ready: Event | None = None
-    marks: list[Event] = field(default_factory=list)
-    views: dict[Block, list[torch.Tensor]] = field(default_factory=dict)
 
 
 class _Thread(threading.local):
@@ -286,7 +264,7 @@ class Streamer:
             return self._transient(block)
         free = [slot for slot in self._slots if slot.users == 0]
         if free:
-            return min(free, key=lambda slot: (slot.content is not None, slot.last_use))
+            return least_wanted(free)
         if self._thread.holds:
             # This thread may itself hold what others wait for: waiting for a slot could last for ever.
             return self._transient(block)
@@ -325,9 +303,7 @@ class Streamer:
             if not free:
                 return
             try:
-                self._fetch(
-                    successor, min(free, key=lambda slot: (slot.content is not None, slot.last_use)), ahead=True
-                )
+                self._fetch(successor, least_wanted(free), ahead=True)
             except Exception:
                 # Nobody needs it yet. Who does fetches it, and is told what is wrong with it.
                 return

@@ -1,0 +1,38 @@
+"""A slot: device memory in which streamed blocks take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from ..devices import Event
+from .block import Block
+
+
+@dataclass(eq=False)
+class Slot:
+    """Device memory that holds one block at a time.
+
+    `users` counts the forwards that run on its content now; `last_use` orders slots by when they were last wanted;
+    `prefetched` tells that its content was fetched before anybody asked for it, `shown` that the model refers to it;
+    `marks` are the computations that must end before the content may be overwritten.
+    """
+
+    slab: torch.Tensor
+    transient: bool = False
+    content: Block | None = None
+    users: int = 0
+    last_use: int = 0
+    version: int = 0
+    prefetched: bool = False
+    shown: bool = False
+    ready: Event | None = None
+    marks: list[Event] = field(default_factory=list)
+    views: dict[Block, list[torch.Tensor]] = field(default_factory=dict)
+
+
+def least_wanted(slots: Iterable[Slot]) -> Slot:
+    """Return the one to overwrite: an empty one, else the one that was wanted longest ago."""
+    return min(slots, key=lambda slot: (slot.content is not None, slot.last_use))
