@@ -87,7 +87,8 @@ def make_plan(
             no_split_module_classes=no_split_module_classes,
             device_type=device_type_of(budgets),
         )
-    profile = replace(profile, offload_dtype=check_offload_dtype(offload_dtype or profile.offload_dtype))
+    offload_dtype = profile.offload_dtype if offload_dtype is None else offload_dtype
+    profile = replace(profile, offload_dtype=check_offload_dtype(offload_dtype))
     if max_memory is None:
         budgets = with_headroom(budgets)
     room = Room(budgets, profile.activations, slots, checked_main(main_device, budgets), host_compute)

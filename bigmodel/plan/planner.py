@@ -91,7 +91,8 @@ def plan(
     budgets = read_budgets(max_memory)
     shapes = {"batch_size": batch_size, "context_length": context_length, "new_tokens": new_tokens}
     profile = _profile(model, dtype, no_split_module_classes, device_type_of(budgets), shapes)
-    profile = replace(profile, offload_dtype=check_offload_dtype(offload_dtype or profile.offload_dtype))
+    offload_dtype = profile.offload_dtype if offload_dtype is None else offload_dtype
+    profile = replace(profile, offload_dtype=check_offload_dtype(offload_dtype))
     if max_memory is None:
         budgets = with_headroom(budgets)
     room = Room(budgets, profile.activations, slots, checked_main(main_device, budgets), offload != "stream")

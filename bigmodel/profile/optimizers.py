@@ -41,9 +41,13 @@ def make_optimizer(optimizer: str | MakeOptimizer, parameters: Sequence[nn.Param
         parameters: what it changes.
 
     Raises:
-        PlanError: the function makes something else.
+        PlanError: the function takes no list of parameters, or makes something else.
     """
-    made = (OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer)(parameters)
+    make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
+    try:
+        made = make(parameters)
+    except TypeError as error:
+        raise PlanError(f"optimizer cannot be made of a list of parameters by {shown(optimizer)}: {error}") from error
     if not isinstance(made, torch.optim.Optimizer):
         raise PlanError(f"optimizer made {shown(made)} from parameters; it must make a torch.optim.Optimizer")
     return made

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -180,6 +181,8 @@ def _prefixes(name: str) -> list[str]:
     ("argument", "value"),
     [
         ("objective", ["latency"]),
+        ("offload_dtype", ""),
+        ("offload_dtype", torch.ones(2)),
         ("offload", None),
         ("offload_buffers", "yes"),
         ("per_pass", 3),

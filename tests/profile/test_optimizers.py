@@ -37,3 +37,5 @@ def test_what_is_no_optimizer_is_refused_with_those_known(optimizer: object) -> 
 def test_a_function_that_makes_something_else_is_refused() -> None:
     with pytest.raises(PlanError, match="made a list"):
         make_optimizer(list, parameters())  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match="takes no arguments"):
+        make_optimizer(object, parameters())  # type: ignore[arg-type]
