@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ..devices import HOST, DeviceLike
+from ..errors import PlanError
 from ..profile import Profile, profile_model
 from ..profile.arguments import check_model, optional_whole_number, whole_number
 from ..profile.context import trained_length
@@ -53,7 +54,7 @@ def plan_training(
         batch_size: samples of a step.
         context_length: tokens of each; None: as `profile_model` does.
         optimizer: one of `OPTIMIZERS`, or a function that makes one from parameters.
-        main_device: the accelerator, where inputs are; None: the first one with a budget.
+        main_device: the accelerator, where inputs are; None: the one with a budget. Others are not used.
         no_split_module_classes: class names not to be split; None: find them.
 
     Returns:
@@ -76,6 +77,8 @@ def plan_training(
     )
     if max_memory is None:
         budgets = with_headroom(budgets)
+    if max_memory is not None and main_device is None:
+        _check_one_accelerator(budgets)
     main = Room(budgets, main_device=checked_main(main_device, budgets)).main
 
     tried: list[dict[Key, DevicePlan]] = []
@@ -113,6 +116,15 @@ def plan_training(
         context_length=trained_length(model, context_length),
         new_tokens=0,
     )
+
+
+def _check_one_accelerator(budgets: Mapping[Key, int]) -> None:
+    given = [key for key, size in budgets.items() if size > 0 and is_accelerator(key)]
+    if len(given) > 1:
+        raise PlanError(
+            f"training is planned for one accelerator and the host, and max_memory has budgets of {given}; give one of "
+            "them, or name main_device. Several train a copy or a share each: see `launch`, and `plan --ranks`"
+        )
 
 
 def _candidates(profile: Profile, main: Key) -> list[tuple[int, ...]]:

@@ -112,3 +112,10 @@ def test_too_small_budgets_are_an_error_that_names_what_would_do() -> None:
 def test_an_optimizer_that_is_not_known_is_an_error() -> None:
     with pytest.raises(PlanError, match="optimizer is 'lion'; use one of adamw"):
         plan_training(llama(), {"cpu": 2**30}, optimizer="lion")
+
+
+def test_several_accelerators_are_refused_unless_one_is_named() -> None:
+    with pytest.raises(PlanError, match="one accelerator and the host"):
+        plan_training(llama(), {0: "1GB", 1: "1GB", "cpu": "1GB"}, context_length=8)
+    found = plan_training(llama(), {0: "1GB", 1: "1GB", "cpu": "1GB"}, context_length=8, main_device=1)
+    assert found.main_device == 1
