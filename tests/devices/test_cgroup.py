@@ -74,6 +74,7 @@ def test_the_least_of_a_group_and_of_those_around_it_counts(
 @pytest.mark.parametrize("path", ["/docker/0123", "/../elsewhere"])
 def test_in_a_container_the_mount_is_the_group_that_the_host_names(tmp_path: Path, path: str) -> None:
     first(tmp_path / "memory", 1000, 300)
+    first(tmp_path / "elsewhere", 10, 0)  # outside the mount
     assert free_bytes(tmp_path, member(tmp_path, f"4:memory:{path}")) == 700
 
 
