@@ -72,7 +72,7 @@ class Anticipation:
                     pass
         if not self._guesses or self._guesses[0].block is not block or self._guesses[0].reads != reads:
             return []
-        if any(read.has_failed for read in self._guesses[0].begun):
+        if any(read.has_failed or read.slot.is_lost for read in self._guesses[0].begun):
             return []
         return self._guesses.popleft().begun
 

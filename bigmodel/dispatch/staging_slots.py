@@ -16,6 +16,7 @@ from ..checkpoint import release
 from ..devices import Event
 from ..plan import STAGING_BYTES
 from .chunks import CHUNK_BYTES, Chunk
+from .page_cache import is_cached
 from .source_file import ALIGNMENT
 
 SLOTS = STAGING_BYTES // CHUNK_BYTES
@@ -82,6 +83,11 @@ class StagingSlot:
         if self._shown is not None:
             release(self._shown)
             self._shown = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what is shown has left the page cache: copying it would read it page by page."""
+        return self._shown is not None and not is_cached(self._shown.data_ptr(), self._shown.nbytes)
 
     def check(self) -> None:
         """Raise CheckpointFormatError if what is shown is not there any more, its file having been cut short."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.harness.pagecache import evict
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.devices.streams import HostEvent
 from bigmodel.dispatch import staging_slots
@@ -85,6 +86,18 @@ def test_what_is_shown_is_not_touched_any_more_once_its_file_was_cut_short(
         slot.check()
     slot.empty()
     slot.check()
+
+
+def test_what_is_shown_is_lost_once_the_page_cache_has_given_it_up(
+    chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
+) -> None:
+    slot = StagingSlots(CHUNK, pin=False).free[0]
+    slot.fill(chunks[0], bypass=False)
+    assert not slot.is_lost
+    evict([tmp_path / "model.safetensors"])
+    assert slot.is_lost
+    slot.empty()
+    assert not slot.is_lost
 
 
 def test_a_slot_is_emptied_only_after_its_content_was_copied(chunks: list[Chunk]) -> None:
