@@ -56,7 +56,7 @@ def shows(page: Any, selector: str, pattern: str) -> None:
     """Wait until the text of an element matches."""
     from playwright.sync_api import expect
 
-    expect(page.locator(selector)).to_have_text(re.compile(pattern))
+    expect(page.locator(selector)).to_have_text(re.compile(pattern), timeout=30_000)
 
 
 def test_a_person_sends_a_message_and_sees_tokens_arrive(browser: Any, url: str) -> None:
