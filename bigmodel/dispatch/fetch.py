@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from ..devices import CopyStream, Event
 from ..plan import staging
-from .arrival import Arrival, QuantizedArrival, Staging
+from .arrival import Arrival, Staging
 from .block import Block
 from .link import Link
 from .quantized_block import QuantizedBlock
@@ -58,14 +59,13 @@ class Fetcher:
         Waiting for that event raises what went wrong: CheckpointFormatError for a file that was cut short, OSError
         for one that cannot be read.
         """
-        arrival = self._staging.arrival(block, slab) if isinstance(block, QuantizedBlock) else Arrival(block, slab)
+        arrival = self._staging.arrival(block, slab) if isinstance(block, QuantizedBlock) else None
         if block.on_disk or self._disk.is_busy:
             # Behind reads that are under way, so that a slab is never written by an older fetch after a newer one.
             self._stats.add(fetches=1)
-            return self._disk.fetch(arrival, after)
-        source = arrival.block
-        self._stats.add(fetches=1, from_ram=source.nbytes)
-        if isinstance(arrival, QuantizedArrival):
+            return self._disk.fetch(arrival or Arrival(block, slab), after)
+        if arrival is not None:
+            self._stats.add(fetches=1, from_ram=arrival.block.nbytes)
             return arrival.bring(self._link, after)
-        copied = self._link.copy(lambda: source.fetch(arrival.into), arrival.before(after), source.nbytes)
-        return arrival.finish(copied)
+        self._stats.add(fetches=1, from_ram=block.nbytes)
+        return self._link.copy(partial(block.fetch, slab), after, block.nbytes)

@@ -89,8 +89,7 @@ class DiskReader:
     @property
     def is_busy(self) -> bool:
         """Whether a fetch is under way."""
-        with self._lock:
-            return self._pumping
+        return self._pumping
 
     def _pump(self) -> None:
         """Keep all staging slots busy and queue one copy after another, until no job is left."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,6 +33,8 @@ class Slot:
     views: dict[Block, list[torch.Tensor]] = field(default_factory=dict)
 
 
-def least_wanted(slots: Iterable[Slot]) -> Slot:
+def least_wanted(slots: Sequence[Slot]) -> Slot:
     """Return the one to overwrite: an empty one, else the one that was wanted longest ago."""
+    if len(slots) == 1:
+        return slots[0]
     return min(slots, key=lambda slot: (slot.content is not None, slot.last_use))

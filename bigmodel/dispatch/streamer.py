@@ -69,6 +69,7 @@ class Streamer:
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self.stats = StreamStats()
         self._stream: CopyStream = copy_stream(self.device)
         self._fetcher = Fetcher(self._stream, self.device, self.stats, self.blocks)
@@ -200,7 +201,8 @@ class Streamer:
                 slot.users -= 1
                 self._thread.holds -= 1
                 del held[:]
-            self._changed.notify_all()
+            if self._waiting:
+                self._changed.notify_all()
 
     def _show_host(self, slot: Slot) -> None:
         block = slot.content
@@ -252,7 +254,11 @@ class Streamer:
                 self._fetch(block, free)
                 return free
             # While this thread waits another may fetch the same block: look for it again afterwards.
-            self._changed.wait()
+            self._waiting += 1
+            try:
+                self._changed.wait()
+            finally:
+                self._waiting -= 1
 
     def _is_stale(self, block: Block, slot: Slot) -> bool:
         """Whether the host weights were changed, by an optimizer say, since they were fetched into `slot`."""
