@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
@@ -14,6 +14,14 @@ from torch import nn
 
 from bigmodel.train import AcceleratedOptimizer, Accelerator
 from bigmodel.train.interrupts import DeferredInterrupt
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard() -> Iterator[None]:
+    """What a shell starts in the background inherits that Ctrl-C is ignored."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
 def interrupted_at(number: int, work: Callable[[], object]) -> bool:
