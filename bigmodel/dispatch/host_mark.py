@@ -76,7 +76,7 @@ class HostMark:
 
     The mark is the kernel's own, which counts the last 30 pages of each processor late. Pages of files come and go as
     the kernel pleases: where weights are on disk, those that were resident at the mark beyond the ones at the beginning
-    are taken off; a thread looks for the moment.
+    are taken off; a thread looks for the moment. All else may have been highest at another one, which it looks for, too.
 
     Args:
         files: weights are on disk.
@@ -90,6 +90,7 @@ class HostMark:
         self._files = files
         self._highest = 0
         self._files_then = 0
+        self._highest_else = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch the resident set")
 
@@ -108,11 +109,13 @@ class HostMark:
         if self._files:
             self._done.set()
             self._thread.join()
-            self.grown -= self._files_then - self._files_at_start
+            grown_else = self._highest_else - (self._start - self._files_at_start)
+            self.grown = max(self.grown - (self._files_then - self._files_at_start), grown_else)
 
     def _watch(self) -> None:
         while not self._done.wait(SAMPLE_SECONDS):
             total, files = _resident()
+            self._highest_else = max(self._highest_else, total - files)
             if total >= self._highest:
                 self._highest, self._files_then = total, files
 
