@@ -76,7 +76,7 @@ class HostMark:
 
     The mark is the kernel's own, which counts the last 30 pages of each processor late. Pages of files come and go as
     the kernel pleases: where weights are on disk, those that were resident at the mark beyond the ones at the beginning
-    are taken off; a thread looks for the moment. All else may have been highest at another one, which it looks for, too.
+    are taken off; a thread looks for the moment. All else may have been highest at another one: it looks for that, too.
 
     Args:
         files: weights are on disk.
