@@ -121,7 +121,8 @@ def memory_growth(work: Callable[[], None]) -> int:
 
 def test_saving_copies_one_tensor_at_a_time(tmp_path: Path) -> None:
     turned = {str(i): torch.ones(2048, 2048).t() for i in range(20)}
-    assert memory_growth(lambda: save_model(turned, tmp_path)) < 6 * 16 * MIB
+    # Of the 320 MiB. The C library may keep 64 MiB of what was freed, if `verify` ran in this process before.
+    assert memory_growth(lambda: save_model(turned, tmp_path)) < 10 * 16 * MIB
     assert_same(Checkpoint.open(tmp_path), turned)
 
 
