@@ -1,13 +1,15 @@
 """Prompts streamed and steps computed on the host: how much time does that save beside doing only one of the two?
 
 A virtual accelerator computes on the host's own cores and is no faster than they are, so here the speeds of both are
-set, as that of the link is: each layer takes at least as long as a device of its speed would. All plans are made for
-these speeds, under one budget that holds half of the model; their predictions stand beside what was measured.
+set, as that of the link is: each layer takes at least as long as a device of its speed would, and as its operations
+take here in any case, which is measured. All plans are made for these speeds, under one budget that holds half of the
+model; their predictions stand beside what was measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import threading
 import time
 from dataclasses import dataclass
@@ -31,6 +33,11 @@ LINK = 125e6
 """Bytes per second of the link to the accelerator."""
 
 LIMIT = 0.9
+
+ERROR = 0.2
+
+TIMED = 5
+"""How often a step of the whole model is timed, to know how long one operation takes."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,8 @@ def run(options: argparse.Namespace) -> Report:
     virtual.enable(1, bandwidth=LINK)
     job = Job(4, 64, 16, 2) if options.quick else Job(20, 256, 64, 16)
     model = make(job)
-    machine, profile = machine_of(SPEEDS), profile_of(model, job)
+    profile = profile_of(model, job)
+    machine = machine_of(SPEEDS, {name: seconds_of_operation(model, profile, name) for name in SPEEDS})
     plans = {form: planned(profile, machine, form) for form in FORMS}
     variants = []
     for form, plan in plans.items():
@@ -86,7 +94,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def report(options: argparse.Namespace, job: Job, plans: dict[str, Plan], samples: Samples) -> Report:
-    """Return the table, and the limit that both forms together beat each of them alone."""
+    """Return the table, and the limits: both forms together beat each of them alone, and steps are as predicted."""
     columns = [Column("offload"), Column("parts of both kinds", "count")]
     for name in ("prompt", "step"):
         columns += [Column(name, "seconds"), Column(f"{name}, predicted", "seconds")]
@@ -99,9 +107,20 @@ def report(options: argparse.Namespace, job: Job, plans: dict[str, Plan], sample
         options.device,
         settings={**vars(job), "link": LINK, "speeds": {name: vars(speed) for name, speed in SPEEDS.items()}},
         tables=[Table(f"{job.layers} layers, half of them resident, prompts of {job.prompt} tokens", columns, rows)],
-        limits=[Limit("a job under offload='auto' over the faster of the others", ratio, "<=", LIMIT)],
+        limits=[
+            Limit("a job under offload='auto' over the faster of the others", ratio, "<=", LIMIT),
+            Limit("the largest error of a predicted step", _largest_error(plans, samples), "<=", ERROR),
+        ],
         samples={"prompts and steps": samples},
     )
+
+
+def _largest_error(plans: dict[str, Plan], samples: Samples) -> float:
+    errors = []
+    for form, plan in plans.items():
+        assert plan.prediction is not None
+        errors.append(abs(plan.prediction.token / samples.median(f"{form}: step") - 1))
+    return max(errors)
 
 
 def _row(form: str, plan: Plan, job: Job, samples: Samples) -> list[Cell]:
@@ -131,20 +150,44 @@ def make(job: Job) -> nn.Module:
     return found
 
 
-def machine_of(speeds: dict[str, Speed]) -> MachineProfile:
-    """Return the machine that has these speeds, as `plan` takes it."""
+def seconds_of_operation(model: nn.Module, profile: Profile, kind: str) -> float:
+    """Return how long one operation of a step takes at least on a device, whatever speed is set: the median by which
+    all of `model` there takes its step."""
+    import copy
+
+    import torch
+
+    device = "cpu" if kind == "cpu" else f"{kind}:0"
+    there = copy.deepcopy(model).to(device)
+    token = torch.ones(1, 1, dtype=torch.long, device=device)
+    with torch.inference_mode():
+        step = partial(there, token, use_cache=False)
+        step()
+        taken = statistics.median(elapsed(step, device) for _ in range(TIMED))
+    return taken / sum(map(len, profile.phases[-1].trace.work().values()))
+
+
+def machine_of(speeds: dict[str, Speed], operation: dict[str, float]) -> MachineProfile:
+    """Return the machine that has these speeds, as `plan` takes it.
+
+    Args:
+        speeds: by kind of device.
+        operation: seconds that an operation takes there at least; a layer takes those of all its operations, or those
+            of its speed, whichever are more.
+    """
     from bigmodel.profile.machine import Curve, DeviceLinks, DeviceSpeed, LinkSpeed, MachineProfile
 
-    def device(speed: Speed) -> DeviceSpeed:
+    def device(kind: str) -> DeviceSpeed:
+        speed, call = speeds[kind], operation[kind]
         turn = speed.read / speed.multiply
         product = Curve((turn, 2 * turn), (speed.read, 2 * speed.read), grows=True)
-        return DeviceSpeed({"product:float32": product, "move": Curve((1.0,), (1e-12,))}, 1e-7, 1e-7)
+        return DeviceSpeed({"product:float32": product, "move": Curve((1.0,), (1e-12,))}, call, call, True)
 
     link = LinkSpeed(LINK)
     return MachineProfile(
         name="set speeds",
         key="set",
-        devices={"cpu": device(speeds["cpu"]), "virtual:0": device(speeds["virtual"])},
+        devices={"cpu": device("cpu"), "virtual:0": device("virtual")},
         links={"virtual:0": DeviceLinks(link, link, link, link)},
         memory_rate=4 / speeds["cpu"].read,
         disk_cold=LINK,

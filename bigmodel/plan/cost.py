@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..devices import DISK
 from ..profile import Profile
@@ -13,7 +13,7 @@ from .assignment import STEP, Assignment
 from .budgets import Key, is_accelerator
 from .schedule import Visit, seconds_of_pass
 from .slots import ExpertRoom, expert_rooms
-from .unit_cost import UnitCost
+from .unit_cost import Option, UnitCost
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,7 @@ class CostModel:
             visit = turn.visit
             compute[runs] = compute.get(runs, 0.0) + turn.compute
             if runs != last and self.units.works[phase].get(unit):
-                arriving = self.units.crossing(phase, unit, last, runs)
-                visit, last = Visit(visit.compute + arriving, visit.fetch, visit.asked), runs
+                visit, last = self._with_inputs(visit, phase, unit, (last, runs), main), runs
             if is_accelerator(runs):
                 link += visit.fetch + visit.asked
             disk += turn.disk
@@ -104,6 +103,14 @@ class CostModel:
             return StepTime(seconds, compute, link, disk)
         kept = self.units.is_kept(around.on_disk)
         return StepTime(seconds if kept else max(seconds, disk), compute, link, 0.0 if kept else disk)
+
+    def _with_inputs(self, visit: Visit, phase: int, unit: int, way: Option, main: Key) -> Visit:
+        """Return a unit's turn that begins with bringing its inputs from one device to another."""
+        before, runs = way
+        leaving, arriving = self.units.leaving(phase, unit, before), self.units.arriving(phase, unit, runs)
+        if runs == main:  # over the link that brings weights, too
+            return replace(visit, compute=visit.compute + leaving, inputs=arriving)
+        return replace(visit, compute=visit.compute + leaving + arriving)
 
     def _circumstances(self, assignment: Assignment) -> _Circumstances:
         """Return what is found once for all phases and units of an assignment."""

@@ -4,7 +4,8 @@
     link      brings streamed parts into slots, one after another, beside compute
 
 With two slots or more, the next streamed part's fetch begins when the one before it is wanted; with one, when that
-part itself is wanted. What is simulated is what `dispatch`'s streamer does, pass after pass.
+part itself is wanted. The link brings one thing after another: a part's inputs, be they few bytes, wait for the weights
+that are on their way. What is simulated is what `dispatch`'s streamer does, pass after pass.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ class Visit:
     """One part's turn.
 
     Attributes:
-        compute: seconds it computes, and moves its inputs, where it runs.
+        compute: seconds it computes where it runs, and its inputs come there over other links.
         fetch: seconds the link brings it; 0 if it does not come over the link.
         asked: seconds the link brings what the part asks for while it runs, and waits for: experts just chosen.
+        inputs: seconds the link brings what the part is called with, before all else.
     """
 
     compute: float
     fetch: float = 0.0
     asked: float = 0.0
+    inputs: float = 0.0
 
 
 def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
@@ -38,7 +41,7 @@ def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
         visits: in the order of execution.
         slots: how many fetched parts may be on the device at once.
     """
-    total = sum(visit.compute + visit.asked for visit in visits)
+    total = sum(visit.compute + visit.asked + visit.inputs for visit in visits)
     streamed = [position for position, visit in enumerate(visits) if visit.fetch]
     if len(streamed) <= max(slots, 1):
         return total  # they stay in their slots
@@ -55,6 +58,8 @@ def _simulated(visits: Sequence[Visit], streamed: Sequence[int]) -> float:
     for _ in range(PASSES):
         begun = now
         for position, visit in enumerate(visits):
+            if visit.inputs:
+                link_free = now = max(now, link_free) + visit.inputs
             if visit.fetch:
                 # Wanted now: the next one's fetch is queued behind its own.
                 link_free = max(now, link_free) + visits[following[position]].fetch

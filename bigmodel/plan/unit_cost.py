@@ -122,15 +122,17 @@ class UnitCost:
         calls = sum(calls_of_asking(choice) for choice in self.choices[phase].get(unit, {}).values())
         return calls * self.machine.python_call
 
-    def crossing(self, phase: int, unit: int, before: Key, after: Key) -> float:
-        """Return the seconds that a unit's inputs take from one device to another."""
-        nbytes = self._inputs[phase].get(unit, 0)
-        seconds = 0.0
-        if is_accelerator(before):
-            seconds += self.machine.link(self.name(before)).to_host.seconds(nbytes)
-        if is_accelerator(after):
-            seconds += self.machine.link(self.name(after)).to_device_pageable.seconds(nbytes)
-        return seconds
+    def leaving(self, phase: int, unit: int, before: Key) -> float:
+        """Return the seconds that a unit's inputs take from the device they are on to the host."""
+        if not is_accelerator(before):
+            return 0.0
+        return self.machine.link(self.name(before)).to_host.seconds(self._inputs[phase].get(unit, 0))
+
+    def arriving(self, phase: int, unit: int, runs: Key) -> float:
+        """Return the seconds that a unit's inputs take from the host to where it runs, once the link is free."""
+        if not is_accelerator(runs):
+            return 0.0
+        return self.machine.link(self.name(runs)).to_device_pageable.seconds(self._inputs[phase].get(unit, 0))
 
     def disk_rate(self, on_disk: int) -> float:
         """Return the bytes per second that weights are read at, `on_disk` of them lying there."""

@@ -18,3 +18,4 @@ def test_each_form_is_measured_beside_its_prediction(workdir: Path, capsys: pyte
         assert row["prompt"] > row["prompt, predicted"] / 2
         assert row["step"] > row["step, predicted"] / 2
     assert limit(found, "the faster of the others")["bound"] == 0.9
+    assert limit(found, "error of a predicted step")["bound"] == 0.2

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -56,6 +57,19 @@ def test_a_block_on_the_host_has_its_inputs_brought_and_its_weights_not() -> Non
     step = cost.seconds(1, blocks_at(*COMPUTED))
     assert (step.link, step.disk) == (0, 0)
     assert step.seconds > step.compute["cpu"] + step.compute[0]
+
+
+def test_inputs_that_come_from_the_host_wait_for_the_weights_on_the_link() -> None:
+    cost, streamed, computed = CostModel(profile(), machine(link=1e6)), blocks_at(*STREAMED), blocks_at(*COMPUTED)
+    last = max(index for index, unit in enumerate(profile().units) if unit.is_block)
+    mixed = replace(
+        streamed, runs=tuple((computed if i == last else streamed).runs[i] for i in range(len(streamed.runs)))
+    )
+    step = cost.seconds(1, mixed)
+    # What follows the block on the host begins when the first streamed block is there again, and the link then rests.
+    following = sum(cost.units.compute(1, index, 0) for index in range(last + 1, len(profile().units)))
+    assert following > 0
+    assert step.seconds >= step.link + following
 
 
 def test_what_a_step_computes_on_the_host_a_prompt_has_streamed() -> None:

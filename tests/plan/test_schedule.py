@@ -50,6 +50,20 @@ def test_what_a_part_asks_for_while_it_runs_is_waited_for(slots: int) -> None:
     assert seconds_of_pass([Visit(1.0), Visit(1.0, asked=2.0)], slots) == 4.0
 
 
+@pytest.mark.parametrize("slots", [0, 1, 2])
+def test_inputs_come_before_a_part_computes(slots: int) -> None:
+    assert seconds_of_pass([Visit(1.0), Visit(1.0, inputs=0.5)], slots) == 2.5
+
+
+def test_inputs_wait_behind_the_weights_that_are_on_their_way() -> None:
+    fetched = [Visit(1.0, 4.0)] * 3
+    beside = [*fetched, Visit(1.0), Visit(1.0)]  # the first part comes while these compute
+    behind = [*fetched, Visit(1.0), Visit(1.0, inputs=0.5)]
+    assert seconds_of_pass(beside, slots=2) == pytest.approx(3 * 4.0)
+    # All three are fetched, the inputs come then, and one part computes with the link idle before the next is wanted.
+    assert seconds_of_pass(behind, slots=2) == pytest.approx(3 * 4.0 + 0.5 + 1.0)
+
+
 def test_what_is_asked_for_waits_behind_what_the_link_already_brings() -> None:
     asking = [Visit(1.0, 4.0), Visit(1.0, asked=2.0), Visit(1.0, 4.0), Visit(1.0, 4.0)]
     silent = [Visit(visit.compute, visit.fetch) for visit in asking]

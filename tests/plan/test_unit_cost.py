@@ -48,10 +48,9 @@ def test_computing_takes_what_the_device_takes_and_more_for_a_prompt_than_for_a_
 
 def test_inputs_cross_a_link_each_way() -> None:
     cost = UnitCost(profile(), MACHINE)
-    one_way = cost.crossing(0, block(), "cpu", 0)
-    assert one_way > 1e-6
-    assert cost.crossing(0, block(), 0, 1) == pytest.approx(2 * one_way)
-    assert cost.crossing(0, block(), "cpu", "cpu") == 0
+    there, back = cost.arriving(0, block(), 0), cost.leaving(0, block(), 0)
+    assert there == back > 1e-6
+    assert cost.arriving(0, block(), "cpu") == cost.leaving(0, block(), "cpu") == 0
 
 
 def test_a_model_that_fits_the_processors_cache_is_read_from_it() -> None:
