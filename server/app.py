@@ -12,6 +12,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from bigmodel import __version__
 from bigmodel.errors import BigModelError
 from server.engine import build_engine
 from server.error_handlers import install
@@ -67,7 +68,7 @@ def create_app(
     if loader is None:
         start.build()
 
-    app = FastAPI(title="bigmodel", version="0.1.0", lifespan=start.lifespan)
+    app = FastAPI(title="bigmodel", version=__version__, lifespan=start.lifespan)
     app.state.server = state
     install(app)
     for router in ROUTERS:
@@ -86,8 +87,8 @@ class _Start:
         self._loader = loader
         self._on_failure = on_failure
 
-    def build(self) -> None:
-        """Load the model and make its engine."""
+    def build(self, *, start: bool = False) -> None:
+        """Load the model and make its engine; with ``start`` it runs when others see it, unless nobody wants it now."""
         state = self._state
         loaded = self._loader(state.loading)
         state.loading.begin("preparing the engine")
@@ -101,6 +102,8 @@ class _Start:
             observer=state.metrics,
             on_failure=self._failed,
         )
+        if start and not state.draining:
+            engine.start()
         state.model, state.plan, state.codec, state.engine = loaded.model, loaded.plan, codec, engine
 
     @asynccontextmanager
@@ -123,7 +126,7 @@ class _Start:
 
     def _load(self) -> None:
         try:
-            self.build()
+            self.build(start=True)
         except LoadingCancelledError:
             return
         except BaseException as error:
@@ -132,8 +135,7 @@ class _Start:
             self._failed(error)
             return
         engine = self._state.engine
-        if not self._state.draining and engine is not None:
-            engine.start()
+        if engine is not None and engine.healthy:
             core = engine.core
             logger.info("ready: %d sequences at once, %d tokens each", core.scheduler.max_sequences, core.max_length)
 

@@ -5,6 +5,7 @@ A request reaches any one replica. What it knows of the others is at most :data:
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -14,6 +15,8 @@ from typing import Any, Protocol
 
 from server.merged_metrics import merge
 from server.replica_board import Word
+
+logger = logging.getLogger(__name__)
 
 PERIOD = 0.5  # seconds between two words of a replica to the board
 
@@ -58,5 +61,8 @@ class Fleet:
 
     def _keep_telling(self) -> None:
         while True:
-            self._tell()
+            try:
+                self._tell()
+            except Exception:  # one word is missed; without the next ones this replica would count as gone
+                logger.exception("replica %s could not tell how it is", self._name)
             time.sleep(PERIOD)

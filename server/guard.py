@@ -35,7 +35,7 @@ class KeyGuard:
 
     def _allowed(self, headers: Headers) -> bool:
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip().encode()
+        given = key.strip().encode("latin-1")  # the bytes that were sent, as Starlette has decoded them
         # Every key is compared, in constant time each: neither which one matches nor how far shows.
         matches = [hmac.compare_digest(given, known) for known in self._keys]
         return scheme.lower() == "bearer" and any(matches)

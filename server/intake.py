@@ -14,7 +14,7 @@ from server.engine.request import Sink
 from server.errors import APIError, bad_value
 from server.schemas import ChatBody, CompletionBody, Message, Sampling
 from server.state import ServerState
-from server.text.codec import TextCodec
+from server.text.codec import TemplateError, TextCodec
 
 _LONG_TEXT = 4096  # characters from which tokenizing is moved off the event loop
 DEFAULT_COMPLETION_TOKENS = 16
@@ -61,7 +61,7 @@ async def render(
             add_generation_prompt=add_generation_prompt,
             extra=extra,
         )
-    except ValueError as error:
+    except TemplateError as error:
         raise bad_value("messages", str(error)) from error
 
 
@@ -78,29 +78,33 @@ def make_request(state: ServerState, body: Sampling, prompt: list[int], params: 
     return Request(uuid.uuid4().hex, prompt, params, sink, n=body.n or 1, deadline=deadline)
 
 
-def token_limit(asked: int | None, default: int | None, prompt: int, longest: int, field: str = "prompt") -> int:
+def token_limit(
+    asked: tuple[str, int | None], default: int | None, prompt: int, longest: int, field: str = "prompt"
+) -> int:
     """The tokens that may be generated after a prompt of ``prompt`` tokens; refuses what cannot be held.
 
-    ``default`` None means as many as fit. ``field`` is what the body calls its prompt.
+    ``asked`` is :attr:`server.schemas.Sampling.limit`; ``default`` holds where it says nothing, None for as many as
+    fit. ``field`` is what the body calls its prompt.
     """
+    name, wanted = asked
     if prompt == 0:
         raise bad_value(field, "the prompt has no tokens")
-    if (prompt >= longest and asked != 0) or prompt > longest:
+    if (prompt >= longest and wanted != 0) or prompt > longest:
         raise APIError(
             413,
             f"the prompt has {prompt} tokens; with at least one to generate, at most {longest} fit",
             param=field,
             code="context_length_exceeded",
         )
-    if asked is None:
+    if wanted is None:
         return longest - prompt if default is None else min(default, longest - prompt)
-    if prompt + asked > longest:
+    if prompt + wanted > longest:
         raise bad_value(
-            "max_tokens",
-            f"{prompt} prompt tokens and max_tokens={asked} make {prompt + asked}; at most {longest} fit",
+            name,
+            f"{prompt} prompt tokens and {name}={wanted} make {prompt + wanted}; at most {longest} fit",
             code="context_length_exceeded",
         )
-    return asked
+    return wanted
 
 
 async def grammar_of(body: Sampling, state: ServerState) -> Grammar | None:

@@ -17,6 +17,11 @@ class Relay:
         self._pending: deque[tuple[Slot, Event]] = deque()
         self._scheduled = False
 
+    @property
+    def undelivered(self) -> int:
+        """Events on their way to the loop."""
+        return len(self._pending)
+
     def post(self, slot: Slot, event: Event) -> None:
         """Called from the engine's thread."""
         self._pending.append((slot, event))
@@ -25,8 +30,9 @@ class Relay:
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
-                # The loop is closed: nobody is left to read the event.
+                # The loop is closed: nobody is left to read the event, or any later one.
                 self._pending.clear()
+                self._scheduled = False
 
     def _deliver(self) -> None:
         # Cleared first: an event appended from now on schedules another delivery, none is left lying.

@@ -21,9 +21,14 @@ def _disagrees(field: str, why: str) -> PydanticCustomError:
 
 
 class Body(BaseModel):
-    """Strict types, no unknown fields."""
+    """Strict types, no unknown fields. A field that is null is a field not given, whether it is known or not."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 class StreamOptions(Body):
@@ -62,7 +67,7 @@ class Sampling(Body):
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
     logit_bias: dict[Text, Annotated[Number, Field(ge=-100, le=100)]] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -80,6 +85,11 @@ class Sampling(Body):
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """The field that bounds the tokens generated, and what it says."""
+        return "max_tokens", self.max_tokens
 
     @property
     def include_usage(self) -> bool:
@@ -153,6 +163,12 @@ class ChatBody(Sampling):
         if None not in both and both[0] != both[1]:
             raise _disagrees("max_completion_tokens", "is not what max_tokens says; give one of them")
         return self
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """As for completions; ``max_completion_tokens`` is the newer name."""
+        newer = self.max_completion_tokens
+        return super().limit if newer is None else ("max_completion_tokens", newer)
 
 
 class TokenizeBody(Body):

@@ -27,6 +27,7 @@ class Settings:
 
     ``api_keys``: any of them opens the API; none: it is open. ``request_timeout``: the longest a request may
     take, waiting included (None: as long as it takes); a request may ask for less with ``timeout``.
+    Raises ServeError for a key that would open to nobody, or to everybody.
     """
 
     model_name: str
@@ -35,6 +36,11 @@ class Settings:
     request_timeout: float | None = None
     drain_timeout: float = 30.0
     engine: EngineOptions = field(default_factory=EngineOptions)
+
+    def __post_init__(self) -> None:
+        for key in self.api_keys:
+            if not key or key != key.strip():
+                raise ServeError("an API key is empty, or begins or ends with a space; no client could send it")
 
 
 class LoadingCancelledError(ServeError):

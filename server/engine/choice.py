@@ -19,7 +19,7 @@ class Choice:
         self._sequence = sequence
         self._eos_ids = frozenset() if sequence.params.ignore_eos else eos_ids
         self._limit = min(sequence.params.max_tokens, max_length - sequence.prompt_length)
-        self._detokenizer = Detokenizer(codec)
+        self._detokenizer = Detokenizer(codec, sequence.request.prompt)
         self._stop = StopChecker(sequence.params.stop)
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,13 @@ import torch
 from bigmodel.errors import ServeError
 
 _WHITESPACE = 4  # characters in a row between the parts of an answer; without a bound a model may never end
+# Bounds of a schema: compiling takes time that grows with the square of each, and a server has other clients.
+_DEPTH = 64
+_PARTS = 1000
+_REPEATS = 1000
+_KEPT_BYTES = 64 << 20  # of compiled grammars, kept for requests with the same schema
+
+_REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 
@@ -39,7 +47,7 @@ def available() -> bool:
 
 
 class GrammarCompiler:
-    """Compiles schemas for one tokenizer; compiled ones are kept. May be called from any thread.
+    """Compiles schemas for one tokenizer; the last ones are kept. May be called from any thread.
 
     ``vocabulary_size`` is the width of the model's logits; ``stop_ids`` the tokens that end an answer.
     """
@@ -53,7 +61,12 @@ class GrammarCompiler:
         )
         self._vocabulary_size = vocabulary_size
         self._stops = tuple(stops)
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=2)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=2, cache_limit_bytes=_KEPT_BYTES)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the compiled grammars that are kept."""
+        return int(self._compiler.get_cache_size_bytes())
 
     def compile(self, schema: dict[str, Any] | None) -> Grammar:
         """A grammar for ``schema``, or for any JSON object with None. Raises :class:`GrammarError`.
@@ -61,12 +74,16 @@ class GrammarCompiler:
         Objects and arrays have no members beyond those the schema speaks of, unless it allows them by name.
         """
         wanted = ANY_OBJECT if schema is None else schema
+        _refuse_too_large(wanted)
         _refuse_unenforced(wanted, "schema")
         try:
             compiled = self._compiler.compile_json_schema(json.dumps(wanted), max_whitespace_cnt=_WHITESPACE)
         except (RuntimeError, ValueError) as error:
             raise GrammarError(f"the schema cannot be enforced: {_last_line(error)}") from error
-        return Grammar(compiled, self._vocabulary_size, self._stops)
+        grammar = Grammar(compiled, self._vocabulary_size, self._stops)
+        if not grammar.state().goes_on:
+            raise GrammarError("the schema cannot be enforced: no answer fits it that this model could begin")
+        return grammar
 
 
 class Grammar:
@@ -106,13 +123,18 @@ class GrammarState:
         self._matcher.fill_next_token_bitmask(self._bitmask)
         return not bool((self._bitmask & ~self._stops).any())
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether any token can come next."""
+        self._matcher.fill_next_token_bitmask(self._bitmask)
+        return bool(self._bitmask.any())
+
     def mask(self, scores: torch.Tensor) -> None:
         """Set the scores [vocabulary] of tokens that cannot come next to minus infinity, in place.
 
         Raises :class:`GrammarError` when none can.
         """
-        self._matcher.fill_next_token_bitmask(self._bitmask)
-        if not self._bitmask.any():
+        if not self.goes_on:
             raise GrammarError(
                 "no token can go on with the answer's format; does a token that ends a text belong to it?"
             )
@@ -122,6 +144,32 @@ class GrammarState:
         """Account for a chosen token."""
         if not self._matcher.accept_token(token_id):
             raise RuntimeError(f"token {token_id} does not fit the grammar")
+
+
+def _refuse_too_large(schema: Any) -> None:
+    """Raise :class:`GrammarError` for a schema that would take too long to compile."""
+    parts, level = 0, [schema]
+    for _ in range(_DEPTH):
+        parts += sum(isinstance(part, dict) for part in level)
+        if parts > _PARTS:
+            raise GrammarError(f"the schema has more than {_PARTS} parts; split it, or describe less of the answer")
+        _refuse_repeats(part["pattern"] for part in level if isinstance(part, dict) and "pattern" in part)
+        level = [inner for part in level for inner in _members(part)]
+    if level:
+        raise GrammarError(f"the schema is nested more than {_DEPTH} deep; use $ref and $defs")
+
+
+def _members(part: Any) -> Iterable[Any]:
+    if isinstance(part, dict):
+        return part.values()
+    return part if isinstance(part, list) else ()
+
+
+def _refuse_repeats(patterns: Iterable[Any]) -> None:
+    for pattern in patterns:
+        for least, most in _REPETITION.findall(pattern) if isinstance(pattern, str) else ():
+            if max(int(least[:9]), int(most[:9] or 0)) > _REPEATS:
+                raise GrammarError(f"the pattern {pattern[:80]!r} repeats a part more than {_REPEATS} times")
 
 
 def _refuse_unenforced(schema: Any, place: str) -> None:

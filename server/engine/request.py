@@ -89,7 +89,6 @@ class Request:
     arrived: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
     sequences: list[Sequence] = field(default_factory=list)
-    cancelled: bool = False
 
     def __post_init__(self) -> None:
         seed = self.params.seed

@@ -10,6 +10,7 @@ from bigmodel.errors import ServeError
 from server.engine.request import Sequence, TokenLogprob
 
 _FEW = 256  # tokens among which top_p usually ends
+_COLDEST = 1e-30  # a temperature at which only the likeliest token is left; below, a division may overflow
 
 
 class NotNumbersError(ServeError):
@@ -69,7 +70,7 @@ def adjust(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
 def _draw(sequence: Sequence, scores: torch.Tensor) -> int | None:
     params = sequence.params
     uniform = sequence.rng.random()
-    probabilities = torch.softmax(scores.double() / params.temperature, dim=-1)
+    probabilities = torch.softmax(scores.double() / max(params.temperature, _COLDEST), dim=-1)
     if params.min_p > 0.0:
         probabilities[probabilities < params.min_p * probabilities.max()] = 0.0
     if params.top_k <= 0 and params.top_p >= 1.0:

@@ -24,15 +24,14 @@ async def chat_completions(body: ChatBody, http: Request) -> Response:
     state = state_of(http)
     engine, codec = state.ready_engine()
     state.check_model(body.model)
-    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    if asked == 0:
+    if body.max_tokens == 0:
         raise bad_value("max_tokens", "max_tokens must be at least 1")
     check_number(engine, 1, body.n or 1)
     prompt = await chat_prompt(body, codec)
     params = sampling_params(
         body,
         codec,
-        max_tokens=token_limit(asked, None, len(prompt), engine.core.max_length, "messages"),
+        max_tokens=token_limit(body.limit, None, len(prompt), engine.core.max_length, "messages"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=await grammar_of(body, state),
     )

@@ -44,7 +44,7 @@ async def completions(body: CompletionBody, http: Request) -> Response:
     grammar = await grammar_of(body, state)
     for number, prompt in enumerate(prompts):
         longest = engine.core.max_length
-        limit = token_limit(body.max_tokens, DEFAULT_COMPLETION_TOKENS, len(prompt), longest)
+        limit = token_limit(body.limit, DEFAULT_COMPLETION_TOKENS, len(prompt), longest)
         params = sampling_params(
             body,
             codec,

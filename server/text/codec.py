@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from bigmodel.errors import ServeError
+
 _REPLACEMENT = "\ufffd"
 
 
@@ -19,6 +21,10 @@ def _byte_of_letter() -> dict[str, int]:
     table = {chr(byte): byte for byte in printable}
     table.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
     return table
+
+
+class TemplateError(ServeError, ValueError):
+    """The chat template refuses what it was given."""
 
 
 class TextCodec:
@@ -52,10 +58,12 @@ class TextCodec:
     ) -> list[int]:
         """Tokens of a conversation through the model's chat template (a plain one if it has none).
 
-        Raises ValueError when the template refuses the messages.
+        Raises TemplateError when the template refuses the messages, or has no place for the tools.
         """
-        template = getattr(self.tokenizer, "chat_template", None) or _PLAIN_TEMPLATE
         try:
+            template = self._template(tools)
+            if tools and "tools" not in template:
+                raise TemplateError("the model's chat template has no place for tools; leave them out")
             text = self.tokenizer.apply_chat_template(
                 messages,
                 tools=tools,
@@ -64,13 +72,26 @@ class TextCodec:
                 tokenize=False,
                 **(extra or {}),
             )
+        except TemplateError:
+            raise
         except Exception as error:  # a template is a program of its own: it may raise anything
-            raise ValueError(f"the chat template refused the messages: {error}") from error
+            raise TemplateError(f"the chat template refused the messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
 
+    def _template(self, tools: list[dict[str, Any]] | None) -> str:
+        """The model's template, of several the one that is meant for ``tools``."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            return _PLAIN_TEMPLATE
+        template: str = self.tokenizer.get_chat_template(tools=tools)
+        return template
+
     def token_text(self, token_id: int) -> str:
-        """How one token reads on its own."""
-        return self.decode([token_id], skip_special_tokens=False)
+        """How one token reads within a text."""
+        alone = self.decode([token_id], skip_special_tokens=False)
+        if self._byte_level:
+            return alone
+        # Others may leave out the space that a text begins with.
+        return self.decode([token_id, token_id], skip_special_tokens=False)[len(alone) :]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token; exact for byte-level tokenizers and byte-fallback tokens."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from server.text.codec import TextCodec
 
+_BYTES = 4  # of the longest character in UTF-8
 _REPLACEMENT = "\ufffd"
 _LONG = 32  # unread tokens from which a run of bytes that are no characters is shortened
 
@@ -12,14 +15,15 @@ class Detokenizer:
     """Turns a growing list of tokens into pieces of text that add up to the whole.
 
     What a token reads as may depend on the one before it (a leading space, a half character), so each piece
-    is read together with the tokens of the piece before. A text that ends in U+FFFD may end in the first
-    bytes of a character: that last one is held back until the next token tells.
+    is read together with the tokens of the piece before; the first one with the end of the ``prompt`` that it
+    continues. A text that ends in U+FFFD may end in the first bytes of a character: that last one is held back
+    until the next token tells.
     """
 
-    def __init__(self, codec: TextCodec) -> None:
+    def __init__(self, codec: TextCodec, prompt: Sequence[int] = ()) -> None:
         self._codec = codec
-        self._before: list[int] = []  # the tokens of the last whole piece, shown already
-        self._before_text = ""
+        self._before = self._end_of(prompt)  # the tokens of the last whole piece, shown already
+        self._before_text = codec.decode(self._before)
         self._unread: list[int] = []
         self._shown = 0  # characters of the unread tokens' text that were given out
 
@@ -45,6 +49,14 @@ class Detokenizer:
         text = self._text()[self._shown :]
         self._before, self._before_text, self._unread, self._shown = [], "", [], 0
         return text
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """The last token of ``prompt``, or the last few that make whole characters; none where those do not."""
+        for count in range(1, _BYTES + 1):
+            end = list(prompt[-count:])
+            if not self._codec.decode(end).endswith(_REPLACEMENT):
+                return end
+        return []
 
     def _text(self) -> str:
         return self._codec.decode(self._before + self._unread)[len(self._before_text) :]

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server import EngineOptions, Loaded, Loading, Settings, create_app
+from server import Engine, EngineOptions, Loaded, Loading, Settings, create_app
 from tests.server.live import serving
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
@@ -73,6 +73,21 @@ def test_a_loader_that_fails_is_reported() -> None:
         assert answer.status_code == 503
         assert "disk" not in answer.text
     assert [str(error) for error in failures] == ["the disk is gone"]
+
+
+def test_an_engine_is_seen_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    start = Engine.start
+
+    def watched(engine: Engine) -> None:
+        seen.append(app.state.server.engine)
+        start(engine)
+
+    monkeypatch.setattr(Engine, "start", watched)
+    app = create_app(loader=lambda _: Loaded(tiny_model(), tiny_tokenizer()), settings=Settings("tiny"))
+    with serving(app) as url:
+        until_status(url, 200)
+    assert seen == [None]
 
 
 def test_a_model_or_a_loader_not_both() -> None:

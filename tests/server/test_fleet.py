@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 
 import httpx
+import pytest
 
 from server.fleet import Fleet
 from server.replica_board import Board, Word
@@ -60,6 +62,25 @@ def test_metrics_and_plan_are_of_all_replicas() -> None:
     ]
     (cpu,) = shown["devices"]
     assert cpu["weights"] == sum(each["devices"][0]["weights"] for each in shown["replicas"])
+
+
+def test_a_word_that_cannot_be_said_is_said_later(caplog: pytest.LogCaptureFixture) -> None:
+    said = threading.Event()
+
+    class Listening(Board):
+        def put(self, replica: str, word: Word) -> None:
+            said.set()
+
+    words = iter([RuntimeError("not now")])
+
+    def own() -> Word:
+        for error in words:
+            raise error
+        return Word("", {})
+
+    Fleet(own, Listening(), "a").start()
+    assert said.wait(60)
+    assert "could not tell" in caplog.text
 
 
 def test_a_lone_server_has_no_replicas(url: str) -> None:

@@ -71,6 +71,13 @@ async def test_any_of_the_keys_opens(app: FastAPI, header: str | None, status: i
 
 
 @pytest.mark.anyio
+async def test_a_key_may_hold_any_letters(app: FastAPI) -> None:
+    app.add_middleware(KeyGuard, keys=("schlüssel",))
+    answer = await send(app, "POST", "/length", headers={"Authorization": "Bearer schlüssel".encode()})
+    assert answer.status_code == 200
+
+
+@pytest.mark.anyio
 async def test_probes_need_no_key(app: FastAPI) -> None:
     app.add_middleware(KeyGuard, keys=("alpha",))
     assert "/health" in OPEN_PATHS

@@ -77,14 +77,23 @@ async def test_a_conversation_goes_through_the_template_with_its_tools() -> None
     ],
 )
 def test_as_many_tokens_as_asked_for_or_as_fit(asked: int | None, default: int | None, prompt: int, limit: int) -> None:
-    assert token_limit(asked, default, prompt, 32) == limit
+    assert token_limit(("max_tokens", asked), default, prompt, 32) == limit
 
 
 @pytest.mark.parametrize(("asked", "prompt", "status"), [(23, 10, 400), (None, 32, 413), (0, 33, 413), (5, 0, 400)])
 def test_what_does_not_fit_is_refused(asked: int | None, prompt: int, status: int) -> None:
     with pytest.raises(APIError) as refused:
-        token_limit(asked, None, prompt, 32)
+        token_limit(("max_tokens", asked), None, prompt, 32)
     assert refused.value.status == status
+
+
+def test_the_field_that_asks_for_too_much_is_named() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    for name in ("max_tokens", "max_completion_tokens"):
+        body = ChatBody.model_validate({"model": "tiny", "messages": messages, name: 100})
+        with pytest.raises(APIError, match=f"{name}=100") as refused:
+            token_limit(body.limit, None, 10, 32)
+        assert refused.value.param == name
 
 
 def test_fields_not_given_take_openai_s_defaults() -> None:

@@ -54,6 +54,16 @@ def test_chat(client: openai.OpenAI) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
+def test_an_answer_may_be_sent_back_in_every_form_the_client_has(client: openai.OpenAI) -> None:
+    def ask(*more: object) -> openai.types.chat.ChatCompletionMessage:
+        messages = [*MESSAGES, *more]
+        return client.chat.completions.create(model=MODEL, messages=messages, max_tokens=4).choices[0].message  # type: ignore[arg-type]
+
+    said = ask()
+    for form in (said, said.model_dump(), said.to_dict(), {"role": "assistant", "content": said.content}):
+        assert ask(form, {"role": "user", "content": "and?"}).role == "assistant"
+
+
 def test_streamed_chat_with_usage(client: openai.OpenAI) -> None:
     arguments = {"model": MODEL, "messages": MESSAGES, "max_tokens": 20, "seed": 3}
     whole = client.chat.completions.create(**arguments)

@@ -74,6 +74,19 @@ def test_a_field_that_does_not_go_with_another_is_named(
     assert "Value error" not in error["message"]
 
 
+def test_a_penalty_that_no_number_could_hold_is_refused(url: str) -> None:
+    answer = post(url, "/v1/completions", json.dumps({**COMPLETION, "repetition_penalty": 1e-300}))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "repetition_penalty")
+
+
+def test_what_is_null_is_not_given(url: str) -> None:
+    for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
+        nulls = {"suffix": None, "functions": None, "store": None, "ignore_eos": None}
+        assert post(url, path, json.dumps({**body, **nulls})).status_code == 200
+    missing = post(url, "/v1/completions", json.dumps({**COMPLETION, "prompt": None}))
+    assert (missing.status_code, missing.json()["error"]["code"]) == (422, "missing_required_parameter")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body", "param"),

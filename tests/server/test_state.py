@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bigmodel.errors import ServeError
 from server import Loading, Settings
 from server.errors import APIError
 from server.state import LoadingCancelledError, ServerState, usage
@@ -49,6 +50,12 @@ def test_only_the_model_served_exists() -> None:
     with pytest.raises(APIError, match="this server has 'tiny'") as refused:
         serving.check_model("other")
     assert (refused.value.status, refused.value.param) == (404, "model")
+
+
+@pytest.mark.parametrize("key", ["", " ", "sesame ", "sesame\n"])
+def test_a_key_that_opens_to_everybody_or_to_nobody_is_refused(key: str) -> None:
+    with pytest.raises(ServeError, match="API key"):
+        Settings("tiny", api_keys=("sesame", key))
 
 
 def test_loading_says_how_far_it_is() -> None:

@@ -35,6 +35,17 @@ def tiny_tokenizer() -> Any:
     return fast
 
 
+def spaced_tokenizer() -> Any:
+    """A tokenizer of words as SentencePiece makes them: a space belongs to the word behind it, and the one that a
+    text begins with is not shown. Its other tokens are single bytes."""
+    words = ["\u2581the", "\u2581cat", "\u2581", "s", *(f"<0x{byte:02X}>" for byte in range(256)), EOS]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=EOS))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS)
+
+
 def tiny_model(seed: int = 0, *, layers: int = 2, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A Llama with grouped-query attention; weights scaled up so that its choices are not all alike."""
     config = LlamaConfig(

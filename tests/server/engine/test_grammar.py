@@ -72,6 +72,44 @@ def test_what_would_be_ignored_is_refused(part: dict[str, Any], named: str) -> N
         compiler().compile({"type": "object", "properties": {"x": part}})
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (nested(900), "nested"),
+        ({"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(1001)}}, "parts"),
+        ({"type": "string", "pattern": "(a|b){3,10000}"}, "repeats"),
+        ({"type": "string", "pattern": "(a|b){" + "9" * 5000 + "}"}, "repeats"),
+    ],
+)
+def test_what_would_take_minutes_to_compile_is_refused(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(GrammarError, match=why):
+        compiler().compile(schema)
+
+
+def test_a_list_of_many_values_is_small() -> None:
+    compiler().compile({"enum": [f"v{i}" for i in range(5000)]})
+
+
+def test_what_no_answer_fits_is_refused_before_anything_is_computed() -> None:
+    with pytest.raises(GrammarError, match="no answer fits"):
+        compiler().compile({"$ref": "#"})
+
+
+def test_only_so_many_compiled_schemas_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.engine.grammar._KEPT_BYTES", 100_000)
+    made = compiler()
+    for number in range(40):
+        made.compile({"type": "string", "pattern": f"^[a-z]{{{number + 1}}}$"})
+    assert 0 < made.kept_bytes < 200_000  # all of them take 500,000
+
+
 def test_a_format_that_no_token_can_go_on_with_fails_with_a_reason() -> None:
     quote = tiny_tokenizer().encode('"')[0]  # said to end a text, so that no member can be named
     grammar = compiler((quote,)).compile(SCHEMA)

@@ -43,6 +43,11 @@ def test_nothing_is_chosen_by_what_is_no_number(params: dict[str, Any]) -> None:
         choose(sequence(**params), torch.tensor([0.0, float("nan"), 9.0]))
 
 
+@pytest.mark.parametrize("temperature", [1e-29, 1e-310, 5e-324])
+def test_next_to_no_temperature_is_none(temperature: float) -> None:
+    assert choose(sequence(temperature=temperature), torch.tensor([1.0, 30.0, -1e4, 29.9])) == 1
+
+
 finite = st.floats(-20, 20, allow_nan=False, width=32)
 
 

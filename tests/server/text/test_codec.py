@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigmodel.errors import ServeError
 from server.text.codec import TextCodec
-from tests.server.tiny import EOS, tiny_tokenizer
+from tests.server.tiny import EOS, spaced_tokenizer, tiny_tokenizer
 
 codec = TextCodec(tiny_tokenizer())
 
@@ -54,6 +55,35 @@ def test_a_tokenizer_without_a_template_gets_a_plain_one(monkeypatch: pytest.Mon
     assert codec.decode(codec.render_chat([{"role": "user", "content": "b"}])) == "user: b\nassistant:"
 
 
-def test_what_the_template_refuses_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="template refused"):
+def test_a_token_reads_as_it_does_within_a_text() -> None:
+    spaced = TextCodec(spaced_tokenizer())
+    for word, text in (
+        ("\u2581the", " the"),
+        ("\u2581", " "),
+        ("s", "s"),
+        ("<0x41>", "A"),
+        ("<0xE2>", "\ufffd"),
+        (EOS, EOS),
+    ):
+        token = spaced.tokenizer.convert_tokens_to_ids(word)
+        assert spaced.token_text(token) == text
+    assert spaced.token_bytes(spaced.tokenizer.convert_tokens_to_ids("\u2581the")) == b" the"
+
+
+def test_of_several_templates_the_one_for_tools_is_taken_with_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    templates = {"default": "plain", "tool_use": "{{ tools | length }} tools"}
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", templates)
+    message = {"role": "user", "content": "b"}
+    assert codec.decode(codec.render_chat([message])) == "plain"
+    assert codec.decode(codec.render_chat([message], tools=[{"type": "function"}])) == "1 tools"
+
+
+def test_tools_are_refused_where_the_template_would_leave_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", None)
+    with pytest.raises(ServeError, match="no place for tools"):
+        codec.render_chat([{"role": "user", "content": "b"}], tools=[{"type": "function"}])
+
+
+def test_what_the_template_refuses_is_an_error_of_ours() -> None:
+    with pytest.raises(ServeError, match="template refused"):
         codec.render_chat([{"role": "user", "content": "b"}], extra={"messages": 5})

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from server.text.codec import TextCodec
 from server.text.detokenize import Detokenizer
-from tests.server.tiny import tiny_tokenizer
+from tests.server.tiny import spaced_tokenizer, tiny_tokenizer
 
 codec = TextCodec(tiny_tokenizer())
 
 
-def pieces(ids: list[int]) -> list[str]:
-    detokenizer = Detokenizer(codec)
+def pieces(ids: list[int], prompt: list[int] | None = None, codec: TextCodec = codec) -> list[str]:
+    detokenizer = Detokenizer(codec, prompt or [])
     return [*(detokenizer.add(token) for token in ids), detokenizer.flush()]
 
 
@@ -46,6 +46,26 @@ def test_bytes_that_are_no_character_do_not_hold_text_back_for_ever() -> None:
 @given(st.lists(st.sampled_from([94, 125, 126, 127, 200, 230, 33]), min_size=40, max_size=120))
 def test_long_runs_of_broken_bytes_add_up_too(ids: list[int]) -> None:
     assert "".join(pieces(ids)) == codec.decode(ids)
+
+
+@given(st.text(), st.lists(st.integers(0, 259), max_size=20))
+def test_what_follows_a_prompt_adds_up_too(prompt: str, ids: list[int]) -> None:
+    before = codec.encode(prompt)
+    assert prompt + "".join(pieces(ids, before)) == codec.decode(before + ids)
+
+
+def test_half_a_character_at_the_end_of_a_prompt_is_not_mended() -> None:
+    first, *others = codec.encode("€")
+    assert "".join(pieces([*others, *codec.encode("s")], [first])) == codec.decode(others) + "s"
+
+
+def test_the_space_before_the_first_word_is_shown_where_a_text_goes_on() -> None:
+    spaced = TextCodec(spaced_tokenizer())
+    the, cat, s = (spaced.tokenizer.convert_tokens_to_ids(word) for word in ("\u2581the", "\u2581cat", "s"))
+    bytes_of_a_euro = [spaced.tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "€".encode()]
+    assert pieces([cat, s], [the], spaced) == [" cat", "s", ""]
+    assert pieces([cat, s], [the, *bytes_of_a_euro], spaced) == [" cat", "s", ""]
+    assert pieces([cat, s], [spaced.tokenizer.eos_token_id], spaced) == ["cat", "s", ""]
 
 
 def test_special_tokens_show_nothing_and_cost_nothing() -> None:
