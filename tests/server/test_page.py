@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Iterator
@@ -44,12 +45,23 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-def open_page(browser: Any, url: str, **options: Any) -> Any:
+@contextlib.contextmanager
+def open_page(browser: Any, url: str, **options: Any) -> Iterator[Any]:
     """A page that fails the test on any script error."""
     page = browser.new_page(**options)
     page.on("pageerror", lambda error: pytest.fail(f"script error: {error}"))
-    page.goto(url)
-    return page
+    try:
+        page.goto(url)
+        yield page
+    finally:
+        page.close()
+
+
+def tiny_app_whose_texts_end(at: frozenset[int]) -> Any:
+    """The application; a text ends with the first of the tokens ``at``, or when it is as long as it may be."""
+    app = tiny_app()
+    app.state.server.engine.core.eos_ids = at
+    return app
 
 
 def shows(page: Any, selector: str, pattern: str) -> None:
@@ -59,29 +71,46 @@ def shows(page: Any, selector: str, pattern: str) -> None:
     expect(page.locator(selector)).to_have_text(re.compile(pattern), timeout=30_000)
 
 
-def test_a_person_sends_a_message_and_sees_tokens_arrive(browser: Any, url: str) -> None:
-    page = open_page(browser, url)
-    page.wait_for_selector("#status.ready")
-    assert page.text_content("#model") == MODEL
-    page.fill("#max-tokens", "200")
-    page.evaluate(
-        """() => {
-            window.lengths = [];
-            new MutationObserver(() => {
-                const text = document.querySelector('.message.assistant .text');
-                if (text) window.lengths.push(text.textContent.length);
-            }).observe(document.getElementById('messages'), {subtree: true, childList: true, characterData: true});
-        }"""
-    )
-    page.fill("#prompt", "the cat")
-    page.press("#prompt", "Enter")
-    page.wait_for_selector(".message.assistant small")
-    assert page.text_content(".message.user") == "the cat"
-    lengths = page.evaluate("window.lengths")
-    assert lengths == sorted(lengths)
-    assert len(set(lengths)) > 3, "the text did not grow piece by piece"
-    assert re.search(r"\d+ tokens in", page.text_content(".message.assistant small"))
-    page.close()
+def test_a_person_sends_a_message_and_sees_tokens_arrive(browser: Any) -> None:
+    with serving(tiny_app_whose_texts_end(at=frozenset())) as url, open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        assert page.text_content("#model") == MODEL
+        page.fill("#max-tokens", "200")
+        page.evaluate(
+            """() => {
+                window.lengths = [];
+                new MutationObserver(() => {
+                    const text = document.querySelector('.message.assistant .text');
+                    if (text) window.lengths.push(text.textContent.length);
+                }).observe(document.getElementById('messages'), {subtree: true, childList: true, characterData: true});
+            }"""
+        )
+        page.fill("#prompt", "the cat")
+        page.press("#prompt", "Enter")
+        page.wait_for_selector(".message.assistant small")
+        assert page.text_content(".message.user") == "the cat"
+        lengths = page.evaluate("window.lengths")
+        assert lengths == sorted(lengths)
+        assert len(set(lengths)) > 3, "the text did not grow piece by piece"
+        assert re.search(r"200 tokens in .* the first after", page.text_content(".message.assistant small"))
+
+
+def test_an_answer_without_text_is_over_too(browser: Any) -> None:
+    every_token = frozenset(range(len(tiny_tokenizer())))
+    with serving(tiny_app_whose_texts_end(at=every_token)) as url, open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        page.fill("#prompt", "the cat")
+        page.press("#prompt", "Enter")
+        shows(page, ".message.assistant small", "^1 tokens in .* none with a text$")
+
+
+def test_an_answer_that_is_cut_off_is_no_answer(browser: Any, url: str) -> None:
+    with open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=""))
+        page.fill("#prompt", "the cat")
+        page.press("#prompt", "Enter")
+        shows(page, ".message.error small", "^the server stopped in the middle")
 
 
 def test_stopping_frees_the_slot(browser: Any) -> None:
@@ -89,8 +118,7 @@ def test_stopping_frees_the_slot(browser: Any) -> None:
     model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, 0.05)
     app = tiny_app(model)
     app.state.server.engine.core.eos_ids = frozenset()  # or the text may end before it is stopped
-    with serving(app) as url:
-        page = open_page(browser, url)
+    with serving(app) as url, open_page(browser, url) as page:
         page.wait_for_selector("#status.ready")
         page.fill("#max-tokens", "900")
         page.fill("#prompt", "go on and on")
@@ -101,16 +129,14 @@ def test_stopping_frees_the_slot(browser: Any) -> None:
         assert "stopped" in page.text_content(".message.assistant small")
         shows(page, "#running", "^0 ")
         assert app.state.server.engine.core.counts.generated < 900
-        page.close()
 
 
 def test_devices_and_numbers_are_shown(browser: Any, url: str) -> None:
-    page = open_page(browser, url)
-    page.wait_for_selector(".device .bar .weights")
-    assert page.text_content(".device strong") == "cpu"
-    assert "measured peak" in page.text_content(".device")
-    shows(page, "#rate", r"\d")
-    page.close()
+    with open_page(browser, url) as page:
+        page.wait_for_selector(".device .bar .weights")
+        assert page.text_content(".device strong") == "cpu"
+        assert "measured peak" in page.text_content(".device")
+        shows(page, "#rate", r"\d")
 
 
 def test_what_was_planned_is_shown_beside_what_is_used(browser: Any, tmp_path: Path) -> None:
@@ -118,32 +144,31 @@ def test_what_was_planned_is_shown_beside_what_is_used(browser: Any, tmp_path: P
     tiny_tokenizer().save_pretrained(tmp_path)
     placed = load(str(tmp_path), max_memory={"cpu": "8MiB", "disk": "1MiB"}, context_length=128)
     app = create_app(placed.model, placed.tokenizer, placed.plan, settings=Settings(MODEL))
-    with serving(app) as url:
-        page = open_page(browser, url)
+    with serving(app) as url, open_page(browser, url) as page:
         page.wait_for_selector(".device .bar.predicted .weights")
-        planned, used = (
-            page.locator(f".device .bar.{kind} .weights").first.bounding_box()["width"] for kind in ("predicted", "now")
+        # Both at once: the bars are drawn anew every second, and to another scale when more is in use.
+        planned, used = page.evaluate(
+            """() => ['predicted', 'now'].map((kind) =>
+                document.querySelector(`.device .bar.${kind} .weights`).getBoundingClientRect().width)"""
         )
         assert planned == pytest.approx(used, abs=1)
         assert "predicted peak" in page.text_content(".device")
         assert "nothing of the model is here" in page.text_content(".device:last-child")
-        page.close()
 
 
 def test_replicas_are_shown_together_and_each(browser: Any) -> None:
-    app, board = tiny_app(), Board()
+    app, board = tiny_app(), Board(clock=lambda: 0.0)  # nobody is gone, however long the browser takes
     state = app.state.server
     state.fleet = Fleet(lambda: Word(state.metrics.render().decode(), view(state)), board, "here")
     with serving(app) as url:
         board.put("there", Word("", {**view(state), "machine": "elsewhere"}))
-        page = open_page(browser, url)
-        shows(page, "#detail", "^2 replicas")
-        shows(page, "#devices > h3", "^All replicas together$")
-        shows(page, ".replica:last-child", "^Replica thereon elsewhere0 / 8 running")
-        assert page.locator(".replica").count() == 2
-        assert page.locator(".device").count() == 3
-        shows(page, "#running", "^0 / 16$")
-        page.close()
+        with open_page(browser, url) as page:
+            shows(page, "#detail", "^2 replicas")
+            shows(page, "#devices > h3", "^All replicas together$")
+            shows(page, ".replica:last-child", "^Replica thereon elsewhere0 / 8 running")
+            assert page.locator(".replica").count() == 2
+            assert page.locator(".device").count() == 3
+            shows(page, "#running", "^0 / 16$")
 
 
 def test_a_server_that_cannot_say_how_it_is_says_why(browser: Any) -> None:
@@ -155,60 +180,83 @@ def test_a_server_that_cannot_say_how_it_is_says_why(browser: Any) -> None:
 
     app = tiny_app()
     app.state.server.fleet = Fleet(lambda: Word("", {}), Unreachable(), "here")
-    with serving(app) as url:
-        page = open_page(browser, url)
+    with serving(app) as url, open_page(browser, url) as page:
         shows(page, "#detail", "^the other replicas cannot be asked$")
-        page.close()
 
 
 def test_an_error_is_shown_and_the_conversation_goes_on(browser: Any, url: str) -> None:
-    page = open_page(browser, url)
-    page.wait_for_selector("#status.ready")
-    page.fill("#max-tokens", "100000")
-    page.fill("#prompt", "x")
-    page.click("#send")
-    page.wait_for_selector(".message.error")
-    assert "max_tokens" in page.text_content(".message.error")
-    page.fill("#max-tokens", "5")
-    page.fill("#prompt", "y")
-    page.click("#send")
-    page.wait_for_selector(".message.assistant:not(.error) small")
-    page.close()
+    with open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        page.fill("#max-tokens", "100000")
+        page.fill("#prompt", "x")
+        page.click("#send")
+        page.wait_for_selector(".message.error")
+        assert "max_completion_tokens" in page.text_content(".message.error")
+        page.fill("#max-tokens", "5")
+        page.fill("#prompt", "y")
+        page.click("#send")
+        page.wait_for_selector(".message.assistant:not(.error) small")
 
 
 def test_a_key_is_asked_for_and_used(browser: Any) -> None:
-    with serving(tiny_app(api_keys=("sesame",))) as url:
-        page = open_page(browser, url)
+    with serving(tiny_app(api_keys=("sesame",))) as url, open_page(browser, url) as page:
         page.wait_for_selector("#key-box:visible")
         page.fill("#key", "sesame")
         page.click("#key-form button")
         page.wait_for_selector("#status.ready")
         assert page.is_hidden("#key-box")
-        page.close()
+
+
+def test_an_answer_that_comes_late_does_not_ask_for_the_key_again(browser: Any) -> None:
+    held: list[Any] = []
+
+    def hold_first(route: Any) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+
+    with serving(tiny_app(api_keys=("sesame",))) as url, open_page(browser, url) as page:
+        page.wait_for_selector("#key-box:visible")
+        with page.expect_request("**/plan?*"):
+            page.route("**/plan?*", hold_first)
+        page.fill("#key", "sesame")
+        page.click("#key-form button")
+        page.wait_for_selector("#status.ready")
+        page.evaluate(
+            """() => {
+                window.asked = 0;
+                const box = document.getElementById('key-box');
+                new MutationObserver(() => { window.asked += !box.hidden; }).observe(box, {attributes: true});
+            }"""
+        )
+        with page.expect_response(lambda answer: answer.status == 401):
+            held[0].continue_()
+        page.wait_for_event("response", lambda answer: "/plan" in answer.url)  # a later one
+        assert page.evaluate("window.asked") == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_it_fits_and_can_be_read(browser: Any, url: str, scheme: str, width: int, tmp_path: Path) -> None:
-    page = open_page(browser, url, color_scheme=scheme, viewport={"width": width, "height": 800})
-    page.wait_for_selector(".device .bar")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
-    colours = page.evaluate(
-        """() => ['h1', '.quiet', 'dd', '#status', 'button'].map((selector) => {
-            const style = getComputedStyle(document.querySelector(selector));
-            let box = document.querySelector(selector), ground = 'rgba(0, 0, 0, 0)';
-            while (box && ground === 'rgba(0, 0, 0, 0)') {
-                ground = getComputedStyle(box).backgroundColor; box = box.parentElement;
-            }
-            return [selector, style.color, ground];
-        })"""
-    )
-    for selector, front, ground in colours:
-        assert contrast(front, ground) >= 4.5, f"{selector}: {front} on {ground}"
-    picture = tmp_path / f"{scheme}-{width}.png"
-    page.screenshot(path=picture, full_page=True)
-    assert picture.stat().st_size > 10_000
-    page.close()
+    with open_page(browser, url, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
+        page.wait_for_selector(".device .bar")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+        colours = page.evaluate(
+            """() => ['h1', '.quiet', 'dd', '#status', 'button'].map((selector) => {
+                const style = getComputedStyle(document.querySelector(selector));
+                let box = document.querySelector(selector), ground = 'rgba(0, 0, 0, 0)';
+                while (box && ground === 'rgba(0, 0, 0, 0)') {
+                    ground = getComputedStyle(box).backgroundColor; box = box.parentElement;
+                }
+                return [selector, style.color, ground];
+            })"""
+        )
+        for selector, front, ground in colours:
+            assert contrast(front, ground) >= 4.5, f"{selector}: {front} on {ground}"
+        picture = tmp_path / f"{scheme}-{width}.png"
+        page.screenshot(path=picture, full_page=True)
+        assert picture.stat().st_size > 10_000
 
 
 def contrast(front: str, ground: str) -> float:
