@@ -22,8 +22,12 @@ def postponed(error: Exception) -> bool:
     if torch._C._current_graph_task_id() == -1 or not _asked_for_by_the_engine():
         return False
 
+    pending = [error]
+
     def raise_error() -> NoReturn:
-        raise error
+        # Nothing here may refer to the error when it has been raised: its traceback refers to this frame, and all that
+        # the frames around it hold, above all what lies on the device, would stay until the garbage collector comes.
+        raise pending.pop()
 
     torch.autograd.Variable._execution_engine.queue_callback(raise_error)
     return True
