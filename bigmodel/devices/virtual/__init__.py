@@ -44,8 +44,8 @@ def enable(
 ) -> None:
     """Make `count` virtual accelerators available as ``"virtual:0"``, ``"virtual:1"``, ...
 
-    Called again, it changes capacities and links; tensors that exist stay booked. Autograd counts the devices at the
-    first backward of a process, so a process that computes gradients on a virtual accelerator enables it before.
+    Called again, it changes capacities and links; tensors that exist stay booked. Backward passes of the threads that
+    work with virtual tensors run in these threads themselves, not in those that autograd keeps for devices.
 
     Args:
         count: How many devices.

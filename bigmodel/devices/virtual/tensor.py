@@ -66,6 +66,16 @@ class Board:
 board = Board()
 
 
+def keep_backward_in_this_thread() -> None:
+    """Let the backward passes that the calling thread asks for run in it, whatever devices their tensors are on.
+
+    Autograd makes a thread for each device at the first backward pass of a process, and knows no device that came
+    later; of a device type written in Python it never knows more than one device.
+    """
+    if torch._C._is_multithreading_enabled():
+        torch.autograd.set_multithreading_enabled(False)
+
+
 class VirtualTensor(torch.Tensor):
     """A tensor that reports the device ``virtual:N`` and keeps its elements in a CPU tensor, `held`."""
 
@@ -75,6 +85,7 @@ class VirtualTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, held: torch.Tensor, index: int) -> VirtualTensor:
         allocation = None if is_traced(held) else board.arena(index).claim(held)
+        keep_backward_in_this_thread()
         wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             held.size(),
@@ -90,6 +101,10 @@ class VirtualTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.held.detach())[:-1] + f", device='{self.device}')"
+
+    def tolist(self) -> Any:
+        """Return the elements as nested lists of numbers, which PyTorch does for none of the subclasses by itself."""
+        return self.detach().cpu().tolist()
 
     def __tensor_flatten__(self) -> tuple[list[str], int]:
         """Lets ``Module.to`` swap a parameter's content in place, so that tied parameters stay tied."""

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -141,3 +143,36 @@ def test_tensors_move_in_inference_mode() -> None:
         there = torch.ones(2).to("virtual:0").to(DEVICE)
         assert str(there.device) == DEVICE
         assert there.half().to("cpu", torch.float64).tolist() == [1, 1]
+
+
+def test_elements_are_given_as_numbers() -> None:
+    there = torch.arange(4.0, device=DEVICE, requires_grad=True)
+    assert there.view(2, 2).tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert (there.sum().tolist(), there.sum().item()) == (6.0, 6.0)
+
+
+_LATE = """
+import threading, torch
+x = torch.ones(3, requires_grad=True)
+x.square().sum().backward()
+from bigmodel.devices import virtual
+virtual.enable(count=2)
+
+def train(index):
+    model = torch.nn.Linear(3, 1).to(f"virtual:{index}")
+    with torch.inference_mode():
+        model(torch.ones(1, 3, device=f"virtual:{index}"))
+    model(torch.full((2, 3), 5.0, device=f"virtual:{index}")).cpu().sum().backward()
+    print(model.weight.grad.tolist(), model.weight.grad.device)
+
+for index in (0, 1):
+    train(index)
+    thread = threading.Thread(target=train, args=(index,))
+    thread.start()
+    thread.join()
+"""
+
+
+def test_gradients_are_computed_on_every_device_also_of_one_that_came_after_a_first_backward_pass() -> None:
+    run = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True, check=False)
+    assert run.stdout.splitlines() == [f"[[10.0, 10.0, 10.0]] virtual:{index}" for index in (0, 0, 1, 1)], run.stderr
