@@ -13,7 +13,7 @@ from .assignment import STEP, Assignment
 from .budgets import Key, is_accelerator
 from .schedule import Visit, seconds_of_pass
 from .slots import ExpertRoom, expert_rooms
-from .unit_cost import Option, UnitCost
+from .unit_cost import UnitCost
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class CostModel:
         around = self._circumstances(assignment)
         if self.profile.phases[phase].name == STEP:
             assignment = assignment.in_steps()
-        main, last = assignment.main, assignment.main
+        main = assignment.main
         between = self.units.compute(phase, OUTSIDE, main, around.from_host)
         compute: dict[Key, float] = {main: between}
         link = disk = 0.0
@@ -91,8 +91,8 @@ class CostModel:
             turn = self._turn(phase, unit, held, runs, around)
             visit = turn.visit
             compute[runs] = compute.get(runs, 0.0) + turn.compute
-            if runs != last and self.units.works[phase].get(unit):
-                visit, last = self._with_inputs(visit, phase, unit, (last, runs), main), runs
+            if self.units.works[phase].get(unit):
+                visit = self._with_inputs(visit, phase, unit, assignment)
             if is_accelerator(runs):
                 link += visit.fetch + visit.asked
             disk += turn.disk
@@ -104,13 +104,18 @@ class CostModel:
         kept = self.units.is_kept(around.on_disk)
         return StepTime(seconds if kept else max(seconds, disk), compute, link, 0.0 if kept else disk)
 
-    def _with_inputs(self, visit: Visit, phase: int, unit: int, way: Option, main: Key) -> Visit:
-        """Return a unit's turn that begins with bringing its inputs from one device to another."""
-        before, runs = way
-        leaving, arriving = self.units.leaving(phase, unit, before), self.units.arriving(phase, unit, runs)
-        if runs == main:  # over the link that brings weights, too
-            return replace(visit, compute=visit.compute + leaving, inputs=arriving)
-        return replace(visit, compute=visit.compute + leaving + arriving)
+    def _with_inputs(self, visit: Visit, phase: int, unit: int, assignment: Assignment) -> Visit:
+        """Return a unit's turn that begins with bringing what it is called with from other devices."""
+        runs, main = assignment.runs[unit], assignment.main
+        before = inputs = 0.0
+        for lies, brought in self.units.crossings[phase].from_elsewhere(unit, assignment.runs, main):
+            before += self.units.leaving(brought, lies)
+            arriving = self.units.arriving(brought, runs)
+            if runs == main:  # over the link that brings weights, too
+                inputs += arriving
+            else:
+                before += arriving
+        return replace(visit, compute=visit.compute + before, inputs=inputs) if before or inputs else visit
 
     def _circumstances(self, assignment: Assignment) -> _Circumstances:
         """Return what is found once for all phases and units of an assignment."""

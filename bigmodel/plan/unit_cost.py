@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from ..devices import DISK, HOST, accelerators, normalize_device
-from ..profile import Phase, Profile
+from ..profile import Profile
 from ..profile.machine import MachineProfile
 from ..profile.quantized import offloaded_bytes
-from ..profile.trace import Enter
 from ..profile.work import Work
 from .asking import calls_of_asking
 from .budgets import Key, is_accelerator
+from .crossing import Crossings, Inputs
 
 WARM_SHARE = 0.7
 """Share of the host's memory that files may take for the kernel to keep them."""
@@ -37,7 +37,7 @@ class UnitCost:
         self._works_from_host = [
             None if phase.from_host is None else phase.from_host.work() for phase in profile.phases
         ]
-        self._inputs = [_input_bytes(phase) for phase in profile.phases]
+        self.crossings = [Crossings(phase.trace) for phase in profile.phases]
         self._known: dict[tuple[int, int, Key, bool], float] = {}
         self._names: dict[Key, str] = {}
 
@@ -122,17 +122,19 @@ class UnitCost:
         calls = sum(calls_of_asking(choice) for choice in self.choices[phase].get(unit, {}).values())
         return calls * self.machine.python_call
 
-    def leaving(self, phase: int, unit: int, before: Key) -> float:
-        """Return the seconds that a unit's inputs take from the device they are on to the host."""
-        if not is_accelerator(before):
+    def leaving(self, inputs: Inputs, lies: Key) -> float:
+        """Return the seconds that something takes from the device it is on to the host."""
+        if not is_accelerator(lies):
             return 0.0
-        return self.machine.link(self.name(before)).to_host.seconds(self._inputs[phase].get(unit, 0))
+        link = self.machine.link(self.name(lies)).to_host
+        return link.seconds(inputs.nbytes) + (inputs.tensors - 1) * link.latency
 
-    def arriving(self, phase: int, unit: int, runs: Key) -> float:
-        """Return the seconds that a unit's inputs take from the host to where it runs, once the link is free."""
+    def arriving(self, inputs: Inputs, runs: Key) -> float:
+        """Return the seconds that something takes from the host to a device, once the link is free."""
         if not is_accelerator(runs):
             return 0.0
-        return self.machine.link(self.name(runs)).to_device_pageable.seconds(self._inputs[phase].get(unit, 0))
+        link = self.machine.link(self.name(runs)).to_device_pageable
+        return link.seconds(inputs.nbytes) + (inputs.tensors - 1) * link.latency
 
     def disk_rate(self, on_disk: int) -> float:
         """Return the bytes per second that weights are read at, `on_disk` of them lying there."""
@@ -156,12 +158,3 @@ def device_name(key: Key) -> str:
     if isinstance(key, int) and not accelerators():
         return f"cuda:{key}"
     return normalize_device(key)
-
-
-def _input_bytes(phase: Phase) -> dict[int, int]:
-    """Return the bytes that each unit is called with."""
-    found: dict[int, int] = {}
-    for event in phase.trace.events:
-        if isinstance(event, Enter):
-            found.setdefault(event.unit, sum(nbytes for _, nbytes in event.inputs))
-    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,13 +10,15 @@ from torch import nn
 
 from ..devices import torch_device
 from .arguments import check_model, optional_whole_number, whole_number
+from .combining import combining_module
 from .context import max_context, used_length
 from .dry_run import Example, Phase, check_example, dry_run
 from .dtypes import CustomDtype, DtypeLike, dtype_name, normalize_dtype, planned_dtype
 from .model_profile import Profile
+from .no_split import find_no_split_classes
 from .repeat import renamed
 from .tensors import named_tensors
-from .trace import Trace
+from .trace import Event, Leave, Trace
 from .units import UnitProfile, profile_units
 from .workload import Workload
 
@@ -72,11 +74,12 @@ def profile_model(
     if length > 0 or example is not None:
         phases = dry_run(model, units, work, torch_device(device_type), _cast(model, wanted), example)
     order = execution_order(units, phases)
+    given_back = _given_back(model, units, phases)
     return Profile(
         name=type(model).__name__,
         units=tuple(units[index] for index in order),
         workload=work,
-        phases=tuple(_renumbered(phase, order) for phase in phases),
+        phases=tuple(_renumbered(phase, order, given_back) for phase in phases),
         dtype=None if wanted is None else dtype_name(wanted),
         max_context=max_context(model),
         first=order.index(_holder_of_first(units, model)) if order else 0,
@@ -113,11 +116,30 @@ def _cast(model: nn.Module, wanted: torch.dtype | CustomDtype | None) -> dict[in
     return {id(tensor): wanted for tensor in tensors if planned_dtype(tensor.dtype, wanted) == wanted}
 
 
-def _renumbered(phase: Phase, order: Sequence[int]) -> Phase:
+def _given_back(model: nn.Module, units: Sequence[UnitProfile], phases: Sequence[Phase]) -> set[int]:
+    """Return which of `units` have what they return brought to where the modules around them compute: rows that were
+    looked up, what a module around them computes with, and what the model itself returns."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    whole = find_no_split_classes(model)
+    last = {phase.trace.order()[-1] for phase in phases if phase.trace.order()}
+    return {
+        index
+        for index, unit in enumerate(units)
+        if index in last
+        or unit.is_lookup
+        or (not unit.is_tensor and combining_module(modules, unit.name, whole) is not None)
+    }
+
+
+def _renumbered(phase: Phase, order: Sequence[int], given_back: Collection[int]) -> Phase:
+    """Return a phase with its units in another order, and with the outputs of those alone that are given back."""
     units = {old: new for new, old in enumerate(order)}
 
+    def kept(event: Event) -> Event:
+        return Leave(event.unit) if isinstance(event, Leave) and event.unit not in given_back else event
+
     def renumbered(trace: Trace) -> Trace:
-        events = tuple(renamed(event, {}, units) for event in trace.events)
+        events = tuple(renamed(kept(event), {}, units) for event in trace.events)
         return Trace(events, tuple(replace(held, unit=units.get(held.unit, held.unit)) for held in trace.initial))
 
     from_host = None if phase.from_host is None else renumbered(phase.from_host)

@@ -1,14 +1,22 @@
 from __future__ import annotations
 
-import pytest
+import gc
+from typing import Any
 
-from bigmodel.plan import read_ahead_window, staging
+import pytest
+import torch
+
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.dispatch import dispatch_model
+from bigmodel.dispatch.planned_use import planned_use
+from bigmodel.plan import plan, read_ahead_window, staging
 from bigmodel.plan.assignment import Assignment, host_only
 from bigmodel.plan.evaluate import device_uses, over_budget
 from bigmodel.profile import profile_model
 from bigmodel.profile.generation_mask import keeps_mask
 
 from ..profile.models import Stack, on_meta, tiny_llama
+from .machines import machine
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -75,3 +83,27 @@ def test_devices_over_their_budgets_are_told_by_how_much() -> None:
     assert over_budget(uses, {"cpu": uses["cpu"].total - 7}) == {"cpu": 7}
     assert over_budget({"disk": uses["cpu"]}, {}) == {}
     assert over_budget({"disk": uses["cpu"]}, {"disk": 1}) == {"disk": uses["cpu"].total - 1}
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_beside_blocks_that_the_host_computes_the_accelerator_takes_what_is_predicted(kept: int) -> None:
+    """Blocks pass what they return from one to the next on the host; only rows of tables and logits come back."""
+    from transformers import LlamaForCausalLM
+
+    skeleton: Any = tiny_llama(num_hidden_layers=4)
+    model: Any = LlamaForCausalLM(skeleton.config).eval()
+    profile = profile_model(model, context_length=64, new_tokens=2, device_type="virtual")
+    block = max(unit.nbytes + cache for unit, cache in zip(profile.units, profile.kv_cache, strict=True))
+    found = plan(profile, {0: profile.activations + kept * block, "cpu": 2**30}, offload="compute", machine=machine())
+    assert found.main_device == 0
+    assert {part.runs_on for part in found.parts if part.kind == "LlamaDecoderLayer"} == {"cpu", *([0] if kept else [])}
+    gc.collect()
+    before = memory_allocated(0)
+    dispatch_model(model, found, skip_keys=model._skip_keys_device_placement)
+    use = planned_use(model, found)
+    with torch.no_grad():
+        use.whole()
+        gc.collect()
+        reset_peak_memory(0)
+        use.whole()
+    assert max_memory_allocated(0) - before == found.devices[0].total

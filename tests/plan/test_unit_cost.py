@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from bigmodel.plan.crossing import Inputs
 from bigmodel.plan.unit_cost import UnitCost, device_name
 from bigmodel.profile import Profile, profile_model
 
@@ -48,9 +49,9 @@ def test_computing_takes_what_the_device_takes_and_more_for_a_prompt_than_for_a_
 
 def test_inputs_cross_a_link_each_way() -> None:
     cost = UnitCost(profile(), MACHINE)
-    there, back = cost.arriving(0, block(), 0), cost.leaving(0, block(), 0)
-    assert there == back > 1e-6
-    assert cost.arriving(0, block(), "cpu") == cost.leaving(0, block(), "cpu") == 0
+    two = Inputs(maker=0, tensors=2, nbytes=1000)
+    assert cost.arriving(two, 0) == cost.leaving(two, 0) == pytest.approx(2 * 1e-6 + 1000 / 1e8)
+    assert cost.arriving(two, "cpu") == cost.leaving(two, "cpu") == 0
 
 
 def test_a_model_that_fits_the_processors_cache_is_read_from_it() -> None:
