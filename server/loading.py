@@ -72,6 +72,14 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     return Loaded(placed, tokenizer, get_plan(placed))
 
 
+def load_with_draft(
+    model: str, draft_model: str | None, *, progress: Loading | None = None, **options: Unpack[LoadOptions]
+) -> Loaded:
+    """As :func:`load`, with the draft model where there is one; that is loaded to where it fits, as it is stored."""
+    loaded = load(model, progress=progress, **options)
+    return loaded if draft_model is None else with_draft(loaded, load(draft_model, progress=progress))
+
+
 def with_draft(loaded: Loaded, draft: Loaded) -> Loaded:
     """``loaded`` with the model of ``draft`` guessing for it. Raises ServeError unless they speak the same tokens."""
     if loaded.tokenizer.get_vocab() != draft.tokenizer.get_vocab():

@@ -22,7 +22,7 @@ from server.errors import APIError
 from server.fleet import Fleet
 from server.replica_board import Board, Word
 from server.replica_resources import Machine, resources
-from server.run import bind
+from server.run import bind, url
 from server.state import ServerState
 from server.view import view
 
@@ -60,7 +60,7 @@ def run_replicas(
         board = ray.remote(num_cpus=0, max_restarts=-1)(Board).remote()
         application = deployment(build, replicas, max_requests, drain_timeout, share, board)
         serve.run(application, name="bigmodel", route_prefix="/")
-        logger.info("%d replicas are serving on http://%s:%d", replicas, host, port)
+        logger.info("%d replicas are serving on %s", replicas, url(host, port))
         stopped.wait()
         serve.shutdown()
     except (RuntimeError, TimeoutError) as error:

@@ -39,6 +39,11 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def url(host: str, port: int) -> str:
+    """Where a browser finds a server that listens on ``host``."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> int:
     """Serve until a signal or a failure; the exit code.
 

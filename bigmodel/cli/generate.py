@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .model_options import (
-    Budgets,
-    DeviceMap,
-    DraftModel,
-    DType,
-    Model,
-    Offload,
-    OffloadDType,
-    OffloadFolder,
-    RemoteCode,
-    Revision,
-)
+from . import model_options as shared
 
 if TYPE_CHECKING:
     from server import Engine
@@ -26,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: Model,
+    model: shared.Model,
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.0,
@@ -35,25 +24,26 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
     chat: Annotated[bool, typer.Option(help="Treat PROMPT as a message, through the chat template.")] = False,
-    max_memory: Budgets = None,
-    device_map: DeviceMap = "auto",
-    dtype: DType = "auto",
-    offload: Offload = "stream",
-    offload_dtype: OffloadDType = None,
-    offload_folder: OffloadFolder = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
-    draft_model: DraftModel = None,
+    max_memory: shared.Budgets = None,
+    device_map: shared.DeviceMap = "auto",
+    dtype: shared.DType = "auto",
+    offload: shared.Offload = "stream",
+    offload_dtype: shared.OffloadDType = None,
+    offload_folder: shared.OffloadFolder = None,
+    revision: shared.Revision = None,
+    trust_remote_code: shared.RemoteCode = False,
+    draft_model: shared.DraftModel = None,
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
 ) -> None:
     """Continue PROMPT with MODEL; print the text as it comes, then speed and peak memory on one line."""
     from server.engine import EngineOptions, Request, SamplingParams, build_engine
-    from server.loading import load, parse_max_memory, with_draft
+    from server.loading import load_with_draft, parse_max_memory
     from server.text.codec import TextCodec
 
-    text = sys.stdin.read() if prompt == "-" else prompt
-    loaded = load(
+    text = _text(prompt)
+    loaded = load_with_draft(
         model,
+        draft_model,
         device_map=device_map,
         max_memory=parse_max_memory(max_memory),
         dtype=dtype,
@@ -63,8 +53,6 @@ def generate(
         offload_dtype=offload_dtype,
         offload_folder=offload_folder,
     )
-    if draft_model is not None:
-        loaded = with_draft(loaded, load(draft_model))
     codec = TextCodec(loaded.tokenizer)
     ids = codec.render_chat([{"role": "user", "content": text}]) if chat else codec.encode(text)
     # One stream only: nothing to be invariant of, so no row is padded.
@@ -77,6 +65,18 @@ def generate(
     summary = _run(engine, Request("cli", ids, params, sink), sink)
     if not quiet:
         typer.echo(f"{summary} {_peaks(loaded.model)}")
+
+
+def _text(prompt: str) -> str:
+    """The prompt, read from standard input where it is only a dash."""
+    from bigmodel.errors import ServeError
+
+    try:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError as error:
+        raise ServeError(f"the prompt is no text in {sys.stdin.encoding}: {error}") from error
+    return text
 
 
 def _room(prompt: int, wanted: int, engine: Engine) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -84,6 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         quieten()
     if not faulthandler.is_enabled():  # a mapped checkpoint that is cut short ends the process: say where it was
         faulthandler.enable(sys.__stderr__ or 2)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that the terminal does not have is no reason to fail
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(run(given, debug))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .model_options import AsJson, BatchSize, Budgets, DType, Model, OffloadDType, Revision
+from .tables import print_tables
 
 if TYPE_CHECKING:
     from bigmodel.plan import Plan
@@ -44,6 +45,8 @@ def plan(
     from bigmodel.profile.resolve import open_source
     from server.loading import parse_max_memory
 
+    if train is None and (ranks > 1 or sharding != "ddp" or checkpointing):
+        raise typer.BadParameter("--ranks, --sharding and --checkpointing are about training; say how with --train")
     budgets = parse_max_memory(max_memory)
     if train is not None and budgets is None:
         _show_memory(model, dtype, revision, train, as_json, (batch_size, context), (ranks, sharding, checkpointing))
@@ -70,7 +73,7 @@ def _print(found: Plan, as_json: bool, explain: bool) -> None:
     if as_json:
         typer.echo(found.to_json())
         return
-    _show(found.to_table())
+    print_tables(found.to_table())
     if explain:
         typer.echo(found.explain())
 
@@ -111,12 +114,4 @@ def _show_memory(
     drawn = Table("one rank's", "bytes")
     for name, nbytes in found.items():
         drawn.add_row("peak" if name == "total" else name, format_size(nbytes))
-    _show(drawn)
-
-
-def _show(table: object) -> None:
-    from rich.console import Console
-
-    console = Console()
-    # In a pipe there is no terminal to fit into.
-    (console if console.is_terminal else Console(width=120)).print(table)
+    print_tables(drawn)

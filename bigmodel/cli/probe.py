@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .model_options import AsJson
+from .tables import print_tables
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,8 +20,6 @@ def probe(
     as_json: AsJson = False,
 ) -> None:
     """Measure this machine, or show what was measured before; plans predict seconds from it."""
-    from rich.console import Console
-
     from bigmodel.profile import machine_json
     from bigmodel.profile.probe import known_machine, machine
 
@@ -30,11 +29,7 @@ def probe(
     if as_json:
         typer.echo(machine_json.dump(found), nl=False)
         return
-    console = Console()
-    console = console if console.is_terminal else Console(width=120)
-    console.print(found.name)
-    for table in (devices_table(found), links_table(found)):
-        console.print(table)
+    print_tables(found.name, devices_table(found), links_table(found))
 
 
 def devices_table(machine: MachineProfile) -> Table:

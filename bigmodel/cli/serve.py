@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from .model_options import (
-    Budgets,
-    DeviceMap,
-    DraftModel,
-    DType,
-    Model,
-    Offload,
-    OffloadDType,
-    OffloadFolder,
-    RemoteCode,
-    Revision,
-)
+from . import model_options as shared
 
 if TYPE_CHECKING:
     from server import Loaded, Loading, Settings
@@ -68,18 +57,18 @@ Log: TypeAlias = Annotated[LogLevel, typer.Option(help="How much to log.")]
 
 
 def serve(
-    model: Model,
+    model: shared.Model,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     served_model_name: Name = None,
-    max_memory: Budgets = None,
-    device_map: DeviceMap = "auto",
-    dtype: DType = "auto",
-    offload: Offload = "stream",
-    offload_dtype: OffloadDType = None,
-    offload_folder: OffloadFolder = None,
-    revision: Revision = None,
-    trust_remote_code: RemoteCode = False,
+    max_memory: shared.Budgets = None,
+    device_map: shared.DeviceMap = "auto",
+    dtype: shared.DType = "auto",
+    offload: shared.Offload = "stream",
+    offload_dtype: shared.OffloadDType = None,
+    offload_folder: shared.OffloadFolder = None,
+    revision: shared.Revision = None,
+    trust_remote_code: shared.RemoteCode = False,
     api_key: Keys = None,
     api_key_file: KeyFile = None,
     max_sequences: Sequences = None,
@@ -89,7 +78,7 @@ def serve(
     kv_memory: KVMemory = None,
     prefix_cache: PrefixCache = True,
     batch_invariant: Invariant = True,
-    draft_model: DraftModel = None,
+    draft_model: shared.DraftModel = None,
     draft_tokens: DraftTokens = 4,
     request_timeout: RequestTimeout = None,
     drain_timeout: DrainTimeout = 30.0,
@@ -131,27 +120,35 @@ def serve(
 
 
 def _keys(path: Path) -> list[str]:
-    return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+    """The keys in a file. One without any must not leave the server open to everybody."""
+    from bigmodel.errors import ServeError
+
+    try:
+        keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ServeError(f"{path}: is no text in UTF-8 ({error.reason} at byte {error.start})") from error
+    if not keys:
+        raise ServeError(f"{path}: holds no key; write one a line, or leave --api-key-file out for an open server")
+    return keys
 
 
 def _load(model: str, draft_model: str | None, options: LoadOptions, progress: Loading) -> Loaded:
-    from server.loading import load, with_draft
+    from server.loading import load_with_draft
 
-    loaded = load(model, **options, progress=progress)
-    return loaded if draft_model is None else with_draft(loaded, load(draft_model, progress=progress))
+    return load_with_draft(model, draft_model, progress=progress, **options)
 
 
 def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: str) -> int:
     import logging
 
     from server import create_app
-    from server.run import bind, run
+    from server.run import bind, run, url
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s")
     listener = bind(host, port)
     app = create_app(loader=loader, settings=settings)
     address, chosen = listener.getsockname()[:2]
-    typer.echo(f"serving {settings.model_name} on http://{address}:{chosen}", err=True)
+    typer.echo(f"serving {settings.model_name} on {url(address, chosen)}", err=True)
     code = run(app, listener, log_level=log_level)
     if app.state.server.failure is not None:
         typer.echo(f"error: {app.state.server.failure}", err=True)
@@ -162,9 +159,10 @@ def _replicate(loader: Loader, settings: Settings, host: str, port: int, replica
     from server import create_app
     from server.engine.options import DEFAULT_SEQUENCES
     from server.replicas import free_port, run_replicas
+    from server.run import url
 
     port = port or free_port(host)
-    typer.echo(f"serving {replicas} replicas of {settings.model_name} on http://{host}:{port}", err=True)
+    typer.echo(f"serving {replicas} replicas of {settings.model_name} on {url(host, port)}", err=True)
     return run_replicas(
         partial(create_app, loader=loader, settings=settings),
         replicas=replicas,

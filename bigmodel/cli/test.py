@@ -17,7 +17,7 @@ def test(
     ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Check on the CPU.")] = False,
     num_processes: Annotated[
-        int | None, typer.Option("--num_processes", "--num-processes", help="Processes to start.")
+        int | None, typer.Option("--num_processes", "--num-processes", min=1, help="Processes to start.")
     ] = None,
 ) -> None:
     """Launch a small training job with the configuration and check what it computes."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .model_options import AsJson, BatchSize, Budgets, DType, Model
+from .tables import print_tables
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,8 +36,6 @@ def verify(
     import json
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from bigmodel.dispatch.verify import verify as run
     from server.loading import parse_max_memory
 
@@ -53,8 +52,7 @@ def verify(
     if as_json:
         typer.echo(json.dumps([{**asdict(each), "error": each.error} for each in findings], indent=1))
     else:
-        console = Console()
-        (console if console.is_terminal else Console(width=120)).print(findings_table(findings))
+        print_tables(findings_table(findings))
         for note in found.notes:
             typer.echo(f"note: {note}")
     tolerated = {"bytes": tolerance, "seconds": time_tolerance}

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import server.loading
 from bigmodel.cli.generate import generate
+from bigmodel.errors import ServeError
 from server import Loaded
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
@@ -83,6 +84,13 @@ def test_a_prompt_longer_than_the_context_is_refused() -> None:
     assert result.exit_code != 0
     assert "2000 tokens" in str(result.exception)
     assert not Path("folder").exists()
+
+
+@pytest.mark.parametrize("prompt", ["\udcff", "-"])
+def test_a_prompt_that_is_no_text_is_refused(prompt: str) -> None:
+    result = CliRunner().invoke(command, ["folder", prompt], input=b"\xff\xfe")
+    assert isinstance(result.exception, ServeError)
+    assert "no text" in str(result.exception)
 
 
 def test_what_becomes_of_parts_that_do_not_fit_is_passed_on(loaded: dict[str, Any]) -> None:

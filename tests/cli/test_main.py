@@ -86,6 +86,13 @@ def test_debug_after_the_script_belongs_to_the_script() -> None:
     assert arguments == ["launch", "train.py", "--debug"]
 
 
+def test_a_letter_that_the_terminal_does_not_have_is_no_failure() -> None:
+    code = "from bigmodel.cli import main as cli; cli.run = lambda arguments, debug: print('µ'); cli.main(['env'])"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "?\n")
+
+
 def test_help_needs_no_torch() -> None:
     code = "import sys; from bigmodel.cli.main import run; run(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=False).returncode == 0

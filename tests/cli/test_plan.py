@@ -49,6 +49,14 @@ def test_training_is_planned_for_one_of_several_ranks(folder: Path, capsys: pyte
     assert found[1]["total"] < found[0]["total"]
 
 
+@pytest.mark.parametrize("option", [["--ranks", "2"], ["--sharding", "fsdp"], ["--checkpointing"]])
+def test_an_option_of_training_is_not_ignored_without_it(
+    folder: Path, option: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", str(folder), *option]) == 2
+    assert "--train" in capsys.readouterr().err
+
+
 def test_training_under_budgets_is_planned_part_by_part(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     training = ["--train", "adamw", "--context", "16", "--max-memory", "cpu=10MB", "--json"]
     assert run(["plan", str(folder), *training]) == 0

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import server.run
 from bigmodel.cli.serve import serve
+from bigmodel.errors import ServeError
 from server import EngineOptions, Settings
 
 command = typer.Typer()
@@ -63,6 +64,18 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
     assert (engine.max_sequences, engine.max_queue, engine.max_length) == (3, 5, 99)
     assert (engine.kv_bytes, engine.max_batch_tokens) == (2 << 30, 256)
     assert (engine.row_multiple, engine.prefix_cache) == (1, False)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\n", b"\xff\xfe"])
+def test_a_file_without_keys_does_not_leave_the_server_open(
+    served: dict[str, Any], tmp_path: Path, content: bytes
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_bytes(content)
+    result = invoke("--api-key-file", str(keys))
+    assert isinstance(result.exception, ServeError)
+    assert str(keys) in str(result.exception)
+    assert "settings" not in served
 
 
 def test_a_key_in_the_environment_counts(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

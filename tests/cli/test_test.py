@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from bigmodel.cli.main import run
+
 ROOT = Path(__file__).parents[2]
+
+
+def test_no_process_checks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["test", "--num_processes", "0"]) == 2
+    assert "num_processes" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 
 from bigmodel.errors import CheckpointNotFoundError, ServeError, SizeError
 from server import Loaded, Loading
-from server.loading import display_name, load, parse_max_memory, with_draft
+from server.loading import display_name, load, load_with_draft, parse_max_memory, with_draft
 from server.state import LoadingCancelledError
 from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
@@ -82,6 +82,14 @@ def test_loading_stops_when_it_is_told_to(folder: Path) -> None:
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServeError, match=str(tmp_path)):
         load(str(tmp_path))
+
+
+def test_a_draft_model_is_loaded_beside_the_model(folder: Path) -> None:
+    options = {"max_memory": {"cpu": "8MiB"}, "context_length": 64}
+    assert load_with_draft(str(folder), None, **options).draft_model is None  # type: ignore[arg-type]
+    both = load_with_draft(str(folder), str(folder), **options)  # type: ignore[arg-type]
+    assert both.draft_model is not None
+    assert both.draft_model is not both.model
 
 
 def test_a_draft_model_must_speak_the_same_tokens() -> None:

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from bigmodel.errors import ServeError
-from server.run import bind
+from server.run import bind, url
 from tests.server.serve_tiny import serve
 
 
@@ -172,3 +172,10 @@ def test_an_address_in_use_is_named() -> None:
 def test_what_is_no_port_is_refused(port: int) -> None:
     with pytest.raises(ServeError, match=f"{port} is no port"):
         bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("127.0.0.1", "http://127.0.0.1:80"), ("::1", "http://[::1]:80"), ("box", "http://box:80")]
+)
+def test_an_address_is_shown_as_browsers_write_it(host: str, shown: str) -> None:
+    assert url(host, 80) == shown

@@ -1,0 +1,14 @@
+"""Tables on standard output."""
+
+from __future__ import annotations
+
+
+def print_tables(*shown: object) -> None:
+    """Print what rich can draw, as wide as the terminal; in a pipe there is none to fit into."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
+    for each in shown:
+        console.print(each)
