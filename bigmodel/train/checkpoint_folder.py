@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bigmodel.errors import CheckpointError, CheckpointNotFoundError
+from bigmodel.errors import CheckpointError, CheckpointFormatError, CheckpointNotFoundError
 from bigmodel.train.files import sync_folder, written_atomically
 from bigmodel.train.operations import gather_object
 from bigmodel.train.state import RankOperations
@@ -35,42 +35,53 @@ def replaced(target: Path, ranks: RankOperations, writes: bool) -> Iterator[Path
         writes: whether this process makes and moves folders for all.
 
     Raises:
-        CheckpointError: another process failed. `target` is as it was.
+        CheckpointError: another process failed. `target` is as it was, or `recover` makes it the new checkpoint.
     """
     inside = target.is_dir()
     partial = target / _PARTIAL if inside else target.with_name(f".{target.name}{_PARTIAL}")
-    ranks.wait_for_everyone()
-    if writes:
-        if inside:
-            recover(target)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    ranks.wait_for_everyone()
+    ranks.wait_for_everyone()  # all have looked whether the folder is there
+    with _all_or_none(target):
+        if writes:
+            _begin(partial, target, inside)
+    try:
+        with _all_or_none(target):
+            yield partial
+    except Exception:
+        if writes:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    with _all_or_none(target):
+        if writes:
+            _commit(partial, target, inside)
+
+
+@contextmanager
+def _all_or_none(target: Path) -> Iterator[None]:
+    """Let all processes fail where one has, instead of waiting for it."""
     failure: BaseException | None = None
     try:
-        yield partial
+        yield
     except BaseException as error:
         failure = error
         raise
     finally:
         if failure is None or isinstance(failure, Exception):
-            _agree(failure, ranks, partial if writes else None)
-    if writes:
-        _commit(partial, target, inside)
-    ranks.wait_for_everyone()
+            _agree(failure, target)
 
 
-def _agree(failure: BaseException | None, ranks: RankOperations, partial: Path | None) -> None:
-    """Let all processes fail where one has."""
+def _agree(failure: BaseException | None, target: Path) -> None:
     reports = gather_object([None if failure is None else f"{type(failure).__name__}: {failure}"])
     failed = {rank: report for rank, report in enumerate(reports) if report is not None}
-    if not failed:
-        return
-    if partial is not None:
-        shutil.rmtree(partial, ignore_errors=True)
-    if failure is None:
+    if failed and failure is None:
         rank, report = next(iter(failed.items()))
-        raise CheckpointError(f"nothing was saved: process {rank} failed with {report}")
+        raise CheckpointError(f"{target} was not written: process {rank} failed with {report}")
+
+
+def _begin(partial: Path, target: Path, inside: bool) -> None:
+    if inside:
+        recover(target)
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
 
 
 def _commit(partial: Path, target: Path, inside: bool) -> None:
@@ -91,10 +102,10 @@ def recover(target: Path) -> None:
     """Finish what a process that was killed had begun to move, and drop what it had not finished writing."""
     journal = target / _MOVES
     if journal.is_file():
-        work = json.loads(journal.read_text())
-        for name in work["remove"]:
+        work = _read_json(journal)
+        for name in _own_names(work.get("remove")):
             _remove(target / name)
-        for name in work["move"]:
+        for name in _own_names(work.get("move")):
             source = target / _PARTIAL / name
             if source.exists():
                 if source.is_dir():
@@ -115,7 +126,7 @@ def describe(folder: Path, description: dict[str, object]) -> None:
 def description_of(folder: Path) -> dict[str, object]:
     """Return what `describe` wrote; nothing for checkpoints of other libraries."""
     path = folder / _CONTENT
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+    return _read_json(path) if path.is_file() else {}
 
 
 def number_of(folder: Path) -> int | None:
@@ -150,9 +161,14 @@ def _numbered(parent: Path) -> list[Path]:
 
 
 def _content(target: Path) -> list[str]:
-    """Names that the checkpoint in `target` is made of; none that lead elsewhere."""
-    names = description_of(target).get("files", [])
-    return [str(name) for name in names if Path(str(name)).name == name]  # type: ignore[attr-defined]
+    """Names that the checkpoint in `target` is made of."""
+    return _own_names(description_of(target).get("files"))
+
+
+def _own_names(names: object) -> list[str]:
+    """Return those of `names`, read from a file that anybody may have written, that lie in the folder itself."""
+    given = [str(name) for name in names] if isinstance(names, list) else []
+    return [name for name in given if name not in ("", "..") and Path(name).name == name]
 
 
 def _remove(path: Path) -> None:
@@ -160,6 +176,16 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointFormatError(f"{path} is damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointFormatError(f"{path} holds a {type(content).__name__} instead of an object")
+    return content
 
 
 def _write_json(content: object, path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bigmodel.errors import CheckpointError, CheckpointNotFoundError
+from bigmodel.errors import CheckpointError, CheckpointFormatError, CheckpointNotFoundError
 from bigmodel.train import PartialState, checkpoint_folder
 from tests.train.multiprocess import on_ranks
 
@@ -81,10 +81,33 @@ def test_a_description_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
     target = tmp_path / "checkpoint"
     (tmp_path / "outside").write_text("kept")
     write(target, a="1")
-    (target / "checkpoint.json").write_text(json.dumps({"files": ["../outside", "a", "/etc/passwd"]}))
+    (target / "checkpoint.json").write_text(json.dumps({"files": ["../outside", "..", ".", "", "a", "/etc/passwd"]}))
     write(target, b="2")
     assert (tmp_path / "outside").read_text() == "kept"
     assert content(target) == {"b": "2"}
+
+
+def test_a_list_of_moves_cannot_lead_out_of_its_folder(tmp_path: Path) -> None:
+    target = tmp_path / "checkpoint"
+    write(target, a="1")
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    work = {"remove": ["../outside", str(outside), ".."], "move": ["../../outside", "..", str(outside)]}
+    (target / ".moves.json").write_text(json.dumps(work))
+    checkpoint_folder.recover(target)
+    assert outside.read_text() == "kept"
+    assert content(target) == {"a": "1"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\udcff"])
+def test_a_damaged_description_or_list_is_said_to_be_one(tmp_path: Path, text: str) -> None:
+    for name, read in (
+        ("checkpoint.json", checkpoint_folder.description_of),
+        (".moves.json", checkpoint_folder.recover),
+    ):
+        (tmp_path / name).write_text(text, errors="surrogateescape")
+        with pytest.raises(CheckpointFormatError, match=name):
+            read(tmp_path)
 
 
 def test_the_newest_is_that_with_the_highest_number(tmp_path: Path) -> None:
@@ -132,3 +155,21 @@ def test_when_one_process_fails_all_do_and_the_old_checkpoint_stays(folder: Path
             raise OSError("full")
     state.wait_for_everyone()
     assert content(folder / "c") == {"a": "1"}
+
+
+@on_ranks
+def test_when_the_process_that_writes_for_all_cannot_make_or_move_the_folder_all_fail(folder: Path) -> None:
+    state = PartialState()
+    expected = CheckpointError if state.process_index else OSError
+    (folder / "file").write_text("not a folder")
+    with pytest.raises(expected), checkpoint_folder.replaced(folder / "file" / "c", state, state.is_main_process):
+        raise AssertionError("there is no folder to write in")
+    with (
+        pytest.raises(expected),
+        checkpoint_folder.replaced(folder / "taken", state, state.is_main_process) as partial,
+    ):
+        (partial / f"rank{state.process_index}").write_text("x")
+        state.wait_for_everyone()
+        if state.is_main_process:
+            (folder / "taken").write_text("in the way")
+    state.wait_for_everyone()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bigmodel.checkpoint import Checkpoint, write
 from bigmodel.errors import CheckpointMismatchError, CheckpointNotFoundError
@@ -98,13 +99,21 @@ def _without_ties(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dic
     tied: dict[str, str] = {}
     seen: dict[Any, str] = {}
     for name, tensor in tensors.items():
-        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        place = (tensor.device, _address(tensor), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if tensor.numel() and place in seen:
             tied[name] = seen[place]
         else:
             kept[name] = tensor
             seen[place] = name
     return kept, tied
+
+
+def _address(tensor: Tensor) -> tuple[int, ...]:
+    """Return where the elements lie: of a tensor around others (as a virtual one is), where those have theirs."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return (tensor.data_ptr(),)
+    names, _ = tensor.__tensor_flatten__()
+    return tuple(address for name in names for address in _address(getattr(tensor, name)))
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -33,6 +33,18 @@ class Tied(nn.Module):
         self.extra = state["text"]
 
 
+@pytest.mark.usefixtures("accelerators")
+def test_of_an_accelerator_tied_tensors_and_no_others_are_written_once(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    model[2].weight = model[0].weight
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    save_weights(model.to("virtual:0").state_dict(), tmp_path, 0)
+    found = load_weights(tmp_path, 0)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert found.keys() - load_file(tmp_path / "model.safetensors").keys() == {"2.weight"}
+
+
 @pytest.mark.parametrize("safe", [True, False])
 def test_everything_comes_back_in_place(tmp_path: Path, safe: bool) -> None:
     model, other = Tied(), Tied()
