@@ -46,14 +46,16 @@ def normalize_dtype(dtype: DtypeLike) -> torch.dtype | CustomDtype:
 
 
 def torch_dtype(dtype: DtypeLike) -> torch.dtype:
-    """Return the `torch.dtype` meant by its name or itself: one that weights can be loaded as.
+    """Return the `torch.dtype` meant by its name or itself: one of floating point, that weights can be loaded as.
 
     Raises:
         PlanError: it is none.
     """
     found = normalize_dtype(dtype)
-    if isinstance(found, CustomDtype):
-        raise PlanError(f"weights cannot be loaded with the dtype {found.value}; give one of torch, such as 'bfloat16'")
+    if isinstance(found, CustomDtype) or not found.is_floating_point:
+        raise PlanError(
+            f"weights cannot be loaded with the dtype {dtype_name(found)}; give one of floating point, such as 'bfloat16'"
+        )
     return found
 
 

@@ -65,6 +65,7 @@ def test_a_folder_without_safetensors_is_refused(folder: Path) -> None:
         profile_source(folder)
 
 
-def test_a_dtype_that_torch_cannot_hold_is_refused(folder: Path) -> None:
-    with pytest.raises(PlanError, match="int4"):
-        profile_source(folder, dtype="int4")
+@pytest.mark.parametrize("dtype", ["int4", "int8"])
+def test_a_dtype_that_a_model_cannot_be_loaded_as_is_refused(dtype: str, folder: Path) -> None:
+    with pytest.raises(PlanError, match=f"the dtype {dtype}; give one of floating point"):
+        profile_source(folder, dtype=dtype)
