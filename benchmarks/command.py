@@ -84,14 +84,22 @@ def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
     if name not in known:
         raise UsageError(f"{arguments[0]!r} is no question; ask one of {', '.join(known)}")
     module: Any = importlib.import_module(f"{__package__}.{name.replace('-', '_')}")
-    options = _parser(f"{program} {name}", known[name], module).parse_args(arguments[1:])
+    parser = _parser(f"{program} {name}", known[name], module)
+    options = parser.parse_args(arguments[1:])
+    _check_device(parser, options.device, module)
+    if options.threads is not None:
+        import torch
+
+        torch.set_num_threads(options.threads)
     report: Report = module.run(options)
     report.notes += disturbances(report)
     if options.quick:
         report.notes.append("tiny sizes: the figures show that it runs, not how fast")
+    # Kept before anything is printed: whoever reads the output may have gone by now.
+    kept = options.results is not None or not options.quick
+    path = save_report(report, arguments, options.results or RESULTS) if kept else None
     _print(report, options, arguments)
-    if options.results is not None or not options.quick:
-        path = save_report(report, arguments, options.results or RESULTS)
+    if path is not None:
         print(f"results kept in {path}", file=sys.stderr)
     return 1 if options.check and not report.kept else 0
 
@@ -114,6 +122,13 @@ def _parser(program: str, question: str, module: Any) -> argparse.ArgumentParser
     return parser
 
 
+def _check_device(parser: _Parser, device: str, module: Any) -> None:
+    """Refuse a device that the figures would only be labelled with."""
+    known = getattr(module, "DEVICES", (parser.get_default("device"),))
+    if device.partition(":")[0] not in known:
+        parser.error(f"it cannot be asked with --device {device}, only with {' or '.join(known)}")
+
+
 def default_workdir() -> Path:
     """Return the folder for checkpoints: of the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -121,10 +136,9 @@ def default_workdir() -> Path:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
+    if not (text.isdecimal() and int(text)):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
+    return int(text)
 
 
 def _print(report: Report, options: argparse.Namespace, arguments: Sequence[str]) -> None:

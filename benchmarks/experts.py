@@ -27,6 +27,9 @@ ROOMY, TIGHT = "bigmodel, chosen experts, half cached", "bigmodel, chosen expert
 LAYERS, ACCELERATE = "bigmodel, whole layers", "accelerate, whole layers"
 LINK = 4e9
 
+DEVICES = ("virtual", "cuda")
+"""Where it can be asked."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""

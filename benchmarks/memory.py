@@ -21,6 +21,9 @@ WEIGHTS, LOADED, PEAK = "weights", "allocated after load", "peak of a generation
 ACCELERATOR_ERROR = 0.01
 VIRTUAL_SHARE = 0.6
 
+DEVICES = ("cpu", "cuda", "virtual")
+"""Where it can be asked."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""

@@ -22,6 +22,9 @@ PLAIN, STREAMED, HALF = "plain", "streamed", "every other block streamed"
 COPIES, ACCELERATE = "copies alone", "accelerate"
 LIMIT = 30e-6
 
+DEVICES = ("virtual", "cuda")
+"""Where it can be asked."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""

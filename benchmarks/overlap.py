@@ -38,6 +38,10 @@ class Grid:
     ratios: tuple[float, ...]
 
 
+DEVICES = ("virtual", "cuda")
+"""Where it can be asked."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""
     parser.add_argument("--steps", type=int, default=3, help="steps behind each value")

@@ -37,6 +37,9 @@ RAW = "raw: MADV_POPULATE_READ, 8 MiB"
 LIMIT = 1.1
 LINKS = (0.5e9, 1e9, 2e9, 4e9)
 
+DEVICES = ("virtual", "cuda")
+"""Where it can be asked."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""

@@ -27,6 +27,9 @@ KINDS = (None, "int8", "int4")
 EXACT = "float32"
 SMALL = "float32, small"
 
+DEVICES = ("virtual", "cuda")
+"""Where it can be asked."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""

@@ -19,6 +19,9 @@ OURS = "bigmodel, resident"
 ACCELERATE = "accelerate, resident, hooks forced"
 LIMIT = 1.01
 
+DEVICES = ("cpu", "cuda")
+"""Where it can be asked."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 WIDTH, BLOCKS = 64, 12
 
+DEVICES = ("virtual", "cuda")
+"""Where it can be asked."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""

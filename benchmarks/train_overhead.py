@@ -18,6 +18,9 @@ from .harness import Column, Limit, Report, Samples, Table, Variant, comparison_
 BARE, BIGMODEL, ACCELERATE = "bare PyTorch", "bigmodel", "accelerate"
 LIMIT = 0.01
 
+DEVICES = ("cpu", "cuda")
+"""Where it can be asked."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""

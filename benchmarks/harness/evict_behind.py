@@ -14,6 +14,8 @@ import torch
 from bigmodel.checkpoint import MappedRegion, mapped_region, release
 from bigmodel.dispatch import mapped_block
 
+from .errors import BenchmarkError
+
 
 @contextlib.contextmanager
 def evicting_behind() -> Iterator[None]:
@@ -21,8 +23,12 @@ def evicting_behind() -> Iterator[None]:
 
     A kernel with memory to spare would keep them, and give them back where a smaller machine reads its disk. Pages that
     lie partly on neighbours which are still mapped stay.
+
+    Raises:
+        BenchmarkError: A file could not be opened, so that some of it may have stayed.
     """
     regions: queue.SimpleQueue[MappedRegion | None] = queue.SimpleQueue()
+    failures: list[OSError] = []
 
     def release_and_evict(tensor: torch.Tensor) -> None:
         region = mapped_region(tensor)
@@ -30,7 +36,7 @@ def evicting_behind() -> Iterator[None]:
         if region is not None:
             regions.put(region)
 
-    evictor = threading.Thread(target=_evict, args=(regions,), name="evict behind")
+    evictor = threading.Thread(target=_evict, args=(regions, failures), name="evict behind")
     evictor.start()
     try:
         with mock.patch.object(mapped_block, "release", release_and_evict):
@@ -38,12 +44,17 @@ def evicting_behind() -> Iterator[None]:
     finally:
         regions.put(None)
         evictor.join()
+    if failures:
+        raise BenchmarkError(f"what was let go of may have stayed in memory: {failures[0]}") from failures[0]
 
 
-def _evict(regions: queue.SimpleQueue[MappedRegion | None]) -> None:
+def _evict(regions: queue.SimpleQueue[MappedRegion | None], failures: list[OSError]) -> None:
     while (region := regions.get()) is not None:
-        descriptor = os.open(region.path, os.O_RDONLY)
         try:
-            os.posix_fadvise(descriptor, region.offset, region.nbytes, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(region.path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, region.offset, region.nbytes, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            failures.append(error)

@@ -80,7 +80,7 @@ def read_beside(compute: Callable[[], object], name: str, files: Sequence[Path])
 
 def _in_threads(files: Sequence[Path], threads: int, step: int, flags: int) -> int:
     """Read all chunks of all files, each thread taking the next one that nobody has taken."""
-    descriptors = {file: os.open(file, os.O_RDONLY | flags) for file in files}
+    descriptors: dict[Path, int] = {}
     chunks = _chunks(files, step)
     lock = threading.Lock()
     totals: list[int] = []
@@ -102,6 +102,8 @@ def _in_threads(files: Sequence[Path], threads: int, step: int, flags: int) -> i
 
     workers = [threading.Thread(target=work, name=f"raw reader {number}") for number in range(threads)]
     try:
+        for file in files:
+            descriptors[file] = os.open(file, os.O_RDONLY | flags)
         for worker in workers:
             worker.start()
         for worker in workers:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from benchmarks import command
 from benchmarks.harness import BenchmarkError, Column, Limit, Report, Table
@@ -56,6 +57,30 @@ def test_a_question_is_answered_and_its_result_kept(tmp_path: Path, capsys: pyte
     assert json.loads(path.read_text())["tables"][0]["rows"] == [{"word": "hello", "rounds": 3}]
 
 
+def test_a_result_is_kept_though_nobody_reads_the_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def gone(*arguments: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(command, "show", gone)
+    assert command.main(["echo", "hello", "--results", str(tmp_path)]) == 1
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_threads_are_those_asked_for() -> None:
+    for threads in (1, 2):
+        assert command.main(["echo", "--quick", "--threads", str(threads)]) == 0
+        assert torch.get_num_threads() == threads
+
+
+def test_figures_are_not_labelled_with_a_device_they_were_not_measured_on(
+    question: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["echo", "--quick", "--device", "cuda"]) == 2
+    assert "--device cuda, only with cpu" in capsys.readouterr().err
+    question.DEVICES = ("cpu", "cuda")  # type: ignore[attr-defined]
+    assert command.main(["echo", "--quick", "--device", "cuda:0"]) == 0
+
+
 def test_a_quick_answer_is_kept_only_where_it_is_told_to(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["echo", "--quick"]) == 0
     assert "results kept" not in capsys.readouterr().err
@@ -76,7 +101,14 @@ def test_a_missed_limit_fails_only_if_it_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nothing"], ["echo", "--nothing"], ["echo", "--rounds", "0"], ["echo", "--json", "--csv"]]
+    "arguments",
+    [
+        ["nothing"],
+        ["echo", "--nothing"],
+        ["echo", "--rounds", "0"],
+        ["echo", "--rounds", "x"],
+        ["echo", "--json", "--csv"],
+    ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(arguments) == 2

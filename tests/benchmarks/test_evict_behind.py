@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.harness import BenchmarkError
 from benchmarks.harness.evict_behind import evicting_behind
 from benchmarks.harness.pagecache import cached_bytes
 from bigmodel.checkpoint import Checkpoint
+from bigmodel.dispatch import mapped_block
 from bigmodel.dispatch.mapped_block import MappedBlock, Owner
 from bigmodel.dispatch.source_file import SourceFiles
 
@@ -45,6 +48,19 @@ def test_what_a_block_drops_leaves_the_page_cache(shard: Path) -> None:
     with evicting_behind():
         dropped(shard)
     assert cached_bytes(shard) < 2**20
+
+
+def test_what_cannot_be_thrown_out_is_told(shard: Path, tmp_path: Path) -> None:
+    gone = shutil.copy(shard, tmp_path)
+
+    def drop_what_has_gone() -> None:
+        with evicting_behind():
+            weight = Checkpoint.open(gone).tensor("weight")
+            os.unlink(gone)
+            mapped_block.release(weight)
+
+    with pytest.raises(BenchmarkError, match="may have stayed"):
+        drop_what_has_gone()
 
 
 def test_afterwards_nothing_is_thrown_out_and_no_thread_is_left(shard: Path) -> None:
