@@ -91,6 +91,7 @@ def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
         import torch
 
         torch.set_num_threads(options.threads)
+    options.workdir.mkdir(parents=True, exist_ok=True)
     report: Report = module.run(options)
     report.notes += disturbances(report)
     if options.quick:

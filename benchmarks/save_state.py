@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -33,9 +34,9 @@ def run(options: argparse.Namespace) -> Report:
     """Measure saving beside writing, and the memory each takes."""
     os.environ["ACCELERATE_USE_CPU"] = "true"
     nbytes = (6 if options.quick else options.megabytes) * 10**6
-    folder = Path(options.workdir) / "save_state"
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
+        folder = Path(scratch) / "state"
+        folder.mkdir()
         savers = {
             RAW: _raw(nbytes, folder),
             BIGMODEL: _bigmodel(nbytes, folder),
@@ -43,8 +44,6 @@ def run(options: argparse.Namespace) -> Report:
         }
         variants = [Variant(name, partial(_measured, save), partial(_emptied, folder)) for name, save in savers.items()]
         samples = measure(variants, options.rounds, seed=options.seed)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     columns = [
         Column("variant"),
         Column("seconds", "seconds"),

@@ -124,7 +124,8 @@ class Replacement:
         for single, index, suffix in formats:
             old |= {single, index} | {name for name in present if _SHARD.fullmatch(name) and name.endswith(suffix)}
             if index in present:
-                old |= _named_in(self.folder / index)
+                # An index may name any file of its folder; only weights are ours to remove.
+                old |= {name for name in _named_in(self.folder / index) if name.endswith(suffix)}
         return old & present
 
     def _refuse_if_hidden(self) -> None:

@@ -66,6 +66,12 @@ def test_a_result_is_kept_though_nobody_reads_the_answer(monkeypatch: pytest.Mon
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_the_folder_for_checkpoints_is_there_when_it_is_wanted(tmp_path: Path) -> None:
+    folder = tmp_path / "not" / "yet"
+    assert command.main(["echo", "--quick", "--workdir", str(folder)]) == 0
+    assert folder.is_dir()
+
+
 def test_threads_are_those_asked_for() -> None:
     for threads in (1, 2):
         assert command.main(["echo", "--quick", "--threads", str(threads)]) == 0

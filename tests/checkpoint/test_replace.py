@@ -55,6 +55,17 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], list[float]]:
     return start
 
 
+def test_an_index_that_names_other_files_does_not_make_them_go(tmp_path: Path) -> None:
+    save_model(OLD, tmp_path, LAYOUTS["two_shards"])
+    notes, index = tmp_path / "notes.txt", tmp_path / "model.safetensors.index.json"
+    notes.write_text("mine")
+    shard = next(tmp_path.glob("*-00002-of-*.safetensors")).name
+    index.write_text(index.read_text().replace(shard, notes.name))
+    save_model(NEW, tmp_path)
+    assert notes.read_text() == "mine"
+    assert values(tmp_path) == 1
+
+
 @pytest.mark.parametrize("safe_new", [True, False], ids=["to_safe", "to_legacy"])
 @pytest.mark.parametrize("safe_old", [True, False], ids=["from_safe", "from_legacy"])
 @pytest.mark.parametrize("new", LAYOUTS)

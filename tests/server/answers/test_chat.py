@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from server.answers.chat import ChatAnswer
 from server.engine import Delta, Done, TokenLogprob
-from server.text.codec import TextCodec
-from tests.server.tiny import tiny_tokenizer
+from tests.server.answers.reading import CODEC, read
 
-CODEC = TextCodec(tiny_tokenizer())
 DONE = Done(prompt_tokens=3, completion_tokens=2, cached_tokens=1)
 
 
 def answer(n: int = 1, **options: bool) -> ChatAnswer:
     return ChatAnswer("chatcmpl-1", 7, "tiny", n, CODEC, **{"logprobs": False, "usage": False, **options})
-
-
-def read(events: bytes) -> list[dict[str, Any]]:
-    """The chunks in a piece of a stream."""
-    return [json.loads(event.removeprefix("data: ")) for event in events.decode().split("\n\n") if event]
 
 
 def test_a_stream_opens_with_the_role_of_each_choice() -> None:

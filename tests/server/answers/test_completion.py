@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
 
 from server.answers.completion import CompletionAnswer
 from server.engine import Delta, Done, TokenLogprob
-from server.text.codec import TextCodec
-from tests.server.tiny import tiny_tokenizer
+from tests.server.answers.reading import CODEC, read
 
-CODEC = TextCodec(tiny_tokenizer())
 DONE = Done(prompt_tokens=3, completion_tokens=2, cached_tokens=0)
 PROMPTS = [CODEC.encode("the"), CODEC.encode("cat")]
 
@@ -20,11 +15,6 @@ PROMPTS = [CODEC.encode("the"), CODEC.encode("cat")]
 def answer(n: int = 1, **options: bool) -> CompletionAnswer:
     given = {"echo": False, "logprobs": False, "usage": False, **options}
     return CompletionAnswer("cmpl-1", 7, "tiny", PROMPTS, n, CODEC, **given)
-
-
-def read(events: bytes) -> list[dict[str, Any]]:
-    """The chunks in a piece of a stream."""
-    return [json.loads(event.removeprefix("data: ")) for event in events.decode().split("\n\n") if event]
 
 
 def test_a_chunk_carries_text_and_reason() -> None:
