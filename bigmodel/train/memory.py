@@ -73,17 +73,20 @@ def find_executable_batch_size(
             starting_batch_size=starting_batch_size,
             reduce_batch_size_fn=reduce_batch_size_fn,
         )
-    names = list(inspect.signature(function).parameters)
+    signature = inspect.signature(function)
+    names = list(signature.parameters)
     if not names:
         raise TypeError(f"{function.__name__} must take the batch size as its first argument")
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if names[0] in kwargs or len(args) >= len(names):
+        try:
+            signature.bind_partial(None, *args, **kwargs)
+        except TypeError as error:
             raise TypeError(
-                f"the batch size ({names[0]}) is given to {function.__name__} by its decorator; leave it out"
-            )
-        batch_size = starting_batch_size
+                f"the batch size ({names[0]}) is given to {function.__name__} by its decorator, leave it out: {error}"
+            ) from None
+        batch_size = tried = starting_batch_size
         while batch_size > 0:
             release_cached_memory()
             try:
@@ -92,9 +95,10 @@ def find_executable_batch_size(
                 if not should_reduce_batch_size(error):
                     raise
             # Outside of `except`, so that the frames that held the memory are gone.
+            tried = batch_size
             smaller = reduce_batch_size_fn() if reduce_batch_size_fn is not None else int(batch_size * 0.9)
             logger.info("a batch of %d does not fit; trying %d", batch_size, smaller)
             batch_size = smaller
-        raise TrainError("no batch size fits: memory ran out even with a batch of 1")
+        raise TrainError(f"no batch size fits: memory ran out even with a batch of {tried}")
 
     return run

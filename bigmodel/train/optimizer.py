@@ -7,12 +7,24 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from bigmodel.train.interrupts import DeferredInterrupt
 from bigmodel.train.scaling import LossScaler
 from bigmodel.train.state.gradient import GradientState
 from bigmodel.train.strategies.base import Strategy
+
+
+def move_state_to_parameters(optimizer: Optimizer) -> None:
+    """Put the state of an optimizer that has stepped, or was loaded, where its parameters have been moved.
+
+    Scalars stay: PyTorch counts steps on the host.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.ndim > 0 and value.device != parameter.device:
+                state[name] = value.to(parameter.device)
 
 
 class AcceleratedOptimizer(Optimizer):

@@ -49,11 +49,16 @@ def _check_autocast(precision: str, device: torch.device) -> None:
 def autocast_context(
     precision: str, device: torch.device, handler: AutocastKwargs | None = None
 ) -> AbstractContextManager[Any]:
-    """Return a `torch.autocast` context for the precision in force; nothing for "no"."""
+    """Return a `torch.autocast` context for the precision in force.
+
+    For "no" it leaves an autocast around it as it is; a handler that is not enabled switches that off.
+    """
     dtype = _DTYPES.get(precision)
-    if dtype is None or (handler is not None and not handler.enabled):
+    if handler is not None and not handler.enabled:
         enabled_outside = torch.is_autocast_enabled(_autocast_type(device))
         return torch.autocast(_autocast_type(device), enabled=False) if enabled_outside else nullcontext()
+    if dtype is None:
+        return nullcontext()
     cache = handler.cache_enabled if handler is not None else None
     return torch.autocast(_autocast_type(device), dtype=dtype, cache_enabled=cache)
 

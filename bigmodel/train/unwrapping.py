@@ -9,6 +9,11 @@ from torch import nn
 from bigmodel.train.precision import MixedPrecisionForward
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the model that `torch.compile` was given, where it has made this one."""
+    return getattr(model, "_orig_mod", model)
+
+
 def bare_model(
     model: nn.Module,
     unwrap: Callable[[nn.Module], nn.Module],
@@ -17,13 +22,13 @@ def bare_model(
 ) -> nn.Module:
     """Return the user's model inside compilation and the strategy's wrapper (taken off by `unwrap`)."""
     compiled = model if hasattr(model, "_orig_mod") else None
-    inner = unwrap(model._orig_mod if compiled is not None else model)  # type: ignore[arg-type]
-    inner_compiled = inner if hasattr(inner, "_orig_mod") else None
-    if inner_compiled is not None:
-        compiled, inner = inner_compiled, inner._orig_mod  # type: ignore[assignment]
+    inner = unwrap(uncompiled(model))
+    if hasattr(inner, "_orig_mod"):
+        compiled, inner = inner, uncompiled(inner)
     if not keep_fp32_wrapper:
         MixedPrecisionForward.remove(inner)
-    if compiled is not None and keep_torch_compile:
-        compiled._orig_mod = inner
+    if compiled is None or not keep_torch_compile:
+        return inner
+    if uncompiled(compiled) is inner:
         return compiled
-    return inner
+    return type(compiled)(inner, compiled.dynamo_ctx)  # the prepared model keeps its wrapper

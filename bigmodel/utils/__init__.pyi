@@ -9,6 +9,7 @@ from bigmodel.train.operations.nested import find_device as find_device
 from bigmodel.train.operations.nested import honor_type as honor_type
 from bigmodel.train.operations.nested import is_namedtuple as is_namedtuple
 from bigmodel.train.operations.nested import is_torch_tensor as is_torch_tensor
+from bigmodel.train.operations.padding import pad_input_tensors as pad_input_tensors
 
 from .available import is_aim_available as is_aim_available
 from .available import is_bf16_available as is_bf16_available
@@ -93,7 +94,6 @@ from .structures import ignorant_find_batch_size as ignorant_find_batch_size
 from .structures import initialize_tensors as initialize_tensors
 from .structures import is_tensor_information as is_tensor_information
 from .structures import merge_dicts as merge_dicts
-from .structures import pad_input_tensors as pad_input_tensors
 from .structures import recursive_getattr as recursive_getattr
 from .versions import compare_versions as compare_versions
 from .versions import is_torch_version as is_torch_version

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bigmodel.train.files import write_safetensors
 from bigmodel.train.files.objects import load_object, save_any
 from bigmodel.train.state import PartialState
 
@@ -36,9 +37,7 @@ def save(
         return
     path = Path(f)
     if safe_serialization:
-        from safetensors.torch import save as to_safetensors
-
-        path.write_bytes(to_safetensors({name: tensor.contiguous() for name, tensor in obj.items()}))
+        write_safetensors(obj, path)
     else:
         save_any(obj, path)
 

@@ -8,7 +8,6 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bigmodel.devices import format_size, parse_size
 from bigmodel.train.operations.nested import convert_to_fp32, find_batch_size, recursively_apply
@@ -42,19 +41,6 @@ def initialize_tensors(data_structure: Any) -> Any:
 def ignorant_find_batch_size(data: Any) -> int | None:
     """Return the length of the first tensor in `data`, or None where there is none."""
     return find_batch_size(data)
-
-
-def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
-    """Repeat the last sample until a batch of `batch_size` divides among the processes."""
-    missing = -batch_size % num_processes
-
-    def pad(part: Tensor) -> Tensor:
-        if part.ndim <= dim or part.shape[dim] != batch_size:
-            return part
-        last = part.narrow(dim, batch_size - 1, 1)
-        return torch.cat([part, *[last] * missing], dim=dim)
-
-    return recursively_apply(pad, tensor, error_on_other_type=True)
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:

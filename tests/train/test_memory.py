@@ -110,3 +110,20 @@ def test_mistakes_are_named() -> None:
         train(batch_size=8)
     with pytest.raises(TypeError, match="as its first argument"):
         find_executable_batch_size(lambda: None)
+
+
+def test_a_function_may_take_any_number_of_arguments() -> None:
+    @find_executable_batch_size(starting_batch_size=4)
+    def train(batch_size: int, *data: int, **options: int) -> object:
+        return batch_size, data, options
+
+    assert train(1, 2, 3, x=4) == (4, (1, 2, 3), {"x": 4})
+
+
+def test_the_error_says_what_was_tried_last() -> None:
+    @find_executable_batch_size(starting_batch_size=8, reduce_batch_size_fn=lambda: 0)
+    def train(batch_size: int) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    with pytest.raises(TrainError, match="even with a batch of 8"):
+        train()

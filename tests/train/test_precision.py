@@ -97,3 +97,8 @@ def test_a_device_without_autocast_is_said_to_have_none(monkeypatch: pytest.Monk
     with pytest.raises(TrainError, match=r"no autocast for virtual devices.*mixed_precision='no'"):
         check_precision("bf16", torch.device("virtual:0"))
     virtual.disable()
+
+
+def test_no_precision_leaves_an_autocast_around_it_as_it_is() -> None:
+    with torch.autocast("cpu", torch.bfloat16), autocast_context("no", CPU):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bigmodel.train.precision import MixedPrecisionForward
-from bigmodel.train.unwrapping import bare_model
+from bigmodel.train.unwrapping import bare_model, uncompiled
 
 
 class Wrapper(nn.Module):
@@ -36,3 +36,19 @@ def test_the_plain_forward_comes_back_only_when_asked_for() -> None:
     MixedPrecisionForward.install(model, "bf16", torch.device("cpu"))
     assert isinstance(bare_model(Wrapper(model), unwrap).forward, MixedPrecisionForward)
     assert "forward" not in vars(bare_model(Wrapper(model), unwrap, keep_fp32_wrapper=False))
+
+
+def test_unwrapping_leaves_the_prepared_model_as_it_is() -> None:
+    class Doubling(Wrapper):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.module(x) * 2
+
+    inner = nn.Linear(2, 2)
+    wrapped = Doubling(inner)
+    prepared = torch.compile(wrapped, backend="eager")
+    bare = bare_model(prepared, unwrap)
+    assert uncompiled(prepared) is wrapped
+    assert uncompiled(bare) is inner
+    x = torch.ones(1, 2)
+    assert torch.equal(bare(x), inner(x))
+    assert torch.equal(prepared(x), inner(x) * 2)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from bigmodel.errors import CheckpointNotFoundError
 from bigmodel.train import Accelerator, PartialState
@@ -34,3 +35,11 @@ def test_a_checkpoint_consists_of_these_files(tmp_path: Path) -> None:
     accelerator.save_state(str(tmp_path / "saved"))
     names = {path.name for path in (tmp_path / "saved").iterdir()}
     assert names >= {files.SAFE_WEIGHTS_NAME, f"{files.OPTIMIZER_NAME}.bin", f"{files.RNG_STATE_NAME}_0.pkl"}
+
+
+def test_safetensors_are_such_as_other_libraries_read(tmp_path: Path) -> None:
+    shared = torch.ones(2)
+    files.save({"a": shared, "b": shared}, tmp_path / "tied.safetensors", safe_serialization=True)
+    with safe_open(tmp_path / "tied.safetensors", "pt") as file:
+        assert file.metadata()["format"] == "pt"
+    assert [path.name for path in tmp_path.iterdir()] == ["tied.safetensors"]

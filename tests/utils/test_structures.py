@@ -16,14 +16,6 @@ def test_a_structure_is_data_without_its_numbers() -> None:
     assert structures.get_data_structure(structures.initialize_tensors(structure)) == structure
 
 
-@pytest.mark.parametrize(("rows", "processes", "padded"), [(5, 3, [0, 1, 2, 3, 4, 4]), (4, 2, [0, 1, 2, 3])])
-def test_a_batch_is_filled_with_its_last_sample(rows: int, processes: int, padded: list[int]) -> None:
-    batch = {"x": torch.arange(rows), "other": torch.zeros(rows + 1)}
-    filled = structures.pad_input_tensors(batch, rows, processes)
-    assert filled["x"].tolist() == padded
-    assert filled["other"].shape == (rows + 1,)
-
-
 def test_outputs_become_float32() -> None:
     forward = structures.convert_outputs_to_fp32(lambda x: {"logits": x.half(), "ids": x.long()})
     assert {name: value.dtype for name, value in forward(torch.ones(1)).items()} == {

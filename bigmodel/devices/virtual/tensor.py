@@ -64,6 +64,7 @@ class Board:
 
 
 board = Board()
+_data: Any = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]
 
 
 def keep_backward_in_this_thread() -> None:
@@ -101,6 +102,18 @@ class VirtualTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.held.detach())[:-1] + f", device='{self.device}')"
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same elements, apart from autograd."""
+        return _data.__get__(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        """Take over the elements of `value`, which PyTorch alone would do with its shape only."""
+        _data.__set__(self, value)
+        if isinstance(value, VirtualTensor):
+            self.held, self._allocation = value.held, value._allocation
 
     def tolist(self) -> Any:
         """Return the elements as nested lists of numbers, which PyTorch does for none of the subclasses by itself."""

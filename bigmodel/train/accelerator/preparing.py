@@ -14,7 +14,7 @@ from bigmodel.errors import TrainError
 from bigmodel.train.accelerator.objects import ORDER, is_scheduler, those
 from bigmodel.train.accelerator.preparing_models import PreparingModels
 from bigmodel.train.data import DataLoaderShard, prepare_data_loader, skip_first_batches
-from bigmodel.train.optimizer import AcceleratedOptimizer
+from bigmodel.train.optimizer import AcceleratedOptimizer, move_state_to_parameters
 from bigmodel.train.scheduler import AcceleratedScheduler
 
 
@@ -81,10 +81,11 @@ class Preparing(PreparingModels):
         return self.prepare_optimizer(obj)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:
-        """Wrap an optimizer."""
+        """Wrap an optimizer. What it knows of its parameters is moved to where they are now."""
         if isinstance(optimizer, AcceleratedOptimizer):
             return optimizer
         self._ready_dispatched(self._models, [optimizer])
+        move_state_to_parameters(optimizer)
         wrapped = AcceleratedOptimizer(optimizer, self.strategy, self._scaler)
         self._optimizers.append(wrapped)
         return wrapped

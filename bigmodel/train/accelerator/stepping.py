@@ -16,6 +16,7 @@ from bigmodel.train.accelerator.base import AcceleratorCore
 from bigmodel.train.data.joining import uneven_batches
 from bigmodel.train.handlers import AutocastKwargs, ProfileKwargs
 from bigmodel.train.precision import autocast_context
+from bigmodel.train.unwrapping import uncompiled
 
 
 class Stepping(AcceleratorCore):
@@ -41,16 +42,16 @@ class Stepping(AcceleratorCore):
             return
         with ExitStack() as stack:
             for model in models:
-                stack.enter_context(self.strategy.no_sync(model))
+                stack.enter_context(self.no_sync(model))
             yield
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward passes leave gradients local."""
-        return self.strategy.no_sync(model)
+        return self.strategy.no_sync(uncompiled(model))
 
     def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return a context whose backward communicates gradients although the forward ran under `no_sync`."""
-        return self.strategy.trigger_sync_in_backward(model)
+        return self.strategy.trigger_sync_in_backward(uncompiled(model))
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Back-propagate the loss, divided by the accumulation steps and scaled for fp16.
@@ -130,7 +131,8 @@ class Stepping(AcceleratorCore):
             joinables: the prepared models.
             even_batches: for the body, whether prepared loaders of map-style datasets fill up their last round.
         """
-        with uneven_batches(self._dataloaders, even_batches), self.strategy.join(joinables):
+        bare = [uncompiled(model) for model in joinables]
+        with uneven_batches(self._dataloaders, even_batches), self.strategy.join(bare):
             yield
 
     def maybe_context_parallel(

@@ -28,9 +28,7 @@ def map_style(request: Request) -> DataLoaderShard:
     if type(loader).__iter__ is not loader_class(loader).__iter__ and request.processes == 1:
         return DataLoaderShard(IterableSource(loader), **request.common)
     batches, sampler = _own_sampler(request)
-    on_start = None
-    if isinstance(sampler, RandomSampler) and sampler.generator is None and not config.use_seedable_sampler:
-        on_start = SharedOrder(sampler) if request.processes > 1 else None
+    on_start = SharedOrder(sampler) if _draws_by_itself(sampler, request) else None
     generator = getattr(sampler, "generator", None)
     if generator is None:
         request.common["rng_types"] = [name for name in request.rng_types if name != RNGType.GENERATOR]
@@ -41,25 +39,41 @@ def map_style(request: Request) -> DataLoaderShard:
 
 
 def _own_sampler(request: Request) -> tuple[Any, Any]:
-    """Return (what gives batches of indices, the sampler in it), copies that may be changed."""
-    loader, config = request.loader, request.config
-    batch_sampler = copy.copy(loader.batch_sampler)
-    inner = getattr(batch_sampler, "sampler", None) if batch_sampler is not None else loader.sampler
-    sampler = copy.copy(inner)
+    """Return (what gives batches of indices, the sampler in it).
+
+    They are the user's own, who may go on changing them, but for samplers of PyTorch that have to shuffle alike on
+    every process: these are replaced by others.
+    """
+    loader = request.loader
+    batch_sampler = loader.batch_sampler
+    given = loader.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
+    sampler = _shuffling_alike(given, request)
+    if batch_sampler is None:
+        return sampler, sampler
+    if sampler is given or not isinstance(batch_sampler, BatchSampler):
+        return batch_sampler, given
+    batch_sampler = copy.copy(batch_sampler)
+    batch_sampler.sampler = sampler
+    return batch_sampler, sampler
+
+
+def _shuffling_alike(sampler: Any, request: Request) -> Any:
+    config = request.config
     if config.use_seedable_sampler and type(sampler) is RandomSampler:
         seed = torch.initial_seed() if config.data_seed is None else config.data_seed
-        sampler = SeedableRandomSampler(
+        return SeedableRandomSampler(
             sampler.data_source,
             sampler.replacement,
             sampler._num_samples,
             data_seed=shared_number(seed % 2**63) if request.processes > 1 else seed,
         )
-    if batch_sampler is None:
-        return sampler, sampler
-    if isinstance(batch_sampler, BatchSampler) and sampler is not None:
-        batch_sampler.sampler = sampler
-        return batch_sampler, sampler
-    return batch_sampler, inner
+    return copy.copy(sampler) if _draws_by_itself(sampler, request) else sampler
+
+
+def _draws_by_itself(sampler: Any, request: Request) -> bool:
+    """Whether a sampler would draw an order of its own in each process."""
+    alone = request.processes == 1 or request.config.use_seedable_sampler
+    return not alone and isinstance(sampler, RandomSampler) and sampler.generator is None
 
 
 def iterable_style(request: Request) -> DataLoaderShard:

@@ -1,4 +1,4 @@
-"""Operations on tensors and objects across processes. With one process each gives back what it was given."""
+"""Operations on tensors and objects across processes. With one process each gives back what it was given, or a copy."""
 
 from __future__ import annotations
 
@@ -91,7 +91,9 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 @verify_operation
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """Return the sum or mean over processes of every tensor, times `scale`.
+    """Return the sum or mean over processes of every tensor, times `scale`. The tensors given are left as they are.
+
+    With one process the result is a copy, and keeps its place in autograd's graph.
 
     Args:
         tensor: nested tensors, of the same shapes on every process.
@@ -108,7 +110,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 def _reduce_one(tensor: Tensor, reduction: str, scale: float) -> Tensor:
     state = PartialState()
     if not state.use_distributed or reduction == "none":
-        return tensor
+        return tensor.clone()
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     if reduction == "mean":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from bigmodel.errors import TrainError
+from bigmodel.train.operations.nested import rebuild_mapping
 
 
 def share_bounds(length: int, num_processes: int, process_index: int) -> tuple[int, int]:
@@ -17,7 +19,7 @@ def share_bounds(length: int, num_processes: int, process_index: int) -> tuple[i
 
 
 def process_share(inputs: Any, num_processes: int, process_index: int, apply_padding: bool = False) -> Any:
-    """Return a process's share of a list, tuple, tensor, dict of such of one length, or `datasets.Dataset`.
+    """Return a process's share of a list, tuple, tensor, mapping of such of one length, or `datasets.Dataset`.
 
     With `apply_padding`, shares are filled up to one length with the last element of `inputs`.
 
@@ -33,7 +35,7 @@ def process_share(inputs: Any, num_processes: int, process_index: int, apply_pad
 
 
 def _length(inputs: Any) -> int:
-    if not isinstance(inputs, dict):
+    if not isinstance(inputs, Mapping):
         return len(inputs)
     lengths = {name: len(value) for name, value in inputs.items()}
     if len(set(lengths.values())) > 1:
@@ -42,8 +44,9 @@ def _length(inputs: Any) -> int:
 
 
 def _take(inputs: Any, start: int, end: int, missing: int) -> Any:
-    if isinstance(inputs, dict):
-        return type(inputs)((name, _take(value, start, end, missing)) for name, value in inputs.items())
+    if isinstance(inputs, Mapping):
+        shares = {name: _take(value, start, end, missing) for name, value in inputs.items()}
+        return rebuild_mapping(inputs, shares)
     if isinstance(inputs, torch.Tensor):
         part = inputs[start:end]
         return torch.cat([part, *[inputs[-1:]] * missing]) if missing else part

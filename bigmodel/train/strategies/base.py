@@ -14,6 +14,7 @@ The walk of one `Accelerator.prepare(*objects)`:
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -105,7 +106,10 @@ class Strategy(ABC):
 
     def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
         """Clear the gradients of the optimizer's parameters."""
-        optimizer.zero_grad(set_to_none=set_to_none)
+        if "set_to_none" in inspect.signature(optimizer.zero_grad).parameters:
+            optimizer.zero_grad(set_to_none=set_to_none)
+        else:  # an optimizer of the user's own, or of an older library
+            optimizer.zero_grad()
 
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
         """Return a context in which ranks may run out of batches at different steps."""

@@ -21,6 +21,8 @@ _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 # What FSDP1's strategies mean for FSDP2: free parameters after forward or keep them until backward.
 _RESHARD = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "HYBRID_SHARD_ZERO2": False}
 
+_NUMBERED = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD", "5": "HYBRID_SHARD_ZERO2"}
+
 
 @dataclass
 class FullyShardedDataParallelPlugin:
@@ -79,7 +81,7 @@ class FullyShardedDataParallelPlugin:
         if self.fsdp_version not in (1, 2):
             raise TrainError(f"fsdp_version is {self.fsdp_version}; it must be 1 or 2 (both run FSDP2)")
         strategy = self._strategy()
-        self.hybrid = "HYBRID" in _name(strategy) or _name(strategy) == "4"
+        self.hybrid = isinstance(strategy, str) and "HYBRID" in strategy
         self.reshard_after_forward = _reshard(strategy)
         self._read_flags()
         self._read_wrapping()
@@ -118,13 +120,16 @@ class FullyShardedDataParallelPlugin:
                 param_dtype=dtype, reduce_dtype=torch.float32, output_dtype=torch.float32
             )
 
-    def _strategy(self) -> Any:
+    def _strategy(self) -> bool | int | str:
+        """What is asked for: to reshard or not, a number of ranks, or the upper-case name of a strategy of FSDP1."""
         if self.reshard_after_forward is not None:
-            return self.reshard_after_forward
+            return _as_reshard(self.reshard_after_forward)
         if self.sharding_strategy is not None:
-            return self.sharding_strategy
+            return _as_strategy(self.sharding_strategy)
         reshard = os.environ.get(_PREFIX + "RESHARD_AFTER_FORWARD")
-        return reshard or os.environ.get(_PREFIX + "SHARDING_STRATEGY") or True
+        if reshard:
+            return _as_reshard(reshard)
+        return _as_strategy(os.environ.get(_PREFIX + "SHARDING_STRATEGY") or True)
 
     def _read_flags(self) -> None:
         if self.cpu_offload is None:
@@ -157,24 +162,36 @@ class FullyShardedDataParallelPlugin:
 
 def _name(value: Any) -> str:
     """The upper-case name of an enumeration's member or of a text."""
-    return str(getattr(value, "name", value)).upper()
+    return str(getattr(value, "name", value)).upper().lstrip("_")
 
 
-def _reshard(value: Any) -> bool | int:
+def _as_reshard(value: Any) -> bool | int | str:
+    """Read `reshard_after_forward`. A number above 4 counts ranks; as text, 1 to 4 are FSDP1's strategies, as files of
+    that version give them there."""
     if isinstance(value, int):
         return value
     name = _name(value)
+    return int(name) if name.isdigit() and int(name) > len(_NUMBERED) else _as_strategy(name)
+
+
+def _as_strategy(value: Any) -> bool | str:
+    """Read `sharding_strategy`, which FSDP1 numbered from 1."""
+    name = _name(value)
     if name in ("TRUE", "FALSE"):
         return name == "TRUE"
-    if name.isdigit() and int(name) > 4:
-        return int(name)
-    # FSDP1 numbered its strategies from 1: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD.
-    name = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP", "3": "NO_SHARD", "4": "HYBRID_SHARD"}.get(name, name)
-    if name == "NO_SHARD":
+    return _NUMBERED.get(name, name)
+
+
+def _reshard(strategy: bool | int | str) -> bool | int:
+    if not isinstance(strategy, str):
+        return strategy
+    if strategy == "NO_SHARD":
         raise TrainError("the FSDP strategy NO_SHARD is plain data parallelism; leave FSDP out (MULTI_GPU)")
-    if name not in _RESHARD:
-        raise TrainError(f"reshard_after_forward is {value!r}; it must be true, false, a number or an FSDP1 strategy")
-    return _RESHARD[name]
+    if strategy not in _RESHARD:
+        raise TrainError(
+            f"reshard_after_forward is {strategy!r}; it must be true, false, a number or an FSDP1 strategy"
+        )
+    return _RESHARD[strategy]
 
 
 def _policy(value: Any) -> MixedPrecisionPolicy | None:

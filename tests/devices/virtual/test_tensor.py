@@ -4,6 +4,7 @@ import copy
 import gc
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -176,3 +177,14 @@ for index in (0, 1):
 def test_gradients_are_computed_on_every_device_also_of_one_that_came_after_a_first_backward_pass() -> None:
     run = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True, check=False)
     assert run.stdout.splitlines() == [f"[[10.0, 10.0, 10.0]] virtual:{index}" for index in (0, 0, 1, 1)], run.stderr
+
+
+@pytest.mark.parametrize("make", [nn.Parameter, torch.Tensor.clone])
+def test_other_elements_may_be_put_in_the_place_of_a_tensor_s_own(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor = make(torch.zeros(3, device=DEVICE))
+    tensor.data = torch.ones(5, device=DEVICE)
+    gc.collect()
+    assert memory_allocated(DEVICE) == 20
+    assert tensor.tolist() == tensor.data.tolist() == [1.0] * 5
+    tensor.data.mul_(2)
+    assert tensor.cpu().tolist() == [2.0] * 5

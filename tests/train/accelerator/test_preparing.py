@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import permutations
 
 import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from bigmodel.errors import TrainError
 from bigmodel.train import AcceleratedOptimizer, AcceleratedScheduler, Accelerator, DataLoaderShard
@@ -91,3 +92,48 @@ def test_two_processes_share_several_loaders() -> None:
     accelerator = Accelerator()
     loader, other_loader = DataLoader(range(4)), DataLoader(range(6), batch_size=2)
     assert [len(item) for item in accelerator.prepare(loader, other_loader)] == [2, 2]
+
+
+def test_an_optimizer_whose_zero_grad_takes_nothing_is_prepared() -> None:
+    class Plain(torch.optim.SGD):
+        def zero_grad(self) -> None:  # type: ignore[override]
+            super().zero_grad()
+
+    model = nn.Linear(2, 2)
+    model, optimizer = Accelerator().prepare(model, Plain(model.parameters(), lr=0.1))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.zero_grad()
+    assert model.weight.grad is None
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_the_state_of_an_optimizer_goes_where_the_model_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCELERATE_USE_CPU")
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    accelerator = Accelerator()
+    model, prepared = accelerator.prepare(model, optimizer)
+    accelerator.backward(model(torch.ones(1, 2, device=accelerator.device)).sum())
+    prepared.step()
+    assert {state["exp_avg"].device for state in prepared.state.values()} == {torch.device("virtual:0")}
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_sampler_of_one_s_own_may_be_changed_between_passes(batched: bool) -> None:
+    class Order(Sampler[int]):
+        reverse = False
+
+        def __iter__(self) -> Iterator[int]:
+            return iter([3, 2, 1, 0] if self.reverse else [0, 1, 2, 3])
+
+        def __len__(self) -> int:
+            return 4
+
+    order = Order()
+    given = {"batch_sampler": BatchSampler(order, 2, False)} if batched else {"sampler": order}
+    loader = Accelerator().prepare(DataLoader(range(4), **given))
+    first = torch.cat(list(loader)).tolist()
+    order.reverse = True
+    assert (first, torch.cat(list(loader)).tolist()) == ([0, 1, 2, 3], [3, 2, 1, 0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import UserDict, defaultdict
+
 import pytest
 import torch
 from hypothesis import given
@@ -60,3 +62,12 @@ def test_nothing_is_split_into_nothing() -> None:
 def test_padding_of_an_unknown_type_is_refused() -> None:
     with pytest.raises(TrainError, match="does not know how to repeat"):
         process_share("abc", 2, 1, apply_padding=True)
+
+
+def test_mappings_of_other_types_are_split_like_dicts() -> None:
+    """A tokenizer's BatchEncoding is one of these; its length is the number of its keys."""
+    tokens = UserDict({"ids": torch.arange(5), "names": list("abcde")})
+    share = process_share(tokens, 2, 1)
+    assert (type(share), share["ids"].tolist(), share["names"]) == (UserDict, [3, 4], ["d", "e"])
+    grouped = defaultdict(list, a=[1, 2, 3])
+    assert process_share(grouped, 2, 0) == {"a": [1, 2]}

@@ -86,3 +86,18 @@ def test_one_process_needs_no_wrapper(evaluation_mode: bool) -> None:
 @pytest.mark.slow
 def test_the_curve_is_that_of_one_process(check_curve: Callable[[str], None]) -> None:
     check_curve("ddp")
+
+
+@on_ranks
+def test_gradients_of_a_compiled_model_stay_local_in_the_middle_of_a_window() -> None:
+    fresh_states()
+    accelerator = Accelerator(dynamo_backend="eager", gradient_accumulation_steps=2)
+    model = accelerator.prepare(nn.Linear(2, 1, bias=False))
+    bare = accelerator.unwrap_model(model, keep_torch_compile=False)
+    seen = []
+    for _ in range(2):
+        with accelerator.accumulate(model):
+            accelerator.backward(model(torch.full((1, 2), float(accelerator.process_index))).sum())
+            seen.append(bare.weight.grad.tolist())
+    rank = accelerator.process_index
+    assert seen == [[[rank / 2, rank / 2]], [[0.5, 0.5]]]

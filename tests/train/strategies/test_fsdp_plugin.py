@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, ShardingStrategy
 
 from bigmodel.errors import TrainError
 from bigmodel.train.strategies.fsdp_plugin import FullyShardedDataParallelPlugin as Plugin
@@ -92,3 +92,25 @@ def test_policies_come_in_any_form() -> None:
         param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16
     )
     assert Plugin(cpu_offload=CPUOffloadPolicy()).offload_to_cpu
+
+
+@pytest.mark.parametrize(
+    ("given", "reshard", "hybrid"),
+    [
+        (1, True, False),
+        (2, False, False),
+        (4, True, True),
+        ("5", False, True),
+        (ShardingStrategy.SHARD_GRAD_OP, False, False),
+        (ShardingStrategy._HYBRID_SHARD_ZERO2, False, True),
+    ],
+)
+def test_strategies_of_fsdp1_may_be_given_by_their_numbers(given: object, reshard: bool, hybrid: bool) -> None:
+    plugin = Plugin(sharding_strategy=given)
+    assert (plugin.reshard_after_forward, plugin.hybrid) == (reshard, hybrid)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_number_to_reshard_to_counts_ranks(ranks: int) -> None:
+    plugin = Plugin(reshard_after_forward=ranks)
+    assert (plugin.reshard_after_forward, plugin.hybrid) == (ranks, False)
