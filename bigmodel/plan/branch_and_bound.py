@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..devices import DISK
-from .budgets import Key
+from .budgets import Key, is_accelerator
 from .room import Item, Placement, Room
 from .settle import Option, options_of, settle
 
@@ -68,7 +68,8 @@ class BranchAndBound:
         for option, own, fetch in self._options[index]:
             held, runs = option
             taken = dict(used)
-            taken[held] = taken.get(held, 0) + item.weights
+            streams = is_accelerator(runs) and not is_accelerator(held)
+            taken[held] = taken.get(held, 0) + item.held_bytes(streams)
             taken[runs] = taken.get(runs, 0) + item.working
             if any(taken[key] > self.room.budgets.get(key, taken[key] if key == DISK else 0) for key in (held, runs)):
                 continue

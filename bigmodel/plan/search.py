@@ -122,8 +122,9 @@ def _away(
     host = room.budgets.get(HOST, 0)
     host -= sum(items[index].working for index in on_host) + (room.activations if on_host else 0)
     for index in sorted(gone):
-        held = HOST if items[index].weights <= host else DISK
-        host -= items[index].weights if held == HOST else 0
+        nbytes = items[index].held_bytes(streams=index not in on_host)
+        held = HOST if nbytes <= host else DISK
+        host -= nbytes if held == HOST else 0
         chosen[index] = (held, HOST if index in on_host else room.main)
     return settle(items, room, [chosen[index] for index in range(len(items))])
 

@@ -58,11 +58,16 @@ times = st.sampled_from([0.5, 1.0, 2.0, 5.0])
     st.lists(st.integers(0, 40), min_size=0, max_size=2),
     st.integers(0, 30),
     st.booleans(),
+    st.booleans(),
 )
 def test_a_model_of_few_parts_is_placed_as_brute_force_would(
-    parts: list[tuple[int, float, float, float]], accelerators: list[int], host: int, host_compute: bool
+    parts: list[tuple[int, float, float, float]],
+    accelerators: list[int],
+    host: int,
+    host_compute: bool,
+    quantised: bool,
 ) -> None:
-    items = [Item(weights=size, slab=size) for size, *_ in parts]
+    items = [Item(weights=size, slab=size, offloaded=size // 2 if quantised else None) for size, *_ in parts]
     costs = [(one, other, link) for _, one, other, link in parts]
     room = Room({**dict(enumerate(accelerators)), "cpu": host}, activations=1, host_compute=host_compute)
     expected = brute_force(items, room, seconds_with(costs))
@@ -84,6 +89,16 @@ def test_twelve_equal_blocks_are_placed_as_brute_force_would(budget: int) -> Non
         for kept in itertools.product((True, False), repeat=12)
     ]
     assert seconds_with(costs)(found) == pytest.approx(min(seconds_with(costs)(p) for p in every if p is not None))
+
+
+def test_quantised_blocks_are_placed_where_they_fit_as_they_are_held() -> None:
+    """Streamed from RAM they take a quarter of it, which has no room for them as they are."""
+    items = [Item(weights=4, slab=4, offloaded=1)] * 4
+    costs = [(1.0, 99.0, 2.0), (1.0, 99.0, 9.0), (1.0, 99.0, 9.0), (1.0, 99.0, 2.0)]
+    room = Room({0: 12, "cpu": 3})
+    found, expected = searched(items, room, costs), brute_force(items, room, seconds_with(costs))
+    assert found is not None
+    assert seconds_with(costs)(found) == expected
 
 
 def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
