@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from server.answers.chunks import Chunks
-from server.answers.logprobs import completion_logprobs
+from server.answers.logprobs import TextOffsets, completion_logprobs
 from server.engine import Delta, Done, TokenLogprob
 from server.state import usage
 from server.text.codec import TextCodec
@@ -16,11 +16,11 @@ from server.text.codec import TextCodec
 @dataclass
 class _Choice:
     prompt: list[int]
+    offsets: TextOffsets
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
     reason: str | None = None
-    offset: int = 0
     echoed: bool = False
 
 
@@ -45,7 +45,9 @@ class CompletionAnswer:
         self._codec = codec
         self._echo = echo
         self._wants_logprobs = logprobs
-        self._choices = [_Choice(prompt) for prompt in prompts for _ in range(n)]
+        self._choices = [
+            _Choice(prompt, TextOffsets(codec, () if echo else prompt)) for prompt in prompts for _ in range(n)
+        ]
 
     # --- a stream ---------------------------------------------------------------------------------
 
@@ -59,8 +61,7 @@ class CompletionAnswer:
         text, tokens, entries = self._with_echo(choice, delta)
         logprobs = "null"
         if self._wants_logprobs:
-            shaped, choice.offset = completion_logprobs(entries, tokens, self._codec, choice.offset)
-            logprobs = json.dumps(shaped)
+            logprobs = json.dumps(completion_logprobs(entries, tokens, self._codec, choice.offsets))
         reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
         fields = f'"text": {json.dumps(text)}, "logprobs": {logprobs}, "finish_reason": {reason}'
         return self._chunks.of_choice(index, fields)
@@ -111,4 +112,4 @@ class CompletionAnswer:
     def _logprobs(self, choice: _Choice) -> dict[str, Any] | None:
         if not self._wants_logprobs:
             return None
-        return completion_logprobs(tuple(choice.logprobs), tuple(choice.tokens), self._codec, 0)[0]
+        return completion_logprobs(tuple(choice.logprobs), tuple(choice.tokens), self._codec, choice.offsets)

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from server.engine import TokenLogprob
 from server.text.codec import TextCodec
+from server.text.detokenize import Detokenizer
 
 LOWEST = -9999.0  # JSON has no minus infinity
+
+
+class TextOffsets:
+    """Where in the text of a choice its tokens begin, in characters.
+
+    Not the sum of what tokens read as on their own: special ones show nothing, the bytes of a character stand where
+    it does, and of the first word's space nothing is seen. ``before`` are the tokens that the text continues.
+    """
+
+    def __init__(self, codec: TextCodec, before: Sequence[int] = ()) -> None:
+        self._detokenizer = Detokenizer(codec, before)
+        self._shown = 0
+
+    def following(self, token_ids: Sequence[int]) -> list[int]:
+        """The offsets of the next tokens."""
+        offsets = []
+        for token in token_ids:
+            offsets.append(self._shown)
+            self._shown += len(self._detokenizer.add(token))
+        return offsets
 
 
 def chat_logprobs(entries: tuple[TokenLogprob, ...], codec: TextCodec) -> dict[str, Any]:
@@ -25,24 +47,15 @@ def chat_logprobs(entries: tuple[TokenLogprob, ...], codec: TextCodec) -> dict[s
 
 
 def completion_logprobs(
-    entries: tuple[TokenLogprob | None, ...], token_ids: tuple[int, ...], codec: TextCodec, offset: int
-) -> tuple[dict[str, Any], int]:
-    """The ``logprobs`` of a completion choice, and the text offset after them.
-
-    ``offset``: characters of text before these tokens. An entry is None for a prompt's first token.
-    """
-    tokens = [codec.token_text(token) for token in token_ids]
-    offsets = []
-    for text in tokens:
-        offsets.append(offset)
-        offset += len(text)
-    result = {
-        "tokens": tokens,
+    entries: tuple[TokenLogprob | None, ...], token_ids: tuple[int, ...], codec: TextCodec, offsets: TextOffsets
+) -> dict[str, Any]:
+    """The ``logprobs`` of a completion choice. An entry is None for a prompt's first token."""
+    return {
+        "tokens": [codec.token_text(token) for token in token_ids],
         "token_logprobs": [None if e is None else max(e.logprob, LOWEST) for e in entries],
         "top_logprobs": [None if e is None else _top(e, codec) for e in entries],
-        "text_offset": offsets,
+        "text_offset": offsets.following(token_ids),
     }
-    return result, offset
 
 
 def _top(entry: TokenLogprob, codec: TextCodec) -> dict[str, float]:

@@ -151,7 +151,8 @@ class EngineCore:
     def _complete(self, request: Request) -> None:
         del self.requests[request.request_id]
         self._observer.finished(request, "ok", time.monotonic() - request.arrived)
-        cached = max(sequence.cached_tokens for sequence in request.sequences)
+        # The first choice's: the others find what it has computed for them.
+        cached = request.sequences[0].cached_tokens
         request.sink.put(Done(len(request.prompt), request.completion_tokens, cached))
 
 

@@ -166,7 +166,9 @@ class Scheduler:
         self.prefix.copy_into(sequence.kv, prompt, cached)
         self.prefix.lookups += sequence.prompt_length
         self.prefix.hits += cached
-        sequence.computed = sequence.cached_tokens = cached
+        sequence.computed = cached
+        if not sequence.preemptions:  # what it finds of its own when it is recomputed was not there when it came
+            sequence.cached_tokens = cached
         sequence.phase = Phase.RUNNING
         self.running.append(sequence)
         self.running.sort(key=lambda s: s.order)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 
-from server.answers.logprobs import LOWEST, chat_logprobs, completion_logprobs
+from server.answers.logprobs import LOWEST, TextOffsets, chat_logprobs, completion_logprobs
 from server.engine import TokenLogprob
 from server.text.codec import TextCodec
-from tests.server.tiny import tiny_tokenizer
+from tests.server.answers.reading import CODEC
+from tests.server.tiny import spaced_tokenizer
 
-CODEC = TextCodec(tiny_tokenizer())
 THE, CAT = CODEC.encode("the")[0], CODEC.encode("c")[0]
 
 
@@ -27,17 +27,31 @@ def test_chat_names_each_token_with_its_bytes_and_alternatives() -> None:
 
 
 def test_completions_say_where_in_the_text_each_token_begins() -> None:
-    shown, offset = completion_logprobs((None, TokenLogprob(CAT, -1.0, ((THE, -0.5),))), (THE, CAT), CODEC, 10)
+    offsets = TextOffsets(CODEC)
+    assert offsets.following([THE] * 3) == [0, 3, 6]
+    shown = completion_logprobs((None, TokenLogprob(CAT, -1.0, ((THE, -0.5),))), (THE, CAT), CODEC, offsets)
     assert shown == {
         "tokens": ["the", "c"],
         "token_logprobs": [None, -1.0],
         "top_logprobs": [None, {"the": -0.5}],
-        "text_offset": [10, 13],
+        "text_offset": [9, 12],
     }
-    assert offset == 14
+
+
+def test_what_shows_nothing_takes_no_place_in_the_text() -> None:
+    end = CODEC.tokenizer.eos_token_id
+    euro = CODEC.encode("€")
+    assert TextOffsets(CODEC).following([end, THE, *euro, CAT]) == [0, 0, 3, 3, 3, 4]
+
+
+def test_a_first_word_begins_behind_its_space_only_where_the_text_goes_on() -> None:
+    spaced = TextCodec(spaced_tokenizer())
+    the, cat = spaced.tokenizer.convert_tokens_to_ids(["\u2581the", "\u2581cat"])
+    assert TextOffsets(spaced).following([the, cat]) == [0, len("the")]
+    assert TextOffsets(spaced, [the]).following([cat, cat]) == [0, len(" cat")]
 
 
 def test_what_cannot_happen_is_a_number_that_json_has() -> None:
     never = TokenLogprob(THE, -math.inf, ((CAT, -math.inf),))
-    for shown in (chat_logprobs((never,), CODEC), completion_logprobs((never,), (THE,), CODEC, 0)[0]):
+    for shown in (chat_logprobs((never,), CODEC), completion_logprobs((never,), (THE,), CODEC, TextOffsets(CODEC))):
         assert json.dumps(shown, allow_nan=False).count(str(LOWEST)) == 2

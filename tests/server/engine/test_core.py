@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from server.engine import Done, EngineOptions, Failed, build_engine
+from server.engine.attention import PROMPT_BLOCK
 from server.engine.core import EngineCore
 from tests.server import oracle
 from tests.server.tiny import Collector, make_request, tiny_model, tiny_tokenizer
@@ -59,6 +60,17 @@ def test_done_counts_every_choice() -> None:
     collector = put(shared, n=2, max_tokens=3)
     run(shared)
     assert collector.wait() == Done(len(tiny_tokenizer().encode("the cat")), 6, 0)
+
+
+def test_only_what_was_kept_before_it_came_counts_as_cached() -> None:
+    shared = core(prefix_cache=True)
+    prompt = "in the cat " * 40
+    for cached in (0, len(tiny_tokenizer().encode(prompt)) // PROMPT_BLOCK * PROMPT_BLOCK):
+        collector = put(shared, prompt, n=2, max_tokens=2)
+        run(shared)
+        done = collector.wait()
+        assert isinstance(done, Done)
+        assert done.cached_tokens == cached
 
 
 @pytest.mark.parametrize("steps", [0, 1])
