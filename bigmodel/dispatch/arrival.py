@@ -66,7 +66,7 @@ class QuantizedArrival(Arrival):
 
     def before(self, after: Sequence[Event]) -> Sequence[Event]:
         self._after = after
-        return () if self._buffer.restored is None else (self._buffer.restored,)
+        return (self._buffer.restored,)
 
     def finish(self, copied: Event) -> Event:
         return self._restore(0, self.block.layout.nbytes, copied)
@@ -99,7 +99,7 @@ class _Buffer:
     """Room for one carrier; `restored` is when what it held last is needed no more."""
 
     memory: torch.Tensor
-    restored: Event | None = None
+    restored: Event
 
 
 class Staging:
@@ -116,10 +116,12 @@ class Staging:
         memory = torch.empty(BUFFERS * carried + scratch, dtype=torch.uint8, device=device)
         self.nbytes = memory.nbytes
         """Bytes of device memory that it takes."""
-        self._buffers = [_Buffer(memory[index * carried : (index + 1) * carried]) for index in range(BUFFERS)]
-        self._scratch = memory[BUFFERS * carried :]
         self.stream = copy_stream(device)
         """What restores, beside copies and computing."""
+        # A device that computes behind the host may not be done yet with what lay in this memory before.
+        unused = self.stream.compute_mark()
+        self._buffers = [_Buffer(memory[index * carried : (index + 1) * carried], unused) for index in range(BUFFERS)]
+        self._scratch = memory[BUFFERS * carried :]
 
     def arrival(self, block: QuantizedBlock, slab: torch.Tensor) -> QuantizedArrival:
         """Return the fetch of `block` into `slab`; what changed since it was carried last is carried anew."""

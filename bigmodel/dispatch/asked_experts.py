@@ -36,8 +36,8 @@ class ExpertQueue:
             rows = self._cache.rows
             self._gathered = {name: row.new_empty(len(index), *row.shape[1:]) for name, row in rows.items()}
             for wave in self._waves:
-                places = torch.isin(index, torch.tensor(wave)).nonzero().squeeze(1)
-                slots = torch.tensor([self.slot(int(expert)) for expert in index[places]])
+                places = torch.isin(index, index.new_tensor(wave)).nonzero().squeeze(1)
+                slots = index.new_tensor([self.slot(int(expert)) for expert in index[places]])
                 for name, copied in self._gathered.items():
                     copied[places.to(copied.device)] = rows[name][slots.to(copied.device)]
         return self._gathered

@@ -6,14 +6,20 @@ slots in ``_parameters`` (or ``_buffers``) hold views of a device slab instead. 
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..checkpoint import mapped_region
+from ..devices import HOST
+from ..devices.forks import new_rlock
 from ..errors import DispatchError
 from .parameter import like
+from .recurrent import Place
 from .slab import Layout
 
 Registry = dict[str, Any]
@@ -30,6 +36,7 @@ class HostTensor:
         owners: The registries and keys that refer to it.
         is_buffer: It is state that a forward may write, and is copied back after each one.
         name: Its name in the model, the first of several.
+        second_places: Where else recurrent layers refer to it.
     """
 
     value: torch.Tensor
@@ -37,11 +44,14 @@ class HostTensor:
     owners: list[tuple[Registry, str]] = field(default_factory=list)
     is_buffer: bool = False
     name: str = ""
+    second_places: list[Place] = field(default_factory=list)
 
     def show(self, tensor: torch.Tensor) -> None:
         """Make every owner refer to `tensor`."""
         for registry, name in self.owners:
             registry[name] = tensor
+        for weights, place in self.second_places:
+            weights[place] = tensor
 
 
 class Block:
@@ -63,6 +73,9 @@ class Block:
         self._on_disk: bool | None = None
         self.encloses = False
         """Other blocks run within this one's forward, so it must not occupy a slot that they wait for."""
+        self.recomputed_by: int | None = None
+        """The thread that computes the block once more for its gradients now."""
+        self._recomputing = new_rlock()
         self.nested: list[HostTensor] = []
         """Tensors within the module that are no part of the block but fetched by themselves, as experts are."""
 
@@ -82,7 +95,7 @@ class Block:
         The tensors keep their identity: a Parameter stays the same Parameter. Blocks whose tensors are cast on the
         way, are tied to other places or lie in a memory map stay as they are.
         """
-        slab = torch.empty(self.layout.nbytes, dtype=torch.uint8, pin_memory=pin)
+        slab = torch.empty(self.layout.nbytes, dtype=torch.uint8, device=HOST, pin_memory=pin)
         for tensor, view in zip(self.tensors, self.layout.views(slab)):
             view.copy_(tensor.value.detach())
             tensor.value.data = view
@@ -132,12 +145,35 @@ class Block:
         for tensor, shown in zip(self.tensors, tensors):
             tensor.show(shown)
 
-    def keep_state(self, tensors: list[torch.Tensor]) -> None:
-        """Copy what a forward may have written into the device's buffers back to the host."""
+    def keep_state(self) -> None:
+        """Copy what a forward has written into the buffers that the model refers to, or put there, to the host.
+
+        Raises:
+            DispatchError: A buffer was removed, or another has taken its place that does not fit.
+        """
+        if not self.has_state:
+            return
         with torch.no_grad():
-            for tensor, shown in zip(self.tensors, tensors):
+            for tensor in self.tensors:
                 if tensor.is_buffer:
-                    tensor.value.copy_(shown)
+                    registry, key = tensor.owners[0]
+                    current = registry.get(key)
+                    if current is None or (current.shape, current.dtype) != (tensor.value.shape, tensor.device_dtype):
+                        raise DispatchError(
+                            f"{key!r} of {self.name!r} was removed or changed its shape or dtype in the forward, which "
+                            "a buffer that is streamed cannot: dispatch the model with offload_buffers=False"
+                        )
+                    tensor.value.copy_(current)
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Within this context the calling thread alone computes the block once more for its gradients."""
+        with self._recomputing:
+            self.recomputed_by = threading.get_ident()
+            try:
+                yield
+            finally:
+                self.recomputed_by = None
 
     def show_host(self) -> None:
         """Make the model refer to the host tensors again."""
@@ -147,7 +183,10 @@ class Block:
 
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often a tensor was written in place; 0 for those of inference mode, where nobody counts."""
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return 0
 
 
 def _kind(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -24,6 +24,7 @@ from .parameter import moved_like
 from .pieces import find_pieces
 from .pinned import PinnedBudget
 from .placement import Placed
+from .recurrent import refresh_second_places, second_places
 
 
 class Builder:
@@ -50,6 +51,7 @@ class Builder:
             self._refuse_meta()
             self._refuse_torn_modules()
             self._move_residents()
+            refresh_second_places(self.model)
             # Not kept: it refers back to this builder, and would keep replaced weights alive.
             experts = ExpertBuilder(
                 self.modules, self.placed, self.placement, self._device_dtype, self._needs_streaming
@@ -62,6 +64,7 @@ class Builder:
             self._read_ahead(blocks, result)
         except BaseException:
             self.journal.undo()
+            refresh_second_places(self.model)
             raise
         return result
 
@@ -175,6 +178,7 @@ class Builder:
             found = HostTensor(tensor, dtype, is_buffer=placed.is_buffer, name=placed.name)
             host = tensors.setdefault(storage_key(tensor), found)
             host.owners.append((placed.registry, placed.key))
+            host.second_places += second_places(self.modules[placed.name.rpartition(".")[0]], placed.key)
         return Block(name, list(tensors.values()))
 
     def _read_ahead(self, blocks: list[tuple[str, Block, bool]], result: Dispatched) -> None:

@@ -1,4 +1,4 @@
-"""Dispatch a model over devices, and undo it."""
+"""Dispatch a model over devices."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from ..devices import HOST, DeviceLike, torch_device
+from ..devices import DeviceLike
+from ..errors import DispatchError
 from ..plan import check_device_map
 from .build import Builder
 from .device_map import DeviceMap, ResolvedMap, resolve_device_map, whole_classes
 from .dispatched import dispatched
+from .lasting import for_later
 from .offload_folder import fill_meta, write_to_disk
 from .options import Options
-from .parameter import moved_like
+from .undispatch import undispatch
 
 
 def dispatch_model(
@@ -84,8 +87,10 @@ def dispatch_model(
         DeviceMapError: The map does not cover the model or names a device that is none.
         BudgetError: The model does not fit `max_memory`.
         PlanError: `offload` or `offload_dtype` is none of those it may be.
-        DispatchError: A parameter has no value, or must go to disk and there is no `offload_dir`; torchao is missing.
+        DispatchError: A parameter has no value or no shape, or must go to disk and there is no `offload_dir`; torchao
+            is missing; a forward of the model, dispatched already, is running.
     """
+    _refuse_lazy(model)
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
     resolved = resolve_device_map(model, device_map, max_memory, classes, main_device, offload, offload_dtype)
     options = Options.read(
@@ -109,10 +114,11 @@ def place_and_attach(
     if dispatched(model) is not None:
         undispatch(model)
     check_device_map(model, resolved.devices)
-    write_to_disk(model, resolved.placement, offload_dir)
-    if offload_dir is not None:
-        options = replace(options, offload_folder=Path(offload_dir))
-    _attach(model, resolved, options)
+    with for_later():
+        write_to_disk(model, resolved.placement, offload_dir)
+        if offload_dir is not None:
+            options = replace(options, offload_folder=Path(offload_dir))
+        _attach(model, resolved, options)
     return model
 
 
@@ -123,10 +129,12 @@ def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
     """
     found = dispatched(model)
     assert found is not None
+    found.refuse_while_running()
     found.detach(model)
     found.release()
     moved = replace(found.resolved, devices=dict(device_map), main_device=found.main_device, plan=None)
-    _attach(model, moved, found.options)
+    with for_later():
+        _attach(model, moved, found.options)
 
 
 def _attach(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
@@ -136,36 +144,9 @@ def _attach(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
         result.guard(model)
 
 
-def undispatch(model: nn.Module, device: DeviceLike | None = None) -> nn.Module:
-    """Give the plain model back: no attachments, no streams, every weight a plain tensor.
-
-    Args:
-        model: A dispatched model; a plain one is returned as it is.
-        device: Where the weights go. None leaves a model that lies on one device there and brings any other to the
-            host; weights on disk stay views of their memory-mapped file.
-    """
-    found = dispatched(model)
-    if found is None:
-        return model
-    found.detach(model)
-    tensors = [*model.parameters(), *model.buffers()]
-    if device is None and len({tensor.device for tensor in tensors}) <= 1:
-        return model
-    target = torch_device(HOST if device is None else device)
-    _gather(model, target, found.ties)
-    return model
-
-
-def _gather(model: nn.Module, target: torch.device, ties: Mapping[str, str]) -> None:
-    """Move every tensor to `target`, those that were one tensor before dispatching being one again."""
-    moved: dict[str, torch.Tensor] = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        dot = f"{prefix}." if prefix else ""
-        for registry in (module._parameters, module._buffers):
-            for key, tensor in registry.items():
-                if tensor is None:
-                    continue
-                first = ties.get(dot + key, dot + key)
-                if first not in moved:
-                    moved[first] = tensor if tensor.device == target else moved_like(tensor, target)
-                registry[key] = moved[first]
+def _refuse_lazy(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise DispatchError(
+                f"{name} has no shape yet, being of a lazy module: run one forward of the model before it is dispatched"
+            )

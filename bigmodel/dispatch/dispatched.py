@@ -96,6 +96,15 @@ class Dispatched:
             counters["experts"] = expert_stats(self.expert_caches)
         return counters
 
+    def refuse_while_running(self) -> None:
+        """Raise DispatchError if a forward, in whatever thread, runs on weights that visit a device for it."""
+        in_use = sum(streamer.in_use for streamer in self.streamers) + sum(cache.in_use for cache in self.expert_caches)
+        if in_use:
+            raise DispatchError(
+                "a forward of this model is running, in this thread or another: call undispatch, or dispatch the model "
+                "anew, when it has returned"
+            )
+
     def detach(self, model: nn.Module) -> None:
         """Give every module its own forward and `model` its own attributes back."""
         for attachment in self.attachments.values():

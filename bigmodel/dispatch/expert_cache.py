@@ -9,7 +9,6 @@ are held, so that whoever made the list lets go of the right ones, however it ca
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -22,12 +21,13 @@ from .expert_layer import ExpertLayer
 from .expert_policy import ExpertPolicy
 from .expert_slots import ExpertSlot, ExpertSlots, Version
 from .fetch import Fetcher
+from .per_process import PerProcess
 from .stats import StreamStats
 
 T = TypeVar("T")
 
 
-class ExpertCache:
+class ExpertCache(PerProcess):
     """Experts of equal size on one device.
 
     Args:
@@ -46,11 +46,9 @@ class ExpertCache:
         self.nbytes = self._memory.nbytes
         self._number = {layer: number for number, layer in enumerate(self.layers)}
         self._policy = ExpertPolicy(len(self.layers), max(layer.experts for layer in self.layers))
-        self._start()
+        self.start()
 
     def _start(self) -> None:
-        """Make what belongs to one process: threads, their locks, and what they are in the middle of."""
-        self._process = os.getpid()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self.stats = StreamStats()
@@ -58,12 +56,12 @@ class ExpertCache:
         self._fetcher = Fetcher(
             self._stream, self.device, self.stats, [layer.as_plain_block() for layer in self.layers]
         )
-        self._slots = ExpertSlots(self._memory, self._policy)
+        self._slots = ExpertSlots(self._memory, self._policy, self._stream.compute_mark())
 
     @property
     def in_use(self) -> int:
-        """Slots whose content forwards run on now, or wait for."""
-        return self.slots - self._slots.free
+        """Slots whose content forwards of this process run on now, or wait for."""
+        return self.slots - self._slots.free if self.is_started else 0
 
     def following(self, layer: ExpertLayer) -> ExpertLayer:
         """Return the layer that runs after `layer`; after the last, the first."""
@@ -71,9 +69,8 @@ class ExpertCache:
 
     def visit(self, layer: ExpertLayer, chosen: Sequence[int]) -> None:
         """Note which experts a layer's router chose: what is kept depends on it."""
-        if self._process != os.getpid():
-            # After a fork: nothing that was on its way will arrive, and the threads are not here.
-            self._start()
+        if not self.is_started:
+            self.start()
         with self._lock:
             self._policy.visit(self._number[layer], chosen)
             found = sum((self._number[layer], expert) in self._slots for expert in chosen)

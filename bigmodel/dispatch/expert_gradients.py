@@ -14,6 +14,7 @@ from torch import nn
 
 from ..profile.recompute import gradients_of
 from .expert_layer import ExpertLayer
+from .gradients import refuse_second_derivatives
 from .stand_in import stand_in
 from .surroundings import Precision
 
@@ -64,6 +65,7 @@ class _Visit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *received: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        refuse_second_derivatives()
         layer: ExpertLayer = ctx.layer
         hidden, index, weights = ctx.saved_tensors
         hidden = hidden.detach().requires_grad_(ctx.needs_input_grad[1])

@@ -35,11 +35,14 @@ class ExpertSlots:
     Args:
         memory: uint8, (slots, bytes of an expert).
         policy: Says for how long an expert will not be wanted.
+        mark: What must end before the memory is first written to: a device that computes behind the host may not be
+            done yet with what lay there before. None: nothing.
     """
 
-    def __init__(self, memory: torch.Tensor, policy: ExpertPolicy) -> None:
+    def __init__(self, memory: torch.Tensor, policy: ExpertPolicy, mark: Event | None = None) -> None:
         self._policy = policy
-        self._slots = [ExpertSlot(number, slab) for number, slab in enumerate(memory)]
+        marks = [] if mark is None else [mark]
+        self._slots = [ExpertSlot(number, slab, marks=list(marks)) for number, slab in enumerate(memory)]
         self._slot_of: dict[Key, ExpertSlot] = {}
         self._contents = np.full((2, len(self._slots)), -1)
         self.users = np.zeros(len(self._slots), dtype=np.int64)

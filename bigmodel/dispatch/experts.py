@@ -103,7 +103,7 @@ class ExpertForward:
         def compute(number: int, held: list[int]) -> None:
             self.cache.fetch_ahead(self.layer, parts[number + 1] if number + 1 < len(parts) else [])
             for part, slots in _by_group(parts[number], held):
-                rows = torch.isin(flat, torch.tensor(part)).nonzero().squeeze(1)
+                rows = torch.isin(flat, flat.new_tensor(part)).nonzero().squeeze(1)
                 index = _renumbered(flat[rows], part, slots).unsqueeze(1)
                 rows = rows.to(hidden.device)
                 product = self._compute(module, hidden[rows // per_token], index, None)
@@ -149,7 +149,7 @@ def _asks(module: nn.Module, fits: bool) -> bool:
 def _renumbered(numbers: torch.Tensor, experts: list[int], slots: list[int]) -> torch.Tensor:
     """Return `numbers` with the number of each of `experts` replaced by that of its slot."""
     slot_of = numbers.new_zeros(max(experts, default=0) + 1)
-    slot_of[experts] = torch.tensor(slots, dtype=numbers.dtype)
+    slot_of[experts] = numbers.new_tensor(slots)
     return slot_of[numbers]
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch._ops import OpOverload
 
 from ..checkpoint import mapped_region
+from ..devices import HOST
 
 aten = torch.ops.aten
 
@@ -42,7 +43,7 @@ class FusedView(torch.Tensor):
 
     def dense(self) -> torch.Tensor:
         """Return a plain copy of the whole."""
-        whole = torch.empty(self.shape, dtype=self.dtype)
+        whole = torch.empty(self.shape, dtype=self.dtype, device=HOST)
         for part in self.parts:
             whole[part.index].copy_(part.value)
         return whole

@@ -13,7 +13,8 @@ again; of gradients, those of blocks that backward had already passed remain, as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..errors import DispatchError
 from ..profile.recompute import Gradients, RecomputedCall, gradients_of
-from .block import Block
+from .block import Block, version_of
+from .opened import closed, opened, refuse_hidden_tensors
 from .parameter import like
 from .quantized_block import QuantizedBlock
 from .streamer import Streamer
@@ -38,7 +40,8 @@ def wants_gradients(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any])
         return False
     if any(tensor.value.requires_grad for tensor in (*block.tensors, *block.nested)):
         return True
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves((args, kwargs)))
+    leaves = tree_leaves(opened((args, kwargs)))
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def stream_and_compute(
@@ -59,6 +62,10 @@ def stream_and_compute(
         args: What the module was called with.
         kwargs: Likewise.
     """
+    if torch.is_grad_enabled():
+        if block.recomputed_by == threading.get_ident():
+            return compute(args, kwargs)  # the module has called itself; its leaves are shown already
+        streamer.adopt_replaced(block)
     if not wants_gradients(block, args, kwargs):
         return streamer.visit(block, compute, args, kwargs)
     if block.encloses:
@@ -79,29 +86,46 @@ class _Call(RecomputedCall):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        super().__init__(args, kwargs)
+        super().__init__(opened(args), opened(kwargs))
         self._streamer = streamer
         self._block = block
         self._module = module
         self._compute = compute
         self._surroundings = Surroundings(streamer.device)
+        self._versions = _versions(block)
+
+    def run(self, weights: Iterable[torch.Tensor]) -> Any:
+        return closed(super().run(weights))
 
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return self._streamer.visit(self._block, self._compute, args, kwargs)
+        output = opened(self._streamer.visit(self._block, self._compute, closed(args), closed(kwargs)))
+        refuse_hidden_tensors(output, (args, kwargs))
+        return output
 
     def gradients(self, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
         _refuse_quantized(self._block)
+        refuse_second_derivatives()
+        self._refuse_changed_weights()
         return self._streamer.visit_slot(self._block, lambda slot: self._gradients_in(slot.slab, inputs, received))
+
+    def _refuse_changed_weights(self) -> None:
+        for (then, version), (now, version_now) in zip(self._versions, _versions(self._block), strict=True):
+            if then is not now or version != version_now:
+                raise DispatchError(
+                    f"weights of {self._block.name!r} were changed between its forward and its backward, which needs "
+                    "them to compute it once more: call backward before the optimizer's step"
+                )
 
     def _gradients_in(self, slab: torch.Tensor, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
         """Return the gradients of the inputs, and on the host those of the weights, which lie in `slab` now."""
         block = self._block
         weights = trainable_views(block, slab)
-        block.show(weights)
-        with unchanged_buffers(self._module):
-            args, kwargs = self.arguments_again(inputs)
+        # The module shows one thread's leaves at a time.
+        with block.recomputing(), unchanged_buffers(self._module):
+            block.show(weights)
+            args, kwargs = closed(self.arguments_again(inputs))
             with torch.enable_grad(), self._surroundings.restored():
-                outputs = self.tensors_of(self._compute(args, kwargs))
+                outputs = self.tensors_of(opened(self._compute(args, kwargs)))
             # What is fetched by itself within the block takes part as the host tensor that it is.
             nested = [tensor.value for tensor in block.nested]
             with _reentrant_checkpoints_named():
@@ -111,6 +135,11 @@ class _Call(RecomputedCall):
         return [*found[: len(inputs)], *moved]
 
 
+def _versions(block: Block) -> list[tuple[torch.Tensor, int]]:
+    """Return what changes when one of the weights of `block` is replaced or written to."""
+    return [(t.value, version_of(t.value)) for t in (*block.tensors, *block.nested) if not t.is_buffer]
+
+
 def _refuse_quantized(block: Block) -> None:
     """Raise for weights that are computed with rounded: a gradient would be that of other weights than are changed."""
     name = block.refuse_training() if isinstance(block, QuantizedBlock) else None
@@ -118,6 +147,15 @@ def _refuse_quantized(block: Block) -> None:
         raise DispatchError(
             f"{name} cannot be trained: it is quantised on its way to the device. Dispatch the model without "
             "offload_dtype to train it, or call requires_grad_(False) on its weights to train what is around them"
+        )
+
+
+def refuse_second_derivatives() -> None:
+    """Raise in a backward whose gradients shall be differentiated again: they come without a graph."""
+    if torch.is_grad_enabled():
+        raise DispatchError(
+            "create_graph=True: gradients through a streamed module cannot be differentiated once more, as its weights "
+            "leave the device again. Map what needs it to an accelerator, or leave create_graph=True away"
         )
 
 
@@ -152,4 +190,6 @@ def _through_copies(
 
 def trainable_views(block: Block, slab: torch.Tensor) -> list[torch.Tensor]:
     """Return fresh leaves viewing `slab` that require a gradient where the host tensors do."""
-    return [like(t.value, view.detach()) for t, view in zip(block.tensors, block.layout.views(slab))]
+    leaves = [like(t.value, view.detach()) for t, view in zip(block.tensors, block.layout.views(slab))]
+    # What was put in a parameter's place need not be one.
+    return [leaf.requires_grad_(t.value.requires_grad) for leaf, t in zip(leaves, block.tensors)]

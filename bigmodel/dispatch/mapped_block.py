@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..checkpoint import is_untouched, mapped_region, release
+from ..devices import HOST
 from ..errors import CheckpointFormatError
 from .block import Registry
 from .page_cache import is_page_cached
@@ -188,5 +189,5 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes from the first element of `tensor` to its last."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
     size = tensor.element_size()
-    flat = torch.empty(0, dtype=torch.uint8)
+    flat = torch.empty(0, dtype=torch.uint8, device=HOST)
     return flat.set_(tensor.untyped_storage(), tensor.storage_offset() * size, (span * size,))  # type: ignore[call-overload]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from ..profile import storage_key
 
 
 def send_to_device(
@@ -30,7 +33,25 @@ def send_to_device(
     """
     skip = {skip_keys} if isinstance(skip_keys, str) else set(skip_keys or ())
     target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    return _send(tensor, target, non_blocking, skip)
+
+    def send(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf if leaf.device == target else leaf.to(target, non_blocking=non_blocking)
+        return leaf.to(target) if _moves_itself(leaf) else leaf
+
+    return _rebuilt(tensor, send, skip)
+
+
+def copied_out_of(value: Any, storage: int) -> Any:
+    """Return `value` with a copy of every tensor in it that lies in the memory `storage` (see `storage_key`).
+
+    A module may return one of its weights, or a part of it, as tables of positions do.
+    """
+
+    def copied(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, torch.Tensor) and storage_key(leaf)[0] == storage else leaf
+
+    return copied(value) if isinstance(value, torch.Tensor) else _rebuilt(value, copied, set())
 
 
 def are_all_on(values: Iterable[Any], device: torch.device) -> bool:
@@ -42,24 +63,30 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float, str, bytes))
 
 
-def _send(value: Any, device: torch.device, non_blocking: bool, skip: set[str]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value if value.device == device else value.to(device, non_blocking=non_blocking)
+def _moves_itself(value: Any) -> bool:
+    return hasattr(value, "to") and not isinstance(value, (torch.nn.Module, type))
+
+
+def _rebuilt(value: Any, replace: Callable[[Any], Any], skip: set[str]) -> Any:
+    """Return `value` with what `replace` makes of everything in it that is no container; as it is if nothing changes.
+
+    A packed sequence is a tuple, but knows itself which of its parts may move.
+    """
     if _is_plain(value):
         return value
+    if isinstance(value, (torch.Tensor, PackedSequence)):
+        return replace(value)
     if isinstance(value, (list, tuple)):
-        return _send_sequence(value, device, non_blocking, skip)
+        return _rebuilt_sequence(value, replace, skip)
     if isinstance(value, Mapping):
-        return _send_mapping(value, device, non_blocking, skip)
+        return _rebuilt_mapping(value, replace, skip)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _send_dataclass(value, device, non_blocking, skip)
-    if hasattr(value, "to") and not isinstance(value, (torch.nn.Module, type)):
-        return value.to(device)
-    return value
+        return _rebuilt_dataclass(value, replace, skip)
+    return replace(value)
 
 
-def _send_sequence(value: Any, device: torch.device, non_blocking: bool, skip: set[str]) -> Any:
-    moved = [_send(item, device, non_blocking, skip) for item in value]
+def _rebuilt_sequence(value: Any, replace: Callable[[Any], Any], skip: set[str]) -> Any:
+    moved = [_rebuilt(item, replace, skip) for item in value]
     if all(new is old for new, old in zip(moved, value)):
         return value
     if hasattr(value, "_fields"):
@@ -67,8 +94,8 @@ def _send_sequence(value: Any, device: torch.device, non_blocking: bool, skip: s
     return type(value)(moved)
 
 
-def _send_mapping(value: Mapping[Any, Any], device: torch.device, non_blocking: bool, skip: set[str]) -> Any:
-    moved = {key: item if key in skip else _send(item, device, non_blocking, skip) for key, item in value.items()}
+def _rebuilt_mapping(value: Mapping[Any, Any], replace: Callable[[Any], Any], skip: set[str]) -> Any:
+    moved = {key: item if key in skip else _rebuilt(item, replace, skip) for key, item in value.items()}
     if all(moved[key] is item for key, item in value.items()):
         return value
     if type(value) is dict:
@@ -80,11 +107,11 @@ def _send_mapping(value: Mapping[Any, Any], device: torch.device, non_blocking: 
     return clone
 
 
-def _send_dataclass(value: Any, device: torch.device, non_blocking: bool, skip: set[str]) -> Any:
+def _rebuilt_dataclass(value: Any, replace: Callable[[Any], Any], skip: set[str]) -> Any:
     changes = {}
     for field in dataclasses.fields(value):
         old = getattr(value, field.name)
-        new = old if field.name in skip else _send(old, device, non_blocking, skip)
+        new = old if field.name in skip else _rebuilt(old, replace, skip)
         if new is not old:
             changes[field.name] = new
     if not changes:

@@ -17,6 +17,7 @@ from .move import send_to_device
 from .offload_folder import fill_meta
 from .options import Options
 from .parameter import moved_like
+from .recurrent import refresh_second_places
 
 
 def cpu_offload(
@@ -166,3 +167,4 @@ class WholeModelForward:
                         if id(tensor) not in moved:
                             moved[id(tensor)] = moved_like(tensor, device)
                         registry[key] = moved[id(tensor)]  # type: ignore[assignment]
+        refresh_second_places(self.model)

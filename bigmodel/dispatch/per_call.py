@@ -7,7 +7,6 @@ other.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
@@ -17,13 +16,14 @@ from torch import nn
 
 from ..devices import HOST, torch_device
 from .move import first_tensor, send_to_device
+from .per_process import PerProcess
 
 T = TypeVar("T")
 
 _PARTS_OF_CACHE = ("self_attention_cache", "cross_attention_cache")
 
 
-class PerCall:
+class PerCall(PerProcess):
     """Decides for each call of one block where it is computed, and keeps threads apart that differ in that.
 
     While a block is on the device its module shows the weights there, so that nobody can compute it on the host
@@ -37,10 +37,9 @@ class PerCall:
     def __init__(self, below: int, layers: Collection[int]) -> None:
         self.below = below
         self.layers = frozenset(layers)
-        self._start()
+        self.start()
 
     def _start(self) -> None:
-        self._process = os.getpid()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._on_host = False
@@ -75,8 +74,8 @@ class PerCall:
                 raise
 
     def _enter(self, on_host: bool, held: list[bool]) -> None:
-        if self._process != os.getpid():
-            self._start()
+        if not self.is_started:
+            self.start()
         with self._lock:
             while self._users and self._on_host != on_host:
                 self._changed.wait()

@@ -16,6 +16,7 @@ import torch
 from ..checkpoint import is_untouched, release
 from ..checkpoint.offload import offload
 from ..checkpoint.write import Outgoing
+from ..devices import HOST
 from .block import Block, HostTensor, version_of
 from .packing import Packing, WeightError
 
@@ -55,7 +56,7 @@ class QuantizedBlock(Block):
         kinds = [_kind(tensor, packing) for tensor, packing in zip(self.tensors, self.packings)]
         carried = [HostTensor(torch.empty(shape, dtype=dtype, device="meta"), dtype) for dtype, shape in kinds]
         carrier = Block(self.name, carried)
-        carrier.packed = torch.empty(carrier.layout.nbytes, dtype=torch.uint8, pin_memory=pin)
+        carrier.packed = torch.empty(carrier.layout.nbytes, dtype=torch.uint8, device=HOST, pin_memory=pin)
         for tensor, view in zip(carried, carrier.layout.views(carrier.packed)):
             tensor.value = view
         self.carrier = carrier
@@ -122,7 +123,7 @@ class QuantizedBlock(Block):
                 carried.value = tensor.value
 
     def _packed(self, index: int, packing: Packing) -> torch.Tensor:
-        packed = torch.empty(packing.layout.nbytes, dtype=torch.uint8)
+        packed = torch.empty(packing.layout.nbytes, dtype=torch.uint8, device=HOST)
         with torch.no_grad():
             self._pack(self.tensors[index], packing, packed)
         return packed

@@ -1,7 +1,7 @@
 """For a model that computes on the host with weights on disk: bring its next blocks into memory ahead of their use.
 
-    enter(block):  wait until the block is in memory; from here on threads bring in what follows it
-    leave(block):  it may be dropped again, should the budget demand it
+    enter:  wait until the block is in memory; from here on threads bring in what follows it
+    leave:  it may be dropped again, should the budget demand it
 
 Weights are never copied: they are views of memory-mapped files, and bringing one in means asking the kernel to read its
 pages. Two threads do, each in large steps: one alone leaves the disk idle whenever the model's own computing takes its
@@ -13,17 +13,18 @@ Which blocks stay where not all of them may is `residency`'s to decide.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
-from ..checkpoint import populate
-from ..errors import CheckpointError, CheckpointFormatError
-from .mapped_block import MappedBlock, Step
-from .page_cache import is_page_cached, major_faults
+from .bring_in import bring_in
+from .mapped_block import MappedBlock
+from .order import VisitOrder
+from .page_watch import PageWatch
+from .per_process import PerProcess
 from .residency import Residency
 from .stats import StreamStats
 
@@ -32,18 +33,8 @@ T = TypeVar("T")
 READERS = 2
 """Threads that bring steps in."""
 
-LOOK_SECONDS = 0.05
-"""How often to look whether pages were taken away: with the processor's caches full of weights a look takes as long as
-some tens of microseconds, and a page that is missed in between costs time and nothing else."""
 
-
-class _Thread(threading.local):
-    """What the calling thread entered last."""
-
-    last: MappedBlock | None = None
-
-
-class ReadAhead:
+class ReadAhead(PerProcess):
     """Brings mapped blocks into memory ahead of their use.
 
     Weights may be written at any time, except while another thread is in the forward of a model under a budget.
@@ -57,13 +48,13 @@ class ReadAhead:
     def __init__(self, blocks: Sequence[MappedBlock], budget: int | None = None) -> None:
         self.blocks = list(blocks)
         self._budget = budget
-        self._next = dict(zip(self.blocks, [*self.blocks[1:], *self.blocks[:1]]))
-        self._thread = _Thread()
-        self._start()
+        self._order = VisitOrder(self.blocks)
+        self.start()
 
     def _start(self) -> None:
-        """Make what belongs to one process."""
-        self._process = os.getpid()
+        for block in self.blocks:
+            block.forget()
+            block.users = block.running = 0
         self.stats = StreamStats()
         self._residency = Residency(self.blocks, self._budget, self.stats)
         self._lock = threading.RLock()
@@ -72,14 +63,28 @@ class ReadAhead:
         self._working = 0
         self._inside = 0
         self._waited_for: list[MappedBlock] = []
-        self._all_ready = False
-        self._faults = 0
-        self._looked = float("-inf")
+        self._watch = PageWatch()
+
+    @contextmanager
+    def use(self, block: MappedBlock) -> Iterator[bool]:
+        """Within this context `block` is in memory. What Ctrl-C may interrupt calls `visit` instead.
+
+        Yields whether `block` is held there; it is not where all blocks stay anyway.
+        """
+        held: list[MappedBlock] = []
+        try:
+            self._enter(block, held)
+            yield bool(held)
+        finally:
+            self._leave(held)
 
     def visit(self, block: MappedBlock, compute: Callable[[], T]) -> T:
         """Return what `compute` returns while `block` is in memory.
 
         Ctrl-C may fall between any two steps of this: the block is left all the same.
+
+        Raises:
+            CheckpointFormatError: A file was cut short or cannot be read. Nothing was computed then.
         """
         held: list[MappedBlock] = []
         try:
@@ -93,35 +98,13 @@ class ReadAhead:
                     self._leave(held)
                     raise
 
-    def enter(self, block: MappedBlock) -> bool:
-        """Return when `block` is in memory, and go on with what follows it.
-
-        Returns:
-            Whether `leave` must be called afterwards.
-
-        Raises:
-            CheckpointFormatError: A file was cut short or cannot be read. The block is not entered then.
-        """
-        held: list[MappedBlock] = []
-        try:
-            self._enter(block, held)
-        except BaseException:
-            self._leave(held)
-            raise
-        return bool(held)
-
-    def leave(self, block: MappedBlock) -> None:
-        """Say that a forward has finished computing with `block`."""
-        self._leave([block])
-
     def _enter(self, block: MappedBlock, held: list[MappedBlock]) -> None:
         """Bring `block` into memory if need be. `held` gets it as soon as it has to be left again."""
         block.check_files()
-        thread = self._thread
-        if thread.last is not None and thread.last is not block:
-            self._next[thread.last] = block
-        thread.last = block
-        if self._all_ready and self._process == os.getpid() and self._seems_complete(block):
+        self._order.visit(block)
+        if not self.is_started:
+            self.start()
+        if self._watch.all_ready and self._watch.seems_complete(block):
             self.stats.hits += 1
             return
         self._bring_in(block, held)
@@ -140,8 +123,6 @@ class ReadAhead:
                 held[:] = []
 
     def _bring_in(self, block: MappedBlock, held: list[MappedBlock]) -> None:
-        if self._process != os.getpid():
-            self._start_in_child()
         started = time.perf_counter()
         with self._lock:
             self._notice_loss(block)
@@ -155,7 +136,7 @@ class ReadAhead:
             self._waited_for = [*self._waited_for, block]
             try:
                 self._residency.prepare(block)
-                self._residency.order = list(self._following(block))
+                self._residency.order = [block, *self._order.after(block, len(self.blocks))]
                 self._residency.measure()
                 self._wake()
                 while not block.is_ready:
@@ -166,29 +147,9 @@ class ReadAhead:
                 self._waited_for.remove(block)
         self.stats.add(waited=time.perf_counter() - started)
 
-    def _start_in_child(self) -> None:
-        """Begin anew after a fork: the threads are not here."""
-        self._start()
-        for block in self.blocks:
-            block.forget()
-            block.users = block.running = 0
-
-    def _seems_complete(self, block: MappedBlock) -> bool:
-        """Whether nothing was taken away when that was last looked at, which is now if it was long ago."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return True
-        self._looked = now
-        return not self._lost_pages(block)
-
-    def _lost_pages(self, block: MappedBlock) -> bool:
-        """Whether the kernel seems to have taken pages away since all blocks were in memory."""
-        return major_faults() != self._faults or not block.seems_in_memory()
-
     def _notice_loss(self, block: MappedBlock) -> None:
         """Bring everything in again if pages have been taken away. What is still there costs next to nothing."""
-        if self._all_ready and self._lost_pages(block):
-            self._all_ready = False
+        if self._watch.has_lost(block):
             for other in self.blocks:
                 if not other.running:
                     other.forget()
@@ -198,15 +159,6 @@ class ReadAhead:
             self.stats.hits += 1
         else:
             self.stats.misses += 1
-
-    def _following(self, block: MappedBlock) -> Iterator[MappedBlock]:
-        """Yield `block` and what is expected after it, each once."""
-        seen: set[MappedBlock] = set()
-        following: MappedBlock | None = block
-        while following is not None and following not in seen:
-            seen.add(following)
-            yield following
-            following = self._next.get(following)
 
     def _wake(self) -> None:
         """Have all threads at work, if there may be any."""
@@ -241,7 +193,7 @@ class ReadAhead:
                 block, step = found
                 block.running += 1
                 block.held += step.nbytes
-            failure = self._populate(block, step)
+            failure = bring_in(block, step, self.stats)
             with self._lock:
                 block.running -= 1
                 if failure is not None:
@@ -252,22 +204,4 @@ class ReadAhead:
 
     def _notice_ready(self) -> None:
         if all(block.is_ready for block in self.blocks):
-            self._faults = major_faults()
-            self._all_ready = True
-
-    def _populate(self, block: MappedBlock, step: Step) -> Exception | None:
-        """Bring one step in; return what went wrong."""
-        # Two pages stand for all: to look at each would leave the disk idle.
-        first, last = step.tensors[0], step.tensors[-1]
-        if not (is_page_cached(first.data_ptr()) and is_page_cached(last.data_ptr() + last.nbytes - 1)):
-            self.stats.add(from_disk=step.nbytes)
-        try:
-            with self.stats.reading():
-                populate(step.tensors)
-        except CheckpointError as error:
-            failure = CheckpointFormatError(f"{block.files}: the weights of {block.name!r} cannot be read: {error}")
-            failure.__cause__ = error
-            return failure
-        except Exception as error:
-            return error
-        return None
+            self._watch.begin()

@@ -13,7 +13,7 @@ from collections import deque
 import torch
 
 from ..checkpoint import release
-from ..devices import Event
+from ..devices import HOST, Event
 from ..plan import STAGING_BYTES
 from .chunks import CHUNK_BYTES, Chunk
 from .page_cache import is_cached
@@ -130,6 +130,6 @@ class _Memory:
     def _taken(self) -> torch.Tensor:
         nbytes = self._parts * self._chunk_bytes
         if self.pin:
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-        memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8)
+            return torch.empty(nbytes, dtype=torch.uint8, device=HOST, pin_memory=True)
+        memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=HOST)
         return memory[-memory.data_ptr() % ALIGNMENT :]

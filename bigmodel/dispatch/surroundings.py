@@ -47,13 +47,20 @@ class Surroundings:
 
 @contextmanager
 def unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Give buffers back the values they had: the second computation must not count twice in statistics."""
-    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    """Give `module` its buffers back with the values they had: the second computation must not count twice in
+    statistics, whether it writes to them or puts others in their place."""
+    kept = [
+        (part._buffers, name, buffer, buffer.clone())
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in kept:
+            for registry, name, buffer, value in kept:
+                registry[name] = buffer
                 # Some kernels (batch norm's) write without raising the tensor's version, so values are compared.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)

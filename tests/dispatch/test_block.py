@@ -79,5 +79,21 @@ def test_state_that_a_forward_wrote_is_kept() -> None:
     block = Block("norm", [HostTensor(buffer, buffer.dtype, [(module._buffers, "running_mean")], is_buffer=True)])
     (view,) = fetched(block)
     view.fill_(3)
-    block.keep_state([view])
+    block.show([view])
+    block.keep_state()
     assert torch.equal(buffer, torch.full((2,), 3.0))
+
+
+def test_state_that_a_forward_put_in_the_place_of_a_buffer_is_kept() -> None:
+    module = nn.BatchNorm1d(2)
+    buffer = module.running_mean
+    block = Block("norm", [HostTensor(buffer, buffer.dtype, [(module._buffers, "running_mean")], is_buffer=True)])
+    block.show(fetched(block))
+    module.running_mean = torch.full((2,), 5.0)
+    block.keep_state()
+    block.show_host()
+    assert module.running_mean is buffer
+    assert buffer.tolist() == [5, 5]
+    module.running_mean = None
+    with pytest.raises(DispatchError, match="'running_mean' of 'norm' was removed"):
+        block.keep_state()

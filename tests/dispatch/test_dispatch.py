@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import os
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -321,20 +321,6 @@ def test_nothing_is_left_when_the_model_is_deleted() -> None:
     assert [held(n) for n in range(len(accelerators()))] == [0] * len(accelerators())
 
 
-@exact
-def test_a_forked_child_can_use_the_model() -> None:
-    model = dispatch_model(stack(), {"": "cpu"}, main_device=0)
-    expected = model(ids()).detach()
-    child = os.fork()
-    if child == 0:
-        same = False
-        try:
-            same = torch.equal(model(ids()).detach(), expected)
-        finally:
-            os._exit(0 if same else 1)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 devices = st.sampled_from([0, 1, "cpu"])
 
 
@@ -368,3 +354,80 @@ def test_inference_mode_changes_nothing(device_map: dict[str, object]) -> None:
     if 1 not in device_map.values():  # autograd knows only the first virtual accelerator
         model(ids()).sum().backward()
         assert model.blocks[1].up.weight.grad is not None
+
+
+def four_layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(128, 128) for _ in range(4)))
+
+
+@exact
+def test_a_model_that_is_dispatched_in_inference_mode_runs_and_trains_outside_of_it() -> None:
+    x = torch.ones(2, 128)
+    expected = resident_output(four_layers(), x)
+    model = four_layers()
+    with torch.inference_mode():
+        dispatch_model(model, {"": "cpu"}, main_device=0)
+        model(x)
+    assert torch.equal(model(x).detach(), expected)
+    model(x).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@exact
+def test_a_model_that_was_made_in_inference_mode_runs() -> None:
+    x = torch.ones(2, 128)
+    expected = resident_output(four_layers(), x)
+    with torch.inference_mode():
+        model = dispatch_model(four_layers(), {"": "cpu"}, main_device=0)
+        assert torch.equal(model(x), expected)
+    with torch.no_grad():
+        assert torch.equal(model(x), expected)
+
+
+@exact
+@pytest.mark.parametrize("device", ["meta", "virtual:0"])
+def test_a_default_device_is_not_where_host_weights_go(device: str, tmp_path: Path) -> None:
+    x = torch.ones(2, 128)
+    expected = resident_output(four_layers(), x)
+    for device_map in ({"": "cpu"}, {"": "cpu", "2": "disk"}):
+        model = four_layers()
+        with torch.device(device):
+            dispatch_model(model, device_map, main_device=0, offload_dir=tmp_path)
+            assert [str(p.device) for p in model.parameters()] == ["cpu"] * 8
+            assert torch.equal(model(x).detach(), expected)
+
+
+def test_a_lazy_module_is_to_run_once_before() -> None:
+    model = nn.Sequential(nn.LazyLinear(8))
+    with pytest.raises(DispatchError, match=r"0\.weight has no shape yet"):
+        dispatch_model(model, {"": "cpu"})
+
+
+@exact
+def test_a_table_that_returns_a_part_of_itself_is_right_after_later_blocks_came() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(16, 8))
+
+        def forward(self, length: int) -> torch.Tensor:
+            return self.weight[:length]
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions, self.layers = Table(), nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            positions = self.positions(x.shape[0])
+            for layer in self.layers:
+                x = layer(x)
+            return x + positions
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.ones(3, 8)
+    expected = resident_output(model, x)
+    dispatch_model(model, {"": "cpu"}, main_device=0)
+    for _ in range(2):
+        assert torch.equal(model(x).detach(), expected)

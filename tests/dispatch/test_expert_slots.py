@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from bigmodel.devices.streams import PastEvent
 from bigmodel.dispatch.expert_policy import ExpertPolicy
 from bigmodel.dispatch.expert_slots import ExpertSlots
 
@@ -61,3 +62,9 @@ def test_no_victims_are_always_to_be_had() -> None:
     made = slots(1)
     made.users[0] += 1
     assert made.victims(0, (), ()) == []
+
+
+def test_fresh_memory_is_written_to_after_the_mark_it_came_with() -> None:
+    mark = PastEvent()
+    slots = ExpertSlots(torch.empty(3, 4, dtype=torch.uint8), ExpertPolicy(1, 3), mark)
+    assert [slots[number].marks for number in range(3)] == [[mark]] * 3

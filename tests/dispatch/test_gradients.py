@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -282,3 +286,163 @@ def test_an_interrupt_at_any_moment_of_the_second_computation_does_so_too() -> N
         number += 3
     assert number > 30
     check_still_trains(model)
+
+
+def whole(model: nn.Module, *classes: str, **options: Any) -> nn.Module:
+    """Dispatch `model` to the host, streamed by modules of these classes."""
+    return dispatch_model(model, {"": "cpu"}, main_device=at(0), no_split_module_classes=classes, **options)
+
+
+class Pair(nn.Module):
+    """Two layers that come as one block; `wrap` and `unwrap` are what goes in and out."""
+
+    def __init__(self, unwrap: Callable[[Any], Any] = lambda x: x, wrap: Callable[[Any], Any] = lambda x: x) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.unwrap, self.wrap = unwrap, wrap
+
+    def forward(self, x: Any) -> Any:
+        return self.wrap(self.second(torch.tanh(self.first(self.unwrap(x)))))
+
+
+@dataclass
+class Carrier:
+    x: torch.Tensor
+    count: int = 0
+
+
+def assert_trains_like_a_resident_one(make: Callable[[], nn.Module], *classes: str, **options: Any) -> None:
+    x = torch.ones(2, 8)
+    models = []
+    for place in (lambda model: model.to(at(0)), lambda model: whole(model, *classes, **options)):
+        torch.manual_seed(0)
+        models.append(place(make()))
+    resident, streamed = models
+    resident(x.to(at(0))).square().sum().backward()
+    streamed(x).square().sum().backward()
+    assert_same(gradients(streamed), gradients(resident))
+
+
+class Around(nn.Module):
+    """A layer whose output goes into a block, whose output goes into another layer."""
+
+    def __init__(self, inside: Pair, give: Callable[[Any], Any], take: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.before, self.inside, self.after = nn.Linear(8, 8), inside, nn.Linear(8, 8)
+        self.give, self.take = give, take
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.take(self.inside(self.give(self.before(x)))))
+
+
+def test_gradients_flow_through_dataclasses() -> None:
+    def make() -> nn.Module:
+        inside = Pair(unwrap=lambda carrier: carrier.x, wrap=lambda x: (Carrier(x), "text"))
+        return Around(inside, Carrier, lambda output: output[0].x)
+
+    assert_trains_like_a_resident_one(make, "Pair")
+
+
+def test_a_tensor_that_is_returned_in_an_unknown_object_is_refused_where_gradients_are_wanted() -> None:
+    inside = Pair(wrap=lambda x: SimpleNamespace(states=x))
+    model = whole(Around(inside, lambda x: x, lambda output: output.states), "Pair")
+    with torch.no_grad():
+        model(torch.ones(2, 8))
+    with pytest.raises(DispatchError, match="SimpleNamespace"):
+        model(torch.ones(2, 8))
+
+
+class Recursive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+        return self.out(x) if depth == 0 else self(torch.tanh(self.down(x)), depth - 1)
+
+
+def test_a_module_may_call_itself() -> None:
+    assert_trains_like_a_resident_one(lambda: nn.Sequential(Recursive(), Recursive()), "Recursive")
+
+
+def test_threads_may_compute_gradients_at_once() -> None:
+    torch.manual_seed(0)
+    resident = nn.Sequential(*(Pair() for _ in range(3))).to(at(0))
+    streamed = whole(copy.deepcopy(resident).cpu(), "Pair")
+    weights = list(streamed.parameters())
+    inputs = [torch.randn(4, 8) for _ in range(4)]
+    expected = [torch.autograd.grad(resident(x.to(at(0))).square().sum(), list(resident.parameters())) for x in inputs]
+    wrong: list[object] = []
+
+    def train(number: int) -> None:
+        for _ in range(10):
+            found = torch.autograd.grad(streamed(inputs[number]).square().sum(), weights)
+            wrong.extend(number for a, b in zip(found, expected[number]) if not torch.equal(a, b.cpu()))
+
+    def noting(number: int) -> None:
+        try:
+            train(number)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=noting, args=(number,)) for number in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    assert wrong == []
+
+
+def test_a_second_derivative_is_refused_and_not_left_out() -> None:
+    model = whole(nn.Sequential(Pair(), Pair()), "Pair")
+    x = torch.ones(2, 8, requires_grad=True)
+    with pytest.raises(DispatchError, match="create_graph"):
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_weights_that_change_between_forward_and_backward_are_noticed(replace: bool) -> None:
+    model = whole(nn.Sequential(Pair(), Pair()), "Pair")
+    loss = model(torch.ones(2, 8)).sum()
+    layer = model[0].first
+    if replace:
+        layer.weight = nn.Parameter(torch.ones(8, 8))
+        with torch.no_grad():
+            model(torch.ones(2, 8))
+    else:
+        with torch.no_grad():
+            layer.weight.mul_(2)
+    with pytest.raises(DispatchError, match="changed between its forward and its backward"):
+        loss.backward()
+
+
+def test_the_first_backward_after_a_parameter_was_replaced_is_the_new_ones() -> None:
+    model = whole(nn.Sequential(Pair(), Pair()), "Pair")
+    old = model[0].first.weight
+    new = model[0].first.weight = nn.Parameter(torch.ones(8, 8))
+    model(torch.ones(2, 8)).sum().backward()
+    assert old.grad is None
+    assert new.grad is not None
+
+
+class Counting(nn.Module):
+    """Puts another tensor in the place of its buffer with each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("offload_buffers", [False, True])
+def test_a_buffer_that_is_replaced_in_forward_counts_once(offload_buffers: bool) -> None:
+    assert_trains_like_a_resident_one(lambda: nn.Sequential(Counting()), "Counting", offload_buffers=offload_buffers)
+    model = whole(nn.Sequential(Counting()), "Counting", offload_buffers=offload_buffers)
+    for _ in range(3):
+        model(torch.ones(2, 8)).sum().backward()
+    assert model[0].count.item() == 3

@@ -3,9 +3,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from bigmodel.dispatch.move import first_tensor, send_to_device
+from bigmodel.dispatch.move import copied_out_of, first_tensor, send_to_device
+from bigmodel.profile import storage_key
+
+from ..accelerators import at
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -62,3 +66,23 @@ def test_the_first_tensor_is_found_in_order() -> None:
     x, y = torch.ones(1), torch.ones(2)
     assert first_tensor((1, {"k": [None, x]}, y)) is x
     assert first_tensor({"k": "text"}) is None
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_packed_sequence_moves_as_it_knows_it_may() -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 8), [3, 2])
+    moved = send_to_device((packed,), at(0))[0]
+    assert type(moved) is type(packed)
+    assert (str(moved.data.device), str(moved.batch_sizes.device)) == (at(0), "cpu")
+
+
+def test_tensors_are_copied_out_of_one_memory_and_others_left() -> None:
+    slab, other = torch.zeros(16), torch.zeros(4)
+    value = {"part": slab[2:6], "deep": [(slab[8:], other)], "number": 3}
+    found = copied_out_of(value, storage_key(slab)[0])
+    slab.fill_(1)
+    assert found["part"].tolist() == [0] * 4
+    assert found["deep"][0][0].tolist() == [0] * 8
+    assert found["deep"][0][1] is other
+    untouched = [other, "text"]
+    assert copied_out_of(untouched, storage_key(slab)[0]) is untouched

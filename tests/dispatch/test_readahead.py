@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bigmodel.checkpoint import populate
-from bigmodel.dispatch import readahead, residency
+from bigmodel.dispatch import bring_in, page_watch, readahead, residency
 from bigmodel.dispatch.mapped_block import MappedBlock
 from bigmodel.dispatch.readahead import ReadAhead
 from bigmodel.errors import CheckpointError, CheckpointFormatError
@@ -31,7 +31,7 @@ class Populated:
         self.gates: dict[int, threading.Event] = {}
         self.failures: dict[int, Exception] = {}
         self.begun = threading.Condition()
-        monkeypatch.setattr(readahead, "populate", self)
+        monkeypatch.setattr(bring_in, "populate", self)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
         number = int(tensors[0].view(torch.float32)[0])
@@ -58,13 +58,13 @@ def populated(monkeypatch: pytest.MonkeyPatch) -> Populated:
 def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that no other process takes and pages that are never taken away."""
     monkeypatch.setattr(residency, "free_memory_bytes", lambda device: 2**40)
-    monkeypatch.setattr(readahead, "major_faults", lambda: 0)
+    monkeypatch.setattr(page_watch, "major_faults", lambda: 0)
 
 
 @pytest.fixture(autouse=True)
 def looking_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every entering looks whether pages were taken away."""
-    monkeypatch.setattr(readahead, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(page_watch, "LOOK_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -90,10 +90,8 @@ def nothing_on_its_way() -> Iterator[None]:
 
 
 def visit(reader: ReadAhead, block: MappedBlock) -> bool:
-    entered = reader.enter(block)
-    if entered:
-        reader.leave(block)
-    return entered
+    with reader.use(block) as held:
+        return held
 
 
 def settled(reader: ReadAhead) -> None:
@@ -110,12 +108,11 @@ def test_a_block_is_in_memory_when_entered_and_the_next_ones_are_on_their_way(
     blocks, _ = mapped_blocks(tmp_path, 3)
     reader = read_ahead(blocks)
     populated.gates[1] = threading.Event()
-    assert reader.enter(blocks[0])
-    populated.wait_for(1)
-    assert populated.seen == [0, 1]
-    assert (blocks[0].is_ready, blocks[1].is_ready) == (True, False)
-    populated.gates[1].set()
-    reader.leave(blocks[0])
+    with reader.use(blocks[0]):
+        populated.wait_for(1)
+        assert populated.seen == [0, 1]
+        assert (blocks[0].is_ready, blocks[1].is_ready) == (True, False)
+        populated.gates[1].set()
     visit(reader, blocks[1])
     assert blocks[1].is_ready
     assert (reader.stats.misses, reader.stats.hits) == (1, 1)
@@ -154,7 +151,7 @@ def test_pages_that_the_kernel_took_away_are_brought_in_again(
     tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = 0
-    monkeypatch.setattr(readahead, "major_faults", lambda: faults)
+    monkeypatch.setattr(page_watch, "major_faults", lambda: faults)
     blocks, _ = mapped_blocks(tmp_path, 3)
     reader = read_ahead(blocks)
     visit(reader, blocks[0])
@@ -169,9 +166,9 @@ def test_it_looks_for_lost_pages_now_and_then_only(
     tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults, now = 0, 0.0
-    monkeypatch.setattr(readahead, "major_faults", lambda: faults)
-    monkeypatch.setattr(readahead.time, "monotonic", lambda: now)
-    monkeypatch.setattr(readahead, "LOOK_SECONDS", 1.0)
+    monkeypatch.setattr(page_watch, "major_faults", lambda: faults)
+    monkeypatch.setattr(page_watch.time, "monotonic", lambda: now)
+    monkeypatch.setattr(page_watch, "LOOK_SECONDS", 1.0)
     blocks, _ = mapped_blocks(tmp_path, 3)
     reader = read_ahead(blocks)
     visit(reader, blocks[0])
@@ -186,7 +183,7 @@ def test_it_looks_for_lost_pages_now_and_then_only(
 @pytest.mark.usefixtures("one_reader")
 def test_the_order_is_learned(tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = 0
-    monkeypatch.setattr(readahead, "major_faults", lambda: faults)
+    monkeypatch.setattr(page_watch, "major_faults", lambda: faults)
     blocks, _ = mapped_blocks(tmp_path, 4)
     reader = read_ahead(blocks)
     for n in (0, 3, 1, 2, 0):
@@ -213,10 +210,10 @@ def test_the_budget_holds_and_most_of_what_fits_stays(
     turns = 5
     for turn in range(turns):
         for n, block in enumerate(blocks):
-            assert reader.enter(block)
-            assert sum(block.held for block in blocks) <= 5 * MIB
-            assert registries[n]["weight"].unique().tolist() == [n]
-            reader.leave(block)
+            with reader.use(block) as held:
+                assert held
+                assert sum(block.held for block in blocks) <= 5 * MIB
+                assert registries[n]["weight"].unique().tolist() == [n]
         if turn == 0:
             settled(reader)
             populated.seen.clear()
@@ -233,10 +230,10 @@ def test_a_block_larger_than_the_budget_is_brought_in_all_the_same(
     blocks, registries = mapped_blocks(tmp_path, 3)
     reader = under_budget(blocks, MIB // 4, monkeypatch)
     for n, block in enumerate(blocks):
-        assert reader.enter(block)
-        assert sum(block.held for block in blocks) <= read_ahead_window([MIB] * 3)
-        assert registries[n]["weight"][-1] == n
-        reader.leave(block)
+        with reader.use(block) as held:
+            assert held
+            assert sum(block.held for block in blocks) <= read_ahead_window([MIB] * 3)
+            assert registries[n]["weight"][-1] == n
 
 
 def test_weights_that_were_written_are_never_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +276,7 @@ def test_a_file_cut_short_is_an_error_and_not_the_end_of_the_process(tmp_path: P
     file = tmp_path / "model.safetensors"
     os.truncate(file, file.stat().st_size - MIB)
     with pytest.raises(CheckpointFormatError, match=r"model\.safetensors.*cut short"):
-        reader.enter(blocks[2])
+        visit(reader, blocks[2])
     visit(reader, blocks[1])
     assert registries[1]["weight"][-1] == 1
 
@@ -295,7 +292,7 @@ def test_a_read_error_is_raised_where_the_block_is_needed_and_read_again_the_nex
     settled(reader)
     populated.failures[1] = CheckpointError("Input/output error")
     with pytest.raises(CheckpointFormatError, match=r"model\.safetensors.*'1'.*Input/output"):
-        reader.enter(blocks[1])
+        visit(reader, blocks[1])
     visit(reader, blocks[1])
     assert registries[1]["weight"][-1] == 1
 
@@ -320,11 +317,9 @@ def test_threads_share_a_reader_under_a_budget(tmp_path: Path, monkeypatch: pyte
     def walk(start: int) -> None:
         for step in range(100):
             n = (start + step) % 6
-            entered = reader.enter(blocks[n])
-            if registries[n]["weight"].unique().tolist() != [n]:
-                wrong.append(n)
-            if entered:
-                reader.leave(blocks[n])
+            with reader.use(blocks[n]):
+                if registries[n]["weight"].unique().tolist() != [n]:
+                    wrong.append(n)
 
     threads = [threading.Thread(target=walk, args=(start,)) for start in range(4)]
     for thread in threads:
@@ -348,18 +343,3 @@ def test_its_threads_end_with_it(tmp_path: Path) -> None:
     for thread in made:
         thread.join(timeout=10)
         assert not thread.is_alive()
-
-
-def test_it_works_in_the_child_of_a_fork(tmp_path: Path) -> None:
-    blocks, registries = mapped_blocks(tmp_path, 3)
-    reader = read_ahead(blocks)
-    visit(reader, blocks[0])
-    child = os.fork()
-    if child == 0:
-        try:
-            for block in blocks:
-                visit(reader, block)
-            os._exit(0 if registries[2]["weight"][-1] == 2 else 1)
-        finally:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

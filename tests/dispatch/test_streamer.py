@@ -245,3 +245,47 @@ def test_state_written_on_the_device_comes_back_to_the_host() -> None:
         with streamer.use(block):
             registry["count"].add_(1)
     assert state.tolist() == [3.0] * 4
+
+
+def test_what_is_shown_already_is_left_as_it_is() -> None:
+    """A forward that wants gradients shows leaves of its own in a block that another thread enters."""
+    made, registries = blocks(1)
+    streamer = streamer_of(made)
+    with streamer.use(made[0]):
+        leaf = torch.ones(100, requires_grad=True)
+        made[0].show([leaf])
+        with streamer.use(made[0]):
+            assert registries[0]["weight"] is leaf
+        assert registries[0]["weight"] is leaf
+
+
+def test_a_weight_that_is_returned_is_a_copy_that_later_blocks_do_not_overwrite() -> None:
+    made, registries = blocks(4)
+    streamer = streamer_of(made)
+    part, others = streamer.visit(made[0], lambda: (registries[0]["weight"][2:5], {"all": registries[0]["weight"]}))
+    for block in made[1:]:
+        streamer.visit(block, lambda: None)
+    assert part.cpu().tolist() == [0.0] * 3
+    assert others["all"].cpu().tolist() == [0.0] * 100
+
+
+def test_what_was_replaced_is_taken_over_unless_the_devices_tensors_are_shown() -> None:
+    made, registries = blocks(1)
+    streamer = streamer_of(made)
+    with streamer.use(made[0]):
+        streamer.adopt_replaced(made[0])
+    assert made[0].tensors[0].value.tolist() == [0.0] * 100
+    new = registries[0]["weight"] = torch.ones(100)
+    streamer.adopt_replaced(made[0])
+    assert made[0].tensors[0].value is new
+
+
+def test_a_state_that_cannot_be_kept_is_an_error_and_leaves_the_slot_free() -> None:
+    state = torch.zeros(4)
+    registry = {"count": state}
+    block = Block("counter", [HostTensor(state, torch.float32, [(registry, "count")], is_buffer=True)])
+    streamer = streamer_of([block])
+    with pytest.raises(DispatchError, match=r"'count' of 'counter'.*changed its shape"):
+        streamer.visit(block, lambda: registry.update(count=torch.zeros(5)))
+    assert streamer.in_use == 0
+    assert registry["count"] is state

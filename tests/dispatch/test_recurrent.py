@@ -1,0 +1,78 @@
+"""Recurrent layers compute with the weights that they are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.dispatch import cpu_offload_with_hook, dispatch_model, undispatch
+from bigmodel.dispatch.recurrent import refresh_second_places, second_places
+
+from ..accelerators import at
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+class Looking(nn.GRU):
+    """Notes where the weights lie that it would compute with, which the virtual accelerator cannot."""
+
+    seen: list[tuple[bool, str]]
+
+    def forward(self, x: torch.Tensor) -> Any:  # type: ignore[override]
+        self.seen = [(used is self._parameters[name], str(used.device)) for name, used in self.used().items()]
+        return x
+
+    def used(self) -> dict[str, Any]:
+        return dict(zip(self._flat_weights_names, self._flat_weights, strict=True))
+
+
+def model_of() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), Looking(8, 8, num_layers=2, bidirectional=True))
+
+
+@pytest.mark.parametrize("device_map", [{"": 0}, {"": "cpu"}, {"0": 0, "1": 1}, {"0": 0, "1": "cpu"}])
+def test_a_dispatched_layer_computes_with_the_parameters_it_shows_and_so_it_does_afterwards(
+    device_map: dict[str, Any],
+) -> None:
+    model = dispatch_model(model_of(), device_map, main_device=0)
+    layer = model[1]
+    model(torch.ones(3, 2, 8).to(at(0)))
+    assert layer.seen == [(True, at(1 if device_map.get("1") == 1 else 0))] * 16
+    undispatch(model)
+    assert [used is layer._parameters[name] for name, used in layer.used().items()] == [True] * 16
+    plain = nn.GRU(8, 8, num_layers=2, bidirectional=True)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.ones(3, 2, 8)
+    assert torch.equal(nn.GRU.forward(layer.cpu(), x)[0], plain(x)[0])
+
+
+def test_streamed_weights_are_the_hosts_again_after_a_forward() -> None:
+    model = dispatch_model(model_of(), {"": "cpu"}, main_device=0)
+    model(torch.ones(3, 2, 8))
+    assert [str(used.device) for used in model[1].used().values()] == ["cpu"] * 16
+
+
+def test_a_layer_that_is_moved_whole_takes_its_second_list_along() -> None:
+    model, hook = cpu_offload_with_hook(model_of(), 0)
+    model(torch.ones(3, 2, 8))
+    assert model[1].seen == [(True, at(0))] * 16
+    hook.offload()
+    assert [str(used.device) for used in model[1].used().values()] == ["cpu"] * 16
+
+
+def test_only_recurrent_layers_have_second_places() -> None:
+    layer = nn.LSTM(4, 4)
+    ((weights, place),) = second_places(layer, "weight_hh_l0")
+    assert weights[place] is layer.weight_hh_l0
+    assert second_places(nn.Linear(2, 2), "weight") == []
+
+
+def test_refreshing_takes_over_what_was_put_under_the_names() -> None:
+    layer = nn.LSTM(4, 4)
+    new = layer._parameters["weight_ih_l0"] = nn.Parameter(torch.zeros(16, 4))
+    refresh_second_places(nn.Sequential(layer))
+    assert layer._flat_weights[0] is new
