@@ -40,7 +40,10 @@ async def completion_prompts(body: CompletionBody, codec: TextCodec) -> list[lis
 
 
 async def chat_prompt(body: ChatBody, codec: TextCodec) -> list[int]:
-    """The conversation as tokens, through the model's template."""
+    """The conversation as tokens, through the model's template; 400 for variables that are not the template's."""
+    taken = codec.not_for_templates & (body.chat_template_kwargs or {}).keys()
+    if taken:
+        raise bad_value("chat_template_kwargs", f"'{min(taken)}' is no variable of the chat template")
     tools = None if body.tool_choice == "none" else body.tools
     return await render(codec, body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs)
 

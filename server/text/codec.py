@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import lru_cache
 from typing import Any
 
@@ -23,18 +24,28 @@ def _byte_of_letter() -> dict[str, int]:
     return table
 
 
+_FOR_CLIENTS = frozenset({"documents", "continue_final_message"})
+"""What transformers' `apply_chat_template` takes beside the template's own variables, and a client may say."""
+
+
 class TemplateError(ServeError, ValueError):
     """The chat template refuses what it was given."""
 
 
 class TextCodec:
-    """Wraps a transformers tokenizer. Every method may be called from any thread."""
+    """Wraps a transformers tokenizer. Every method may be called from any thread.
+
+    ``not_for_templates``: names that a client's variables of the chat template cannot have; they are arguments here.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.vocabulary_size = len(tokenizer)
         self.special_ids = frozenset(tokenizer.all_special_ids)
         self._byte_level = self._is_byte_level()
+        apply = getattr(tokenizer, "apply_chat_template", None)
+        own = () if apply is None else inspect.signature(apply).parameters
+        self.not_for_templates = frozenset({"self", "messages", *own}) - _FOR_CLIENTS
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokens of ``text``."""

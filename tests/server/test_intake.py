@@ -65,6 +65,25 @@ async def test_a_conversation_goes_through_the_template_with_its_tools() -> None
     ]
 
 
+def chat(**variables: Any) -> ChatBody:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    return ChatBody.model_validate({"model": "tiny", "messages": messages, "chat_template_kwargs": variables})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "self", "return_dict"])
+async def test_what_renders_the_template_is_not_the_client_s(name: str) -> None:
+    with pytest.raises(APIError, match=f"'{name}' is no variable") as refused:
+        await chat_prompt(chat(**{name: 1}), CODEC)
+    assert (refused.value.status, refused.value.param) == (400, "chat_template_kwargs")
+
+
+@pytest.mark.anyio
+async def test_a_last_message_may_be_continued() -> None:
+    body = chat(continue_final_message=True).model_copy(update={"add_generation_prompt": False})
+    assert CODEC.decode(await chat_prompt(body, CODEC)) == "<user>a\n<assistant>b"
+
+
 @pytest.mark.parametrize(
     ("asked", "default", "prompt", "limit"),
     [
