@@ -61,12 +61,14 @@ def _devices(plan: Plan) -> Table:
     purposes = ["weights", "buffers", "kv_cache", "activations", "slots", "total"]
     if any(device.training for device in plan.devices.values()):
         purposes.insert(-1, "training")
-    for name in [*purposes, "budget"]:
+    for name in [*purposes, "budget", "free"]:
         drawn.add_column("KV cache" if name == "kv_cache" else name, justify="right")
     for device in plan.devices.values():
         numbers = [getattr(device, name) for name in purposes]
         budget = "no limit" if device.budget is None else format_size(device.budget)
-        drawn.add_row(str(device.device), *(format_size(number) if number else "-" for number in numbers), budget)
+        free = "-" if device.free is None else format_size(device.free)
+        shown = [format_size(number) if number else "-" for number in numbers]
+        drawn.add_row(str(device.device), *shown, budget, free)
     return drawn
 
 

@@ -8,12 +8,13 @@ backward needs of its forward. As many parts stay as fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 import torch
 from torch import nn
 
-from ..devices import HOST, DeviceLike
-from ..errors import PlanError
+from ..devices import DISK, HOST, DeviceLike
+from ..errors import BudgetError, PlanError
 from ..profile import Profile, profile_model
 from ..profile.arguments import check_model, optional_whole_number, whole_number
 from ..profile.context import trained_length
@@ -31,6 +32,12 @@ from .shortage import budget_error
 from .slots import DEFAULT_SLOTS
 
 STRATEGY = "training"
+
+EXPERTS_WHOLE = "experts are counted as if all of them were brought together, which is more than are"
+NOT_ON_DISK = "the disk is of no use here: what is trained may not lie there"
+
+Attempt = tuple[Assignment, dict[Key, DevicePlan]]
+"""Where everything is, and what that takes of each device."""
 
 
 def plan_training(
@@ -80,29 +87,19 @@ def plan_training(
     if max_memory is not None and main_device is None:
         _check_one_accelerator(budgets)
     main = Room(budgets, main_device=checked_main(main_device, budgets)).main
+    candidates = _candidates(profile, main)
 
-    tried: list[dict[Key, DevicePlan]] = []
-
-    def attempt(away: Sequence[int]) -> tuple[Assignment, dict[Key, DevicePlan]]:
-        assignment = _assignment(profile, away, main)
-        names = [profile.units[index].name for index in away]
+    @cache
+    def attempt(number: int) -> Attempt:
+        assignment = _assignment(profile, candidates[number], main)
+        names = [profile.units[index].name for index in candidates[number]]
         step = TrainingStep(model, batch_size, context_length, optimizer, False, device_type, names)
         step.record()
-        tried.append(_uses(step, assignment, main, device_type))
-        return assignment, tried[-1]
+        return assignment, _uses(step, assignment, main, device_type)
 
-    candidates = _candidates(profile, main)
-    low, high = 0, len(candidates) - 1
-    found: tuple[Assignment, dict[Key, DevicePlan]] | None = None
-    while low <= high:  # with more parts away the accelerator holds less
-        middle = (low + high) // 2
-        made = attempt(candidates[middle])
-        over = over_budget(made[1], budgets)
-        found = found if over else made
-        low, high = (middle + 1, high) if any(map(is_accelerator, over)) else (low, middle - 1)
+    found = _first_that_fits(attempt, len(candidates), budgets)
     if found is None:
-        enough = max(sum(use.total for use in uses.values()) for uses in tried)
-        raise budget_error(budgets, enough, lambda given: any(not over_budget(uses, given) for uses in tried))
+        raise _shortage(attempt, len(candidates), budgets)
     assignment, uses = found
     return Plan(
         model=profile.name,
@@ -115,7 +112,34 @@ def plan_training(
         batch_size=batch_size,
         context_length=trained_length(model, context_length),
         new_tokens=0,
+        notes=(EXPERTS_WHOLE,) if any(unit.experts for unit in profile.units) else (),
     )
+
+
+def _first_that_fits(attempt: Callable[[int], Attempt], count: int, budgets: Mapping[Key, int]) -> Attempt | None:
+    """Return the attempt with the fewest parts away from the accelerator that keeps to the budgets; None if none does.
+
+    Args:
+        attempt: trains with ever more parts away, by number.
+        count: how many numbers there are.
+        budgets: bytes by device key.
+    """
+    low, high = 0, count - 1
+    found: Attempt | None = None
+    while low <= high:  # with more parts away the accelerator holds less
+        middle = (low + high) // 2
+        made = attempt(middle)
+        over = over_budget(made[1], budgets)
+        found = found if over else made
+        low, high = (middle + 1, high) if any(map(is_accelerator, over)) else (low, middle - 1)
+    return found
+
+
+def _shortage(attempt: Callable[[int], Attempt], count: int, budgets: Mapping[Key, int]) -> BudgetError:
+    """Return the error that names the smallest budgets with which one of the attempts would fit."""
+    enough = max(use.total for number in (0, count - 1) for use in attempt(number)[1].values())
+    error = budget_error(budgets, enough, lambda given: _first_that_fits(attempt, count, given) is not None)
+    return BudgetError(f"{error}; {NOT_ON_DISK}") if budgets.get(DISK) else error
 
 
 def _check_one_accelerator(budgets: Mapping[Key, int]) -> None:

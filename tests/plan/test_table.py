@@ -5,6 +5,7 @@ import io
 
 from rich.console import Console
 
+from bigmodel.devices import format_size
 from bigmodel.plan import Prediction
 from bigmodel.plan.table import label_of, runs_of
 
@@ -22,6 +23,13 @@ def test_the_text_says_what_is_where_and_how_much() -> None:
     for expected in ("Tiny", "layers.0 … 1 (2)", "streamed from disk", "KV cache", "69 B", "100 B", "no limit"):
         assert expected in text
     assert "\x1b" not in text
+
+
+def test_each_device_has_what_stays_free_beside_its_budget() -> None:
+    lines = [line.split("│") for line in str(PLAN).splitlines() if "│" in line]
+    free = {cells[1].strip(): cells[-2].strip() for cells in lines if cells[1].strip() in map(str, PLAN.devices)}
+    expected = {str(key): "-" if use.free is None else format_size(use.free) for key, use in PLAN.devices.items()}
+    assert free == expected
 
 
 def test_time_and_notes_are_shown_when_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from typing import Any
 
 import pytest
@@ -107,6 +108,32 @@ def test_without_accelerators_everything_is_the_hosts() -> None:
 def test_too_small_budgets_are_an_error_that_names_what_would_do() -> None:
     with pytest.raises(BudgetError, match="one of these budgets would do: 0: 1"):
         plan_training(llama(), {0: 500_000, "cpu": 2**30}, 2, 32)
+
+
+def test_the_budget_that_would_do_is_the_smallest() -> None:
+    model, budgets = llama(num_hidden_layers=1), {0: 100_000, "cpu": 2**20}
+
+    def planned(room: int) -> Plan:
+        return plan_training(model, {**budgets, 0: room}, 1, 8)
+
+    with pytest.raises(BudgetError) as refused:
+        planned(budgets[0])
+    named = re.search(r"0: [^(]*\((\d+) bytes", str(refused.value))
+    assert named is not None
+    assert planned(int(named[1])).devices[0].total == int(named[1])
+    with pytest.raises(BudgetError):
+        planned(int(named[1]) - 1)
+
+
+def test_a_disk_that_is_given_is_said_to_be_of_no_use() -> None:
+    with pytest.raises(BudgetError, match="what is trained may not lie there"):
+        plan_training(llama(num_hidden_layers=1), {0: 100_000, "cpu": 100_000, "disk": "1GB"}, 1, 8)
+
+
+def test_a_mixtures_plan_says_that_experts_count_whole() -> None:
+    sizes = {**SIZES, "num_key_value_heads": 2, "num_local_experts": 4, "num_hidden_layers": 2}
+    model = t.MixtralForCausalLM(t.MixtralConfig(**sizes))
+    assert "experts are counted as if all" in str(plan_training(model, {0: "100MB", "cpu": "1GB"}, 1, 16))
 
 
 def test_an_optimizer_that_is_not_known_is_an_error() -> None:
