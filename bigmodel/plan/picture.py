@@ -23,8 +23,8 @@ COLOURS = {
     "free": "#eeeeee",
 }
 
-Segment = tuple[str, int, str]
-"""Label, bytes, colour."""
+Segment = tuple[str, int, int, str]
+"""Label, bytes, bytes that its length stands for (fewer where much is free), colour."""
 
 
 def svg(plan: Plan) -> str:
@@ -80,21 +80,22 @@ def _segments(plan: Plan, device: DevicePlan) -> Iterator[Segment]:
     for run in runs_of(held):
         nbytes = min(sum(part.bytes for part in run), device.weights + device.buffers - counted)
         if nbytes > 0:  # parts tied to others count once
-            yield label_of(run), nbytes, PARTS[shade]
+            yield label_of(run), nbytes, nbytes, PARTS[shade]
             shade, counted = 1 - shade, counted + nbytes
     rest = device.weights + device.buffers - counted
-    free = max(_length(device) - device.total, 0)
-    sizes = (rest, device.kv_cache, device.activations, device.slots, device.training, free)
-    for (name, colour), nbytes in zip(COLOURS.items(), sizes, strict=True):
+    sizes = (rest, device.kv_cache, device.activations, device.slots, device.training)
+    for (name, colour), nbytes in zip(COLOURS.items(), sizes, strict=False):
         if nbytes > 0:
-            yield name, nbytes, colour
+            yield name, nbytes, nbytes, colour
+    if device.free is not None and device.free > 0:
+        yield f"{format_size(device.free)} free", device.free, _length(device) - device.total, COLOURS["free"]
 
 
 def _bar(plan: Plan, device: DevicePlan, y: int, scale: float) -> Iterator[str]:
     yield f'<text x="16" y="{y + 27}">{html.escape(str(device.device))}</text>'
     x = float(LEFT)
-    for label, nbytes, colour in _segments(plan, device):
-        width = nbytes * scale
+    for label, nbytes, length, colour in _segments(plan, device):
+        width = length * scale
         title = html.escape(f"{label}: {format_size(nbytes)}")
         yield (
             f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}" fill="{colour}" stroke="white">'
