@@ -86,6 +86,13 @@ def test_a_prompt_longer_than_the_context_is_refused() -> None:
     assert not Path("folder").exists()
 
 
+def test_a_message_that_the_template_refuses_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", "{{ raise_exception('no more') }}")
+    result = CliRunner().invoke(command, ["folder", "x", "--chat"])
+    assert isinstance(result.exception, ServeError)
+    assert "no more" in str(result.exception)
+
+
 @pytest.mark.parametrize("prompt", ["\udcff", "-"])
 def test_a_prompt_that_is_no_text_is_refused(prompt: str) -> None:
     result = CliRunner().invoke(command, ["folder", prompt], input=b"\xff\xfe")
