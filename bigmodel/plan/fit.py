@@ -10,7 +10,7 @@ from ..errors import PlanError
 from ..profile import Profile
 from .assignment import Assignment
 from .balance import balanced_caps
-from .budgets import Key
+from .budgets import Key, is_accelerator
 from .evaluate import device_uses, over_budget
 from .greedy import place_greedily
 from .groups import tie_groups
@@ -29,7 +29,7 @@ def greedy_assignment(
 
     Args:
         profile: the model.
-        room: the budgets.
+        room: the budgets; without a main device, that is the first accelerator on which anything can run.
         strategy: one of `STRATEGIES`.
         stream_buffers: buffers lie with the weights, and not where the unit runs.
         streams: False has the host compute all that is not resident.
@@ -41,9 +41,18 @@ def greedy_assignment(
     items = [item_of(group, profile, stream_buffers, streams) for group in groups]
 
     def attempt(budgets: Mapping[Key, int]) -> Assignment | None:
+        best: Assignment | None = None
+        for main in _mains(room, budgets):
+            found = attempt_with(main, budgets)
+            if found is not None and any(map(is_accelerator, found.runs)):
+                return found
+            best = best or found
+        return best
+
+    def attempt_with(main: Key | None, budgets: Mapping[Key, int]) -> Assignment | None:
         given = dict(budgets)
         for _ in range(ATTEMPTS):
-            narrowed = replace(room, budgets=given)
+            narrowed = replace(room, budgets=given, main_device=main)
             placement = place_greedily(items, replace(narrowed, budgets=_capped(items, narrowed, strategy)))
             if placement is None:
                 return None
@@ -59,6 +68,21 @@ def greedy_assignment(
         enough = sum(item.nbytes + room.slots * (item.slab if streams else 0) for item in items) + 2 * room.activations
         raise budget_error(room.budgets, enough, lambda budgets: attempt(budgets) is not None)
     return found
+
+
+def room_around(assignment: Assignment, room: Room) -> Room:
+    """Return the room to search from a greedy assignment: its main device is the assignment's, where the usual one has
+    nothing to do."""
+    if room.main in assignment.runs or not is_accelerator(assignment.main):
+        return room
+    return replace(room, main_device=assignment.main)
+
+
+def _mains(room: Room, budgets: Mapping[Key, int]) -> list[Key | None]:
+    """Return the main devices to try in turn: the first accelerator may be too small for what others have room for."""
+    if room.main_device is not None:
+        return [room.main_device]
+    return [*replace(room, budgets=budgets).accelerators] or [None]
 
 
 def checked_main(main_device: DeviceLike | None, budgets: Mapping[Key, int]) -> Key | None:

@@ -16,7 +16,7 @@ from ..profile.quantized import check_offload_dtype
 from .assemble import assemble
 from .budgets import device_type_of, read_budgets, with_headroom
 from .cost import CostModel
-from .fit import checked_main, greedy_assignment
+from .fit import checked_main, greedy_assignment, room_around
 from .objective import Objective
 from .plan_type import Plan
 from .room import Room
@@ -58,7 +58,7 @@ def make_plan(
         context_length: tokens of a sequence at its end; None: a default; 0: count no KV cache and no activations.
         dtype: what floating point parameters will be cast to when loaded; None: as they are.
         no_split_module_classes: class names not to be split; None: find them.
-        main_device: where inputs are and streamed units run; None: the first accelerator with a budget.
+        main_device: where inputs are and streamed units run; None: the first accelerator with room for any.
         new_tokens: how many of the context's tokens are generated; None: any share, the prompt may fill the context.
         offload_buffers: buffers of a streamed unit are streamed too, and not kept where it runs.
         offload_dtype: what streamed weights are quantised to on their way: `"int8"`, `"int4"`; None: not at all.
@@ -96,5 +96,5 @@ def make_plan(
     if strategy == "auto" and profile.phases and any(map(assignment.streamed, range(len(profile.units)))):
         cost = CostModel(profile, known_machine() or nominal_machine())
         searcher = Searcher(profile, Objective(cost), "auto" if host_compute else "stream", offload_buffers)
-        assignment = searcher.best(room, assignment)
+        assignment = searcher.best(room_around(assignment, room), assignment)
     return assemble(profile, assignment, budgets, strategy)

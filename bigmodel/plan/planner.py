@@ -20,7 +20,7 @@ from ..profile.quantized import check_offload_dtype
 from .assemble import assemble
 from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .cost import CostModel
-from .fit import checked_main, greedy_assignment
+from .fit import checked_main, greedy_assignment, room_around
 from .objective import Objective
 from .plan_type import Plan
 from .room import Room
@@ -66,7 +66,7 @@ def plan(
         dtype: what floating point parameters will be cast to when loaded; None: as they are.
         offload: what happens to parts that do not fit the accelerators: "stream" them when their turn comes, "compute"
             them on the CPU, or "auto": whichever is faster for each, also one for prompts and the other for steps.
-        main_device: where inputs are and streamed parts run; None: the first accelerator with a budget.
+        main_device: where inputs are and streamed parts run; None: the first accelerator with room for any.
         no_split_module_classes: class names not to be split; None: find them.
         offload_buffers: buffers of a streamed part are streamed too.
         offload_dtype: what streamed weights are quantised to on their way: `"int8"`, `"int4"`; None: not at all.
@@ -97,6 +97,7 @@ def plan(
         budgets = with_headroom(budgets)
     room = Room(budgets, profile.activations, slots, checked_main(main_device, budgets), offload != "stream")
     assignment = greedy_assignment(profile, room, "auto", offload_buffers, offload != "compute")
+    room = room_around(assignment, room)
     if not profile.phases:
         return assemble(profile, assignment, budgets, objective)
     measured = machine or _machine_for(budgets)

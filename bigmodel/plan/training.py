@@ -77,15 +77,11 @@ def plan_training(
     check_optimizer(optimizer)
     batch_size = whole_number("batch_size", batch_size, least=1)
     context_length = optional_whole_number("context_length", context_length, least=1)
-    budgets = read_budgets(max_memory)
+    budgets = _budgets(max_memory, main_device)
     device_type = device_type_of(budgets)
     profile = profile_model(
         model, context_length=0, no_split_module_classes=no_split_module_classes, device_type=device_type
     )
-    if max_memory is None:
-        budgets = with_headroom(budgets)
-    if max_memory is not None and main_device is None:
-        _check_one_accelerator(budgets)
     main = Room(budgets, main_device=checked_main(main_device, budgets)).main
     candidates = _candidates(profile, main)
 
@@ -142,13 +138,18 @@ def _shortage(attempt: Callable[[int], Attempt], count: int, budgets: Mapping[Ke
     return BudgetError(f"{error}; {NOT_ON_DISK}") if budgets.get(DISK) else error
 
 
-def _check_one_accelerator(budgets: Mapping[Key, int]) -> None:
+def _budgets(max_memory: Mapping[DeviceLike, int | str] | None, main_device: DeviceLike | None) -> dict[Key, int]:
+    """Return the budgets that were given, or what is free; PlanError if it is not clear which accelerator is meant."""
+    if max_memory is None:
+        return with_headroom(read_budgets(None))
+    budgets = read_budgets(max_memory)
     given = [key for key, size in budgets.items() if size > 0 and is_accelerator(key)]
-    if len(given) > 1:
+    if len(given) > 1 and main_device is None:
         raise PlanError(
             f"training is planned for one accelerator and the host, and max_memory has budgets of {given}; give one of "
             "them, or name main_device. Several train a copy or a share each: see `launch`, and `plan --ranks`"
         )
+    return budgets
 
 
 def _candidates(profile: Profile, main: Key) -> list[tuple[int, ...]]:

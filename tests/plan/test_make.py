@@ -99,6 +99,17 @@ def test_balanced_shares_and_low_zero_spares_the_first() -> None:
     assert ordered.devices[1].weights == 0
 
 
+@pytest.mark.parametrize("strategy", ["auto", "sequential"])
+def test_where_the_first_accelerator_is_too_small_for_any_block_another_runs_them(strategy: str) -> None:
+    model = on_meta(Stack, width=64, depth=4)
+    block = sum(p.nbytes for p in model.blocks[0].parameters())  # type: ignore[index]
+    found = make_plan(model, {0: block - 1, 1: 3 * block, "cpu": 2**30}, strategy, context_length=0)
+    assert found.main_device == 1
+    assert {found.execution[f"blocks.{index}"] for index in range(4)} == {1}
+    assert list(found.device_map.values()).count("cpu") > 0
+    assert all(use.total <= use.budget for use in found.devices.values() if use.budget is not None)
+
+
 def test_the_main_device_can_be_chosen() -> None:
     model = tiny_llama(num_hidden_layers=12)
     plan = make_plan(model, {0: "600kB", 1: "600kB", "cpu": "100MB"}, context_length=16, main_device="virtual:1")
