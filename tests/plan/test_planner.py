@@ -13,7 +13,6 @@ from bigmodel.plan import Plan, make_plan, plan
 from bigmodel.plan.assignment import Assignment
 from bigmodel.plan.cost import CostModel
 from bigmodel.plan.evaluate import device_uses, over_budget
-from bigmodel.plan.infer import infer_auto_device_map
 from bigmodel.profile import Profile, profile_model
 
 from ..profile.models import Stack, on_meta, tiny_llama
@@ -155,9 +154,14 @@ def test_budgets_hold_and_nothing_is_slower_than_accelerates_order(
 
 
 def in_accelerates_order(of: Profile, budgets: dict[int | str, int]) -> Assignment | None:
-    """A map as accelerate makes it, weights only and in order; None if it would not hold the budgets."""
-    given = {key: budgets[key] for key in (0, 1, "cpu") if key in budgets}
-    device_map = infer_auto_device_map(MODEL, given)
+    """The map that accelerate makes, weights only and in order, of budgets less what else is needed, as its users are
+    told to choose them; None if it would not hold the budgets all the same."""
+    from accelerate import infer_auto_device_map
+
+    slots = 2 * max(unit.slab() for unit in of.units)
+    beside = of.activations + sum(of.kv_cache) + of.buffers + slots
+    given = {key: max(budgets[key] - beside, 0) for key in (0, 1, "cpu") if key in budgets}
+    device_map = infer_auto_device_map(MODEL, given, no_split_module_classes=["LlamaDecoderLayer"])
     held = []
     for unit in of.units:
         key = next((key for key in _prefixes(unit.name) if key in device_map), None)
