@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..devices import DISK
 from ..profile import Profile
@@ -75,6 +75,7 @@ class CostModel:
         self.profile = profile
         self.units = UnitCost(profile, machine)
         self._turns: dict[object, _Turn] = {}
+        self._brought: dict[object, tuple[float, float]] = {}
         self._last: tuple[Assignment, _Circumstances] | None = None
 
     def seconds(self, phase: int, assignment: Assignment) -> StepTime:
@@ -107,15 +108,17 @@ class CostModel:
     def _with_inputs(self, visit: Visit, phase: int, unit: int, assignment: Assignment) -> Visit:
         """Return a unit's turn that begins with bringing what it is called with from other devices."""
         runs, main = assignment.runs[unit], assignment.main
-        before = inputs = 0.0
-        for lies, brought in self.units.crossings[phase].from_elsewhere(unit, assignment.runs, main):
-            before += self.units.leaving(brought, lies)
-            arriving = self.units.arriving(brought, runs)
-            if runs == main:  # over the link that brings weights, too
-                inputs += arriving
-            else:
-                before += arriving
-        return replace(visit, compute=visit.compute + before, inputs=inputs) if before or inputs else visit
+        brought = tuple(self.units.crossings[phase].from_elsewhere(unit, assignment.runs, main))
+        if not brought:
+            return visit
+        key = runs, main, brought
+        if key not in self._brought:
+            leaving = sum(self.units.leaving(inputs, lies) for lies, inputs in brought)
+            arriving = sum(self.units.arriving(inputs, runs) for _, inputs in brought)
+            # To the main device they come over the link that brings weights, too.
+            self._brought[key] = (leaving, arriving) if runs == main else (leaving + arriving, 0.0)
+        before, behind = self._brought[key]
+        return Visit(visit.compute + before, visit.fetch, visit.asked, behind)
 
     def _circumstances(self, assignment: Assignment) -> _Circumstances:
         """Return what is found once for all phases and units of an assignment."""
