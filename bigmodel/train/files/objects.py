@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,11 @@ def load_object(path: Path, map_location: Any = "cpu", mmap: bool = False) -> An
     try:
         with torch.serialization.safe_globals(_NUMPY_GLOBALS):
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (OSError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except (
+        Exception
+    ) as error:  # the reader of a damaged file fails in any way: it looks up what is not there, and so on
         raise CheckpointFormatError(f"{path} cannot be read: {error}") from error
 
 

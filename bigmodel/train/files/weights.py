@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bigmodel.checkpoint import Checkpoint, write
-from bigmodel.errors import CheckpointMismatchError, CheckpointNotFoundError
+from bigmodel.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
 from bigmodel.profile.headers import read_header
 from bigmodel.train.files.objects import load_object, numbered, save_object
 
@@ -51,7 +51,10 @@ def load_weights(directory: Path, index: int) -> dict[str, Any]:
     pickled = directory / numbered(PICKLED_NAME, index)
     if not pickled.is_file():
         raise CheckpointNotFoundError(f"neither {safe.name} nor {pickled.name} is in {directory}")
-    return dict(load_object(pickled, mmap=True))
+    loaded = load_object(pickled, mmap=True)
+    if not isinstance(loaded, dict):
+        raise CheckpointFormatError(f"{pickled} holds a {type(loaded).__name__} instead of a state dict")
+    return loaded
 
 
 def load_into(model: nn.Module, directory: Path, index: int, *, strict: bool = True) -> None:
@@ -118,8 +121,20 @@ def _address(tensor: Tensor) -> tuple[int, ...]:
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Return every tensor of a file, those of tied names included, as views of the mapped file."""
-    tied: dict[str, str] = json.loads((read_header(path).metadata or {}).get(_TIED, "{}"))
+    tied = _tied_names(path)
     checkpoint = Checkpoint.open(path)
     tensors = {name: checkpoint.tensor(name) for name in checkpoint}
     tensors.update({name: tensors[first] for name, first in tied.items() if first in tensors})
     return tensors
+
+
+def _tied_names(path: Path) -> dict[str, str]:
+    """Return, of names that `write_safetensors` has left out, those of the same tensors that it has written."""
+    text = (read_header(path).metadata or {}).get(_TIED, "{}")
+    try:
+        tied = json.loads(text)
+    except ValueError:
+        tied = None
+    if not isinstance(tied, dict) or not all(isinstance(name, str) for name in tied.values()):
+        raise CheckpointFormatError(f"the metadata {_TIED!r} of {path} is {text!r:.80}, which gives no names to names")
+    return tied

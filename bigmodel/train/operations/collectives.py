@@ -97,7 +97,7 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
     Args:
         tensor: nested tensors, of the same shapes on every process.
-        reduction: "sum", "mean" or "none".
+        reduction: "sum", "mean" or "none", which copies each process's own tensors.
 
     Raises:
         TrainError: another reduction.
@@ -109,8 +109,10 @@ def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
 
 def _reduce_one(tensor: Tensor, reduction: str, scale: float) -> Tensor:
     state = PartialState()
-    if not state.use_distributed or reduction == "none":
+    if reduction == "none":
         return tensor.clone()
+    if not state.use_distributed:
+        return tensor.clone() if scale == 1.0 else tensor * scale
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
     if reduction == "mean":

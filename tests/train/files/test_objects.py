@@ -78,3 +78,20 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         raise OSError("full")
     assert path.read_bytes() == b"old"
     assert [item.name for item in tmp_path.iterdir()] == ["o"]
+
+
+def test_whatever_the_damage_it_is_said_that_the_file_is_damaged(tmp_path: Path) -> None:
+    """Of each byte of the pickle in it: a damaged one is refused, or means something else."""
+    path = tmp_path / "o"
+    save_object({"state": {0: {"step": torch.tensor(3.0)}}, "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}, path)
+    whole = path.read_bytes()
+    begin = whole.index(b"\x80\x02")
+    refused = 0
+    for position in range(begin, whole.index(b"PK", begin)):
+        for value in (ord("h"), ord("0")):  # opcodes: look up what was stored, drop what is on the stack
+            path.write_bytes(whole[:position] + bytes([value]) + whole[position + 1 :])
+            try:
+                load_object(path)
+            except CheckpointFormatError:
+                refused += 1
+    assert refused > 100

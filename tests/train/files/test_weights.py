@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bigmodel.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
@@ -90,4 +90,17 @@ def test_a_missing_or_damaged_file_is_named(tmp_path: Path) -> None:
         load_weights(tmp_path, 1)
     (tmp_path / "model.safetensors").write_bytes(b"not a checkpoint at all")
     with pytest.raises(CheckpointFormatError):
+        load_weights(tmp_path, 0)
+
+
+@pytest.mark.parametrize("tied", ["{", "[]", '{"b": 3}'])
+def test_damaged_names_of_ties_are_said_to_be_damaged(tmp_path: Path, tied: str) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors", metadata={"tied": tied})
+    with pytest.raises(CheckpointFormatError, match="tied"):
+        load_weights(tmp_path, 0)
+
+
+def test_a_file_of_something_else_than_weights_is_refused(tmp_path: Path) -> None:
+    torch.save([1, 2], tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointFormatError, match="holds a list instead of a state dict"):
         load_weights(tmp_path, 0)

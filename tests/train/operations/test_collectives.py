@@ -111,3 +111,12 @@ def test_one_process_reduces_to_a_copy_through_which_gradients_flow() -> None:
     assert x.tolist() == [1.0, 1.0]
     assert x.grad is not None
     assert x.grad.tolist() == [1.0, 1.0]
+
+
+def test_one_process_scales_as_several_do() -> None:
+    x = torch.ones(2)
+    assert [reduce(x, kind, scale=0.5).tolist() for kind in ("sum", "mean", "none")] == [
+        [0.5] * 2,
+        [0.5] * 2,
+        [1.0] * 2,
+    ]
