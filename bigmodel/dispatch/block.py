@@ -103,7 +103,10 @@ class Block:
 
     def version(self) -> int:
         """Return a number that grows whenever a host tensor is written in place (other than through ``.data``)."""
-        return sum(version_of(t.value) for t in self.tensors)
+        try:
+            return sum([t.value._version for t in self.tensors])
+        except RuntimeError:
+            return sum(version_of(t.value) for t in self.tensors)
 
     def adopt_replaced(self) -> bool:
         """Take over parameters that the user put in the place of the host tensors; return whether there were any.

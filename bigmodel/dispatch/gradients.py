@@ -62,10 +62,11 @@ def stream_and_compute(
         args: What the module was called with.
         kwargs: Likewise.
     """
-    if torch.is_grad_enabled():
-        if block.recomputed_by == threading.get_ident():
-            return compute(args, kwargs)  # the module has called itself; its leaves are shown already
-        streamer.adopt_replaced(block)
+    if not torch.is_grad_enabled():
+        return streamer.visit(block, compute, args, kwargs)
+    if block.recomputed_by == threading.get_ident():
+        return compute(args, kwargs)  # the module has called itself; its leaves are shown already
+    streamer.adopt_replaced(block)
     if not wants_gradients(block, args, kwargs):
         return streamer.visit(block, compute, args, kwargs)
     if block.encloses:

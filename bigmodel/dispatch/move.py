@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
-from ..profile import storage_key
+from .slab import storage_of
 
 
 def send_to_device(
@@ -43,15 +43,18 @@ def send_to_device(
 
 
 def copied_out_of(value: Any, storage: int) -> Any:
-    """Return `value` with a copy of every tensor in it that lies in the memory `storage` (see `storage_key`).
+    """Return `value` with a copy of every tensor in it that lies in the memory `storage` (see `storage_of`).
 
     A module may return one of its weights, or a part of it, as tables of positions do.
     """
 
-    def copied(leaf: Any) -> Any:
-        return leaf.clone() if isinstance(leaf, torch.Tensor) and storage_key(leaf)[0] == storage else leaf
+    if isinstance(value, torch.Tensor):
+        return value.clone() if storage_of(value) == storage else value
 
-    return copied(value) if isinstance(value, torch.Tensor) else _rebuilt(value, copied, set())
+    def copied(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, torch.Tensor) and storage_of(leaf) == storage else leaf
+
+    return _rebuilt(value, copied, set())
 
 
 def are_all_on(values: Iterable[Any], device: torch.device) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..devices.virtual.tensor import VirtualTensor
+
 ALIGNMENT = 512
 """Bytes at which each tensor of a slab starts: what CUDA's allocator and vectorised kernels expect."""
 
@@ -47,6 +49,16 @@ class Layout:
 def largest(layouts: Sequence[Layout]) -> int:
     """Return the bytes of a slab that any of `layouts` fits into."""
     return max((layout.nbytes for layout in layouts), default=0)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return what tells the memory that `tensor` lies in from other memory while both are there; 0 if there is none."""
+    if isinstance(tensor, VirtualTensor):
+        tensor = tensor.held
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # tensor subclasses without a storage of their own
+        return 0
 
 
 def _align(offset: int) -> int:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from ..devices import Event
-from ..profile import storage_key
 from .block import Block
+from .slab import storage_of
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Slot:
     storage: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.storage = storage_key(self.slab)[0]
+        self.storage = storage_of(self.slab)
 
     def show(self, block: Block) -> None:
         """Make the model refer to the tensors of `block`, the content, that lie here."""

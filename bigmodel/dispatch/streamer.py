@@ -205,8 +205,9 @@ class Streamer(PerProcess):
         with self._lock:
             if held:
                 slot = held[0]
-                marks = (*slot.marks, self._stream.compute_mark())
-                slot.marks = [mark for mark in marks if not mark.done()]
+                mark = self._stream.compute_mark()
+                if slot.marks or not mark.done():
+                    slot.marks = [each for each in (*slot.marks, mark) if not each.done()]
                 if slot.users == 1:
                     slot.show_host()
                     if slot.transient:

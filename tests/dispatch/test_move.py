@@ -7,7 +7,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
 from bigmodel.dispatch.move import copied_out_of, first_tensor, send_to_device
-from bigmodel.profile import storage_key
+from bigmodel.dispatch.slab import storage_of
 
 from ..accelerators import at
 
@@ -79,10 +79,10 @@ def test_a_packed_sequence_moves_as_it_knows_it_may() -> None:
 def test_tensors_are_copied_out_of_one_memory_and_others_left() -> None:
     slab, other = torch.zeros(16), torch.zeros(4)
     value = {"part": slab[2:6], "deep": [(slab[8:], other)], "number": 3}
-    found = copied_out_of(value, storage_key(slab)[0])
+    found = copied_out_of(value, storage_of(slab))
     slab.fill_(1)
     assert found["part"].tolist() == [0] * 4
     assert found["deep"][0][0].tolist() == [0] * 8
     assert found["deep"][0][1] is other
     untouched = [other, "text"]
-    assert copied_out_of(untouched, storage_key(slab)[0]) is untouched
+    assert copied_out_of(untouched, storage_of(slab)) is untouched

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.dispatch.slab import ALIGNMENT, Layout, largest
+from bigmodel.dispatch.slab import ALIGNMENT, Layout, largest, storage_of
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(torch.Size)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.float64])
@@ -24,3 +24,10 @@ def test_the_largest_layout_sets_the_slots_size() -> None:
     small, big = Layout.of([(torch.int8, torch.Size([3]))]), Layout.of([(torch.float32, torch.Size([1000]))])
     assert largest([small, big]) == big.nbytes == 4096
     assert largest([]) == 0
+
+
+def test_views_of_a_slab_lie_in_its_memory_and_nothing_else_does() -> None:
+    slab = torch.empty(64, dtype=torch.uint8)
+    parameter = torch.nn.Parameter(slab[8:16].view(torch.float32))
+    assert {storage_of(part) for part in (slab[4:], parameter, parameter.detach())} == {storage_of(slab)}
+    assert storage_of(slab.clone()) != storage_of(slab)
