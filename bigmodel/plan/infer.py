@@ -6,13 +6,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from torch import nn
 
 from ..devices import DeviceLike, format_size
 from ..profile import DtypeLike, UnitProfile, profile_units
 from ..profile.arguments import check_flags
-from .budgets import is_accelerator, read_budgets
+from .budgets import Key, is_accelerator, read_budgets
 from .device_map import clean_device_map
 from .greedy import place_greedily
 from .groups import Group, tie_groups
@@ -65,8 +66,7 @@ def infer_auto_device_map(
     placement = place_greedily(items, room)
     if placement is None:
         total = sum(item.weights + item.slab for item in items)
-        fits = lambda budgets: place_greedily(items, replace(room, budgets=budgets)) is not None  # noqa: E731
-        raise budget_error(room.budgets, total, fits)
+        raise budget_error(room.budgets, total, partial(_fits, items, room))
     if not offload_buffers:
         _warn_about_buffers(groups, placement, room)
     device_map = OrderedDict(_in_order(units, groups, placement))
@@ -74,6 +74,10 @@ def infer_auto_device_map(
         for name, device in device_map.items():
             logger.warning("%s -> %s", name or "the model", device)
     return OrderedDict(clean_device_map(dict(device_map))) if clean_result else device_map
+
+
+def _fits(items: Sequence[Item], room: Room, budgets: Mapping[Key, int]) -> bool:
+    return place_greedily(items, replace(room, budgets=budgets)) is not None
 
 
 def _item(group: Group, units: Sequence[UnitProfile]) -> Item:

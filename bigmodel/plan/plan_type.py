@@ -20,7 +20,7 @@ class DevicePlan:
         weights: parameters that lie on it, tied ones once.
         buffers: buffers that lie on it.
         kv_cache: keys and values of the units that run on it, prompts or steps, at full context.
-        activations: what comes and goes while units run on it, at its highest.
+        activations: what comes and goes while units run on it, kernels' workspace among it, at its highest.
         slots: room that streamed units take turns in; on the host, units on disk that it computes with.
         training: gradients, and what the optimizer keeps.
     """

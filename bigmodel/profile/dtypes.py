@@ -54,7 +54,8 @@ def torch_dtype(dtype: DtypeLike) -> torch.dtype:
     found = normalize_dtype(dtype)
     if isinstance(found, CustomDtype) or not found.is_floating_point:
         raise PlanError(
-            f"weights cannot be loaded with the dtype {dtype_name(found)}; give one of floating point, such as 'bfloat16'"
+            f"weights cannot be loaded with the dtype {dtype_name(found)}; give one of floating point, "
+            "such as 'bfloat16'"
         )
     return found
 
