@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...errors import DeviceError
 from ..sizes import parse_size
 from .arena import Arena
 from .backend import register
@@ -52,16 +53,23 @@ def enable(
         capacity: Bytes of each device (an int, text such as ``"1GiB"``, or None for no limit), or one for each.
         bandwidth: Bytes per second of each device's link in each direction; None for no limit.
         latency: Seconds that each copy over a link takes beyond its bytes.
+
+    Raises:
+        DeviceError: A number is negative, or there is not one capacity for each device. Nothing is changed.
+        SizeError: A capacity is not a size. Nothing is changed.
     """
+    if min(count, bandwidth or 0, latency) < 0:
+        raise DeviceError(f"count {count}, bandwidth {bandwidth} and latency {latency} must not be negative")
+    given = list(capacity) if isinstance(capacity, (list, tuple)) else [capacity] * count
+    if len(given) != count:
+        raise DeviceError(f"{len(given)} capacities were given for {count} virtual accelerators")
+    capacities = [None if size is None else parse_size(size) for size in given]  # type: ignore[arg-type]
     register()
-    capacities = list(capacity) if isinstance(capacity, (list, tuple)) else [capacity] * count
-    if len(capacities) != count:
-        raise ValueError(f"{len(capacities)} capacities were given for {count} virtual accelerators")
     for index in range(count):
         if index == len(board.arenas):
             board.arenas.append(Arena(index))
             board.links.append(VirtualLink())
-        configure(index, capacities[index], bandwidth, latency)  # type: ignore[arg-type]
+        configure(index, capacities[index], bandwidth, latency)
     del board.arenas[count:], board.links[count:]
 
 
@@ -93,5 +101,6 @@ def enable_from_environment() -> None:
 
 
 def link(index: int) -> VirtualLink:
-    """Return the link of device `index`, with its counters of bytes moved."""
+    """Return the link of device `index`, with its counters of bytes moved; RuntimeError for one that is not there."""
+    board.arena(index)
     return board.links[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from bigmodel.errors import TrainError
@@ -76,8 +77,9 @@ class Tracking(AcceleratorCore):
             tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
 
     def end_training(self) -> None:
-        """Finish the trackers and leave the process group."""
-        for tracker in self.trackers:
-            tracker.finish()
-        self.trackers = []
-        self.state.destroy_process_group()
+        """Finish the trackers, all of them also where one fails, and leave the process group."""
+        trackers, self.trackers = self.trackers, []
+        with ExitStack() as last_first:
+            last_first.callback(self.state.destroy_process_group)
+            for tracker in reversed(trackers):
+                last_first.callback(tracker.finish)

@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -188,3 +189,22 @@ def test_other_elements_may_be_put_in_the_place_of_a_tensor_s_own(make: Callable
     assert tensor.tolist() == tensor.data.tolist() == [1.0] * 5
     tensor.data.mul_(2)
     assert tensor.cpu().tolist() == [2.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"count": -1}, "count -1"),
+        ({"count": 1, "bandwidth": -5.0}, "bandwidth -5"),
+        ({"count": 1, "latency": -1.0}, "latency -1"),
+        ({"count": 2, "capacity": [1]}, "1 capacities were given for 2"),
+        ({"count": 2, "capacity": ["1GiB", "much"]}, "'much' cannot be read"),
+    ],
+)
+def test_what_cannot_be_enabled_changes_nothing(given: dict[str, Any], error: str) -> None:
+    virtual.enable(count=3, capacity=100)
+    with pytest.raises(ValueError, match=error):
+        virtual.enable(**given)
+    assert [arena.capacity for arena in virtual.board.arenas] == [100] * 3
+    with pytest.raises(RuntimeError, match="virtual:3 does not exist"):
+        virtual.link(3)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bigmodel.errors import TrainError
-from bigmodel.train import Accelerator
+from bigmodel.train import Accelerator, GeneralTracker
 from tests.train.tracking.remembering import Remembering
 
 
@@ -36,3 +36,26 @@ def test_other_processes_get_a_tracker_that_does_nothing(monkeypatch: pytest.Mon
     accelerator.init_trackers("project")
     assert accelerator.trackers == []
     accelerator.get_tracker("remembering").log({"loss": 1.0})
+
+
+def test_one_tracker_that_cannot_be_finished_keeps_none_of_the_others_from_it() -> None:
+    finished: list[str] = []
+
+    class Tracker(GeneralTracker):
+        requires_logging_directory = False
+        tracker = None
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+            super().__init__()
+
+        def finish(self) -> None:
+            finished.append(self.name)
+            if self.name == "first":
+                raise OSError("no network")
+
+    accelerator = Accelerator(log_with=[Tracker("first"), Tracker("second")])
+    accelerator.init_trackers("project")
+    with pytest.raises(OSError, match="no network"):
+        accelerator.end_training()
+    assert finished == ["first", "second"]
