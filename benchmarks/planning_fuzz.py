@@ -86,11 +86,14 @@ def fuzz(first: int, count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def _outcome(number: int, draw: random.Random) -> tuple[str, str]:
+    import torch
+
     from bigmodel.errors import BudgetError
     from bigmodel.plan import plan
     from bigmodel.profile import profile_model
     from bigmodel.profile.nominal import nominal_machine
 
+    torch.manual_seed(number)
     model = random_model(draw)
     new_tokens = draw.randint(1, 3)
     shapes: dict[str, Any] = {"batch_size": draw.randint(1, 3), "context_length": draw.randint(new_tokens + 2, 64)}

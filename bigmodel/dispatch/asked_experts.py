@@ -35,11 +35,11 @@ class ExpertQueue:
         if not self._gathered:
             rows = self._cache.rows
             self._gathered = {name: row.new_empty(len(index), *row.shape[1:]) for name, row in rows.items()}
-            for wave in self._waves:
-                places = torch.isin(index, index.new_tensor(wave)).nonzero().squeeze(1)
-                slots = index.new_tensor([self.slot(int(expert)) for expert in index[places]])
+            # One by one: several at once would be gathered in memory of their own first, which no plan has room for.
+            for place in torch.argsort(index, stable=True).tolist():
+                slot = self.slot(int(index[place]))
                 for name, copied in self._gathered.items():
-                    copied[places.to(copied.device)] = rows[name][slots.to(copied.device)]
+                    copied[place].copy_(rows[name][slot])
         return self._gathered
 
     def close(self) -> None:

@@ -16,8 +16,9 @@ from ..devices import HOST
 from ..errors import PlanError
 from .arguments import check_names, shown
 from .clone import fake_clone, find_shortenings
+from .cut import cut
 from .generation import FROM_HOST
-from .recorder import Recorder, cut
+from .recorder import Recorder
 from .repeat import lengthen
 from .session import ConstantsThroughHost, Session
 from .shorten import Shortening

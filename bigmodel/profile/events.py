@@ -15,12 +15,15 @@ OUTSIDE = -1
 class Allocate:
     """A storage of `nbytes` comes to life.
 
-    Outside of units its device is that of `source`, a storage the operation read (`OUTSIDE` if there is none).
+    Outside of units its device is that of `source`, a storage the operation read. If it read none (`OUTSIDE`), it is
+    made beside what the unit before returned, as `torch.ones(..., device=embedded.device)` is. What else was read,
+    `others`, as (storage, bytes of the tensor), is brought there for it from where it lies.
     """
 
     storage: int
     nbytes: int
     source: int = OUTSIDE
+    others: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,19 +65,26 @@ class Operation:
 
 @dataclass(frozen=True)
 class Call:
-    """`generate` calls the model with inputs made for this call, `fresh` bytes, and with some it keeps, `kept` bytes.
+    """`generate` calls the model with inputs made for this call, `fresh` as (storage, bytes of the tensor), and with
+    some it keeps, `kept` bytes.
 
     It brings them to where the model's first weights lie. Where that is not where the model begins, the dispatched
-    model brings them back: then those that are kept are there twice.
+    model brings them back while it runs: then those that are kept are there twice.
     """
 
-    fresh: int
-    kept: int
+    fresh: tuple[tuple[int, int], ...] = ()
+    kept: int = 0
 
 
 @dataclass(frozen=True)
 class Return:
-    """The model returns to `generate`."""
+    """The model returns `outputs`, (storage, bytes of the tensor), which it brings to where its inputs came from.
+
+    Those that were among the inputs, `given`, stay where they lie as well.
+    """
+
+    outputs: tuple[tuple[int, int], ...] = ()
+    given: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -85,11 +95,13 @@ class Route:
         position: of the experts in the unit.
         choice: which they go to.
         nbytes: bytes of the tokens.
+        counted: whether the tokens of each expert are counted, which "batched_mm" has no need to.
     """
 
     position: int
     choice: Choice
     nbytes: int = 0
+    counted: bool = True
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class _Loop:
         mask = [] if self.mask is None else [self.mask]
         inputs = {"input_ids": ids, "position_ids": positions, "past_key_values": self.cache, "use_cache": True, **keep}
         output = self.session.generate_with([self.positions], mask, **inputs)
-        self.scores = scores_of(output)
+        self.scores = scores_of(self.session, output)
         self.cache = output.past_key_values
 
 
@@ -166,17 +166,18 @@ class _Transduction:
         output = self.session.generate_with(
             encoder_outputs=self.encoded, decoder_input_ids=ids, past_key_values=self.cache, use_cache=True
         )
-        self.scores = scores_of(output)
+        self.scores = scores_of(self.session, output)
         self.cache = output.past_key_values
 
 
-def scores_of(output: Any) -> torch.Tensor | None:
-    """Return what the next token is chosen by, the last logits in float32, and choose it."""
+def scores_of(session: Session, output: Any) -> torch.Tensor | None:
+    """Return what the next token is chosen by, the last logits in float32 beside the inputs, and choose it."""
     logits = getattr(output, "logits", None)
     if logits is None or logits.dim() != 3:
         return None
-    scores: torch.Tensor = logits[:, -1, :].to(dtype=torch.float32, copy=True)
-    scores.argmax(-1)
+    with session.recorder.at_inputs():
+        scores: torch.Tensor = logits[:, -1, :].to(dtype=torch.float32, copy=True)
+        scores.argmax(-1)
     return scores
 
 

@@ -23,14 +23,12 @@ from .trace import (
     Enter,
     Event,
     Free,
-    Held,
     Leave,
     Operation,
     Return,
     Route,
     Routed,
     Scratch,
-    Trace,
 )
 from .work import ROUTE, Work, work_of
 from .workspace import scratch_bytes
@@ -55,16 +53,17 @@ class Recorder(TorchDispatchMode):
         self._references: dict[int, weakref.ref[Any]] = {}
         self._count = 0
         self._units: list[int] = []
+        self._at_inputs = False
         self._choice: Choice | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = run_fake(func, args, kwargs or {})
-        source = OUTSIDE if self._units else self._source(args)
+        read = () if self._units or self._at_inputs else self._tensors((args, kwargs))
         for tensor in tree_iter(output):
             if isinstance(tensor, torch.Tensor):
-                self.watch(tensor, source)
+                self.watch(tensor, read)
         work = work_of(func, args, kwargs or {}, output, self._choice)
         if work is not None:
             self.events.append(Operation(work))
@@ -73,8 +72,13 @@ class Recorder(TorchDispatchMode):
             self.events.append(Scratch(scratch))
         return output
 
-    def watch(self, tensor: torch.Tensor, source: int = OUTSIDE) -> None:
-        """Book the storage of `tensor` unless it is known."""
+    def watch(self, tensor: torch.Tensor, read: tuple[tuple[int, int], ...] = ()) -> None:
+        """Book the storage of `tensor` unless it is known.
+
+        Args:
+            tensor: what came to life.
+            read: storage and bytes of what was read for it, if that decides where it lies.
+        """
         storage = tensor.untyped_storage()
         key = storage._cdata
         nbytes = storage.nbytes()
@@ -84,19 +88,40 @@ class Recorder(TorchDispatchMode):
         self._count += 1
         if tensor.device.type == HOST:
             self.on_host.add(number)
-        self.events.append(Allocate(number, nbytes, source))
+        self.events.append(Allocate(number, nbytes, read[0][0] if read else OUTSIDE, read[1:]))
         self._references[number] = weakref.ref(storage, self._death_of(key, number))
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """Return the number of the storage of `tensor`, as events name it; `OUTSIDE` if it is none of them."""
         return self._numbers.get(tensor.untyped_storage()._cdata, OUTSIDE)
 
+    def call(
+        self,
+        run: Callable[[], Any],
+        inputs: Any,
+        fresh: Iterable[torch.Tensor] = (),
+        kept: Iterable[torch.Tensor] = (),
+    ) -> Any:
+        """Run a call of the whole model, and return what it returns.
+
+        Args:
+            run: calls it.
+            inputs: what with, however nested.
+            fresh: those of the inputs that `generate` made for this call.
+            kept: those that it keeps beside.
+        """
+        self.events.append(Call(self._tensors(list(fresh)), sum(tensor.nbytes for tensor in kept)))
+        output = run()
+        given = frozenset(number for number, _ in self._tensors(inputs))
+        self.events.append(Return(self._tensors(output), given))
+        return output
+
     @contextmanager
-    def call(self, fresh: Iterable[torch.Tensor], kept: Iterable[torch.Tensor]) -> Iterator[None]:
-        """Book that what runs within is a call of the model by `generate`, with these inputs."""
-        self.events.append(Call(sum(tensor.nbytes for tensor in fresh), sum(tensor.nbytes for tensor in kept)))
+    def at_inputs(self) -> Iterator[None]:
+        """Book what is made within as lying where the inputs are, whatever it is made of."""
+        self._at_inputs = True
         yield
-        self.events.append(Return())
+        self._at_inputs = False
 
     @contextmanager
     def as_maker_of(self, tensor: torch.Tensor) -> Iterator[None]:
@@ -139,7 +164,8 @@ class Recorder(TorchDispatchMode):
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
             _, tokens, index, _ = arguments.bind(module, *args, **kwargs).args
             self._choice = Choice(index.shape[0], index.shape[1], count)
-            self.events += [Route(position, self._choice, tokens.nbytes), Operation(Work(ROUTE))]
+            counted = getattr(getattr(module, "config", None), "_experts_implementation", None) != "batched_mm"
+            self.events += [Route(position, self._choice, tokens.nbytes, counted), Operation(Work(ROUTE))]
 
         def after(_module: nn.Module, _args: Any, _output: Any) -> None:
             self._choice = None
@@ -157,14 +183,6 @@ class Recorder(TorchDispatchMode):
                     found[number] = tensor.numel() * tensor.element_size()
         return tuple(found.items())
 
-    def _source(self, args: Any) -> int:
-        for tensor in tree_iter(args):
-            if isinstance(tensor, torch.Tensor):
-                number = self.number_of(tensor)
-                if number != OUTSIDE:
-                    return number
-        return OUTSIDE
-
     def _death_of(self, key: int, number: int) -> Callable[[Any], None]:
         def died(_: Any) -> None:
             self.events.append(Free(number))
@@ -173,39 +191,3 @@ class Recorder(TorchDispatchMode):
                 del self._numbers[key]
 
         return died
-
-
-def cut(events: list[Event], marks: list[tuple[int, int]]) -> list[Trace]:
-    """Cut one long recording into traces.
-
-    Args:
-        events: everything recorded.
-        marks: (first, end) positions of each trace, ascending; what lies between belongs to none.
-
-    Returns:
-        One trace each, with what is alive at its start.
-    """
-    traces = []
-    alive: dict[int, Held] = {}
-    unit = OUTSIDE
-    position = 0
-    for first, end in marks:
-        for event in events[position:first]:
-            unit = _follow_life(event, unit, alive)
-        traces.append(Trace(tuple(events[first:end]), tuple(alive.values())))
-        for event in events[first:end]:
-            unit = _follow_life(event, unit, alive)
-        position = end
-    return traces
-
-
-def _follow_life(event: Event, unit: int, alive: dict[int, Held]) -> int:
-    if isinstance(event, Allocate):
-        alive[event.storage] = Held(event.storage, event.nbytes, unit)
-    elif isinstance(event, Free):
-        alive.pop(event.storage, None)
-    elif isinstance(event, Enter):
-        return event.unit
-    elif isinstance(event, Leave):
-        return OUTSIDE
-    return unit

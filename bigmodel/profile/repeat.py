@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .shorten import CONTEXT, Shortening
-from .trace import Allocate, Enter, Event, Free, Held, Leave, Trace
+from .trace import Allocate, Call, Enter, Event, Free, Held, Leave, Return, Trace
 
 
 class CannotRepeat(Exception):
@@ -136,13 +136,20 @@ def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) ->
     """Return `event` with storages and units called what `names` and `units` say, others as they are."""
     if isinstance(event, Allocate):
         source = names.get(event.source, event.source)
-        return Allocate(names.get(event.storage, event.storage), event.nbytes, source)
+        return Allocate(names.get(event.storage, event.storage), event.nbytes, source, _named(event.others, names))
     if isinstance(event, Free):
         return Free(names.get(event.storage, event.storage))
     if isinstance(event, Enter):
-        inputs = tuple((names.get(storage, storage), nbytes) for storage, nbytes in event.inputs)
-        return Enter(units.get(event.unit, event.unit), inputs)
+        return Enter(units.get(event.unit, event.unit), _named(event.inputs, names))
     if isinstance(event, Leave):
-        outputs = tuple((names.get(storage, storage), nbytes) for storage, nbytes in event.outputs)
-        return Leave(units.get(event.unit, event.unit), outputs)
+        return Leave(units.get(event.unit, event.unit), _named(event.outputs, names))
+    if isinstance(event, Call):
+        return Call(_named(event.fresh, names), event.kept)
+    if isinstance(event, Return):
+        given = frozenset(names.get(storage, storage) for storage in event.given)
+        return Return(_named(event.outputs, names), given)
     return event
+
+
+def _named(tensors: tuple[tuple[int, int], ...], names: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    return tuple((names.get(storage, storage), nbytes) for storage, nbytes in tensors)

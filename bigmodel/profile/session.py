@@ -40,7 +40,8 @@ class Session:
 
     def call(self, **inputs: Any) -> Any:
         """Call the model with those of `inputs` that its forward takes."""
-        return self.model(**{name: value for name, value in inputs.items() if name in self._accepted})
+        inputs = {name: value for name, value in inputs.items() if name in self._accepted}
+        return self.recorder.call(lambda: self.model(**inputs), inputs)
 
     def generate_with(
         self, kept: Sequence[torch.Tensor] = (), unread: Sequence[torch.Tensor] = (), **inputs: Any
@@ -56,8 +57,7 @@ class Session:
         tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
         fresh = [tensor for tensor in tensors if not any(tensor is other for other in kept)]
         passed = [other for other in kept if any(other is tensor for tensor in tensors)]
-        with self.recorder.call(fresh, [*passed, *unread]):
-            return self.model(**inputs)
+        return self.recorder.call(lambda: self.model(**inputs), inputs, fresh, [*passed, *unread])
 
     def forward(self, tokens: int, **inputs: torch.Tensor) -> None:
         """Record one forward whose output is dropped at once; it processes `tokens` of each sequence."""

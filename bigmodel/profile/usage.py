@@ -15,7 +15,7 @@ def use_example(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]
     args, kwargs = session.fake(tuple(args)), session.fake(dict(kwargs))
 
     def run() -> None:
-        session.model(*args, **kwargs)
+        session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
 
     session.phase("forward", 1, run)
 

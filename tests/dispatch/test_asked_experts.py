@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.dispatch.asked_experts import AskedTensor, ExpertQueue, fitting, split
 from bigmodel.dispatch.expert_cache import ExpertCache
 from bigmodel.dispatch.expert_layer import ExpertLayer
@@ -46,6 +47,20 @@ def test_several_at_once_are_a_copy(slots: int) -> None:
     queue, up = asked(cache_of(made, slots), made, [1, 4, 6])
     copied = up[torch.tensor([6, 1, 1, 4])]
     assert copied[:, 0, 0].tolist() == [6, 1, 1, 4]
+    queue.close()
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("slots", [1, 3])
+def test_several_at_once_take_the_memory_of_the_copies_alone(slots: int) -> None:
+    made = layer(experts=8)
+    cache = ExpertCache(torch.device("virtual:0"), [made], slots * made.layout.nbytes)
+    queue, up = asked(cache, made, [1, 4, 6])
+    before = memory_allocated("virtual:0")
+    reset_peak_memory("virtual:0")
+    copied = up[torch.tensor([6, 1, 1, 4])]
+    assert copied.cpu()[:, 0, 0].tolist() == [6, 1, 1, 4]
+    assert max_memory_allocated("virtual:0") - before == 4 * made.expert_bytes
     queue.close()
 
 

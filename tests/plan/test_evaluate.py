@@ -36,8 +36,8 @@ def test_weights_are_where_they_are_held_and_the_rest_where_it_runs() -> None:
     count = len(profile.units)
     uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, slots=2, slot_bytes=100))
     assert uses["cpu"].weights == profile.weights
-    # Ids and positions are brought to the first weights, and the mask if `generate` keeps it.
-    assert uses["cpu"].total == profile.weights + (2 + keeps_mask()) * 32 * 8
+    # Ids and positions are brought to the first weights, and the mask if `generate` keeps it; scores come back there.
+    assert uses["cpu"].total == profile.weights + (2 + keeps_mask()) * 32 * 8 + 96 * 4
     assert uses[0].buffers == profile.buffers
     assert uses[0].kv_cache == sum(profile.kv_cache)
     assert uses[0].activations == profile.activations + (1 + keeps_mask()) * 32 * 8  # but ids they came back

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bigmodel.devices import max_memory_allocated, reset_peak_memory
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.plan import Plan, make_plan
 from bigmodel.profile import generation, profile_model
 
@@ -134,6 +134,25 @@ def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> No
     table = model.model.embed_tokens.weight.nbytes
     dispatch_model(model, device_map, main_device=0)
     assert peak_of_generating(model, 2, 63, 1) == profile.weights + profile.buffers - table + predicted
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("apart", [1, 2, 7])
+def test_what_crosses_between_two_accelerators_is_predicted_to_the_byte(family: str, apart: int) -> None:
+    """GPT-2 adds positions to words, each of which may lie elsewhere; scores come back to where the inputs are."""
+    from bigmodel.dispatch import dispatch_model
+
+    model = small(family)
+    profile = profile_model(model, batch_size=2, context_length=64, new_tokens=2, device_type="virtual")
+    runs = {index: int(index >= apart) for index in range(len(profile.units))}
+    predicted = profile.dynamic_peaks(runs, 0, brought_to=runs[profile.first])
+    before = [memory_allocated(f"virtual:{index}") for index in range(2)]
+    dispatch_model(model, {unit.name: runs[index] for index, unit in enumerate(profile.units)}, main_device=0)
+    there = [memory_allocated(f"virtual:{index}") - before[index] for index in range(2)]
+    reset_peak_memory("virtual:1")
+    peak_of_generating(model, 2, 62, 2)
+    peaks = [max_memory_allocated(f"virtual:{index}") - before[index] for index in range(2)]
+    assert peaks == [there[index] + predicted.get(index, 0) for index in range(2)]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral"])

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from bigmodel.profile.experts import Choice
-from bigmodel.profile.ledger import in_parts, replay
+from bigmodel.profile.in_parts import in_parts
+from bigmodel.profile.ledger import replay
 from bigmodel.profile.trace import (
     OUTSIDE,
     Allocate,
@@ -83,13 +82,40 @@ def test_an_allocators_rounding_applies_to_every_storage() -> None:
 
 def test_inputs_that_go_to_the_first_weights_and_back_are_there_twice_if_they_are_kept() -> None:
     trace = Trace(
-        (Allocate(0, 8), Call(fresh=8, kept=40), Enter(0, ((0, 8), (1, 40))), Leave(0), Return()),
+        (Allocate(0, 8), Call(fresh=((0, 8),), kept=40), Enter(0, ((0, 8), (1, 40))), Leave(0), Return()),
         (Held(1, 40, OUTSIDE),),
     )
     books = replay(trace, {}, 0, brought_to="cpu")
     assert books.peak == {0: 40 + 8 + 40, "cpu": 48}
-    assert books.now == {0: 48, "cpu": 0}
+    assert books.now == {0: 40, "cpu": 8}  # those made for the call stay where they were brought
     assert replay(trace, {}, 0).peak == {0: 48}
+
+
+def test_what_is_made_of_nothing_in_a_call_lies_beside_what_the_unit_before_returned() -> None:
+    made = (Allocate(0, 1), Call(), Allocate(1, 2), Enter(0), Leave(0), Allocate(2, 4), Return(), Allocate(3, 8))
+    assert replay(Trace(made), {0: 1}, 0).now == {0: 1 + 2 + 8, 1: 4}
+
+
+def test_what_is_read_between_units_from_another_device_is_copied_for_the_moment() -> None:
+    trace = Trace((Enter(0), Allocate(0, 10), Leave(0), Allocate(1, 50), Allocate(2, 10, 0, ((1, 40),))))
+    books = replay(trace, {0: 1}, 0)
+    assert books.peak == {1: 10 + 40 + 10, 0: 50}
+    assert books.now == {1: 20, 0: 50}
+    assert replay(trace, {}, 0).peak == {0: 70}
+
+
+def test_what_the_model_returns_is_brought_to_where_its_inputs_came_from() -> None:
+    trace = Trace((Call(), Enter(0), Allocate(0, 10), Allocate(1, 90), Leave(0), Return(((0, 10),)), Free(1)))
+    books = replay(trace, {0: 1}, 0)
+    assert books.peak == {1: 100, 0: 10}
+    assert books.now == {1: 0, 0: 10}
+
+
+def test_an_input_that_is_returned_lies_where_it_lay_too() -> None:
+    trace = Trace((Enter(0), Allocate(0, 10), Leave(0), Call(), Return(((0, 10),), frozenset({0}))))
+    books = replay(trace, {0: 1}, 0)
+    assert books.peak == {1: 10, 0: 10}
+    assert books.now == {1: 10, 0: 0}
 
 
 EXPERTS = Trace(
@@ -113,12 +139,13 @@ def test_experts_that_come_one_by_one_are_called_by_numbers_that_are_copied_to_t
     assert replay(EXPERTS, {}, 0, experts={(0, 0): 7}).peak == {0: 400 + numbers + 3 * 8}
 
 
+def test_more_slots_than_experts_take_nothing_where_tokens_are_not_counted() -> None:
+    trace = Trace((Enter(0), Route(0, Choice(tokens=10, per_token=2, count=4), 100, counted=False), Routed(), Leave(0)))
+    assert replay(trace, {}, 0, experts={(0, 0): 7}).peak == {0: 10 * 2 * 8}
+
+
 def test_where_not_all_experts_fit_some_are_computed_after_others_and_what_comes_of_each_choice_is_kept() -> None:
-    choice = Choice(tokens=10, per_token=2, count=4)
-    part = in_parts(Route(0, choice, nbytes=100), slots=2)
-    assert part.share == pytest.approx(1 / choice.wanted)
-    assert part.beside == int(200 * (1 + part.share))
-    assert (part.bytes_of(400), part.bytes_of(100)) == (int(400 * part.share), 100)
+    part = in_parts(Route(0, Choice(tokens=10, per_token=2, count=4), nbytes=100), slots=2)
     books = replay(EXPERTS, {}, 0, experts={(0, 0): 2})
     assert books.peak == {0: 10 * 2 * 8 + part.beside + int(400 * part.share)}
     assert books.now == {0: 100}

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bigmodel.profile.recorder import Recorder, cut
-from bigmodel.profile.trace import Allocate, Enter, Free, Leave
+from bigmodel.profile.recorder import Recorder
+from bigmodel.profile.trace import OUTSIDE, Allocate, Call, Enter, Free, Leave, Return
 
 
 def test_births_and_deaths_are_recorded_and_views_and_weights_are_not() -> None:
@@ -37,9 +37,26 @@ def test_units_are_recorded_with_what_goes_in_and_comes_out() -> None:
     assert (leave.unit, leave.outputs) == (5, ((1, 32),))
 
 
-def test_a_recording_is_cut_into_traces_that_know_what_was_alive() -> None:
-    events = [Enter(1), Allocate(0, 8), Leave(1), Allocate(1, 4), Free(1), Enter(2), Free(0), Leave(2)]
-    first, second = cut(events, [(0, 3), (5, 8)])
-    assert first.initial == ()
-    assert [(held.storage, held.nbytes, held.unit) for held in second.initial] == [(0, 8, 1)]
-    assert second.events == tuple(events[5:8])
+def test_between_units_what_an_operation_read_is_recorded_unless_it_is_made_beside_the_inputs() -> None:
+    with FakeTensorMode():
+        recorder = Recorder(iter([]))
+        with recorder:
+            x, y = torch.empty(4), torch.empty(4)
+            x + y
+            with recorder.at_inputs():
+                x + y
+    made = [event for event in recorder.events if isinstance(event, Allocate)]
+    assert [(event.source, event.others) for event in made[2:]] == [(0, ((1, 16),)), (OUTSIDE, ())]
+
+
+def test_a_call_is_recorded_with_what_the_model_returns_and_what_it_was_given() -> None:
+    with FakeTensorMode():
+        recorder = Recorder(iter([]))
+        with recorder:
+            x = torch.empty(4)
+            output = recorder.call(lambda: {"same": x, "other": x + 1}, {"x": x}, fresh=[x])
+    assert output["same"] is x
+    assert [event for event in recorder.events if isinstance(event, Call)] == [Call(((0, 16),), 0)]
+    assert [event for event in recorder.events if isinstance(event, Return)] == [
+        Return(((0, 16), (1, 16)), frozenset({0}))
+    ]

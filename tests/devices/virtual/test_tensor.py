@@ -140,6 +140,15 @@ def test_views_work_in_inference_mode() -> None:
         assert product[0].cpu().tolist() == [3, 12]
 
 
+def test_a_dropout_that_drops_nothing_takes_no_memory_in_inference_mode() -> None:
+    x = torch.ones(1000).to(DEVICE)
+    before = memory_allocated(DEVICE)
+    with torch.inference_mode():
+        same = nn.functional.dropout(x, 0.5, training=False)
+    assert memory_allocated(DEVICE) == before
+    assert same is x
+
+
 def test_tensors_move_in_inference_mode() -> None:
     with torch.inference_mode():
         there = torch.ones(2).to("virtual:0").to(DEVICE)
