@@ -145,11 +145,13 @@ class VirtualTensor(torch.Tensor):
         mode = mode_of(VirtualTensor, args, kwargs)
         if mode is not None:
             return run_traced(mode, VirtualTensor, func, args, kwargs)
-        composite = DispatchKey.CompositeImplicitAutograd
-        if torch.is_inference_mode_enabled() and func.has_kernel_for_dispatch_key(composite):
-            # Composite operations arrive whole here; autograd would have taken them apart, as this kernel does.
-            # What `decompose` may prefer to it copies where a dropout drops nothing.
-            return func._op_dk(composite, *args, **kwargs)
+        if torch.is_inference_mode_enabled():
+            # Composite operations arrive whole here; autograd would have taken them apart.
+            if func is aten.dropout.default:  # `decompose` would make a copy where nothing is dropped
+                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+            parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
         call = _Call(func)
         held_args = call.unwrap(args)
         held_kwargs = {name: call.unwrap(value) for name, value in kwargs.items() if name != "device"}
