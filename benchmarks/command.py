@@ -105,7 +105,7 @@ def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
     return 1 if options.check and not report.kept else 0
 
 
-def _parser(program: str, question: str, module: Any) -> argparse.ArgumentParser:
+def _parser(program: str, question: str, module: Any) -> _Parser:
     parser = _Parser(prog=program, description=module.__doc__ or question, formatter_class=_Help)
     common = parser.add_argument_group("every question")
     common.add_argument("--rounds", type=_positive, default=5, help="values for each variant")
