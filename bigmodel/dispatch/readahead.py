@@ -51,10 +51,13 @@ class ReadAhead(PerProcess):
         self._order = VisitOrder(self.blocks)
         self.start()
 
-    def _start(self) -> None:
-        for block in self.blocks:
+    def _forked(self) -> None:
+        super()._forked()
+        for block in self.blocks:  # what other threads of the parent were doing with them
             block.forget()
             block.users = block.running = 0
+
+    def _start(self) -> None:
         self.stats = StreamStats()
         self._residency = Residency(self.blocks, self._budget, self.stats)
         self._lock = threading.RLock()

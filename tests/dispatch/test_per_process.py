@@ -25,6 +25,7 @@ from bigmodel.devices import virtual
 from bigmodel.dispatch import dispatch_model
 
 virtual.enable(2, capacity="1GiB")
+torch.set_num_threads(1)  # the threads of OpenMP are not there in a forked child, which would wait for them
 
 def in_child(work):
     child = os.fork()
