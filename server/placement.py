@@ -70,7 +70,7 @@ def _entry(state: ServerState, name: str, weights: int, planned: Any) -> dict[st
         entry["planned"] = {
             "weights": int(planned.weights + planned.buffers),
             "kv": int(planned.kv_cache),
-            "other": int(planned.activations + planned.slots),
+            "other": int(planned.activations + planned.workspace + planned.slots),
         }
         entry["budget"] = None if planned.budget is None else int(planned.budget)
     entry.update(_kv(state, name), **_counters(name), before=state.loading.before.get(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +23,26 @@ def plan(
     new_tokens: Annotated[
         int | None, typer.Option(min=0, help="How many of these are generated; not given: any share of them.")
     ] = None,
-    strategy: Annotated[str, typer.Option(help="auto, balanced, balanced_low_0 or sequential.")] = "auto",
+    strategy: Annotated[
+        str, typer.Option(help="auto, balanced, balanced_low_0 or sequential: how devices are filled without a search.")
+    ] = "auto",
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="Search for the plan of least time instead, and predict its seconds: latency (of a token), throughput "
+            "(of the whole job) or fit (no search). This machine is measured the first time, half a minute."
+        ),
+    ] = None,
+    offload: Annotated[
+        str | None,
+        typer.Option(
+            help="With --objective: stream what does not fit the accelerators, compute it on the CPU, or auto: what "
+            "is faster for each part. Not given: stream."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also write a picture of the devices to this file, .svg or .html.")
+    ] = None,
     revision: Revision = None,
     as_json: AsJson = False,
     explain: Annotated[bool, typer.Option(help="Also say, in sentences, why.")] = False,
@@ -40,6 +60,7 @@ def plan(
 ) -> None:
     """Plan MODEL from its config and safetensors headers; no weight is read or downloaded."""
     from bigmodel.plan import make_plan, plan_training
+    from bigmodel.plan import plan as fastest_plan
     from bigmodel.plan.budgets import device_type_of, read_budgets
     from bigmodel.profile import meta_model, profile_source
     from bigmodel.profile.resolve import open_source
@@ -47,15 +68,18 @@ def plan(
 
     if train is None and (ranks > 1 or sharding != "ddp" or checkpointing):
         raise typer.BadParameter("--ranks, --sharding and --checkpointing are about training; say how with --train")
+    _check_search(objective, offload, strategy, train)
     budgets = parse_max_memory(max_memory)
     if train is not None and budgets is None:
+        if plot is not None:
+            raise typer.BadParameter("--plot draws a plan under budgets; give --max-memory")
         _show_memory(model, dtype, revision, train, as_json, (batch_size, context), (ranks, sharding, checkpointing))
         return
     if train is not None:
         if ranks > 1 or checkpointing:
             raise typer.BadParameter("--max-memory plans one process; leave it, or --ranks and --checkpointing, away")
         skeleton = meta_model(open_source(model, revision), dtype)
-        _print(plan_training(skeleton, budgets, batch_size, context, train), as_json, explain)
+        _show(plan_training(skeleton, budgets, batch_size, context, train), as_json, explain, plot)
         return
     profile = profile_source(
         model,
@@ -66,10 +90,27 @@ def plan(
         new_tokens=new_tokens,
         device_type=device_type_of(read_budgets(budgets)),
     )
-    _print(make_plan(profile, budgets, strategy, offload_dtype=offload_dtype), as_json, explain)
+    if objective is None:
+        found = make_plan(profile, budgets, strategy, offload_dtype=offload_dtype)
+    else:
+        way = offload or "stream"
+        found = fastest_plan(profile, budgets, objective=objective, offload=way, offload_dtype=offload_dtype)
+    _show(found, as_json, explain, plot)
 
 
-def _print(found: Plan, as_json: bool, explain: bool) -> None:
+def _check_search(objective: str | None, offload: str | None, strategy: str, train: str | None) -> None:
+    """Refuse options that would be ignored."""
+    if objective is None and offload is not None:
+        raise typer.BadParameter("--offload is about the search for the fastest plan; say for what with --objective")
+    if objective is not None and strategy != "auto":
+        raise typer.BadParameter("--strategy fills devices without a search; leave it or --objective away")
+    if objective is not None and train is not None:
+        raise typer.BadParameter("--objective is about generating; leave it or --train away")
+
+
+def _show(found: Plan, as_json: bool, explain: bool, plot: Path | None) -> None:
+    if plot is not None:
+        found.plot(plot)
     if as_json:
         typer.echo(found.to_json())
         return

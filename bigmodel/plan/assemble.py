@@ -9,7 +9,7 @@ from ..devices import HOST
 from ..profile import Profile
 from .assignment import Assignment
 from .budgets import Key, is_accelerator
-from .evaluate import device_uses
+from .evaluate import device_uses, with_workspace_apart
 from .plan_type import DevicePlan, Part, Plan, Prediction
 
 
@@ -31,11 +31,12 @@ def assemble(
         prediction: its predicted time.
         reasons: why a unit is where it is, by position, where more is known than the place itself says.
     """
+    uses = with_workspace_apart(device_uses(profile, assignment), profile, assignment)
     return Plan(
         model=profile.name,
         strategy=strategy,
         main_device=assignment.main,
-        devices=with_budgets(device_uses(profile, assignment), budgets),
+        devices=with_budgets(uses, budgets),
         parts=parts_of(profile, assignment, reasons),
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,

@@ -15,7 +15,10 @@ from .slots import expert_rooms, slots_on
 
 
 def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePlan]:
-    """Return what an assignment takes on every device that holds or runs something, whatever its budget."""
+    """Return what an assignment takes on every device that holds or runs something, whatever its budget.
+
+    Kernels' workspace counts among the activations; `with_workspace_apart` tells them apart.
+    """
     weights, buffers = _stored(profile, assignment)
     kv, peaks = _kv_cache(profile, assignment), _peaks(profile, assignment)
     found = {}
@@ -30,6 +33,18 @@ def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePla
             activations=max(peaks.get(device, 0) - cache, 0),
             slots=slots_on(profile, assignment, device),
         )
+    return found
+
+
+def with_workspace_apart(
+    uses: Mapping[Key, DevicePlan], profile: Profile, assignment: Assignment
+) -> dict[Key, DevicePlan]:
+    """Return what `device_uses` found, with what kernels take for themselves told from activations; totals stay."""
+    bare = replace(profile, phases=tuple(phase.without_workspace() for phase in profile.phases))
+    found = {}
+    for device, without in device_uses(bare, assignment).items():
+        more = uses[device].activations - without.activations
+        found[device] = replace(uses[device], activations=without.activations, workspace=more)
     return found
 
 

@@ -26,6 +26,7 @@ def _devices(plan: Plan) -> Iterator[str]:
             "buffers": device.buffers,
             "KV cache": device.kv_cache,
             "activations": device.activations,
+            "workspace of kernels": device.workspace,
             f"{plan.slots} slots for streamed parts": device.slots,
             "gradients and optimizer state": device.training,
         }

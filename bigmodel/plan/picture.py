@@ -18,6 +18,7 @@ COLOURS = {
     "buffers": "#9c755f",
     "KV cache": "#f28e2b",
     "activations": "#e15759",
+    "workspace": "#edc948",
     "slots": "#59a14f",
     "training": "#b07aa1",
     "free": "#eeeeee",
@@ -54,9 +55,9 @@ def page(plan: Plan) -> str:
 
 
 def write(plan: Plan, path: str | os.PathLike[str]) -> Path:
-    """Write the picture to `path`, atomically, and return it."""
+    """Write the picture to `path`, atomically, and return it: a page with the tables if its name ends in `.html`."""
     target = Path(path)
-    write_text(target, svg(plan))
+    write_text(target, page(plan) if target.suffix == ".html" else svg(plan))
     return target
 
 
@@ -83,7 +84,7 @@ def _segments(plan: Plan, device: DevicePlan) -> Iterator[Segment]:
             yield label_of(run), nbytes, nbytes, PARTS[shade]
             shade, counted = 1 - shade, counted + nbytes
     rest = device.weights + device.buffers - counted
-    sizes = (rest, device.kv_cache, device.activations, device.slots, device.training)
+    sizes = (rest, device.kv_cache, device.activations, device.workspace, device.slots, device.training)
     for (name, colour), nbytes in zip(COLOURS.items(), sizes, strict=False):
         if nbytes > 0:
             yield name, nbytes, nbytes, colour

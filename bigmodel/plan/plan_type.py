@@ -20,7 +20,8 @@ class DevicePlan:
         weights: parameters that lie on it, tied ones once.
         buffers: buffers that lie on it.
         kv_cache: keys and values of the units that run on it, prompts or steps, at full context.
-        activations: what comes and goes while units run on it, kernels' workspace among it, at its highest.
+        activations: what comes and goes while units run on it, at its highest.
+        workspace: what kernels take for themselves beyond that.
         slots: room that streamed units take turns in; on the host, units on disk that it computes with.
         training: gradients, and what the optimizer keeps.
     """
@@ -31,13 +32,15 @@ class DevicePlan:
     buffers: int = 0
     kv_cache: int = 0
     activations: int = 0
+    workspace: int = 0
     slots: int = 0
     training: int = 0
 
     @property
     def total(self) -> int:
         """Predicted peak: the sum of all purposes."""
-        return self.weights + self.buffers + self.kv_cache + self.activations + self.slots + self.training
+        working = self.kv_cache + self.activations + self.workspace
+        return self.weights + self.buffers + working + self.slots + self.training
 
     @property
     def free(self) -> int | None:
@@ -176,7 +179,7 @@ class Plan:
         return page(self)
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Write a picture of the devices, SVG, to `path` and return it."""
+        """Write a picture of the devices to `path` and return it: SVG, or `to_html`'s page if it ends in `.html`."""
         from .picture import write
 
         return write(self, path)

@@ -59,8 +59,9 @@ def _devices(plan: Plan) -> Table:
     drawn = Table()
     drawn.add_column("device")
     purposes = ["weights", "buffers", "kv_cache", "activations", "slots", "total"]
-    if any(device.training for device in plan.devices.values()):
-        purposes.insert(-1, "training")
+    for name, before in (("workspace", -2), ("training", -1)):
+        if any(getattr(device, name) for device in plan.devices.values()):
+            purposes.insert(before, name)
     for name in [*purposes, "budget", "free"]:
         drawn.add_column("KV cache" if name == "kv_cache" else name, justify="right")
     for device in plan.devices.values():

@@ -50,6 +50,11 @@ class Phase:
     tokens: int
     from_host: Trace | None = None
 
+    def without_workspace(self) -> Phase:
+        """Return the same with kernels that take nothing for themselves."""
+        from_host = None if self.from_host is None else self.from_host.without_workspace
+        return replace(self, trace=self.trace.without_workspace, from_host=from_host)
+
     def trace_from(self, first: object) -> Trace:
         """Return what happens where the model's first weights lie on the device `first`."""
         return self.from_host if first == HOST and self.from_host is not None else self.trace

@@ -68,6 +68,11 @@ class Trace:
         """The events as far as books of memory need them, fewer: see `condense`."""
         return tuple(condense(self.events))
 
+    @cached_property
+    def without_workspace(self) -> Trace:
+        """The same forward with kernels that take nothing for themselves."""
+        return Trace(tuple(event for event in self.events if not isinstance(event, Scratch)), self.initial)
+
     def order(self) -> list[int]:
         """Return the units in the order they first ran."""
         return list(dict.fromkeys(event.unit for event in self.events if isinstance(event, Enter)))

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bigmodel.cli.main import run
 from bigmodel.devices.empty import init_empty_weights
 from bigmodel.plan import Plan
+from bigmodel.profile.nominal import nominal_machine
 
 from ..profile.hub_server import HubServer
 
@@ -55,6 +56,41 @@ def test_an_option_of_training_is_not_ignored_without_it(
 ) -> None:
     assert run(["plan", str(folder), *option]) == 2
     assert "--train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--offload", "auto"], "--objective"),
+        (["--objective", "latency", "--strategy", "balanced"], "--strategy"),
+        (["--objective", "latency", "--train", "adamw"], "--train"),
+        (["--train", "adamw", "--plot", "picture.svg"], "--max-memory"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    folder: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", str(folder), *options]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_fastest_plan_comes_with_its_seconds(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bigmodel.plan.planner.machine_here", nominal_machine)
+    shapes = ["--max-memory", "cpu=1MB", "--context", "16", "--new-tokens", "2"]
+    assert run(["plan", str(folder), *shapes, "--objective", "latency", "--offload", "auto"]) == 0
+    assert "s per step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("name", "begins"), [("plan.svg", "<svg"), ("plan.html", "<!doctype html>")])
+def test_a_picture_is_written_beside_the_table(
+    folder: Path, tmp_path: Path, name: str, begins: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / name
+    assert run(["plan", str(folder), "--max-memory", "cpu=1MB", "--context", "16", "--plot", str(picture)]) == 0
+    assert picture.read_text().startswith(begins)
+    assert "model.embed_tokens" in capsys.readouterr().out
 
 
 def test_training_under_budgets_is_planned_part_by_part(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.planned_use import planned_use
 from bigmodel.plan import plan, read_ahead_window, staging
 from bigmodel.plan.assignment import Assignment, host_only
-from bigmodel.plan.evaluate import device_uses, over_budget
+from bigmodel.plan.evaluate import device_uses, over_budget, with_workspace_apart
 from bigmodel.profile import profile_model
 from bigmodel.profile.generation_mask import keeps_mask
 
@@ -42,6 +43,17 @@ def test_weights_are_where_they_are_held_and_the_rest_where_it_runs() -> None:
     assert uses[0].kv_cache == sum(profile.kv_cache)
     assert uses[0].activations == profile.activations + (1 + keeps_mask()) * 32 * 8  # but ids they came back
     assert uses[0].slots == 200
+
+
+def test_what_kernels_take_for_themselves_can_be_told_from_activations() -> None:
+    convolution = nn.Conv2d(3, 8, 3, padding=1)
+    profile = profile_model(convolution, device_type="cpu", example=((torch.zeros(1, 3, 32, 32),), {}))
+    assignment = host_only(profile)
+    together = device_uses(profile, assignment)
+    apart = with_workspace_apart(together, profile, assignment)
+    assert apart["cpu"].workspace > 0
+    assert apart["cpu"].activations == together["cpu"].activations - apart["cpu"].workspace
+    assert apart["cpu"].total == together["cpu"].total
 
 
 def test_buffers_stay_with_the_weights_when_they_are_streamed_too() -> None:
