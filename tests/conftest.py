@@ -13,9 +13,6 @@ from bigmodel.devices import virtual
 from .accelerators import KINDS, skip_what_is_missing
 
 torch.set_num_threads(1)
-# Autograd counts the devices at the first backward of a process. Whichever test runs it, they must be known by then.
-virtual.enable(count=2)
-virtual.disable()
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..devices import HOST, is_accelerator, torch_device
 from ..profile import find_no_split_classes
+from ..profile.combining import combining_module
 from .dispatched import Dispatched
 from .options import Options
 from .pieces import NameTree, Piece
@@ -66,22 +67,12 @@ class Aligner:
             forward = result.forward_of(name, self.modules[name])
             if forward.device is None:
                 forward.device = torch_device(self.placed[names[0]].runs_on)
-            parent = name.rpartition(".")[0]
-            while parent and type(self.modules[parent]).forward is nn.Module.forward:
-                parent = parent.rpartition(".")[0]
-            if name and self._computes(parent):
-                home = torch_device(self._device_around(parent))
+            around = combining_module(self.modules, name, self._whole)
+            if around is not None:
+                home = torch_device(self._device_around(around))
                 forward.output_device = home
-                if parent:
-                    result.forward_of(parent, self.modules[parent]).device = home
-
-    def _computes(self, name: str) -> bool:
-        """Whether the split module `name` may combine what modules inside it return: it holds tensors itself, or it
-        is not of a model that declares what must not be split and thereby that all else may be."""
-        module = self.modules[name]
-        if not getattr(self.modules[""], "_no_split_modules", None) or type(module).__name__ in self._whole:
-            return True
-        return any(t is not None for t in (*module._parameters.values(), *module._buffers.values()))
+                if around:
+                    result.forward_of(around, self.modules[around]).device = home
 
     def _device_around(self, name: str) -> str:
         """Return where the split module `name` computes: with its own tensors, else with the first one inside it."""
