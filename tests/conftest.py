@@ -13,6 +13,9 @@ from bigmodel.devices import virtual
 from .accelerators import KINDS, skip_what_is_missing
 
 torch.set_num_threads(1)
+# Modules of tests name virtual devices before any test runs: the device type must be registered by then.
+virtual.enable(count=2)
+virtual.disable()
 
 
 def pytest_collection_finish() -> None:
