@@ -7,5 +7,5 @@ A question is a module of this package with a docstring (its first line is the q
 ``add_arguments(parser)`` for options of its own, and a function ``run(options) -> Report``. `command` gives every
 question ``--rounds``, ``--seed``, ``--device``, ``--quick``, ``--workdir``, ``--json``, ``--csv`` and the rest.
 A question that can be asked on other devices than its own names all of them in ``DEVICES``.
-Everything that questions share is in `benchmarks.harness`, their checkpoints in `benchmarks.checkpoints`.
+Everything that questions share is in `harness`, their checkpoints in `checkpoints`.
 """

@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> Report:
 
 def _models(folder: Path, device: str) -> dict[str, nn.Module]:
     """Return the same model offloaded in each way."""
-    from bigmodel.dispatch.build_experts import ExpertBuilder
+    from bigmodel.dispatch.attach.expert_builder import ExpertBuilder
 
     from . import models
 

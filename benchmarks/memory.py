@@ -139,7 +139,7 @@ def load_and_generate(
 def _budgets(model: str, device: str, text: str | None) -> dict[Any, Any] | None:
     """Return the budgets; on a virtual accelerator, make it first, with room for part of the model by default."""
     from bigmodel.devices import virtual
-    from server.loading import parse_max_memory
+    from bigmodel.server.loading import parse_max_memory
 
     budgets = parse_max_memory(text)
     kind = device.partition(":")[0]

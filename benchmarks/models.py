@@ -37,8 +37,6 @@ def warm_up(accelerate: bool = False) -> None:
     """Import what loading needs and run a small model once, so that a load is timed and not an import."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
-    import bigmodel.dispatch  # noqa: F401
-
     from .checkpoints import SPECS
 
     quiet()

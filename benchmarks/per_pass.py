@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from bigmodel.plan import Plan
     from bigmodel.profile import Profile
-    from bigmodel.profile.machine import MachineProfile
+    from bigmodel.profile.machine.machine import MachineProfile
 
 STREAM, COMPUTE, AUTO = "stream", "compute", "auto"
 FORMS = (STREAM, COMPUTE, AUTO)
@@ -175,7 +175,7 @@ def machine_of(speeds: dict[str, Speed], operation: dict[str, float]) -> Machine
         operation: seconds that an operation takes there at least; a layer takes those of all its operations, or those
             of its speed, whichever are more.
     """
-    from bigmodel.profile.machine import Curve, DeviceLinks, DeviceSpeed, LinkSpeed, MachineProfile
+    from bigmodel.profile.machine.machine import Curve, DeviceLinks, DeviceSpeed, LinkSpeed, MachineProfile
 
     def device(kind: str) -> DeviceSpeed:
         speed, call = speeds[kind], operation[kind]

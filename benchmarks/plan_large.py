@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bigmodel.profile.atomic import write_text
+from bigmodel.atomic_files import write_text
 
 from .harness import Column, Limit, Report, Table, run_isolated
 from .harness.report import Cell
@@ -160,9 +160,9 @@ def planned(folder: str, source: str, accelerators: int) -> dict[str, float]:
 
     from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
     from bigmodel.plan import plan
-    from bigmodel.profile.nominal import nominal_machine
-    from bigmodel.profile.resolve import open_source
+    from bigmodel.profile.machine.nominal import nominal_machine
     from bigmodel.profile.source import meta_model
+    from bigmodel.sources.resolve import open_source
 
     architecture = json.loads(Path(folder, "config.json").read_text())["architectures"][0]
     getattr(transformers, architecture)  # transformers imports its models' modules when they are asked for

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bigmodel.profile.atomic import write_text
+from bigmodel.atomic_files import write_text
 
 from .harness import BenchmarkError, Column, Limit, Report, Table, run_isolated
 from .harness.report import Cell
@@ -154,7 +154,7 @@ def verified(folder: str, batch_size: int, context: int, budget: str, threads: i
     from transformers.utils import logging
 
     from bigmodel.devices import virtual
-    from bigmodel.dispatch.verify import verify
+    from bigmodel.verify.verify import verify
 
     logging.set_verbosity_error()
     torch.set_num_threads(threads)

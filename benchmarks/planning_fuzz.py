@@ -91,7 +91,7 @@ def _outcome(number: int, draw: random.Random) -> tuple[str, str]:
     from bigmodel.errors import BudgetError
     from bigmodel.plan import plan
     from bigmodel.profile import profile_model
-    from bigmodel.profile.nominal import nominal_machine
+    from bigmodel.profile.machine.nominal import nominal_machine
 
     torch.manual_seed(number)
     model = random_model(draw)
@@ -150,7 +150,7 @@ def peaks_of(model: Any, found: Any) -> dict[int, int]:
 
     from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
     from bigmodel.dispatch import dispatch_model, undispatch
-    from bigmodel.dispatch.planned_use import planned_use
+    from bigmodel.verify.planned_use import planned_use
 
     keys = [key for key in found.devices if isinstance(key, int)]
     gc.collect()

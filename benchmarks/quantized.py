@@ -120,7 +120,7 @@ def _row(name: str, model: Any, samples: Samples, link: float, x: torch.Tensor, 
 
 def small_width(width: int) -> int:
     """Return how wide a block of float32 is that takes the bytes of one of int4 that is `width` wide."""
-    from bigmodel.profile.quantized import quantized_bytes
+    from bigmodel.profile.model.quantized import quantized_bytes
 
     return math.isqrt(quantized_bytes((width, width), "float32", "int4") // 4)
 

@@ -119,8 +119,8 @@ def served(model: Any, tokenizer: Any, **engine: Any) -> Iterator[tuple[int, Any
     """The application over ``model`` on a free loopback port, in a thread: (port, application)."""
     import uvicorn
 
-    from server import EngineOptions, Settings, create_app
-    from server.run import bind
+    from bigmodel.server import EngineOptions, Settings, create_app
+    from bigmodel.server.run import bind
 
     options = EngineOptions(**{"kv_bytes": 1 << 30, **engine})
     app = create_app(model, tokenizer, settings=Settings("model", engine=options))

@@ -8,7 +8,17 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.engine import Delta, Done, Engine, EngineOptions, Event, Failed, Request, SamplingParams, build_engine
+from bigmodel.server.engine import (
+    Delta,
+    Done,
+    Engine,
+    EngineOptions,
+    Event,
+    Failed,
+    Request,
+    SamplingParams,
+    build_engine,
+)
 
 SIZES: dict[str, dict[str, int]] = {
     "8x1024": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16},

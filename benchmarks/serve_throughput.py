@@ -14,7 +14,7 @@ from .harness import Column, Limit, Report, Table, Variant, measure
 from .serve_model import Job, ragged_jobs, random_llama, run_jobs, started_engine
 
 if TYPE_CHECKING:
-    from server.engine import Engine
+    from bigmodel.server.engine import Engine
 
     from .harness import Samples
 

@@ -103,7 +103,7 @@ def measured_peak(sizes: dict[str, Any], ranks: int, strategy: str, checkpointin
     import torch.distributed as dist
 
     from bigmodel.devices import HOST, max_memory_allocated, memory_allocated, reset_peak_memory
-    from bigmodel.dispatch.host_mark import return_freed_memory_at_once
+    from bigmodel.verify.peak_rss import return_freed_memory_at_once
 
     return_freed_memory_at_once()
     torch.set_num_threads(1)

@@ -1,3 +1,15 @@
+from . import checkpoint as checkpoint
+from . import devices as devices
+from . import dispatch as dispatch
+from . import errors as errors
+from . import launch as launch
+from . import plan as plan
+from . import profile as profile
+from . import server as server
+from . import sources as sources
+from . import train as train
+from . import utils as utils
+from . import verify as verify
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import load_checkpoint_in_model as load_checkpoint_in_model
 from .checkpoint import save_model as save_model

@@ -1,8 +1,10 @@
 """Packages whose public names are imported when they are first used.
 
-The names are written once, in the package's stub, `__init__.pyi`: `from .home import Name as Name` tells type checkers
-and editors what there is, and `lazy_names` where to find it at run time. `from .other import *` stands for all the
-names of another package of this kind.
+The names are written once, in the package's stub, `__init__.pyi`, which type checkers and editors read too:
+
+    from .home import Name as Name      Name is imported from `home` when it is first used
+    from . import room as room          the package `room` is imported when it is first used; not part of `__all__`
+    from .other import *                all names of `other`, itself a package of this kind
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ if TYPE_CHECKING:
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and the `__dir__` of `package`, for the names that its stub lists."""
+    """Return the `__getattr__` and the `__dir__` of `package`, for the names that its stub lists.
+
+    Args:
+        package: Dotted name of a package with a stub `__init__.pyi`.
+    """
     homes: dict[str, str] = {}
 
     def listed() -> dict[str, str]:
@@ -27,11 +33,11 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
     def get(name: str) -> Any:
         if name == "__all__":
-            return sorted(listed())
+            return sorted(name for name, home in listed().items() if home != package)
         home = listed().get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(home), name)
+        value = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -10,10 +10,10 @@ from fastapi import Request as HTTPRequest
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from server.engine import Delta, Done, Engine, Failed, Request
-from server.errors import APIError
-from server.mailbox import Mailbox
-from server.sse import DONE, ClientGoneError, EventStream, event, unless_disconnected
+from bigmodel.server.engine import Delta, Done, Engine, Failed, Request
+from bigmodel.server.errors import APIError
+from bigmodel.server.mailbox import Mailbox
+from bigmodel.server.sse import DONE, ClientGoneError, EventStream, event, unless_disconnected
 
 
 class Answer(Protocol):

@@ -14,13 +14,13 @@ from fastapi import FastAPI
 
 from bigmodel import __version__
 from bigmodel.errors import BigModelError
-from server.engine import build_engine
-from server.error_handlers import install
-from server.guard import BodyLimit, KeyGuard
-from server.metrics import Metrics
-from server.routes import ROUTERS
-from server.state import Loading, LoadingCancelledError, ServerState, Settings
-from server.text.codec import TextCodec
+from bigmodel.server.engine import build_engine
+from bigmodel.server.error_handlers import install
+from bigmodel.server.guard import BodyLimit, KeyGuard
+from bigmodel.server.metrics import Metrics
+from bigmodel.server.routes import ROUTERS
+from bigmodel.server.state import Loading, LoadingCancelledError, ServerState, Settings
+from bigmodel.server.text.codec import TextCodec
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import torch
 
 from bigmodel.dispatch import get_plan
 from bigmodel.errors import ServeError
-from server.engine import Delta, EngineOptions, Event, Failed, Request, SamplingParams, build_engine
+from bigmodel.server.engine import Delta, EngineOptions, Event, Failed, Request, SamplingParams, build_engine
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from server.errors import APIError
+from bigmodel.server.errors import APIError
 
 DISAGREES = "disagrees"
 """The kind of a validation error about a field that does not go with another one; its context names the ``field``."""

@@ -10,8 +10,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from server.body_errors import from_validation, unreadable
-from server.errors import APIError
+from bigmodel.server.body_errors import from_validation, unreadable
+from bigmodel.server.errors import APIError
 
 logger = logging.getLogger(__name__)
 

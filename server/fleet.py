@@ -13,8 +13,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from server.merged_metrics import merge
-from server.replica_board import Word
+from bigmodel.server.merged_metrics import merge
+from bigmodel.server.replica_board import Word
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ PERIOD = 0.5  # seconds between two words of a replica to the board
 
 
 class BoardLike(Protocol):
-    """A :class:`server.replica_board.Board`, here or in another process."""
+    """A :class:`bigmodel.server.replica_board.Board`, here or in another process."""
 
     def put(self, replica: str, word: Word) -> object: ...
 

@@ -8,8 +8,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.error_handlers import counted
-from server.errors import APIError
+from bigmodel.server.error_handlers import counted
+from bigmodel.server.errors import APIError
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from server.engine import Engine, EngineStoppedError, QueueFullError, Request, SamplingParams
-from server.engine.grammar import Grammar, GrammarError, available
-from server.engine.request import Sink
-from server.errors import APIError, bad_value
-from server.schemas import ChatBody, CompletionBody, Message, Sampling
-from server.state import ServerState
-from server.text.codec import TemplateError, TextCodec
+from bigmodel.server.engine import Engine, EngineStoppedError, QueueFullError, Request, SamplingParams
+from bigmodel.server.engine.grammar import Grammar, GrammarError, available
+from bigmodel.server.engine.request import Sink
+from bigmodel.server.errors import APIError, bad_value
+from bigmodel.server.schemas import ChatBody, CompletionBody, Message, Sampling
+from bigmodel.server.state import ServerState
+from bigmodel.server.text.codec import TemplateError, TextCodec
 
 _LONG_TEXT = 4096  # characters from which tokenizing is moved off the event loop
 DEFAULT_COMPLETION_TOKENS = 16
@@ -86,7 +86,7 @@ def token_limit(
 ) -> int:
     """The tokens that may be generated after a prompt of ``prompt`` tokens; refuses what cannot be held.
 
-    ``asked`` is :attr:`server.schemas.Sampling.limit`; ``default`` holds where it says nothing, None for as many as
+    ``asked`` is :attr:`.schemas.Sampling.limit`; ``default`` holds where it says nothing, None for as many as
     fit. ``field`` is what the body calls its prompt.
     """
     name, wanted = asked

@@ -11,8 +11,8 @@ import torch
 
 from bigmodel.checkpoint.progress import watching
 from bigmodel.errors import ServeError, SizeError
-from server.app import Loaded
-from server.state import Loading
+from bigmodel.server.app import Loaded
+from bigmodel.server.state import Loading
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -54,7 +54,7 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     from transformers import AutoTokenizer
 
     from bigmodel.dispatch import from_pretrained, get_plan
-    from bigmodel.profile.resolve import open_source
+    from bigmodel.sources.resolve import open_source
 
     revision, trusted = options.get("revision"), options.get("trust_remote_code", False)
     progress = progress or Loading()

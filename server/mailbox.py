@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import dataclass, field
 
-from server.engine.request import Done, Event, Failed
+from bigmodel.server.engine.request import Done, Event, Failed
 
 
 class Relay:

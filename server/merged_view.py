@@ -11,7 +11,7 @@ _SETTINGS = ("state", "runner", "row_multiple", "host_linear", "max_batch_tokens
 
 
 def merge_views(views: Seq[dict[str, Any]]) -> dict[str, Any]:
-    """``devices``, ``streamed`` and ``engine`` of all ``views`` (see :func:`server.view.view`) together.
+    """``devices``, ``streamed`` and ``engine`` of all ``views`` (see :func:`bigmodel.server.view.view`) together.
 
     Bytes and counts add up, by device name; a sum of which a part is unknown is None. Of an engine's settings there
     is the one that all engines have, else None, and the shortest ``max_length``. Engines still to come count nothing.

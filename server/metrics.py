@@ -9,12 +9,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from server.engine.observer import Observer
-from server.engine.request import Request
-from server.placement import devices, streamed
+from bigmodel.server.engine.observer import Observer
+from bigmodel.server.engine.request import Request
+from bigmodel.server.placement import devices, streamed
 
 if TYPE_CHECKING:
-    from server.state import ServerState
+    from bigmodel.server.state import ServerState
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 

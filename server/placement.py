@@ -8,10 +8,10 @@ import torch
 
 from bigmodel.checkpoint.mapping import mapped_region
 from bigmodel.devices import max_memory_allocated, memory_allocated, normalize_device
-from server.engine.budget import plan_devices
+from bigmodel.server.engine.budget import plan_devices
 
 if TYPE_CHECKING:
-    from server.state import ServerState
+    from bigmodel.server.state import ServerState
 
 
 def devices(state: ServerState) -> list[dict[str, Any]]:

@@ -18,13 +18,13 @@ from typing import Any
 from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
-from server.errors import APIError
-from server.fleet import Fleet
-from server.replica_board import Board, Word
-from server.replica_resources import Machine, resources
-from server.run import bind, url
-from server.state import ServerState
-from server.view import view
+from bigmodel.server.errors import APIError
+from bigmodel.server.fleet import Fleet
+from bigmodel.server.replica_board import Board, Word
+from bigmodel.server.replica_resources import Machine, resources
+from bigmodel.server.run import bind, url
+from bigmodel.server.state import ServerState
+from bigmodel.server.view import view
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def deployment(
         num_replicas=replicas,
         max_ongoing_requests=max_requests,
         graceful_shutdown_timeout_s=drain_timeout,
-        request_router_config={"request_router_class": "server.replica_router.FewestRequests"},
+        request_router_config={"request_router_class": "bigmodel.server.replica_router.FewestRequests"},
         ray_actor_options=dict(share),
     )(Replica).bind()
 

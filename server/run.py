@@ -14,8 +14,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
-from server.access_log import WithoutPolling
-from server.state import ServerState
+from bigmodel.server.access_log import WithoutPolling
+from bigmodel.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.body_errors import DISAGREES
-from server.fields import FreeObject, Number, StopString, Text, TokenId
+from bigmodel.server.body_errors import DISAGREES
+from bigmodel.server.fields import FreeObject, Number, StopString, Text, TokenId
 
 MAX_STOPS = 16
 MAX_CHOICES = 64

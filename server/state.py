@@ -13,12 +13,12 @@ from fastapi import Request
 
 from bigmodel.devices import accelerators, memory_allocated
 from bigmodel.errors import ServeError
-from server.engine import Engine, EngineOptions
-from server.engine.grammar import GrammarCompiler
-from server.errors import APIError
-from server.fleet import Fleet
-from server.mailbox import Mailbox, Relay
-from server.text.codec import TextCodec
+from bigmodel.server.engine import Engine, EngineOptions
+from bigmodel.server.engine.grammar import GrammarCompiler
+from bigmodel.server.errors import APIError
+from bigmodel.server.fleet import Fleet
+from bigmodel.server.mailbox import Mailbox, Relay
+from bigmodel.server.text.codec import TextCodec
 
 
 @dataclass(frozen=True)

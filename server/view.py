@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from server.placement import devices, streamed
-from server.state import ServerState
+from bigmodel.server.placement import devices, streamed
+from bigmodel.server.state import ServerState
 
 
 def view(state: ServerState) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from unittest import mock
 import torch
 
 from bigmodel.checkpoint import MappedRegion, mapped_region, release
-from bigmodel.dispatch import mapped_block
+from bigmodel.dispatch.mapped import mapped_block
 
 from .errors import BenchmarkError
 

@@ -39,7 +39,7 @@ def result_path(report: Report, folder: Path) -> Path:
 
 def save_report(report: Report, arguments: Sequence[str], folder: Path = RESULTS) -> Path:
     """Write a report to `folder`, atomically, its picture beside it, and return its path."""
-    from bigmodel.profile.atomic import write_text
+    from bigmodel.atomic_files import write_text
 
     folder.mkdir(parents=True, exist_ok=True)
     path = result_path(report, folder)

@@ -10,8 +10,8 @@ import torch
 
 from ..devices import DeviceLike
 from ..errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
-from ..profile.headers import TensorEntry, read_header
-from ..profile.index import find_checkpoint_file, merge_weight_map, read_index
+from ..sources.headers import TensorEntry, read_header
+from ..sources.index import find_checkpoint_file, merge_weight_map, read_index
 from .legacy import LEGACY_SUFFIXES, LegacyShard
 from .placement import Placement
 from .shards import SafetensorsShard, Shard
@@ -36,7 +36,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
         Args:
             path: a folder, a ``.safetensors`` or ``.bin`` file, or an ``.index.json``. Which file of a folder counts
-                is said at `bigmodel.profile.index.find_checkpoint_file`.
+                is said at `bigmodel.sources.index.find_checkpoint_file`.
 
         Raises:
             CheckpointNotFoundError: there is no checkpoint, or its index names a file that is not there.

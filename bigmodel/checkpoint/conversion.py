@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..profile.headers import TensorEntry
+from ..sources.headers import TensorEntry
 from .fusion import Fusion
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointMismatchError
-from ..profile.headers import TensorEntry
+from ..sources.headers import TensorEntry
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
-from ..profile.headers import TensorEntry
+from ..sources.headers import TensorEntry
 from .shards import ShardMaps
 
 logger = logging.getLogger(__name__)

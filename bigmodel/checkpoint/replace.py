@@ -1,7 +1,7 @@
 """Replace the checkpoint in a folder as a whole, so that at every moment the folder loads as the old or the new one.
 
 A folder is loaded by one file: ``model.safetensors`` before ``model.safetensors.index.json`` before the legacy names
-(`bigmodel.profile.index.find_checkpoint_file`; transformers does the same). So the new files are written to a folder
+(`bigmodel.sources.index.find_checkpoint_file`; transformers does the same). So the new files are written to a folder
 within, shards move out under names that nothing refers to, and then a single rename, or the removal of the file that
 takes precedence, makes them count. What no longer counts is removed last.
 """
@@ -15,9 +15,9 @@ import tempfile
 import uuid
 from pathlib import Path
 
+from ..atomic_files import sync_folder
 from ..errors import CheckpointError
-from ..profile.atomic import sync_folder
-from ..profile.index import (
+from ..sources.index import (
     INDEX_FILE,
     LEGACY_INDEX_FILE,
     LEGACY_SINGLE_FILE,

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from ..errors import CheckpointFormatError
-from ..profile.headers import SafetensorsHeader, TensorEntry
+from ..sources.headers import SafetensorsHeader, TensorEntry
 from .mapping import MappedFile
 
 

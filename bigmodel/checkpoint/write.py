@@ -13,7 +13,7 @@ from typing import IO
 import torch
 
 from ..errors import CheckpointError
-from ..profile.headers import DTYPES
+from ..sources.headers import DTYPES
 from .mapping import mapped_region
 from .pages import is_untouched
 

@@ -10,8 +10,8 @@ CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "h
 
 def bench(context: typer.Context) -> None:
     """Answer a question with figures: memory, load, decode, ... (no NAME lists them; NAME --help explains one)."""
-    from benchmarks.command import run
-    from benchmarks.harness import UsageError
+    from bigmodel.benchmarks.command import run
+    from bigmodel.benchmarks.harness import UsageError
 
     try:
         code = run(context.args, program="bigmodel bench")

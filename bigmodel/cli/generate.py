@@ -10,8 +10,8 @@ import typer
 from . import model_options as shared
 
 if TYPE_CHECKING:
-    from server import Engine
-    from server.engine import Event, Request
+    from bigmodel.server import Engine
+    from bigmodel.server.engine import Event, Request
 
 
 def generate(
@@ -36,9 +36,9 @@ def generate(
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
 ) -> None:
     """Continue PROMPT with MODEL; print the text as it comes, then speed and peak memory on one line."""
-    from server.engine import EngineOptions, Request, SamplingParams, build_engine
-    from server.loading import load_with_draft, parse_max_memory
-    from server.text.codec import TextCodec
+    from bigmodel.server.engine import EngineOptions, Request, SamplingParams, build_engine
+    from bigmodel.server.loading import load_with_draft, parse_max_memory
+    from bigmodel.server.text.codec import TextCodec
 
     text = _text(prompt)
     loaded = load_with_draft(
@@ -106,7 +106,7 @@ def _run(engine: Engine, request: Request, sink: _Events) -> str:
     import time
 
     from bigmodel.errors import ServeError
-    from server.engine import Done, Failed
+    from bigmodel.server.engine import Done, Failed
 
     begun = time.perf_counter()
     first = None

@@ -61,10 +61,10 @@ def plan(
     """Plan MODEL from its config and safetensors headers; no weight is read or downloaded."""
     from bigmodel.plan import make_plan, plan_training
     from bigmodel.plan import plan as fastest_plan
-    from bigmodel.plan.budgets import device_type_of, read_budgets
+    from bigmodel.plan.result.budgets import device_type_of, read_budgets
     from bigmodel.profile import meta_model, profile_source
-    from bigmodel.profile.resolve import open_source
-    from server.loading import parse_max_memory
+    from bigmodel.server.loading import parse_max_memory
+    from bigmodel.sources.resolve import open_source
 
     if train is None and (ranks > 1 or sharding != "ddp" or checkpointing):
         raise typer.BadParameter("--ranks, --sharding and --checkpointing are about training; say how with --train")
@@ -136,7 +136,7 @@ def _show_memory(
 
     from bigmodel.devices import format_size
     from bigmodel.profile import meta_model, training_memory
-    from bigmodel.profile.resolve import open_source
+    from bigmodel.sources.resolve import open_source
 
     ranks, strategy, checkpointing = way
     found = asdict(

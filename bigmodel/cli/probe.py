@@ -12,7 +12,7 @@ from .tables import print_tables
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bigmodel.profile.machine import Curve, MachineProfile
+    from bigmodel.profile.machine.machine import Curve, MachineProfile
 
 
 def probe(
@@ -20,8 +20,8 @@ def probe(
     as_json: AsJson = False,
 ) -> None:
     """Measure this machine, or show what was measured before; plans predict seconds from it."""
-    from bigmodel.profile import machine_json
-    from bigmodel.profile.probe import known_machine, machine
+    from bigmodel.profile.machine import machine as machine_json
+    from bigmodel.profile.machine.probe import known_machine, machine
 
     if refresh or known_machine() is None:
         typer.echo("measuring; this takes up to a minute, and a quiet machine", err=True)

@@ -12,9 +12,9 @@ import typer
 from . import model_options as shared
 
 if TYPE_CHECKING:
-    from server import Loaded, Loading, Settings
-    from server.app import Loader
-    from server.loading import LoadOptions
+    from bigmodel.server import Loaded, Loading, Settings
+    from bigmodel.server.app import Loader
+    from bigmodel.server.loading import LoadOptions
 
 Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on.")]
 Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
@@ -89,9 +89,9 @@ def serve(
 ) -> None:
     """Serve MODEL over HTTP: OpenAI's completions and chat, batched, with a page to look at on /."""
     from bigmodel.devices import parse_size
-    from server import EngineOptions, Settings
-    from server.engine.options import DEFAULT_SEQUENCES
-    from server.loading import LoadOptions, display_name, parse_max_memory
+    from bigmodel.server import EngineOptions, Settings
+    from bigmodel.server.engine.options import DEFAULT_SEQUENCES
+    from bigmodel.server.loading import LoadOptions, display_name, parse_max_memory
 
     keys = (*(api_key or ()), *(_keys(api_key_file) if api_key_file else ()))
     kv_bytes = None if kv_memory is None else parse_size(kv_memory)
@@ -133,7 +133,7 @@ def _keys(path: Path) -> list[str]:
 
 
 def _load(model: str, draft_model: str | None, options: LoadOptions, progress: Loading) -> Loaded:
-    from server.loading import load_with_draft
+    from bigmodel.server.loading import load_with_draft
 
     return load_with_draft(model, draft_model, progress=progress, **options)
 
@@ -141,8 +141,8 @@ def _load(model: str, draft_model: str | None, options: LoadOptions, progress: L
 def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: str) -> int:
     import logging
 
-    from server import create_app
-    from server.run import bind, run, url
+    from bigmodel.server import create_app
+    from bigmodel.server.run import bind, run, url
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s")
     listener = bind(host, port)
@@ -156,10 +156,10 @@ def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: 
 
 
 def _replicate(loader: Loader, settings: Settings, host: str, port: int, replicas: int, cluster: str | None) -> int:
-    from server import create_app
-    from server.engine.options import DEFAULT_SEQUENCES
-    from server.replicas import free_port, run_replicas
-    from server.run import url
+    from bigmodel.server import create_app
+    from bigmodel.server.engine.options import DEFAULT_SEQUENCES
+    from bigmodel.server.replicas import free_port, run_replicas
+    from bigmodel.server.run import url
 
     port = port or free_port(host)
     typer.echo(f"serving {replicas} replicas of {settings.model_name} on {url(host, port)}", err=True)

@@ -12,7 +12,7 @@ from .tables import print_tables
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from bigmodel.dispatch.verify import Finding
+    from bigmodel.verify.verify import Finding
 
 
 def verify(
@@ -36,8 +36,8 @@ def verify(
     import json
     from dataclasses import asdict
 
-    from bigmodel.dispatch.verify import verify as run
-    from server.loading import parse_max_memory
+    from bigmodel.server.loading import parse_max_memory
+    from bigmodel.verify.verify import verify as run
 
     found, findings = run(
         model,

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from . import virtual
 from .budgets import get_max_memory
-from .memory import (
-    free_memory_bytes,
-    max_memory_allocated,
-    memory_allocated,
-    release_cached_memory,
-    reset_peak_memory,
-)
+from .memory import free_memory_bytes, max_memory_allocated, memory_allocated, release_cached_memory, reset_peak_memory
 from .names import (
     DISK,
     HOST,

@@ -1,8 +1,14 @@
-"""Dispatch a model over devices."""
+"""Dispatch a model over devices.
+
+Tensors that are made in the middle of something and outlive it.
+
+Undo what dispatching did to a model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,16 +16,15 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..devices import DeviceLike
+from ..devices import HOST, DeviceLike, torch_device
 from ..errors import DispatchError
 from ..plan import check_device_map
-from .build import Builder
-from .device_map import DeviceMap, ResolvedMap, resolve_device_map, whole_classes
-from .dispatched import dispatched
-from .lasting import for_later
-from .offload_folder import fill_meta, write_to_disk
-from .options import Options
-from .undispatch import undispatch
+from .attach.builder import Builder
+from .attach.dispatched import dispatched
+from .placement.offload_files import fill_meta, write_to_disk
+from .placement.options import Options
+from .placement.resolve import DeviceMap, ResolvedMap, resolve_device_map, whole_classes
+from .weights.parameters import moved_like, refresh_second_places
 
 
 def dispatch_model(
@@ -150,3 +155,52 @@ def _refuse_lazy(model: nn.Module) -> None:
             raise DispatchError(
                 f"{name} has no shape yet, being of a lazy module: run one forward of the model before it is dispatched"
             )
+
+
+@contextmanager
+def for_later() -> Iterator[None]:
+    """Make tensors that are used outside of the caller's inference mode too, and that lie on the host where no device
+    is named, whatever the caller's default device."""
+    with torch.inference_mode(False), torch.device(HOST):
+        yield
+
+
+def undispatch(model: nn.Module, device: DeviceLike | None = None) -> nn.Module:
+    """Give the plain model back: no attachments, no streams, every weight a plain tensor.
+
+    Args:
+        model: A dispatched model; a plain one is returned as it is.
+        device: Where the weights go. None leaves a model that lies on one device there and brings any other to the
+            host; weights on disk stay views of their memory-mapped file.
+
+    Raises:
+        DispatchError: A forward of the model is running.
+    """
+    found = dispatched(model)
+    if found is None:
+        return model
+    found.refuse_while_running()
+    found.detach(model)
+    tensors = [*model.parameters(), *model.buffers()]
+    if device is None and len({tensor.device for tensor in tensors}) <= 1:
+        return model
+    target = torch_device(HOST if device is None else device)
+    with for_later():
+        _gather(model, target, found.ties)
+    return model
+
+
+def _gather(model: nn.Module, target: torch.device, ties: Mapping[str, str]) -> None:
+    """Move every tensor to `target`, those that were one tensor before dispatching being one again."""
+    moved: dict[str, torch.Tensor] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        for registry in (module._parameters, module._buffers):
+            for key, tensor in registry.items():
+                if tensor is None:
+                    continue
+                first = ties.get(dot + key, dot + key)
+                if first not in moved:
+                    moved[first] = tensor if tensor.device == target else moved_like(tensor, target)
+                registry[key] = moved[first]
+    refresh_second_places(model)

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from ..devices import DeviceLike
-from ..profile.dtypes import torch_dtype
-from .device_map import DeviceMap, resolve_device_map, whole_classes
+from ..profile.model.dtypes import torch_dtype
 from .dispatch import place_and_attach
-from .fused_checkpoint import load_in_place
-from .options import Options
+from .placement.fused_checkpoint import load_in_place
+from .placement.options import Options
+from .placement.resolve import DeviceMap, resolve_device_map, whole_classes
 
 
 def load_checkpoint_and_dispatch(

@@ -10,14 +10,13 @@ import torch
 from torch import nn
 
 from ..devices import DISK, HOST, DeviceLike, accelerators, torch_device
+from ..devices.move import send_to_device
 from ..errors import DispatchError
-from .device_map import ResolvedMap, whole_classes
 from .dispatch import place_and_attach
-from .move import send_to_device
-from .offload_folder import fill_meta
-from .options import Options
-from .parameter import moved_like
-from .recurrent import refresh_second_places
+from .placement.offload_files import fill_meta
+from .placement.options import Options
+from .placement.resolve import ResolvedMap, whole_classes
+from .weights.parameters import moved_like, refresh_second_places
 
 
 def cpu_offload(

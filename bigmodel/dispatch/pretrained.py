@@ -15,13 +15,13 @@ from ..devices import DeviceLike
 from ..devices.empty import init_empty_weights
 from ..errors import CheckpointFormatError
 from ..plan import Plan
-from ..profile.dtypes import torch_dtype
-from ..profile.resolve import open_source
-from .device_map import DeviceMap, resolve_device_map
+from ..profile.model.dtypes import torch_dtype
+from ..sources.resolve import open_source
+from .attach.dispatched import dispatched
 from .dispatch import place_and_attach
-from .dispatched import dispatched
-from .fused_checkpoint import load_in_place
-from .options import Options
+from .placement.fused_checkpoint import load_in_place
+from .placement.options import Options
+from .placement.resolve import DeviceMap, resolve_device_map
 
 
 def from_pretrained(

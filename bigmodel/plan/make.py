@@ -7,21 +7,21 @@ from dataclasses import replace
 
 from torch import nn
 
+from ..arguments import check_choice, check_flags, whole_number
 from ..devices import DeviceLike
 from ..profile import DtypeLike, Profile, profile_model
-from ..profile.arguments import check_choice, check_flags, whole_number
-from ..profile.nominal import nominal_machine
-from ..profile.probe import known_machine
-from ..profile.quantized import check_offload_dtype
-from .assemble import assemble
-from .budgets import device_type_of, read_budgets, with_headroom
-from .cost import CostModel
-from .fit import checked_main, greedy_assignment, room_around
-from .objective import Objective
-from .plan_type import Plan
-from .room import Room
-from .searcher import Searcher
-from .slots import DEFAULT_SLOTS
+from ..profile.machine.nominal import nominal_machine
+from ..profile.machine.probe import known_machine
+from ..profile.model.quantized import check_offload_dtype
+from .memory.assemble import assemble
+from .memory.slots import DEFAULT_SLOTS
+from .result.budgets import device_type_of, read_budgets, with_headroom
+from .result.plan import Plan
+from .search.capacity import Room
+from .search.fit import checked_main, greedy_assignment, room_around
+from .search.searcher import Searcher
+from .time.cost import CostModel
+from .time.objective import Objective
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 """Names that may stand for a device map. "auto": the best this planner finds, by search where shapes are known."""

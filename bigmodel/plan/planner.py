@@ -1,32 +1,49 @@
-"""`plan`: where every part of a model should be for it to run fastest, and how fast that is."""
+"""No garbage collection meanwhile: planning makes many small objects, and none of them is garbage until it is done.
+
+`plan`: where every part of a model should be for it to run fastest, and how fast that is.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from torch import nn
 
+from ..arguments import check_choice, check_flags, shown, whole_number
 from ..devices import DeviceLike, accelerators
 from ..errors import PlanError
 from ..profile import DtypeLike, Profile, profile_model, profile_source
-from ..profile.arguments import check_choice, check_flags, shown, whole_number
-from ..profile.collection import uncollected
-from ..profile.machine import MachineProfile
-from ..profile.nominal import nominal_machine
-from ..profile.probe import machine as machine_here
-from ..profile.quantized import check_offload_dtype
-from .assemble import assemble
-from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
-from .cost import CostModel
-from .fit import checked_main, greedy_assignment, room_around
-from .objective import Objective
-from .plan_type import Plan
-from .room import Room
-from .searcher import OFFLOADS, Searcher
-from .slots import DEFAULT_SLOTS
-from .unit_cost import device_name
+from ..profile.machine.machine import MachineProfile
+from ..profile.machine.nominal import nominal_machine
+from ..profile.machine.probe import machine as machine_here
+from ..profile.model.quantized import check_offload_dtype
+from .memory.assemble import assemble
+from .memory.slots import DEFAULT_SLOTS
+from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
+from .result.plan import Plan
+from .search.capacity import Room
+from .search.fit import checked_main, greedy_assignment, room_around
+from .search.searcher import OFFLOADS, Searcher
+from .time.cost import CostModel
+from .time.objective import Objective
+from .time.unit_cost import device_name
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep Python's collector from looking through all objects of the process again and again in this context."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
 
 NOT_HERE = (
     "this machine lacks an accelerator of the budgets, so no time is predicted; parts are where round figures say"

@@ -13,23 +13,23 @@ from functools import cache
 import torch
 from torch import nn
 
+from ..arguments import check_model, optional_whole_number, whole_number
 from ..devices import DISK, HOST, DeviceLike
 from ..errors import BudgetError, PlanError
 from ..profile import Profile, profile_model
-from ..profile.arguments import check_model, optional_whole_number, whole_number
-from ..profile.context import trained_length
-from ..profile.optimizers import check_optimizer
-from ..profile.training_step import TrainingStep
-from .assemble import parts_of, with_budgets
-from .assignment import Assignment
-from .budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
-from .evaluate import over_budget
-from .fit import checked_main
-from .groups import tie_groups
-from .plan_type import DevicePlan, Plan
-from .room import Room
-from .shortage import budget_error
-from .slots import DEFAULT_SLOTS
+from ..profile.trace.workload import trained_length
+from ..profile.training.optimizers import check_optimizer
+from ..profile.training.step import TrainingStep
+from .memory.assemble import parts_of, with_budgets
+from .memory.assignment import Assignment
+from .memory.evaluate import over_budget
+from .memory.shortage import budget_error
+from .memory.slots import DEFAULT_SLOTS
+from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
+from .result.plan import DevicePlan, Plan
+from .search.capacity import Room
+from .search.fit import checked_main
+from .search.groups import tie_groups
 
 STRATEGY = "training"
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from .dry_run import Phase
-from .ledger import D, replay
-from .units import UnitProfile
-from .workload import Workload
+from .model.units import UnitProfile
+from .trace.dry_run import Phase
+from .trace.ledger import D, replay
+from .trace.workload import Workload
 
 
 @dataclass(frozen=True)

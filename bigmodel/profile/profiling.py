@@ -8,19 +8,17 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from ..arguments import check_model, optional_whole_number, whole_number
 from ..devices import torch_device
-from .arguments import check_model, optional_whole_number, whole_number
-from .combining import combining_module
-from .context import max_context, used_length
-from .dry_run import Example, Phase, check_example, dry_run
-from .dtypes import CustomDtype, DtypeLike, dtype_name, normalize_dtype, planned_dtype
+from .model.dtypes import CustomDtype, DtypeLike, dtype_name, normalize_dtype, planned_dtype
+from .model.no_split import combining_module, find_no_split_classes
+from .model.tensors import named_tensors
+from .model.units import UnitProfile, profile_units
 from .model_profile import Profile
-from .no_split import find_no_split_classes
-from .repeat import renamed
-from .tensors import named_tensors
-from .trace import Event, Leave, Trace
-from .units import UnitProfile, profile_units
-from .workload import Workload
+from .trace.dry_run import Example, Phase, check_example, dry_run
+from .trace.layer_repeat import renamed
+from .trace.trace import Event, Leave, Trace
+from .trace.workload import Workload, max_context, used_length
 
 
 def profile_model(

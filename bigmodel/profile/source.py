@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ..errors import PlanError
-from .dtypes import DtypeLike, normalize_dtype, torch_dtype
+from ..sources.resolve import ModelSource, open_source
+from .model.dtypes import DtypeLike, normalize_dtype, torch_dtype
 from .model_profile import Profile
 from .profiling import profile_model
-from .resolve import ModelSource, open_source
 
 
 def profile_source(

@@ -1,9 +1,9 @@
 from bigmodel import *  # noqa: F403
 from bigmodel.checkpoint import load_state_dict as load_state_dict
-from bigmodel.plan.device_map import clean_device_map as clean_device_map
-from bigmodel.profile.dtypes import CustomDtype as CustomDtype
-from bigmodel.profile.dtypes import dtype_byte_size as dtype_byte_size
-from bigmodel.profile.ties import retie_parameters as retie_parameters
+from bigmodel.plan.accelerate_api import clean_device_map as clean_device_map
+from bigmodel.profile.model.dtypes import CustomDtype as CustomDtype
+from bigmodel.profile.model.dtypes import dtype_byte_size as dtype_byte_size
+from bigmodel.profile.model.ties import retie_parameters as retie_parameters
 from bigmodel.train.compiling import compile_regions as compile_regions
 from bigmodel.train.operations.nested import find_device as find_device
 from bigmodel.train.operations.nested import honor_type as honor_type

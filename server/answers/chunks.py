@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from server.engine import Done
-from server.sse import event
-from server.state import usage
+from bigmodel.server.engine import Done
+from bigmodel.server.sse import event
+from bigmodel.server.state import usage
 
 
 class Chunks:

@@ -6,11 +6,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.answers.chunks import Chunks
-from server.answers.logprobs import TextOffsets, completion_logprobs
-from server.engine import Delta, Done, TokenLogprob
-from server.state import usage
-from server.text.codec import TextCodec
+from bigmodel.server.answers.chunks import Chunks
+from bigmodel.server.answers.logprobs import TextOffsets, completion_logprobs
+from bigmodel.server.engine import Delta, Done, TokenLogprob
+from bigmodel.server.state import usage
+from bigmodel.server.text.codec import TextCodec
 
 
 @dataclass

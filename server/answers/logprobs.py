@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from server.engine import TokenLogprob
-from server.text.codec import TextCodec
-from server.text.detokenize import Detokenizer
+from bigmodel.server.engine import TokenLogprob
+from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.detokenize import Detokenizer
 
 LOWEST = -9999.0  # JSON has no minus infinity
 

@@ -22,7 +22,7 @@ import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
-    from server.engine.cache import RaggedCache, SequenceKV
+    from bigmodel.server.engine.cache import RaggedCache, SequenceKV
 
 PROMPT_BLOCK = 128
 NAME = "bigmodel_ragged"

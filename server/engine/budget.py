@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from bigmodel.devices import format_size, free_memory_bytes, normalize_device
 from bigmodel.errors import ServeError
-from server.engine.attention import PROMPT_BLOCK
-from server.engine.options import DEFAULT_SEQUENCES, EngineOptions
-from server.engine.pool import KVBudget
+from bigmodel.server.engine.attention import PROMPT_BLOCK
+from bigmodel.server.engine.options import DEFAULT_SEQUENCES, EngineOptions
+from bigmodel.server.engine.pool import KVBudget
 
 DEFAULT_SHARE = 0.25  # of a device's free memory, for keys and values, when no plan says how much
 

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 from bigmodel.errors import ServeError
-from server.engine.budget import kv_budget, sequences_at_once, tokens_of_a_step
-from server.engine.core import EngineCore
-from server.engine.draft import ModelDrafter
-from server.engine.engine import Engine
-from server.engine.observer import Observer
-from server.engine.options import EngineOptions
-from server.engine.plain import PlainRunner
-from server.engine.pool import TokenPool
-from server.engine.prefix import PrefixCache
-from server.engine.runner import Runner
-from server.engine.runner_choice import choose_runner
-from server.engine.scheduler import Scheduler
-from server.text.codec import TextCodec
+from bigmodel.server.engine.budget import kv_budget, sequences_at_once, tokens_of_a_step
+from bigmodel.server.engine.core import EngineCore
+from bigmodel.server.engine.draft import ModelDrafter
+from bigmodel.server.engine.engine import Engine
+from bigmodel.server.engine.observer import Observer
+from bigmodel.server.engine.options import EngineOptions
+from bigmodel.server.engine.plain import PlainRunner
+from bigmodel.server.engine.pool import TokenPool
+from bigmodel.server.engine.prefix import PrefixCache
+from bigmodel.server.engine.runner import Runner
+from bigmodel.server.engine.runner_choice import choose_runner
+from bigmodel.server.engine.scheduler import Scheduler
+from bigmodel.server.text.codec import TextCodec
 
 
 def build_engine(

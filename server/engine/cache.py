@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from transformers import DynamicCache
 
-from server.engine.attention import Piece, split_positions
+from bigmodel.server.engine.attention import Piece, split_positions
 
 GROWTH = 128  # positions by which a sequence's buffers grow; whole prompt blocks
 

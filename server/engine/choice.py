@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from server.engine.request import Delta, Sequence, TokenLogprob
-from server.text.codec import TextCodec
-from server.text.detokenize import Detokenizer
-from server.text.stop import StopChecker
+from bigmodel.server.engine.request import Delta, Sequence, TokenLogprob
+from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.detokenize import Detokenizer
+from bigmodel.server.text.stop import StopChecker
 
 
 class Choice:

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import torch
 
-from server.engine.choice import Choice
-from server.engine.draft import Drafter
-from server.engine.next_tokens import NextTokens, TokenCounts
-from server.engine.observer import Observer
-from server.engine.request import Delta, Done, Failed, Phase, Request, Sequence
-from server.engine.runner import Runner
-from server.engine.sampler import logprob_of
-from server.engine.scheduler import Grant, Scheduler
-from server.text.codec import TextCodec
+from bigmodel.server.engine.choice import Choice
+from bigmodel.server.engine.draft import Drafter
+from bigmodel.server.engine.next_tokens import NextTokens, TokenCounts
+from bigmodel.server.engine.observer import Observer
+from bigmodel.server.engine.request import Delta, Done, Failed, Phase, Request, Sequence
+from bigmodel.server.engine.runner import Runner
+from bigmodel.server.engine.sampler import logprob_of
+from bigmodel.server.engine.scheduler import Grant, Scheduler
+from bigmodel.server.text.codec import TextCodec
 
 
 class EngineCore:
-    """Owns the requests at work. Single-threaded; :class:`server.engine.engine.Engine` gives it a thread.
+    """Owns the requests at work. Single-threaded; :class:`bigmodel.server.engine.engine.Engine` gives it a thread.
 
     ``max_length`` bounds prompt plus output of a sequence, in tokens; ``vocabulary_size`` is the
     width of the model's logits; ``eos_ids`` are the tokens that end a text.

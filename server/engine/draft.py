@@ -11,11 +11,11 @@ from typing import Protocol
 
 import torch
 
-from server.engine.cache import SequenceKV, round_up
-from server.engine.host_linear import HostLinear
-from server.engine.packed import PackedRunner, Rows
-from server.engine.request import Sequence
-from server.engine.sampler import likeliest
+from bigmodel.server.engine.cache import SequenceKV, round_up
+from bigmodel.server.engine.host_linear import HostLinear
+from bigmodel.server.engine.packed import PackedRunner, Rows
+from bigmodel.server.engine.request import Sequence
+from bigmodel.server.engine.sampler import likeliest
 
 _CATCH_UP = 512  # tokens of a prompt that the small model reads in one go
 

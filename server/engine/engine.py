@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from bigmodel.errors import ServeError
-from server.engine.core import EngineCore
-from server.engine.request import Delta, Event, Request, Sink
+from bigmodel.server.engine.core import EngineCore
+from bigmodel.server.engine.request import Delta, Event, Request, Sink
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ import logging
 import torch
 from torch.nn import functional
 
-from server.engine.host_linear import Linear
+from bigmodel.server.engine.host_linear import Linear
 
 logger = logging.getLogger(__name__)
 

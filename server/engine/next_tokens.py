@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from bigmodel.errors import ServeError
-from server.engine.observer import Observer
-from server.engine.request import Delta, Phase, Request, Sequence
-from server.engine.sampler import choose, likeliest, logprob_of
-from server.engine.scheduler import Grant
+from bigmodel.server.engine.observer import Observer
+from bigmodel.server.engine.request import Delta, Phase, Request, Sequence
+from bigmodel.server.engine.sampler import choose, likeliest, logprob_of
+from bigmodel.server.engine.scheduler import Grant
 
 logger = logging.getLogger(__name__)
 

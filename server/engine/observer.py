@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.engine.request import Request
+from bigmodel.server.engine.request import Request
 
 
 class Observer:

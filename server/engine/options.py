@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from server.engine.host_linear import HostLinear
+from bigmodel.server.engine.host_linear import HostLinear
 
 DEFAULT_SEQUENCES = 16  # at once, where the plan has room for them
 
@@ -18,8 +18,8 @@ class EngineOptions:
     those are too few for so many sequences. ``kv_bytes``: bytes for keys and values on every device (None: from
     the plan, else a quarter of what is free). ``max_length``: prompt plus output of one sequence, in tokens (None:
     the model's context). ``max_queue``: sequences that may wait beyond those that run. ``row_multiple``: see
-    :mod:`server.engine.invariance`; 1 gives up equal bits alone and in a batch for the speed of one stream.
-    ``host_linear``: what multiplies by float32 weights on the host, see :mod:`server.engine.host_linear`.
+    :mod:`bigmodel.server.engine.invariance`; 1 gives up equal bits alone and in a batch for the speed of one stream.
+    ``host_linear``: what multiplies by float32 weights on the host, see :mod:`bigmodel.server.engine.host_linear`.
     ``draft_tokens``: guesses a step, where there is a draft model.
     """
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-from server.engine.attention import NAME, ragged_step, register
-from server.engine.cache import RaggedCache, SequenceKV, Span
-from server.engine.host_linear import HostLinear, choose_host_linear, computing_with, linear_of
-from server.engine.invariance import probe_row_multiple
-from server.engine.runner import input_device, readable, wants_all
-from server.engine.scheduler import Grant
+from bigmodel.server.engine.attention import NAME, ragged_step, register
+from bigmodel.server.engine.cache import RaggedCache, SequenceKV, Span
+from bigmodel.server.engine.host_linear import HostLinear, choose_host_linear, computing_with, linear_of
+from bigmodel.server.engine.invariance import probe_row_multiple
+from bigmodel.server.engine.runner import input_device, readable, wants_all
+from bigmodel.server.engine.scheduler import Grant
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class PackedRunner:
 
     ``row_multiple``: the packed row is padded to a multiple of so many tokens, with which the matrix
     multiplications of this machine give a row the same bits whatever the other rows are. "auto" measures it.
-    ``host_linear``: see :mod:`server.engine.host_linear`.
+    ``host_linear``: see :mod:`bigmodel.server.engine.host_linear`.
     """
 
     name = "packed"

@@ -18,7 +18,7 @@ class SamplingParams:
     output. ``logit_bias`` (token id -> addend) is added last. ``seed`` None draws one from the system.
     ``logprobs`` is the number of alternatives reported with each token (None: no report, 0: the chosen
     token only); they are of the model's own distribution, before any of the adjustments above.
-    ``grammar`` is an opaque compiled constraint (see :mod:`server.engine.grammar`).
+    ``grammar`` is an opaque compiled constraint (see :mod:`bigmodel.server.engine.grammar`).
     """
 
     max_tokens: int

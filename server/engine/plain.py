@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from server.engine.host_linear import HostLinear
-from server.engine.runner import input_device, readable, wants_all
-from server.engine.scheduler import Grant
+from bigmodel.server.engine.host_linear import HostLinear
+from bigmodel.server.engine.runner import input_device, readable, wants_all
+from bigmodel.server.engine.scheduler import Grant
 
 _CACHE_NAMES = ("past_key_values", "cache_params")
 

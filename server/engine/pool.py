@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bigmodel.devices import format_size
 from bigmodel.errors import ServeError
-from server.engine.cache import GROWTH, round_up
+from bigmodel.server.engine.cache import GROWTH, round_up
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from server.engine.attention import PROMPT_BLOCK
-from server.engine.cache import SequenceKV
-from server.engine.pool import TokenPool
+from bigmodel.server.engine.attention import PROMPT_BLOCK
+from bigmodel.server.engine.cache import SequenceKV
+from bigmodel.server.engine.pool import TokenPool
 
 Key = tuple[int, tuple[int, ...]]  # serial of the block before (0: none), and the tokens of this one
 

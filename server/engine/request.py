@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from server.engine.params import SamplingParams
+from bigmodel.server.engine.params import SamplingParams
 
 if TYPE_CHECKING:
-    from server.engine.cache import SequenceKV
+    from bigmodel.server.engine.cache import SequenceKV
 
 _order = itertools.count()
 

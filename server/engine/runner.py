@@ -1,7 +1,7 @@
 """Computing one step: tokens in, logits out. What every runner offers, and what runners share.
 
-Two runners with one face: :class:`server.engine.packed.PackedRunner` puts the new tokens of every sequence into
-one forward, so that one pass over the weights serves the whole batch; :class:`server.engine.plain.PlainRunner`
+Two runners with one face: :class:`.packed.PackedRunner` puts the new tokens of every sequence into
+one forward, so that one pass over the weights serves the whole batch; :class:`.plain.PlainRunner`
 gives each sequence a forward of its own, for models whose attention cannot be replaced.
 """
 
@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
-from server.engine.host_linear import HostLinear
-from server.engine.scheduler import Grant
+from bigmodel.server.engine.host_linear import HostLinear
+from bigmodel.server.engine.scheduler import Grant
 
 
 class Runner(Protocol):
@@ -42,7 +42,7 @@ def input_device(model: torch.nn.Module) -> torch.device:
     if not hasattr(model, "hf_device_map"):
         device: torch.device = model.device  # type: ignore[assignment]
         return device
-    from bigmodel.dispatch.dispatched import dispatched
+    from bigmodel.dispatch.attach.dispatched import dispatched
 
     found = dispatched(model)
     assert found is not None

@@ -6,10 +6,10 @@ import logging
 
 import torch
 
-from server.engine.host_linear import HostLinear
-from server.engine.packed import PackedRunner
-from server.engine.plain import PlainRunner
-from server.engine.runner import Runner
+from bigmodel.server.engine.host_linear import HostLinear
+from bigmodel.server.engine.packed import PackedRunner
+from bigmodel.server.engine.plain import PlainRunner
+from bigmodel.server.engine.runner import Runner
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 
 from bigmodel.errors import ServeError
-from server.engine.request import Sequence, TokenLogprob
+from bigmodel.server.engine.request import Sequence, TokenLogprob
 
 _FEW = 256  # tokens among which top_p usually ends
 _COLDEST = 1e-30  # a temperature at which only the likeliest token is left; below, a division may overflow

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from server.engine.attention import PROMPT_BLOCK
-from server.engine.cache import SequenceKV, round_up
-from server.engine.pool import TokenPool
-from server.engine.prefix import PrefixCache
-from server.engine.request import Phase, Sequence
+from bigmodel.server.engine.attention import PROMPT_BLOCK
+from bigmodel.server.engine.cache import SequenceKV, round_up
+from bigmodel.server.engine.pool import TokenPool
+from bigmodel.server.engine.prefix import PrefixCache
+from bigmodel.server.engine.request import Phase, Sequence
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,20 @@ import uuid
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.answering import Joined, respond
-from server.answers.chat import ChatAnswer
-from server.errors import bad_value
-from server.intake import chat_prompt, check_number, grammar_of, make_request, sampling_params, submit_all, token_limit
-from server.schemas import ChatBody
-from server.state import state_of
+from bigmodel.server.answering import Joined, respond
+from bigmodel.server.answers.chat import ChatAnswer
+from bigmodel.server.errors import bad_value
+from bigmodel.server.intake import (
+    chat_prompt,
+    check_number,
+    grammar_of,
+    make_request,
+    sampling_params,
+    submit_all,
+    token_limit,
+)
+from bigmodel.server.schemas import ChatBody
+from bigmodel.server.state import state_of
 
 router = APIRouter()
 

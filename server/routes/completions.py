@@ -8,10 +8,10 @@ import uuid
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from server.answering import Joined, respond
-from server.answers.completion import CompletionAnswer
-from server.errors import bad_value
-from server.intake import (
+from bigmodel.server.answering import Joined, respond
+from bigmodel.server.answers.completion import CompletionAnswer
+from bigmodel.server.errors import bad_value
+from bigmodel.server.intake import (
     DEFAULT_COMPLETION_TOKENS,
     check_number,
     completion_prompts,
@@ -22,8 +22,8 @@ from server.intake import (
     submit_all,
     token_limit,
 )
-from server.schemas import CompletionBody
-from server.state import state_of
+from bigmodel.server.schemas import CompletionBody
+from bigmodel.server.state import state_of
 
 router = APIRouter()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from server.state import state_of
+from bigmodel.server.state import state_of
 
 router = APIRouter()
 

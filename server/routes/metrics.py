@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from server.state import state_of
+from bigmodel.server.state import state_of
 
 router = APIRouter()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from server.state import ServerState, state_of
+from bigmodel.server.state import ServerState, state_of
 
 router = APIRouter()
 

@@ -16,7 +16,7 @@ router = APIRouter()
 @lru_cache(maxsize=1)
 def _page() -> tuple[str, str]:
     """The page, and the content security policy that lets its own script run and nothing else."""
-    text = resources.files("server").joinpath("page.html").read_text(encoding="utf-8")
+    text = resources.files("bigmodel.server").joinpath("page.html").read_text(encoding="utf-8")
     script = text.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = (

@@ -6,9 +6,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from server.merged_view import merge_views
-from server.state import state_of
-from server.view import view
+from bigmodel.server.merged_view import merge_views
+from bigmodel.server.state import state_of
+from bigmodel.server.view import view
 
 router = APIRouter()
 

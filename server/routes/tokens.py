@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 
-from server.errors import bad_value
-from server.intake import render
-from server.schemas import DetokenizeBody, TokenizeBody
-from server.state import state_of
+from bigmodel.server.errors import bad_value
+from bigmodel.server.intake import render
+from bigmodel.server.schemas import DetokenizeBody, TokenizeBody
+from bigmodel.server.state import state_of
 
 router = APIRouter()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.text.codec import TextCodec
+from bigmodel.server.text.codec import TextCodec
 
 _BYTES = 4  # of the longest character in UTF-8
 _REPLACEMENT = "\ufffd"

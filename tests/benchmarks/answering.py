@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.command import run
+from bigmodel.benchmarks.command import run
 
 
 def answer(arguments: list[str], workdir: Path, capsys: pytest.CaptureFixture[str], rounds: int = 1) -> dict[str, Any]:

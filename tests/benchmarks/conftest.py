@@ -21,7 +21,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Questions set threads and virtual accelerators: take that back. Rounds are not repeated for quiet's sake."""
-    monkeypatch.setattr(importlib.import_module("benchmarks.harness.measure"), "PATIENCE", 1)
+    monkeypatch.setattr(importlib.import_module("bigmodel.benchmarks.harness.measure"), "PATIENCE", 1)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)

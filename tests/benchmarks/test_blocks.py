@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.blocks import block_map, make_blocks, save_blocks, spread
+from bigmodel.benchmarks.blocks import block_map, make_blocks, save_blocks, spread
 
 
 @pytest.mark.parametrize(("count", "streamed"), [(24, 12), (24, 6), (10, 3), (5, 5), (7, 1)])

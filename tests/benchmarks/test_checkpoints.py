@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks import checkpoints
-from benchmarks.checkpoints import INDEX, SPECS, Spec, checkpoint, make, tensor_shapes
+from bigmodel.benchmarks import checkpoints
+from bigmodel.benchmarks.checkpoints import INDEX, SPECS, Spec, checkpoint, make, tensor_shapes
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.errors import CheckpointNotFoundError
 

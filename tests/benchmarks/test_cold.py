@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.rawread import READERS
+from bigmodel.benchmarks.harness.rawread import READERS
 
 from .answering import answer, limit, rows
 

@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from benchmarks import command
-from benchmarks.harness import BenchmarkError, Column, Limit, Report, Table
+from bigmodel.benchmarks import command
+from bigmodel.benchmarks.harness import BenchmarkError, Column, Limit, Report, Table
 
 
 @pytest.fixture

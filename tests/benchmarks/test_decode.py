@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.models import copy_placed_alike
+from bigmodel.benchmarks.models import copy_placed_alike
 
 from .answering import answer, limit, rows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.command import questions
+from bigmodel.benchmarks.command import questions
 
 OURS = {"memory", "load", "decode", "resident", "cold", "budget", "overlap", "pipeline", "overhead", "threads"}
 

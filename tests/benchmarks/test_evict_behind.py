@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.harness import BenchmarkError
-from benchmarks.harness.evict_behind import evicting_behind
-from benchmarks.harness.pagecache import cached_bytes
+from bigmodel.benchmarks.harness import BenchmarkError
+from bigmodel.benchmarks.harness.evict_behind import evicting_behind
+from bigmodel.benchmarks.harness.pagecache import cached_bytes
 from bigmodel.checkpoint import Checkpoint
-from bigmodel.dispatch import mapped_block
-from bigmodel.dispatch.mapped_block import MappedBlock, Owner
-from bigmodel.dispatch.source_file import SourceFiles
+from bigmodel.dispatch.mapped import mapped_block
+from bigmodel.dispatch.mapped.mapped_block import MappedBlock, Owner
+from bigmodel.dispatch.transfer.files import SourceFiles
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: mincore and posix_fadvise")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.experts import LAYERS, ROOMY, TIGHT, listening
+from bigmodel.benchmarks.experts import LAYERS, ROOMY, TIGHT, listening
 
 from .answering import answer, limit, rows
 

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from benchmarks.links import add_link, link_rates
+from bigmodel.benchmarks.links import add_link, link_rates
 
 USUAL = (1e9, 2e9)
 

@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from benchmarks.harness.report import Cell
-from benchmarks.maps import ACCELERATE, FITTED, SHARED, STREAMED, report
+from bigmodel.benchmarks.harness.report import Cell
+from bigmodel.benchmarks.maps import ACCELERATE, FITTED, SHARED, STREAMED, report
 
 
 def rows(streamed: float, shared: float) -> list[list[Cell]]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.checkpoints import checkpoint
-from benchmarks.memory import weights_by_device
+from bigmodel.benchmarks.checkpoints import checkpoint
+from bigmodel.benchmarks.memory import weights_by_device
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.devices import virtual
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.per_pass import FORMS
+from bigmodel.benchmarks.per_pass import FORMS
 
 from .answering import answer, limit, rows
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plan_large import HEADERS, make, planned, report, write_headers
-from bigmodel.profile.headers import read_header
-from bigmodel.profile.resolve import open_source
+from bigmodel.benchmarks.plan_large import HEADERS, make, planned, report, write_headers
+from bigmodel.sources.headers import read_header
+from bigmodel.sources.resolve import open_source
 
 
 def test_a_checkpoint_of_headers_is_sound_and_names_each_expert(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import argparse
 
 import pytest
 
-from benchmarks import planning
-from benchmarks.planning import Case, cases, report
+from bigmodel.benchmarks import planning
+from bigmodel.benchmarks.planning import Case, cases, report
 
 
 def finding(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from benchmarks.planning_fuzz import EXACT, HOST_ALONE, NEARLY, OUTCOMES, REFUSED, STREAMED, VIOLATED, report
-from benchmarks.planning_fuzz import fuzz as run
+from bigmodel.benchmarks.planning_fuzz import EXACT, HOST_ALONE, NEARLY, OUTCOMES, REFUSED, STREAMED, VIOLATED, report
+from bigmodel.benchmarks.planning_fuzz import fuzz as run
 
 
 def test_a_case_is_the_same_whatever_came_before_it() -> None:

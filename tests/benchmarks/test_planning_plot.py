@@ -3,7 +3,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as Tree
 from typing import Any
 
-from benchmarks.planning_plot import svg
+from bigmodel.benchmarks.planning_plot import svg
 
 
 def finding(family: str, unit: str, error: float) -> dict[str, Any]:

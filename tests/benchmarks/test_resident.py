@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.resident import hooked_modules, sharing_twin
+from bigmodel.benchmarks.resident import hooked_modules, sharing_twin
 
 from .answering import answer, limit, rows
 

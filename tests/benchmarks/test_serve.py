@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import serve_peer
-from benchmarks.command import main
-from benchmarks.serve_client import unchunked
-from benchmarks.serve_latency import percentiles
-from benchmarks.serve_model import ragged_jobs
+from bigmodel.benchmarks import serve_peer
+from bigmodel.benchmarks.command import main
+from bigmodel.benchmarks.serve_client import unchunked
+from bigmodel.benchmarks.serve_latency import percentiles
+from bigmodel.benchmarks.serve_model import ragged_jobs
 
 
 def ask(question: str, folder: Path, *arguments: str) -> None:

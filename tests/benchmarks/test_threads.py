@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.threads import WIDTH, _work
+from bigmodel.benchmarks.threads import WIDTH, _work
 
 from .answering import answer, rows
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import train_example
-from benchmarks.harness import BenchmarkError
-from benchmarks.train_scaling import SETTINGS, _Run
+from bigmodel.benchmarks import train_example
+from bigmodel.benchmarks.harness import BenchmarkError
+from bigmodel.benchmarks.train_scaling import SETTINGS, _Run
 from bigmodel.train import AcceleratorState, GradientState
 
 from .answering import answer, limit, rows

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.training_memory import report
+from bigmodel.benchmarks.training_memory import report
 
 
 def rows(whole: float, sharded: float) -> list[list[Any]]:

@@ -10,7 +10,7 @@ from bigmodel.checkpoint import Checkpoint, convert_keys
 from bigmodel.checkpoint.fusion import Fusion
 from bigmodel.devices.empty import init_empty_weights
 from bigmodel.errors import CheckpointMismatchError
-from bigmodel.profile.headers import TensorEntry
+from bigmodel.sources.headers import TensorEntry
 from tests.checkpoint.helpers import same_bits
 from tests.checkpoint.transformers_models import MIXTURES, MODELS, saved
 

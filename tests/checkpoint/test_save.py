@@ -16,15 +16,7 @@ from bigmodel.checkpoint import Checkpoint, load_checkpoint_in_model, mapped_reg
 from bigmodel.checkpoint.save import split_shards
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.errors import CheckpointError, SizeError
-from tests.checkpoint.helpers import (
-    Tied,
-    assert_same,
-    on_meta,
-    same_bits,
-    save_sharded,
-    saved_tensors,
-    state_dicts,
-)
+from tests.checkpoint.helpers import Tied, assert_same, on_meta, same_bits, save_sharded, saved_tensors, state_dicts
 from tests.checkpoint.transformers_models import MODELS, model_class
 
 

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from bigmodel.checkpoint.shards import SafetensorsShard
-from bigmodel.profile.headers import read_header
+from bigmodel.sources.headers import read_header
 from tests.checkpoint.helpers import maps_of, same_bits
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from bigmodel.checkpoint.write import DATA_ALIGNMENT, Outgoing, write_safetensors
 from bigmodel.errors import CheckpointError
-from bigmodel.profile.headers import read_header
+from bigmodel.sources.headers import read_header
 from tests.checkpoint.helpers import DTYPES, assert_same, random_tensor, state_dicts
 
 

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-import server.loading
-import server.run  # noqa: F401  (imported here once, for every process that is forked from this one)
 from bigmodel.cli.main import main
-from server.engine.packed import PackedRunner
+from bigmodel.server.engine.packed import PackedRunner
 
 BREAKS = [7, 7, 7]
 """A prompt at which the device fails, where the process was told to break."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-import benchmarks.command
-from benchmarks.harness import UsageError
+import bigmodel.benchmarks.command
+from bigmodel.benchmarks.harness import UsageError
 from bigmodel.cli.main import run
 
 
@@ -16,7 +16,7 @@ def test_everything_behind_bench_is_handed_on(monkeypatch: pytest.MonkeyPatch) -
         seen.extend([arguments, program])
         return 0
 
-    monkeypatch.setattr(benchmarks.command, "run", answer)
+    monkeypatch.setattr(bigmodel.benchmarks.command, "run", answer)
     assert run(["bench", "memory", "model", "--rounds", "3", "--help", "--csv"]) == 0
     assert seen == [["memory", "model", "--rounds", "3", "--help", "--csv"], "bigmodel bench"]
 
@@ -29,7 +29,7 @@ def test_without_a_name_the_questions_are_listed(capsys: pytest.CaptureFixture[s
 
 
 def test_a_missed_limit_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmarks.command, "run", lambda arguments, program: 1)
+    monkeypatch.setattr(bigmodel.benchmarks.command, "run", lambda arguments, program: 1)
     assert run(["bench", "memory", "--check"]) == 1
 
 
@@ -39,6 +39,6 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
     def refuse(arguments: list[str], program: str) -> int:
         raise UsageError("'nothing' is no question")
 
-    monkeypatch.setattr(benchmarks.command, "run", refuse)
+    monkeypatch.setattr(bigmodel.benchmarks.command, "run", refuse)
     assert run(["bench", "nothing"]) == 2
     assert capsys.readouterr().err == "bigmodel bench: 'nothing' is no question\n"

@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import server.loading
+import bigmodel.server.loading
 from bigmodel.cli.generate import generate
 from bigmodel.errors import ServeError
-from server import Loaded
+from bigmodel.server import Loaded
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 command = typer.Typer()
@@ -29,7 +29,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(options, model=model)
         return Loaded(tiny_model(), tiny_tokenizer())
 
-    monkeypatch.setattr(server.loading, "load", load)
+    monkeypatch.setattr(bigmodel.server.loading, "load", load)
     return seen
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from bigmodel.cli.main import run
-from bigmodel.profile import machine_json, probe
-from bigmodel.profile.effort import Effort
-from bigmodel.profile.machine import MachineProfile
-from bigmodel.profile.nominal import nominal_machine
+from bigmodel.profile.machine import machine as machine_json
+from bigmodel.profile.machine import probe
+from bigmodel.profile.machine.effort import Effort
+from bigmodel.profile.machine.machine import MachineProfile
+from bigmodel.profile.machine.nominal import nominal_machine
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import server.run
+import bigmodel.server.run
 from bigmodel.cli.serve import serve
 from bigmodel.errors import ServeError
-from server import EngineOptions, Settings
+from bigmodel.server import EngineOptions, Settings
 
 command = typer.Typer()
 command.command()(serve)
@@ -28,7 +28,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         listener.close()
         return int(seen["code"])
 
-    monkeypatch.setattr(server.run, "run", run)
+    monkeypatch.setattr(bigmodel.server.run, "run", run)
     return seen
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from bigmodel.cli.main import run
 from bigmodel.cli.verify import findings_table
-from bigmodel.dispatch.verify import Finding
+from bigmodel.verify.verify import Finding
 
 
 def test_bytes_and_seconds_stand_beside_their_errors() -> None:

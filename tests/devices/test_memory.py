@@ -4,13 +4,7 @@ import sys
 import pytest
 import torch
 
-from bigmodel.devices import (
-    free_memory_bytes,
-    max_memory_allocated,
-    memory_allocated,
-    reset_peak_memory,
-    virtual,
-)
+from bigmodel.devices import free_memory_bytes, max_memory_allocated, memory_allocated, reset_peak_memory, virtual
 from bigmodel.errors import DeviceError
 
 MB = 2**20

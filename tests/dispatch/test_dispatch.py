@@ -1,4 +1,7 @@
-"""dispatch_model on accelerators, against the model that was never dispatched."""
+"""dispatch_model on accelerators, against the model that was never dispatched.
+
+What is made to last knows nothing of the moment in which it was made.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from torch import nn
 
 from bigmodel.devices import accelerators, max_memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model, undispatch
+from bigmodel.dispatch.dispatch import for_later
 from bigmodel.errors import BudgetError, DeviceMapError, DispatchError
 
 from ..accelerators import at, exact, held, two
@@ -431,3 +435,17 @@ def test_a_table_that_returns_a_part_of_itself_is_right_after_later_blocks_came(
     dispatch_model(model, {"": "cpu"}, main_device=0)
     for _ in range(2):
         assert torch.equal(model(x).detach(), expected)
+
+
+def test_neither_inference_mode_nor_a_default_device_counts() -> None:
+    with torch.inference_mode(), torch.device("meta"):
+        with for_later():
+            made = torch.zeros(2)
+        assert torch.zeros(2).is_meta, "the caller's are back afterwards"
+    assert (str(made.device), made.is_inference()) == ("cpu", False)
+    made.add_(1)
+
+
+def test_a_device_that_is_named_counts() -> None:
+    with for_later():
+        assert torch.zeros(2, device="meta").is_meta

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from bigmodel.dispatch import dispatch_model
-from bigmodel.dispatch.readahead import ReadAhead
+from bigmodel.dispatch.mapped.readahead import ReadAhead
 
 from .interrupting import interrupted_at
-from .mapped import mapped_blocks
+from .mapped_files import mapped_blocks
 from .models import llama
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

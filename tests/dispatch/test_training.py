@@ -15,7 +15,7 @@ from bigmodel.errors import DispatchError
 from bigmodel.plan import plan_training
 
 from .models import ids, llama, stack
-from .test_gradients import assert_same, gradients
+from .streaming.test_gradients import assert_same, gradients
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from bigmodel.devices import virtual
 from bigmodel.dispatch import dispatch_model
-from bigmodel.dispatch.dispatched import Dispatched, dispatched
-from bigmodel.dispatch.placement import Placed, Placement
-from bigmodel.dispatch.training_room import KEPT, SHARE, check_host, has_room_on, nbytes_of
+from bigmodel.dispatch.attach.dispatched import Dispatched, dispatched
+from bigmodel.dispatch.placement.tensors import Placed, Placement
+from bigmodel.dispatch.training import KEPT, SHARE, check_host, has_room_on, nbytes_of
 from bigmodel.errors import DispatchError
 
 pytestmark = pytest.mark.usefixtures("accelerators")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigmodel.profile.machine import Curve, DeviceLinks, DeviceSpeed, LinkSpeed, MachineProfile
+from bigmodel.profile.machine.machine import Curve, DeviceLinks, DeviceSpeed, LinkSpeed, MachineProfile
 
 
 def machine(link: float = 1e8, accelerator: float = 1e-10, host: float = 1e-9, call: float = 1e-7) -> MachineProfile:

@@ -1,5 +1,8 @@
+"""."""
+
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -10,9 +13,10 @@ from hypothesis import strategies as st
 from bigmodel.devices import virtual
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan import Plan, make_plan, plan
-from bigmodel.plan.assignment import Assignment
-from bigmodel.plan.cost import CostModel
-from bigmodel.plan.evaluate import device_uses, over_budget
+from bigmodel.plan.memory.assignment import Assignment
+from bigmodel.plan.memory.evaluate import device_uses, over_budget
+from bigmodel.plan.planner import uncollected
+from bigmodel.plan.time.cost import CostModel
 from bigmodel.profile import Profile, profile_model
 
 from ..profile.models import Stack, on_meta, tiny_llama
@@ -201,3 +205,20 @@ def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> 
     given: dict[str, Any] = {"model": tiny_llama(), "max_memory": {"cpu": "1GB"}, "context_length": 16, argument: value}
     with pytest.raises(PlanError, match=argument):
         plan(**given)
+
+
+def test_the_collector_rests_meanwhile_and_goes_on_also_after_an_error() -> None:
+    with pytest.raises(ValueError), uncollected():
+        assert not gc.isenabled()
+        raise ValueError
+    assert gc.isenabled()
+
+
+def test_one_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

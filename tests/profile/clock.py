@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bigmodel.profile import stopwatch
+from bigmodel.profile.machine import timing as stopwatch
 
 Seconds = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], float]
 """Of an operation, its positional and keyword arguments, and its output."""

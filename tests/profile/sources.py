@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigmodel.profile.resolve import ModelSource
+from bigmodel.sources.resolve import ModelSource
 
 
 def weight_bytes(source: ModelSource) -> int:

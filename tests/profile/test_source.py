@@ -8,7 +8,7 @@ import torch
 
 from bigmodel.errors import CheckpointError, PlanError
 from bigmodel.profile import meta_model, profile_source
-from bigmodel.profile.resolve import open_source
+from bigmodel.sources.resolve import open_source
 
 from .sources import weight_bytes
 

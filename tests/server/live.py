@@ -10,7 +10,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from server import EngineOptions, Settings, create_app
+from bigmodel.server import EngineOptions, Settings, create_app
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 MODEL = "tiny"

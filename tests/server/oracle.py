@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from server.engine import SamplingParams
+from bigmodel.server.engine import SamplingParams
 
 
 def generate(model: Any, tokenizer: Any, prompt: list[int], params: SamplingParams, choice: int = 0) -> list[int]:

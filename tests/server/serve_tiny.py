@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from server import EngineOptions, Loaded, Loading, Settings, create_app
-from server.run import bind, run
+from bigmodel.server import EngineOptions, Loaded, Loading, Settings, create_app
+from bigmodel.server.run import bind, run
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 

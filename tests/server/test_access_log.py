@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from server.access_log import WithoutPolling
+from bigmodel.server.access_log import WithoutPolling
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from server.answering import Joined, failure, respond
-from server.engine import Delta, Done, Failed, Request, SamplingParams
-from server.errors import APIError
-from server.mailbox import Mailbox, Relay
+from bigmodel.server.answering import Joined, failure, respond
+from bigmodel.server.engine import Delta, Done, Failed, Request, SamplingParams
+from bigmodel.server.errors import APIError
+from bigmodel.server.mailbox import Mailbox, Relay
 
 
 class EngineThatNotes:

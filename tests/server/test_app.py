@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server import Engine, EngineOptions, Loaded, Loading, Settings, create_app
+from bigmodel.server import Engine, EngineOptions, Loaded, Loading, Settings, create_app
 from tests.server.live import serving
 from tests.server.tiny import tiny_model, tiny_tokenizer
 

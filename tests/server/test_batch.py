@@ -8,8 +8,8 @@ import pytest
 
 from bigmodel.dispatch import dispatch_model
 from bigmodel.errors import ServeError
-from server import Generation, generate_batch
-from server.engine import EngineOptions, SamplingParams
+from bigmodel.server import Generation, generate_batch
+from bigmodel.server.engine import EngineOptions, SamplingParams
 
 from .tiny import tiny_model, tiny_tokenizer
 

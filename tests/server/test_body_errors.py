@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from server.body_errors import from_validation, unreadable
-from server.errors import APIError
-from server.schemas import Body, ChatBody, CompletionBody
+from bigmodel.server.body_errors import from_validation, unreadable
+from bigmodel.server.errors import APIError
+from bigmodel.server.schemas import Body, ChatBody, CompletionBody
 
 
 def error_of(schema: type[Body], value: Any) -> APIError:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from server.errors import APIError, bad_value
+from bigmodel.server.errors import APIError, bad_value
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from server.fields import MAX_STOP_LENGTH, FreeObject, Number, StopString, Text, TokenId
+from bigmodel.server.fields import MAX_STOP_LENGTH, FreeObject, Number, StopString, Text, TokenId
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from functools import partial
 import httpx
 import pytest
 
-from server.fleet import Fleet
-from server.replica_board import Board, Word
-from server.state import ServerState
-from server.view import view
+from bigmodel.server.fleet import Fleet
+from bigmodel.server.replica_board import Board, Word
+from bigmodel.server.state import ServerState
+from bigmodel.server.view import view
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.test_metrics import value
 

@@ -6,8 +6,8 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 
-from server.error_handlers import install
-from server.guard import OPEN_PATHS, BodyLimit, KeyGuard
+from bigmodel.server.error_handlers import install
+from bigmodel.server.guard import OPEN_PATHS, BodyLimit, KeyGuard
 
 
 class Refusals:

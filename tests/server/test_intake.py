@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from server import Settings
-from server.engine import Engine, Failed, SamplingParams
-from server.errors import APIError
-from server.intake import (
+from bigmodel.server import Settings
+from bigmodel.server.engine import Engine, Failed, SamplingParams
+from bigmodel.server.errors import APIError
+from bigmodel.server.intake import (
     chat_prompt,
     check_number,
     completion_prompts,
@@ -19,9 +19,9 @@ from server.intake import (
     submit_all,
     token_limit,
 )
-from server.schemas import ChatBody, CompletionBody
-from server.state import ServerState
-from server.text.codec import TextCodec
+from bigmodel.server.schemas import ChatBody, CompletionBody
+from bigmodel.server.state import ServerState
+from bigmodel.server.text.codec import TextCodec
 from tests.server.tiny import Collector, tiny_engine, tiny_tokenizer
 from tests.server.tiny import make_request as engine_request
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bigmodel.errors import CheckpointNotFoundError, ServeError, SizeError
-from server import Loaded, Loading
-from server.loading import display_name, load, load_with_draft, parse_max_memory, with_draft
-from server.state import LoadingCancelledError
+from bigmodel.server import Loaded, Loading
+from bigmodel.server.loading import display_name, load, load_with_draft, parse_max_memory, with_draft
+from bigmodel.server.state import LoadingCancelledError
 from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
 

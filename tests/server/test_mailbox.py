@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from server.engine import Delta, Done
-from server.mailbox import Mailbox, Relay
+from bigmodel.server.engine import Delta, Done
+from bigmodel.server.mailbox import Mailbox, Relay
 
 
 def test_events_of_many_threads_arrive_whole_and_in_order() -> None:

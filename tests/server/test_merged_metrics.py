@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.merged_metrics import merge
+from bigmodel.server.merged_metrics import merge
 
 
 def text(ok: int, running: int, ratio: float, seconds: float) -> str:

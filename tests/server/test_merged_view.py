@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.merged_view import merge_views
+from bigmodel.server.merged_view import merge_views
 
 
 def device(name: str, weights: int, budget: int | None = 100, planned: dict[str, int] | None = None) -> dict[str, Any]:

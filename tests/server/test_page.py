@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from server import Settings, create_app
-from server.errors import APIError
-from server.fleet import Fleet
-from server.loading import load
-from server.replica_board import Board, Word
-from server.view import view
+from bigmodel.server import Settings, create_app
+from bigmodel.server.errors import APIError
+from bigmodel.server.fleet import Fleet
+from bigmodel.server.loading import load
+from bigmodel.server.replica_board import Board, Word
+from bigmodel.server.view import view
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.serve_tiny import SlowOrBroken
 from tests.server.tiny import tiny_model, tiny_tokenizer

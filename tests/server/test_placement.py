@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from server.placement import weight_bytes
+from bigmodel.server.placement import weight_bytes
 from tests.server.tiny import tiny_model
 
 

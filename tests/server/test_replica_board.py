@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.replica_board import Board, Word
+from bigmodel.server.replica_board import Board, Word
 
 
 class Clock:

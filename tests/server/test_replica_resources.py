@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.replica_resources import Machine, resources
+from bigmodel.server.replica_resources import Machine, resources
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("ray", reason="ray is not installed")
 
-from server.replica_router import FewestRequests
+from bigmodel.server.replica_router import FewestRequests
 
 
 def test_all_replicas_are_one_rank_in_a_random_order() -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from bigmodel.errors import ServeError
-from server.replicas import run_replicas
+from bigmodel.server.replicas import run_replicas
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from bigmodel.errors import ServeError
-from server.run import bind, url
+from bigmodel.server.run import bind, url
 from tests.server.serve_tiny import serve
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.sse import ClientGoneError, EventStream, event, unless_disconnected
+from bigmodel.server.sse import ClientGoneError, EventStream, event, unless_disconnected
 
 Message = MutableMapping[str, Any]
 

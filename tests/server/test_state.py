@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from bigmodel.errors import ServeError
-from server import Loading, Settings
-from server.errors import APIError
-from server.state import LoadingCancelledError, ServerState, usage
-from server.text.codec import TextCodec
+from bigmodel.server import Loading, Settings
+from bigmodel.server.errors import APIError
+from bigmodel.server.state import LoadingCancelledError, ServerState, usage
+from bigmodel.server.text.codec import TextCodec
 from tests.server.tiny import tiny_engine, tiny_tokenizer
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from server import Settings
-from server.engine import EngineOptions, build_engine
-from server.loading import load
-from server.state import ServerState
-from server.view import view
+from bigmodel.server import Settings
+from bigmodel.server.engine import EngineOptions, build_engine
+from bigmodel.server.loading import load
+from bigmodel.server.state import ServerState
+from bigmodel.server.view import view
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 

@@ -10,7 +10,17 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from server.engine import Delta, Done, Engine, EngineOptions, Event, Failed, Request, SamplingParams, build_engine
+from bigmodel.server.engine import (
+    Delta,
+    Done,
+    Engine,
+    EngineOptions,
+    Event,
+    Failed,
+    Request,
+    SamplingParams,
+    build_engine,
+)
 
 EOS = "<|end|>"
 

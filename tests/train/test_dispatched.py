@@ -14,9 +14,9 @@ from torch import nn
 from bigmodel.checkpoint import save_model
 from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model, load_checkpoint_and_dispatch
-from bigmodel.dispatch.dispatched import dispatched
+from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import TrainError
-from bigmodel.profile.training import training_memory
+from bigmodel.profile.training.memory import training_memory
 from bigmodel.train import Accelerator
 from bigmodel.train.dispatched import check_one_process
 from tests.dispatch.models import llama

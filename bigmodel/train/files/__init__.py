@@ -1,6 +1,6 @@
 """Files of training checkpoints."""
 
-from bigmodel.profile.atomic import sync_folder, written_atomically
+from bigmodel.atomic_files import sync_folder, written_atomically
 from bigmodel.train.files.objects import load_object, numbered, save_object
 from bigmodel.train.files.weights import load_into, load_weights, save_weights, write_safetensors
 

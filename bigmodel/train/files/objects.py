@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from bigmodel.atomic_files import written_atomically
 from bigmodel.errors import CheckpointFormatError, CheckpointNotFoundError, TrainError
-from bigmodel.profile.atomic import written_atomically
 
 multiarray: Any = import_module("numpy._core.multiarray" if np.__version__ >= "2" else "numpy.core.multiarray")
 _NUMPY_GLOBALS: list[Any] = [

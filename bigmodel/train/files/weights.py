@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bigmodel.checkpoint import Checkpoint, write
 from bigmodel.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
-from bigmodel.profile.headers import read_header
+from bigmodel.sources.headers import read_header
 from bigmodel.train.files.objects import load_object, numbered, save_object
 
 SAFE_NAME = "model.safetensors"

@@ -13,10 +13,7 @@ from torch.optim import Optimizer
 from bigmodel.errors import TrainError
 from bigmodel.train.scaling import LossScaler
 from bigmodel.train.strategies.deepspeed_dummy import DummyOptim, DummyScheduler, EngineScheduler
-from bigmodel.train.strategies.deepspeed_engine import (
-    gradient_norm,
-    make_engine,
-)
+from bigmodel.train.strategies.deepspeed_engine import gradient_norm, make_engine
 from bigmodel.train.strategies.deepspeed_files import DeepSpeedFiles
 from bigmodel.train.strategies.deepspeed_plugin import DeepSpeedPlugin
 from bigmodel.train.strategies.remap import owners

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.harness import BenchmarkError, run_isolated
+from bigmodel.benchmarks.harness import BenchmarkError, run_isolated
 
 
 def describe(word: str) -> dict[str, object]:

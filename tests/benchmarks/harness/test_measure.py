@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.harness import Samples, Variant, measure
-from benchmarks.harness.neighbours import Usage
+from bigmodel.benchmarks.harness import Samples, Variant, measure
+from bigmodel.benchmarks.harness.neighbours import Usage
 
 NAMES = ["a", "b", "c"]
 
@@ -17,11 +17,11 @@ NAMES = ["a", "b", "c"]
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """No neighbours, whatever else runs on this machine."""
     neighbours(monkeypatch, iter(lambda: 0.0, None))
-    monkeypatch.setattr(sys.modules["benchmarks.harness.measure"], "PATIENCE", 2)
+    monkeypatch.setattr(sys.modules["bigmodel.benchmarks.harness.measure"], "PATIENCE", 2)
 
 
 def neighbours(monkeypatch: pytest.MonkeyPatch, shares: Iterator[float]) -> None:
-    module = sys.modules["benchmarks.harness.measure"]
+    module = sys.modules["bigmodel.benchmarks.harness.measure"]
     monkeypatch.setattr(module, "usage", lambda: Usage(0.0, 0.0, 0.0))
     monkeypatch.setattr(module, "neighbours_share", lambda before, after: next(shares))
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from benchmarks.harness.neighbours import Usage, neighbours_share, usage
+from bigmodel.benchmarks.harness.neighbours import Usage, neighbours_share, usage
 
 CORES = os.cpu_count() or 1
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.harness import BenchmarkError, pagecache
-from benchmarks.harness.pagecache import advise_out, cached_bytes, evict, resident_bytes, warm
+from bigmodel.benchmarks.harness import BenchmarkError, pagecache
+from bigmodel.benchmarks.harness.pagecache import advise_out, cached_bytes, evict, resident_bytes, warm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: mincore and posix_fadvise")
 

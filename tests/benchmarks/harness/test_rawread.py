@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.rawread import READERS
+from bigmodel.benchmarks.harness.rawread import READERS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: O_DIRECT and MADV_POPULATE_READ")
 

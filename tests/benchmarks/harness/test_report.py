@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from benchmarks.harness import Column, Limit, Report, Samples, Table, comparison_table
-from benchmarks.harness.report import disturbances
+from bigmodel.benchmarks.harness import Column, Limit, Report, Samples, Table, comparison_table
+from bigmodel.benchmarks.harness.report import disturbances
 
 
 def test_a_limit_is_kept_or_not() -> None:

@@ -7,8 +7,8 @@ import io
 
 import pytest
 
-from benchmarks.harness import Column, Limit, Report, Table
-from benchmarks.harness.show import csv_text, format_cell, plain_text, show
+from bigmodel.benchmarks.harness import Column, Limit, Report, Table
+from bigmodel.benchmarks.harness.show import csv_text, format_cell, plain_text, show
 
 REPORT = Report(
     "x",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import Report, device_slug, save_report
-from benchmarks.harness.store import command_line
+from bigmodel.benchmarks.harness import Report, device_slug, save_report
+from bigmodel.benchmarks.harness.store import command_line
 
 REPORT = Report("decode", "cpu", {"steps": 4})
 

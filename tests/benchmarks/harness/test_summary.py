@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.harness import quartiles, ratio, summarise
+from bigmodel.benchmarks.harness import quartiles, ratio, summarise
 
 positive = st.floats(min_value=1e-6, max_value=1e6)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from server.text.codec import TextCodec
+from bigmodel.server.text.codec import TextCodec
 from tests.server.tiny import tiny_tokenizer
 
 CODEC = TextCodec(tiny_tokenizer())

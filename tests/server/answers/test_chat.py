@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from server.answers.chat import ChatAnswer
-from server.engine import Delta, Done, TokenLogprob
+from bigmodel.server.answers.chat import ChatAnswer
+from bigmodel.server.engine import Delta, Done, TokenLogprob
 from tests.server.answers.reading import CODEC, read
 
 DONE = Done(prompt_tokens=3, completion_tokens=2, cached_tokens=1)

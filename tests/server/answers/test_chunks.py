@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from server.answers.chunks import Chunks
-from server.engine import Done
+from bigmodel.server.answers.chunks import Chunks
+from bigmodel.server.engine import Done
 
 HEAD = {"id": "x-1", "model": 'the "tiny" one'}
 DONE = Done(prompt_tokens=3, completion_tokens=2, cached_tokens=1)

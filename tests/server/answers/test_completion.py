@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.answers.completion import CompletionAnswer
-from server.engine import Delta, Done, TokenLogprob
+from bigmodel.server.answers.completion import CompletionAnswer
+from bigmodel.server.engine import Delta, Done, TokenLogprob
 from tests.server.answers.reading import CODEC, read
 
 DONE = Done(prompt_tokens=3, completion_tokens=2, cached_tokens=0)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 
-from server.answers.logprobs import LOWEST, TextOffsets, chat_logprobs, completion_logprobs
-from server.engine import TokenLogprob
-from server.text.codec import TextCodec
+from bigmodel.server.answers.logprobs import LOWEST, TextOffsets, chat_logprobs, completion_logprobs
+from bigmodel.server.engine import TokenLogprob
+from bigmodel.server.text.codec import TextCodec
 from tests.server.answers.reading import CODEC
 from tests.server.tiny import spaced_tokenizer
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.engine.attention import PROMPT_BLOCK, attend, split_positions
+from bigmodel.server.engine.attention import PROMPT_BLOCK, attend, split_positions
 
 
 def formula(

@@ -10,9 +10,9 @@ import pytest
 
 from bigmodel.errors import ServeError
 from bigmodel.plan import Plan
-from bigmodel.plan.plan_type import DevicePlan
-from server.engine.budget import kv_budget, plan_devices, sequences_at_once, tokens_of_a_step
-from server.engine.options import DEFAULT_SEQUENCES, EngineOptions
+from bigmodel.plan.result.plan import DevicePlan
+from bigmodel.server.engine.budget import kv_budget, plan_devices, sequences_at_once, tokens_of_a_step
+from bigmodel.server.engine.options import DEFAULT_SEQUENCES, EngineOptions
 
 SEQUENCES, CONTEXT, PER_TOKEN = 4, 256, 100
 KV = SEQUENCES * CONTEXT * PER_TOKEN

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from bigmodel.errors import ServeError
-from server import Loaded
-from server.engine import Engine, EngineOptions, build_engine
-from server.engine.build import context_length, end_tokens
-from server.engine.options import DEFAULT_SEQUENCES
-from server.loading import load
+from bigmodel.server import Loaded
+from bigmodel.server.engine import Engine, EngineOptions, build_engine
+from bigmodel.server.engine.build import context_length, end_tokens
+from bigmodel.server.engine.options import DEFAULT_SEQUENCES
+from bigmodel.server.loading import load
 from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
 PER_TOKEN = 2 * 2 * 2 * 16 * 4  # keys and values, layers, heads, dimensions, bytes

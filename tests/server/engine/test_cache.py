@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from server.engine.cache import GROWTH, RaggedCache, SequenceKV, Span, round_up
+from bigmodel.server.engine.cache import GROWTH, RaggedCache, SequenceKV, Span, round_up
 
 
 def test_round_up() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from server.engine.choice import Choice
-from server.engine.request import Delta, Sequence, TokenLogprob
-from server.text.codec import TextCodec
+from bigmodel.server.engine.choice import Choice
+from bigmodel.server.engine.request import Delta, Sequence, TokenLogprob
+from bigmodel.server.text.codec import TextCodec
 from tests.server.tiny import make_request, tiny_tokenizer
 
 CODEC = TextCodec(tiny_tokenizer())

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.engine import Done, EngineOptions, Failed, build_engine
-from server.engine.attention import PROMPT_BLOCK
-from server.engine.core import EngineCore
+from bigmodel.server.engine import Done, EngineOptions, Failed, build_engine
+from bigmodel.server.engine.attention import PROMPT_BLOCK
+from bigmodel.server.engine.core import EngineCore
 from tests.server import oracle
 from tests.server.tiny import Collector, make_request, tiny_model, tiny_tokenizer
 

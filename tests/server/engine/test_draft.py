@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bigmodel.errors import ServeError
-from server.engine import Done, Engine, EngineOptions, build_engine
+from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
 from tests.server.engine.test_engine import flat, prompts, run_alone, settings
 from tests.server.tiny import ask, tiny_model, tiny_tokenizer
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 
-from server.engine import Delta, Done, Engine, EngineStoppedError, Failed, QueueFullError, State
-from server.engine.attention import PROMPT_BLOCK
+from bigmodel.server.engine import Delta, Done, Engine, EngineStoppedError, Failed, QueueFullError, State
+from bigmodel.server.engine.attention import PROMPT_BLOCK
 from tests.server import oracle
 from tests.server.serve_tiny import SlowOrBroken
 from tests.server.tiny import Collector, ask, make_request, tiny_engine, tiny_model, tiny_tokenizer
@@ -288,7 +288,7 @@ def test_stopping_fails_what_still_runs() -> None:
 
 
 def test_a_failing_model_fails_every_request_and_is_reported() -> None:
-    from server.engine import EngineOptions, build_engine
+    from bigmodel.server.engine import EngineOptions, build_engine
 
     model = tiny_model()
     model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, 0.005)

@@ -12,8 +12,8 @@ from tests.server.live import MODEL
 
 pytest.importorskip("xgrammar", reason="xgrammar is not installed")
 
-from server.engine import Failed
-from server.engine.grammar import GrammarCompiler, GrammarError
+from bigmodel.server.engine import Failed
+from bigmodel.server.engine.grammar import GrammarCompiler, GrammarError
 from tests.server.tiny import ask, tiny_engine, tiny_tokenizer
 
 SCHEMA: dict[str, Any] = {
@@ -103,7 +103,7 @@ def test_what_no_answer_fits_is_refused_before_anything_is_computed() -> None:
 
 
 def test_only_so_many_compiled_schemas_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.engine.grammar._KEPT_BYTES", 100_000)
+    monkeypatch.setattr("bigmodel.server.engine.grammar._KEPT_BYTES", 100_000)
     made = compiler()
     for number in range(40):
         made.compile({"type": "string", "pattern": f"^[a-z]{{{number + 1}}}$"})

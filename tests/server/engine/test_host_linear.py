@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional
 
 from bigmodel.errors import ServeError
-from server.engine import host_linear
-from server.engine.host_linear import OneDnnLinear, choose_host_linear, computing_with, onednn_linear
-from server.engine.invariance import probe_row_multiple
-from server.engine.packed import PackedRunner
+from bigmodel.server.engine import host_linear
+from bigmodel.server.engine.host_linear import OneDnnLinear, choose_host_linear, computing_with, onednn_linear
+from bigmodel.server.engine.invariance import probe_row_multiple
+from bigmodel.server.engine.packed import PackedRunner
 from tests.server.tiny import ask, tiny_engine, tiny_model
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")

@@ -7,8 +7,8 @@ import logging
 import pytest
 import torch
 
-from server.engine import invariance
-from server.engine.invariance import CANDIDATES, probe_row_multiple
+from bigmodel.server.engine import invariance
+from bigmodel.server.engine.invariance import CANDIDATES, probe_row_multiple
 from tests.server.tiny import tiny_model
 
 

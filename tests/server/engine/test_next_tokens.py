@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from server.engine.choice import Choice
-from server.engine.next_tokens import NextTokens
-from server.engine.observer import Observer
-from server.engine.request import Delta, Phase, Request, Sequence
-from server.engine.scheduler import Grant
-from server.text.codec import TextCodec
+from bigmodel.server.engine.choice import Choice
+from bigmodel.server.engine.next_tokens import NextTokens
+from bigmodel.server.engine.observer import Observer
+from bigmodel.server.engine.request import Delta, Phase, Request, Sequence
+from bigmodel.server.engine.scheduler import Grant
+from bigmodel.server.text.codec import TextCodec
 from tests.server.tiny import make_request, tiny_tokenizer
 
 VOCABULARY = 261

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.engine import Done, EngineOptions, build_engine
-from server.engine.observer import Observer
+from bigmodel.server.engine import Done, EngineOptions, build_engine
+from bigmodel.server.engine.observer import Observer
 from tests.server.tiny import ask, tiny_model, tiny_tokenizer
 
 

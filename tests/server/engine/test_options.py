@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from server.engine import EngineOptions
+from bigmodel.server.engine import EngineOptions
 
 
 def test_what_depends_on_the_plan_and_the_machine_is_not_said() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from server.engine.cache import SequenceKV
-from server.engine.packed import PackedRunner
-from server.engine.request import Sequence
-from server.engine.scheduler import Grant
+from bigmodel.server.engine.cache import SequenceKV
+from bigmodel.server.engine.packed import PackedRunner
+from bigmodel.server.engine.request import Sequence
+from bigmodel.server.engine.scheduler import Grant
 from tests.server.tiny import make_request, tiny_model
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.engine import SamplingParams
+from bigmodel.server.engine import SamplingParams
 
 
 def test_greedy_is_temperature_nought() -> None:

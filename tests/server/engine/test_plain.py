@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
-from server.engine.cache import SequenceKV
-from server.engine.plain import PlainRunner
-from server.engine.request import Sequence
-from server.engine.scheduler import Grant
+from bigmodel.server.engine.cache import SequenceKV
+from bigmodel.server.engine.plain import PlainRunner
+from bigmodel.server.engine.request import Sequence
+from bigmodel.server.engine.scheduler import Grant
 from tests.server.tiny import make_request, tiny_model
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bigmodel.errors import ServeError
-from server.engine.cache import GROWTH
-from server.engine.pool import KVBudget, TokenPool
+from bigmodel.server.engine.cache import GROWTH
+from bigmodel.server.engine.pool import KVBudget, TokenPool
 
 
 def test_the_tightest_device_decides() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from server.engine.attention import PROMPT_BLOCK
-from server.engine.cache import SequenceKV
-from server.engine.pool import TokenPool
-from server.engine.prefix import PrefixCache
+from bigmodel.server.engine.attention import PROMPT_BLOCK
+from bigmodel.server.engine.cache import SequenceKV
+from bigmodel.server.engine.pool import TokenPool
+from bigmodel.server.engine.prefix import PrefixCache
 
 B = PROMPT_BLOCK
 

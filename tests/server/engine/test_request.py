@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.engine.request import Phase
+from bigmodel.server.engine.request import Phase
 from tests.server.tiny import make_request
 
 

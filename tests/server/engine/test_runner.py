@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from server.engine.runner import input_device, readable, wants_all
-from server.engine.scheduler import Grant
+from bigmodel.server.engine.runner import input_device, readable, wants_all
+from bigmodel.server.engine.scheduler import Grant
 from tests.server.tiny import make_request, tiny_model
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 import transformers
 
-from server.engine.cache import SequenceKV
-from server.engine.packed import PackedRunner
-from server.engine.plain import PlainRunner
-from server.engine.request import Sequence
-from server.engine.runner import Runner
-from server.engine.runner_choice import choose_runner
-from server.engine.scheduler import Grant
+from bigmodel.server.engine.cache import SequenceKV
+from bigmodel.server.engine.packed import PackedRunner
+from bigmodel.server.engine.plain import PlainRunner
+from bigmodel.server.engine.request import Sequence
+from bigmodel.server.engine.runner import Runner
+from bigmodel.server.engine.runner_choice import choose_runner
+from bigmodel.server.engine.scheduler import Grant
 from tests.server.tiny import make_request, tiny_model
 
 SMALL = {

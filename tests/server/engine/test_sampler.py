@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.request import Sequence
-from server.engine.sampler import NotNumbersError, choose, likeliest, logprob_of
+from bigmodel.server.engine.request import Sequence
+from bigmodel.server.engine.sampler import NotNumbersError, choose, likeliest, logprob_of
 from tests.server import oracle
 from tests.server.tiny import make_request
 

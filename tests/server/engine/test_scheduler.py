@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine.attention import PROMPT_BLOCK
-from server.engine.cache import round_up
-from server.engine.pool import TokenPool
-from server.engine.prefix import PrefixCache
-from server.engine.request import Phase, Request, Sequence
-from server.engine.scheduler import Grant, Scheduler
+from bigmodel.server.engine.attention import PROMPT_BLOCK
+from bigmodel.server.engine.cache import round_up
+from bigmodel.server.engine.pool import TokenPool
+from bigmodel.server.engine.prefix import PrefixCache
+from bigmodel.server.engine.request import Phase, Request, Sequence
+from bigmodel.server.engine.scheduler import Grant, Scheduler
 from tests.server.tiny import make_request
 
 B = PROMPT_BLOCK

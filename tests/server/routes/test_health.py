@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from server import Loaded, Loading, Settings, create_app
-from server.state import ServerState
+from bigmodel.server import Loaded, Loading, Settings, create_app
+from bigmodel.server.state import ServerState
 from tests.server.live import tiny_app
 
 ALIVE, LOADING = (200, "ok"), (503, "loading")

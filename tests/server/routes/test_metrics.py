@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.fleet import Fleet
-from server.replica_board import Board, Word
+from bigmodel.server.fleet import Fleet
+from bigmodel.server.replica_board import Board, Word
 from tests.server.live import serving, tiny_app
 
 

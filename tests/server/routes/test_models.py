@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from server import Loaded, Loading, Settings, create_app
+from bigmodel.server import Loaded, Loading, Settings, create_app
 from tests.server.live import MODEL
 
 

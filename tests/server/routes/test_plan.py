@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 
-from server.fleet import Fleet
-from server.replica_board import Board, Word
-from server.view import view
+from bigmodel.server.fleet import Fleet
+from bigmodel.server.replica_board import Board, Word
+from bigmodel.server.view import view
 from tests.server.live import MODEL, serving, tiny_app
 
 

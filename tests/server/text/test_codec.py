@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.errors import ServeError
-from server.text.codec import TextCodec
+from bigmodel.server.text.codec import TextCodec
 from tests.server.tiny import EOS, spaced_tokenizer, tiny_tokenizer
 
 codec = TextCodec(tiny_tokenizer())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.text.codec import TextCodec
-from server.text.detokenize import Detokenizer
+from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.detokenize import Detokenizer
 from tests.server.tiny import spaced_tokenizer, tiny_tokenizer
 
 codec = TextCodec(tiny_tokenizer())

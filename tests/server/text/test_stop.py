@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.text.stop import StopChecker
+from bigmodel.server.text.stop import StopChecker
 
 letters = st.text(alphabet="ab", max_size=4)
 

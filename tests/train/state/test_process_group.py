@@ -11,12 +11,7 @@ import pytest
 import torch
 
 from bigmodel.errors import TrainError
-from bigmodel.train.state.process_group import (
-    ProcessNumbers,
-    choose_device,
-    launched_numbers,
-    make_process_group,
-)
+from bigmodel.train.state.process_group import ProcessNumbers, choose_device, launched_numbers, make_process_group
 
 
 @pytest.mark.parametrize(

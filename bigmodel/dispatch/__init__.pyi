@@ -1,0 +1,14 @@
+from ..devices.move import send_to_device as send_to_device
+from .attach.dispatched import quantization_errors as quantization_errors
+from .dispatch import dispatch_model as dispatch_model
+from .dispatch import undispatch as undispatch
+from .load import load_checkpoint_and_dispatch as load_checkpoint_and_dispatch
+from .offload import UserCpuOffloadHook as UserCpuOffloadHook
+from .offload import cpu_offload as cpu_offload
+from .offload import cpu_offload_with_hook as cpu_offload_with_hook
+from .offload import disk_offload as disk_offload
+from .pretrained import from_pretrained as from_pretrained
+from .pretrained import get_plan as get_plan
+from .training import dispatched_parts as dispatched_parts
+from .training import is_streamed as is_streamed
+from .training import prepare_training as prepare_training

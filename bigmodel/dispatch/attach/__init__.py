@@ -1,0 +1,1 @@
+"""Attachment: what a dispatched model's modules carry."""

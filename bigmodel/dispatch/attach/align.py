@@ -1,0 +1,94 @@
+"""Bring inputs to the modules that need them elsewhere, and outputs back to where they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from ...devices import HOST, is_accelerator, torch_device
+from ...profile import find_no_split_classes
+from ...profile.model.no_split import combining_module
+from ..placement.options import Options
+from ..placement.pieces import NameTree, Piece
+from ..placement.tensors import Placed, Placement
+from .dispatched import Dispatched
+
+
+class Aligner:
+    """Decides which modules of one model get an attachment that moves inputs or outputs.
+
+    Args:
+        modules: The model's modules by name, the model itself under ``""``.
+        placed: Its tensors by name.
+        placement: Where they are mapped to.
+        pieces: What it is cut into.
+        options: How it is dispatched.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        placed: Mapping[str, Placed],
+        placement: Placement,
+        pieces: Sequence[Piece],
+        options: Options,
+    ) -> None:
+        self.modules = modules
+        self.placed = placed
+        self.placement = placement
+        self.pieces = pieces
+        self.options = options
+        self.main = torch_device(placement.main_device)
+        self._names = NameTree(placed)
+        self._whole = set(options.no_split_module_classes or find_no_split_classes(modules[""]))
+
+    def align(self, result: Dispatched) -> None:
+        """Attach to modules whose inputs may come from another device."""
+        several = len({device for placed in self.placed.values() for device in _devices_of(placed)}) > 1
+        if several:
+            self._align_pieces(result)
+        offloads = is_accelerator(self.main) and any(placed.offloaded for placed in self.placed.values())
+        if several or offloads or result.attachments or self.options.force_hooks:
+            root = result.forward_of("", self.modules[""])
+            root.device = root.device or self.main
+            root.returns_to_input = True
+        if result.attachments and not several:
+            self._align_skeleton(result)
+        for forward in result.attachments.values():
+            skip = self.options.skip_keys
+            forward.skip_keys = {skip} if isinstance(skip, str) else set(skip or ())
+
+    def _align_pieces(self, result: Dispatched) -> None:
+        """Bring inputs to each piece, and its output to the module around it where that computes with it."""
+        for name, names, encloses in self.pieces:
+            if encloses or not names:
+                continue
+            forward = result.forward_of(name, self.modules[name])
+            if forward.device is None:
+                forward.device = torch_device(self.placed[names[0]].runs_on)
+            around = combining_module(self.modules, name, self._whole)
+            if around is not None:
+                home = torch_device(self._device_around(around))
+                forward.output_device = home
+                if around:
+                    result.forward_of(around, self.modules[around]).device = home
+
+    def _device_around(self, name: str) -> str:
+        """Return where the split module `name` computes: with its own tensors, else with the first one inside it."""
+        return self.placed[(self._names.own(name) or self._names.inside(name))[0]].runs_on
+
+    def _align_skeleton(self, result: Dispatched) -> None:
+        """Attach to the modules around streamed ones: an encoder may be called without its model."""
+        for name in list(result.attachments):
+            while name:
+                name = name.rpartition(".")[0]
+                module = self.modules[name]
+                if type(module).forward is not nn.Module.forward and not isinstance(module, nn.ModuleList):
+                    forward = result.forward_of(name, module)
+                    forward.device = forward.device or self.main
+
+
+def _devices_of(placed: Placed) -> list[str]:
+    """Return where a tensor may be computed with."""
+    return [placed.runs_on, HOST] if placed.computed_below else [placed.runs_on]

@@ -1,0 +1,168 @@
+"""The attachment: what stands in for a module's forward while its model is dispatched.
+
+What torch.compile traces of a dispatched model: the modules' own forwards, and nothing of what brings their weights.
+
+Dynamo skips the frames of the packages named here as it skips those of torch itself. Each attached module therefore
+breaks the graph once, and its forward is compiled as a graph of its own, which modules of the same kind share.
+
+On virtual accelerators ``backend="eager"`` runs what was traced; there is nothing for which others could make code.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import trace_rules
+
+from ...devices.move import are_all_on, first_tensor, send_to_device
+from ...errors import DispatchError
+from ..mapped.mapped_block import MappedBlock
+from ..mapped.readahead import ReadAhead
+from ..streaming.gradients import Compute, stream_and_compute
+from ..streaming.streamer import Streamer
+from ..weights.block import Block
+from .host_or_device import PerCall
+
+
+def refuse_copy(*_: object) -> Any:
+    """Raise what copying or pickling a dispatched model raises."""
+    raise DispatchError(
+        "a dispatched model cannot be copied or pickled: its weights are spread over devices and streams belong to "
+        "this process. Call undispatch(model) first, or save it with save_model(model, directory)"
+    )
+
+
+class AttachedForward:
+    """Replaces ``module.forward``: brings inputs to the module's device and streams its weights while it runs.
+
+    The module is held weakly, so that attaching makes no reference cycle.
+
+    Args:
+        module: The module whose forward is replaced.
+        device: Where it runs; inputs are moved there. None leaves inputs where they are.
+        skip_keys: Keyword arguments that are never moved.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device | None, skip_keys: Collection[str] | None) -> None:
+        self._module = weakref.ref(module)
+        self._own: Callable[..., Any] | None = module.__dict__.get("forward")
+        self._function: Callable[..., Any] = type(module).forward
+        functools.update_wrapper(self, self._own or self._function)
+        self.__dict__.pop("__wrapped__")
+        self.__signature__ = inspect.signature(module.forward)
+        self.device = device
+        self.skip_keys = set(skip_keys or ())
+        self.blocks: list[tuple[Streamer, Block]] = []
+        self.compute: Compute | None = None
+        """What computes instead of the module's own forward."""
+        self.per_call: PerCall | None = None
+        """What decides where each call is computed; None: always on `device`."""
+        self.ahead: tuple[ReadAhead, MappedBlock] | None = None
+        """What brings mapped weights into memory before the module computes with them."""
+        self.returns_to_input = False
+        self.output_device: torch.device | None = None
+        self.output_dtype: torch.dtype | None = None
+
+    def attach(self) -> None:
+        """Take the place of the module's forward."""
+        leave_untraced()
+        module = self._module()
+        assert module is not None
+        module.forward = self
+
+    def detach(self) -> None:
+        """Give the module its own forward back."""
+        module = self._module()
+        if module is None:
+            return
+        if self._own is not None:
+            module.forward = self._own
+        else:
+            module.__dict__.pop("forward", None)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        source = first_tensor((args, kwargs)) if self.returns_to_input else None
+        if self.per_call is not None:
+            output = self._run_where_it_pays(self.per_call, args, kwargs)
+        else:
+            args, kwargs = self._brought(args, kwargs, self.device)
+            output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
+        if self.output_dtype is not None:
+            output = output.to(self.output_dtype)
+        target = source.device if source is not None else self.output_device
+        return output if target is None else send_to_device(output, target, skip_keys=self.skip_keys)
+
+    def _brought(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if device is None or (are_all_on(args, device) and are_all_on(kwargs.values(), device)):
+            return args, kwargs
+        return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=self.skip_keys)
+
+    def _run_where_it_pays(self, per_call: PerCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self.device is not None
+        device = per_call.device_of(args, kwargs, self.device)
+        on_host = device != self.device
+        per_call.bring_cache(args, kwargs, device)
+        args, kwargs = self._brought(args, kwargs, device)
+        run = self._plain if on_host else self._run
+        return per_call.run(on_host, lambda: run(args, kwargs))
+
+    def _run_in_memory(
+        self, ahead: tuple[ReadAhead, MappedBlock], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        reader, block = ahead
+        return reader.visit(block, lambda: self._run(args, kwargs))
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.blocks:
+            return (self.compute or self._plain)(args, kwargs)
+        module = self._module()
+        assert module is not None
+        run: Compute = self.compute or self._plain
+        for streamer, block in self.blocks:
+            run = functools.partial(stream_and_compute, streamer, block, module, run)
+        return run(args, kwargs)
+
+    def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._own is not None:
+            return self._own(*args, **kwargs)
+        return self._function(self._module(), *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return refuse_copy()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return refuse_copy()
+
+
+class RefuseConversion:
+    """Replaces ``module._apply``, through which ``.to()``, ``.cuda()``, ``.half()`` and their like all go."""
+
+    def __call__(self, *args: object, **kwargs: object) -> nn.Module:
+        raise DispatchError(
+            "a dispatched model cannot be moved or cast: parts of it live on several devices or are streamed. "
+            "Call undispatch(model) first, or dispatch it again with another device_map or dtype"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return refuse_copy()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return refuse_copy()
+
+
+UNTRACED = ("bigmodel.devices", "bigmodel.profile", "bigmodel.checkpoint", "bigmodel.dispatch")
+
+
+@functools.cache
+def leave_untraced() -> None:
+    """Tell Dynamo, once, to leave the frames of `UNTRACED` as they are."""
+    for package in UNTRACED:
+        trace_rules.add(package)

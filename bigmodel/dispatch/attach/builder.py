@@ -1,0 +1,236 @@
+"""Turn a placed model into a dispatched one: what becomes resident, what is streamed, what needs an attachment.
+
+Which weights of a placed model are computed with on the host where they lie on disk, and so are read ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+import torch
+from torch import nn
+
+from ...checkpoint import mapped_region
+from ...devices import HOST, torch_device
+from ...errors import DeviceMapError, DispatchError
+from ...profile import expert_names, storage_key
+from ..experts.layer import ExpertLayer
+from ..mapped.mapped_block import MappedBlock, Owner
+from ..mapped.readahead import ReadAhead
+from ..placement.options import Options
+from ..placement.pieces import find_pieces
+from ..placement.resolve import ResolvedMap
+from ..placement.tensors import Placed
+from ..transfer.files import SourceFiles
+from ..weights.block import Block, HostTensor
+from ..weights.parameters import moved_like, refresh_second_places, second_places
+from .align import Aligner
+from .dispatched import Dispatched, Journal
+from .expert_builder import ExpertBuilder
+from .pinned_memory import PinnedBudget
+from .stream_builder import StreamBuilder, quantized
+
+
+class Builder:
+    """Dispatches one model. `build` either finishes or leaves the model as it was."""
+
+    def __init__(self, model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
+        self.model = model
+        self.resolved = resolved
+        self.placement = resolved.placement
+        self.options = options
+        self.main = torch_device(self.placement.main_device)
+        self.journal = Journal()
+        self.pinned = PinnedBudget(self.main, options.pinned_memory)
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self.placed: dict[str, Placed] = {p.name: p for p in self.placement.tensors(model)}
+        self.pieces = find_pieces(model, self.modules, self.placed, options.no_split_module_classes)
+        self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
+
+    def build(self) -> Dispatched:
+        """Move what is resident, prepare what is streamed, and return the attachments, not yet in place."""
+        result = Dispatched(self.main, self.resolved, self.options, frozenset(self.placed))
+        result.ties = self._ties()
+        try:
+            self._refuse_meta()
+            self._refuse_torn_modules()
+            self._move_residents()
+            refresh_second_places(self.model)
+            # Not kept: it refers back to this builder, and would keep replaced weights alive.
+            experts = ExpertBuilder(
+                self.modules, self.placed, self.placement, self._device_dtype, self._needs_streaming
+            )
+            layers = experts.find()
+            blocks = self._blocks(result, layers)
+            StreamBuilder(self.modules, self.placed, self.pieces, self.options, self.pinned).attach(blocks, result)
+            experts.attach(layers, result, self._expert_bytes(blocks, layers), self.pinned)
+            Aligner(self.modules, self.placed, self.placement, self.pieces, self.options).align(result)
+            self._read_ahead(blocks, result)
+        except BaseException:
+            self.journal.undo()
+            refresh_second_places(self.model)
+            raise
+        return result
+
+    def _refuse_meta(self) -> None:
+        meta = [p.name for p in self.placed.values() if p.tensor.is_meta]
+        if meta:
+            shown = ", ".join(meta[:3]) + (f" and {len(meta) - 3} more" if len(meta) > 3 else "")
+            raise DispatchError(
+                f"{shown}: no value yet (device meta). Load the checkpoint first with load_checkpoint_in_model, "
+                "or use load_checkpoint_and_dispatch"
+            )
+
+    def _refuse_torn_modules(self) -> None:
+        """Raise for a module whose own tensors would have to meet on two devices at once."""
+        first: dict[str, Placed] = {}
+        for placed in self.placed.values():
+            owner = placed.name.rpartition(".")[0]
+            other = first.setdefault(owner, placed)
+            if other.runs_on != placed.runs_on:
+                raise DeviceMapError(
+                    f"the device map has {other.name} run on {other.runs_on} and {placed.name} on {placed.runs_on}, "
+                    f"but one module computes with both; map {owner!r} whole"
+                )
+
+    def _ties(self) -> dict[str, str]:
+        first: dict[object, str] = {}
+        names = [(first.setdefault(storage_key(p.tensor), p.name), p.name) for p in self.placed.values()]
+        return {name: earliest for earliest, name in names if name != earliest}
+
+    def _move_residents(self) -> None:
+        """Put every tensor where the map wants it; offloaded ones come to the host."""
+        for placed in self.placed.values():
+            self._move(placed, self._home(placed))
+
+    def _home(self, placed: Placed) -> torch.device:
+        """Return where a tensor lies between forwards."""
+        if not placed.offloaded:
+            return torch_device(placed.device)
+        if placed.is_buffer and not (self.options.offload_buffers or placed.computed_below):
+            return torch_device(placed.runs_on)
+        return torch_device(HOST)
+
+    def _move(self, placed: Placed, device: torch.device) -> None:
+        tensor = placed.registry[placed.key]
+        dtype = self._device_dtype(placed, tensor) if not placed.offloaded else tensor.dtype
+        if tensor.device == device and tensor.dtype == dtype:
+            self._moved.setdefault((storage_key(tensor), device), tensor)
+            return
+        known = self._moved.get((storage_key(tensor), device))
+        if known is None:
+            known = self._moved[storage_key(tensor), device] = moved_like(tensor, device, dtype)
+        self.journal.replace(placed.registry, placed.key, known)
+
+    def _device_dtype(self, placed: Placed, tensor: torch.Tensor) -> torch.dtype:
+        wanted = self.options.dtype
+        if wanted is None or placed.is_buffer or not tensor.is_floating_point():
+            return tensor.dtype
+        return wanted
+
+    def _needs_streaming(self, placed: Placed) -> bool:
+        tensor = placed.registry[placed.key]
+        device = torch_device(placed.runs_on)
+        if not placed.offloaded or tensor.device == device:
+            return placed.offloaded and self._device_dtype(placed, tensor) != tensor.dtype
+        resident = self._moved.get((storage_key(tensor), device))
+        if resident is not None:
+            # A tied partner lives on the device already: one copy serves both.
+            self.journal.replace(placed.registry, placed.key, resident)
+            return False
+        return True
+
+    def _blocks(self, result: Dispatched, layers: Mapping[str, ExpertLayer]) -> list[tuple[str, Block, bool]]:
+        """Return the streamed blocks: module name, block, and whether it encloses other blocks."""
+        blocks = []
+        one_by_one = {f"{name}.{key}": layer.tensors[key] for name, layer in layers.items() for key in layer.names}
+        for name, names, encloses in self.pieces:
+            others = [self.placed[n] for n in names if n not in one_by_one]
+            streamed = [placed for placed in others if self._needs_streaming(placed)]
+            if not streamed:
+                continue
+            module = self.modules[name]
+            if type(module) is nn.Embedding and not encloses and module.max_norm is None:
+                # Looking rows up where the table lies moves rows over the link, not the table.
+                forward = result.forward_of(name, module)
+                forward.device, forward.output_device = torch_device(HOST), self.main
+                forward.output_dtype = self._device_dtype(streamed[0], module.weight)
+                continue
+            block = self._block(name, streamed)
+            if not encloses:
+                block = quantized(block, self.options.offload_dtype)
+            block.nested = [one_by_one[n] for n in names if n in one_by_one]
+            blocks.append((name, block, encloses))
+        return blocks
+
+    def _expert_bytes(self, blocks: list[tuple[str, Block, bool]], layers: Mapping[str, ExpertLayer]) -> int:
+        """Return the bytes of the main device that experts may take: what was asked for, else what is left of the room
+        for whole streamed pieces, their experts included, beside the slots of what is streamed without experts."""
+        if self.options.expert_cache is not None:
+            return self.options.expert_cache
+        streamed = {name: block.layout.nbytes for name, block, encloses in blocks if not encloses}
+        experts = {f"{name}.{layer.names[0]}": layer.whole_bytes for name, layer in layers.items()}
+        whole = [streamed.get(name, 0) + sum(experts.get(n, 0) for n in names) for name, names, _ in self.pieces]
+        slots = self.options.slots
+        return slots * max(whole, default=0) - min(slots, len(streamed)) * max(streamed.values(), default=0)
+
+    def _block(self, name: str, streamed: list[Placed]) -> Block:
+        tensors: dict[object, HostTensor] = {}
+        for placed in streamed:
+            tensor = placed.registry[placed.key]
+            dtype = self._device_dtype(placed, tensor)
+            found = HostTensor(tensor, dtype, is_buffer=placed.is_buffer, name=placed.name)
+            host = tensors.setdefault(storage_key(tensor), found)
+            host.owners.append((placed.registry, placed.key))
+            host.second_places += second_places(self.modules[placed.name.rpartition(".")[0]], placed.key)
+        return Block(name, list(tensors.values()))
+
+    def _read_ahead(self, blocks: list[tuple[str, Block, bool]], result: Dispatched) -> None:
+        """Attach to modules that compute on the host with weights on disk."""
+        streamed = {(id(r), key) for _, block, _ in blocks for t in block.tensors for r, key in t.owners}
+        moved = {name for name, p in self.placed.items() if (id(p.registry), p.key) in streamed}
+        fetched = [name for name, forward in result.attachments.items() if forward.compute is not None]
+        moved |= {f"{name}.{key}" for name in fetched for key in self.modules[name]._parameters}
+        attach_read_ahead(self.pieces, self.modules, self.placed, moved, result, self.options.budget(HOST))
+
+
+def attach_read_ahead(
+    pieces: Iterable[tuple[str, list[str], bool]],
+    modules: Mapping[str, nn.Module],
+    placed: Mapping[str, Placed],
+    moved: Collection[str],
+    result: Dispatched,
+    budget: int | None,
+) -> None:
+    """Have weights that a module computes with on the host, out of a mapped file, brought in ahead of its forward.
+
+    Args:
+        pieces: Module names in the order of the model, each with the names of its tensors.
+        modules: The model's modules by name.
+        placed: Its tensors by name.
+        moved: Names of tensors that are streamed to another place to be computed with.
+        result: Gets the attachments.
+        budget: Bytes that the process's resident set may take; None for no limit but the memory's.
+    """
+    files = SourceFiles()
+    blocks: dict[str, MappedBlock] = {}
+    for name, names, _ in pieces:
+        owners = [_owner(modules, placed[n]) for n in names if n not in moved and _lies_on_disk(placed[n])]
+        if owners:
+            blocks[name] = MappedBlock(name, owners, files)
+    if not blocks:
+        return
+    reader = ReadAhead(list(blocks.values()), budget)
+    result.readers.append(reader)
+    for name, block in blocks.items():
+        result.forward_of(name, modules[name]).ahead = (reader, block)
+
+
+def _lies_on_disk(placed: Placed) -> bool:
+    return placed.offloaded and mapped_region(placed.registry[placed.key]) is not None
+
+
+def _owner(modules: Mapping[str, nn.Module], placed: Placed) -> Owner:
+    owner = modules[placed.name.rpartition(".")[0]]
+    sparse = isinstance(owner, nn.Embedding) or placed.key in expert_names(owner)
+    return Owner(placed.registry, placed.key, placed.is_buffer, sparse)

@@ -1,0 +1,156 @@
+"""What a dispatched model carries: its attachments, its streamers, and the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...devices import HOST
+from ...errors import DispatchError
+from ...plan import Plan
+from ..experts.cache import ExpertCache, expert_stats
+from ..mapped.readahead import ReadAhead
+from ..placement.options import Options
+from ..placement.resolve import ResolvedMap
+from ..streaming.streamer import Streamer
+from ..weights.block import Registry
+from ..weights.packing import WeightError
+from ..weights.stats import StreamStats, together
+from .attached_forward import AttachedForward, RefuseConversion
+
+ATTRIBUTE = "_bigmodel_dispatched"
+_PUBLIC = ("hf_device_map", "dispatch_stats")
+
+
+class Dispatched:
+    """Everything that dispatching added to one model, so that it can be taken away again.
+
+    Args:
+        main_device: Where its offloaded modules run.
+        resolved: The map as it was given, spelt out.
+        options: How it was dispatched.
+        names: The names of its tensors; what the model has got since is not dispatched.
+    """
+
+    def __init__(
+        self, main_device: torch.device, resolved: ResolvedMap, options: Options, names: frozenset[str]
+    ) -> None:
+        self.main_device = main_device
+        self.resolved = resolved
+        self.options = options
+        self.names = names
+        self.attachments: dict[str, AttachedForward] = {}
+        self.streamers: list[Streamer] = []
+        self.readers: list[ReadAhead] = []
+        self.expert_caches: list[ExpertCache] = []
+        self.quantization_errors: dict[str, WeightError] = {}
+        """For each weight that is quantised on its way, how far it then is from what it was."""
+        self.ties: dict[str, str] = {}
+        """For each further name of a tied tensor, its first name."""
+
+    @property
+    def plan(self) -> Plan | None:
+        """What it was dispatched by; None where its device map was given."""
+        return self.resolved.plan
+
+    def forward_of(self, name: str, module: nn.Module) -> AttachedForward:
+        """Return the attachment of the module `name`, making it if there is none yet."""
+        if name not in self.attachments:
+            self.attachments[name] = AttachedForward(module, None, None)
+        return self.attachments[name]
+
+    def attach(self, model: nn.Module) -> None:
+        """Put all attachments in place and mark `model` as dispatched."""
+        for attachment in self.attachments.values():
+            attachment.attach()
+        model.__dict__[ATTRIBUTE] = self
+        model.__dict__["hf_device_map"] = self.resolved.keys
+        model.__dict__["dispatch_stats"] = self.stats
+
+    def guard(self, model: nn.Module) -> None:
+        """Refuse to move or cast `model` or any part of it."""
+        for module in model.modules():
+            module.__dict__["_apply"] = RefuseConversion()
+
+    def stats(self) -> dict[str, Any]:
+        """Return what moved, by the tier that it moved to: bytes, fetches, hits, misses, seconds waited.
+
+        Each accelerator is one; ``"cpu"`` is host memory, for a model that computes there with weights on disk. Experts
+        that are fetched one by one are apart, under ``"experts"``. Where weights are quantised on their way, so are
+        their relative errors: `quantization_error_mean` and `quantization_error_max`.
+        """
+        tiers: dict[str, list[StreamStats]] = {}
+        for streamer in self.streamers:
+            tiers.setdefault(str(streamer.device), []).append(streamer.stats)
+        for reader in self.readers:
+            tiers.setdefault(HOST, []).append(reader.stats)
+        counters: dict[str, Any] = {device: together(stats) for device, stats in tiers.items()}
+        errors = [error.relative for error in self.quantization_errors.values()]
+        if errors:
+            mean = {"quantization_error_mean": sum(errors) / len(errors), "quantization_error_max": max(errors)}
+            counters[str(self.streamers[0].device)].update(mean)
+        if self.expert_caches:
+            counters["experts"] = expert_stats(self.expert_caches)
+        return counters
+
+    def refuse_while_running(self) -> None:
+        """Raise DispatchError if a forward, in whatever thread, runs on weights that visit a device for it."""
+        in_use = sum(streamer.in_use for streamer in self.streamers) + sum(cache.in_use for cache in self.expert_caches)
+        if in_use:
+            raise DispatchError(
+                "a forward of this model is running, in this thread or another: call undispatch, or dispatch the model "
+                "anew, when it has returned"
+            )
+
+    def detach(self, model: nn.Module) -> None:
+        """Give every module its own forward and `model` its own attributes back."""
+        for attachment in self.attachments.values():
+            attachment.detach()
+        for module in model.modules():
+            module.__dict__.pop("_apply", None)
+        for name in (ATTRIBUTE, *_PUBLIC):
+            model.__dict__.pop(name, None)
+
+    def release(self) -> None:
+        """Let go of device memory and threads, once detached."""
+        self.attachments.clear()
+        self.streamers.clear()
+        self.readers.clear()
+        self.expert_caches.clear()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise DispatchError("a dispatched model cannot be copied; call undispatch(model) first")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise DispatchError("a dispatched model cannot be pickled; call undispatch(model) first")
+
+
+def dispatched(model: nn.Module) -> Dispatched | None:
+    """Return what `dispatch_model` left on `model`, None if it is not dispatched."""
+    found: Dispatched | None = model.__dict__.get(ATTRIBUTE)
+    return found
+
+
+def quantization_errors(model: nn.Module) -> dict[str, WeightError]:
+    """Return how far each weight that a dispatched model quantises on its way (`offload_dtype`) is from what it was."""
+    found = dispatched(model)
+    return {} if found is None else dict(found.quantization_errors)
+
+
+class Journal:
+    """Remembers every tensor that was replaced in a model, so that a failure leaves the model as it was."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Registry, str, torch.Tensor]] = []
+
+    def replace(self, registry: Registry, key: str, tensor: torch.Tensor) -> None:
+        """Put `tensor` in the place of what `registry` holds under `key`."""
+        self._replaced.append((registry, key, registry[key]))
+        registry[key] = tensor
+
+    def undo(self) -> None:
+        """Put everything back."""
+        for registry, key, tensor in reversed(self._replaced):
+            registry[key] = tensor

@@ -1,0 +1,114 @@
+"""Which experts of a placed model are fetched one by one, and the caches they go through."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from ...devices import HOST
+from ...profile import expert_names, storage_key
+from ..experts.cache import ExpertCache
+from ..experts.forward import ExpertForward
+from ..experts.layer import ExpertLayer
+from ..placement.tensors import Placed, Placement
+from ..weights.block import HostTensor
+from ..weights.fused_view import FusedView
+from .dispatched import Dispatched
+from .pinned_memory import PinnedBudget
+
+
+class ExpertBuilder:
+    """Finds the experts of one model and attaches to them.
+
+    Args:
+        modules: The model's modules by name.
+        placed: Its tensors by name.
+        placement: Where everything goes.
+        device_dtype: What a tensor is cast to where it runs.
+        needs_streaming: Whether a tensor has to be brought to where it runs.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        placed: Mapping[str, Placed],
+        placement: Placement,
+        device_dtype: Callable[[Placed, torch.Tensor], torch.dtype],
+        needs_streaming: Callable[[Placed], bool],
+    ) -> None:
+        self._modules = modules
+        self._placed = placed
+        self._placement = placement
+        self._device_dtype = device_dtype
+        self._needs_streaming = needs_streaming
+
+    def find(self) -> dict[str, ExpertLayer]:
+        """Return the experts that are fetched one by one, by the name of their module."""
+        layers: dict[str, ExpertLayer] = {}
+        seen: set[object] = set()
+        for name, module in self._modules.items():
+            tensors: dict[str, HostTensor] = {}
+            for parameter in expert_names(module):
+                placed = self._placed[f"{name}.{parameter}"]
+                tensor = placed.registry[placed.key]
+                key = storage_key(tensor)
+                if key in seen or not self._is_fetched(placed):
+                    break
+                seen.add(key)
+                dtype = self._device_dtype(placed, tensor)
+                tensors[parameter] = HostTensor(tensor, dtype, [(placed.registry, placed.key)])
+            else:
+                if tensors:
+                    layers[name] = ExpertLayer(name, tensors)
+        return layers
+
+    def _is_fetched(self, placed: Placed) -> bool:
+        if placed.computed_below:
+            # With few tokens the host computes the layer; with many, nearly all experts are wanted.
+            return False
+        put_together = isinstance(placed.registry[placed.key], FusedView)
+        return placed.offloaded and (put_together or self._needs_streaming(placed))
+
+    def attach(self, layers: Mapping[str, ExpertLayer], result: Dispatched, budget: int, pinned: PinnedBudget) -> None:
+        """Make the caches and let the modules compute through them.
+
+        Args:
+            layers: What `find` returned.
+            result: Gets the caches and attachments.
+            budget: Bytes of each device that its experts may take.
+            pinned: How much host memory may be pinned.
+        """
+        by_device: dict[torch.device, list[tuple[str, ExpertLayer]]] = defaultdict(list)
+        for name, layer in layers.items():
+            by_device[self._device(name)].append((name, layer))
+        for device, here in by_device.items():
+            whole = sum(_nbytes(layer) for _, layer in here)
+            kinds: dict[object, list[tuple[str, ExpertLayer]]] = defaultdict(list)
+            for name, layer in here:
+                kinds[layer.signature].append((name, layer))
+            for kind in kinds.values():
+                share = sum(_nbytes(layer) for _, layer in kind) / whole
+                cache = ExpertCache(device, [layer for _, layer in kind], int(budget * share))
+                result.expert_caches.append(cache)
+                for name, layer in kind:
+                    if pinned.take(_nbytes(layer)):
+                        layer.pin()
+                    forward = result.forward_of(name, self._modules[name])
+                    forward.device = device
+                    forward.compute = ExpertForward(self._modules[name], layer, cache)
+
+    def _device(self, name: str) -> torch.device:
+        """Return where a module's experts run: with the resident tensors around it, its router's for one."""
+        own = next(placed for tensor, placed in self._placed.items() if tensor.startswith(f"{name}."))
+        if own.runs_on == HOST:
+            return torch.device(HOST)
+        around = f"{name.rpartition('.')[0]}."
+        resident = (p.device for n, p in self._placed.items() if n.startswith(around) and not p.offloaded)
+        return torch.device(next(resident, self._placement.main_device))
+
+
+def _nbytes(layer: ExpertLayer) -> int:
+    return layer.experts * layer.layout.nbytes

@@ -1,0 +1,173 @@
+"""How the streamed blocks of a placed model reach the devices they run on.
+
+Which streamed blocks cross the link quantised, and where their quantised weights lie.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ...devices import DISK, format_size, is_accelerator, torch_device
+from ...errors import DispatchError
+from ...profile import storage_key
+from ..placement.options import Options
+from ..placement.pieces import Piece
+from ..placement.tensors import Placed
+from ..streaming.streamer import Streamer
+from ..weights.block import Block
+from ..weights.fused_view import lies_on_disk
+from ..weights.packing import WeightError
+from ..weights.quantized_block import QuantizedBlock, carry_on_disk, packings_of
+from .dispatched import Dispatched
+from .host_or_device import PerCall, layers_of
+from .pinned_memory import PinnedBudget
+
+Named = tuple[str, Block, bool]
+"""A module's name, its streamed block, and whether that encloses other blocks."""
+
+
+class StreamBuilder:
+    """Gives the streamed blocks of one model their slots, and its modules their attachments.
+
+    Args:
+        modules: The model's modules by name.
+        placed: Its tensors by name.
+        pieces: What it is cut into.
+        options: How it is dispatched.
+        pinned: How much host memory may be pinned.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        placed: Mapping[str, Placed],
+        pieces: Sequence[Piece],
+        options: Options,
+        pinned: PinnedBudget,
+    ) -> None:
+        self._modules = modules
+        self._placed = placed
+        self._tensors = {piece.name: piece.tensors for piece in pieces}
+        self._options = options
+        self._pinned = pinned
+
+    def attach(self, blocks: Sequence[Named], result: Dispatched) -> None:
+        """Let blocks be streamed to where they run: the main device, or the host where they are cast on the way."""
+        by_device: dict[torch.device, list[Named]] = defaultdict(list)
+        for name, block, encloses in blocks:
+            by_device[self._runs_on(block)].append((name, block, encloses))
+        shared = _shared_storages([block for _, block, _ in blocks])
+        for device, here in by_device.items():
+            sequential = [block for _, block, encloses in here if not encloses]
+            errors = carry(sequential, self._placed, self._options.offload_folder, self._pinned)
+            result.quantization_errors.update(errors)
+            streamer = Streamer(device, sequential, slots=self._options.slots)
+            for name, block, encloses in here:
+                block.encloses = encloses
+                if _packs(block, device, shared):
+                    block.pack(pin=self._pinned.take(block.layout.nbytes))
+                forward = result.forward_of(name, self._modules[name])
+                forward.device = device
+                forward.blocks.append((streamer, block))
+                forward.per_call = self._per_call(name, block)
+            result.streamers.append(streamer)
+
+    def _per_call(self, name: str, block: Block) -> PerCall | None:
+        """Return what decides for each call of the module `name` where it is computed; None where it always streams.
+
+        On the host it can be computed if all of it lies there as it is computed with.
+        """
+        names = self._tensors[name]
+        below = self._placed[names[0]].computed_below
+        shown = sum(len(tensor.owners) for tensor in block.tensors)
+        if not below or block.casts or block.encloses or shown != len(names):
+            return None
+        return PerCall(below, layers_of(self._modules[name]))
+
+    def _runs_on(self, block: Block) -> torch.device:
+        return torch_device(self._placed[block.tensors[0].name].runs_on)
+
+
+def _shared_storages(blocks: Sequence[Block]) -> set[object]:
+    """Return the storages that more than one block refers to."""
+    seen: set[object] = set()
+    shared: set[object] = set()
+    for block in blocks:
+        for key in {storage_key(tensor.value) for tensor in block.tensors}:
+            (shared if key in seen else seen).add(key)
+    return shared
+
+
+def _packs(block: Block, device: torch.device, shared: set[object]) -> bool:
+    """Whether a block's host tensors may be moved into one slab of their own."""
+    return (
+        is_accelerator(device)
+        and not block.casts
+        and not isinstance(block, QuantizedBlock)
+        and all(
+            not lies_on_disk(t.value) and t.value.is_contiguous() and storage_key(t.value) not in shared
+            for t in block.tensors
+        )
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+def quantized(block: Block, offload_dtype: str | None) -> Block:
+    """Return `block` as one that is quantised on its way, or as it is where that is not wanted or wins nothing."""
+    if offload_dtype is None:
+        return block
+    packings = packings_of(block.tensors, offload_dtype)
+    return block if not any(packings) else QuantizedBlock(block.name, block.tensors, packings)
+
+
+def carry(
+    blocks: Collection[Block], placed: Mapping[str, Placed], folder: Path | None, pinned: PinnedBudget
+) -> dict[str, WeightError]:
+    """Quantise what is to be quantised: into host memory, or for blocks that are mapped to disk into a file.
+
+    Args:
+        blocks: What is streamed.
+        placed: The model's tensors by name.
+        folder: Where the file goes.
+        pinned: How much host memory may be pinned.
+
+    Returns:
+        The error of each quantised weight by its name.
+
+    Raises:
+        DispatchError: Something is mapped to disk and there is no folder, or a weight cannot be quantised.
+    """
+    chosen = [block for block in blocks if isinstance(block, QuantizedBlock)]
+    on_disk = [block for block in chosen if any(placed[tensor.name].device == DISK for tensor in block.tensors)]
+    if on_disk:
+        if folder is None:
+            raise DispatchError(
+                f"{on_disk[0].name!r} is mapped to 'disk', where its quantised weights lie in no file yet: give "
+                "offload_dir= (offload_folder=), a folder to write them to, or leave offload_dtype away"
+            )
+        carry_on_disk(on_disk, folder)
+    for block in chosen:
+        if block not in on_disk:
+            block.carry_in_memory(pinned.take(block.layout.nbytes))
+    errors = {name: error for block in chosen for name, error in block.errors.items()}
+    if errors:
+        carried, exact = sum(block.carrier.nbytes for block in chosen), sum(block.nbytes for block in chosen)
+        logger.info("%s", _account(errors, carried, exact))
+    return errors
+
+
+def _account(errors: Mapping[str, WeightError], carried: int, exact: int) -> str:
+    mean = sum(error.relative for error in errors.values()) / len(errors)
+    worst = max(errors, key=lambda name: errors[name].relative)
+    return (
+        f"{len(errors)} weights cross the link quantised: {format_size(carried)} instead of {format_size(exact)}; "
+        f"relative error {mean:.2e} in the mean, {errors[worst].relative:.2e} at most ({worst})"
+    )

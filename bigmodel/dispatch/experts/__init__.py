@@ -1,0 +1,1 @@
+"""Mechanism: experts of a mixture that are fetched one by one."""

@@ -1,0 +1,1 @@
+"""Mechanism: blocks that the host computes with in memory-mapped files."""

@@ -1,0 +1,209 @@
+"""For a model that computes on the host with weights on disk: bring its next blocks into memory ahead of their use.
+
+    enter:  wait until the block is in memory; from here on threads bring in what follows it
+    leave:  it may be dropped again, should the budget demand it
+
+Weights are never copied: they are views of memory-mapped files, and bringing one in means asking the kernel to read its
+pages. Two threads do, each in large steps: one alone leaves the disk idle whenever the model's own computing takes its
+core. Once all blocks are in memory, and as long as no page of the process is taken away, entering one costs a few
+microseconds.
+
+Which blocks stay where not all of them may is `residency`'s to decide.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from ..weights.fork_safe import PerProcess
+from ..weights.stats import StreamStats
+from ..weights.visit_order import VisitOrder
+from .mapped_block import MappedBlock
+from .page_in import PageWatch, bring_in
+from .residency import Residency
+
+T = TypeVar("T")
+
+READERS = 2
+"""Threads that bring steps in."""
+
+
+class ReadAhead(PerProcess):
+    """Brings mapped blocks into memory ahead of their use.
+
+    Weights may be written at any time, except while another thread is in the forward of a model under a budget.
+
+    Args:
+        blocks: In the order in which they are expected the first time; later the order is what was last observed.
+        budget: Bytes that the process's resident set may take. None: blocks are dropped only if memory cannot hold
+            them all.
+    """
+
+    def __init__(self, blocks: Sequence[MappedBlock], budget: int | None = None) -> None:
+        self.blocks = list(blocks)
+        self._budget = budget
+        self._order = VisitOrder(self.blocks)
+        self.start()
+
+    def _forked(self) -> None:
+        super()._forked()
+        for block in self.blocks:  # what other threads of the parent were doing with them
+            block.forget()
+            block.users = block.running = 0
+
+    def _start(self) -> None:
+        self.stats = StreamStats()
+        self._residency = Residency(self.blocks, self._budget, self.stats)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="read ahead")
+        self._working = 0
+        self._inside = 0
+        self._waited_for: list[MappedBlock] = []
+        self._watch = PageWatch()
+
+    @contextmanager
+    def use(self, block: MappedBlock) -> Iterator[bool]:
+        """Within this context `block` is in memory. What Ctrl-C may interrupt calls `visit` instead.
+
+        Yields whether `block` is held there; it is not where all blocks stay anyway.
+        """
+        held: list[MappedBlock] = []
+        try:
+            self._enter(block, held)
+            yield bool(held)
+        finally:
+            self._leave(held)
+
+    def visit(self, block: MappedBlock, compute: Callable[[], T]) -> T:
+        """Return what `compute` returns while `block` is in memory.
+
+        Ctrl-C may fall between any two steps of this: the block is left all the same.
+
+        Raises:
+            CheckpointFormatError: A file was cut short or cannot be read. Nothing was computed then.
+        """
+        held: list[MappedBlock] = []
+        try:
+            self._enter(block, held)
+            return compute()
+        finally:
+            if held:
+                try:
+                    self._leave(held)
+                except KeyboardInterrupt:
+                    self._leave(held)
+                    raise
+
+    def _enter(self, block: MappedBlock, held: list[MappedBlock]) -> None:
+        """Bring `block` into memory if need be. `held` gets it as soon as it has to be left again."""
+        block.check_files()
+        self._order.visit(block)
+        if not self.is_started:
+            self.start()
+        if self._watch.all_ready and self._watch.seems_complete(block):
+            self.stats.hits += 1
+            return
+        self._bring_in(block, held)
+
+    def _leave(self, held: list[MappedBlock]) -> None:
+        """Leave the block in `held`, if there is one, and empty it. If that is interrupted it can be done again.
+
+        Blocks are dropped only while forwards are inside one, and under the lock: what a thread writes to weights
+        after its forward cannot meet a drop that looked at them before.
+        """
+        with self._lock:
+            if held:
+                block = held[0]
+                block.users -= 1
+                self._inside -= 1
+                held[:] = []
+
+    def _bring_in(self, block: MappedBlock, held: list[MappedBlock]) -> None:
+        started = time.perf_counter()
+        with self._lock:
+            self._notice_loss(block)
+            if block.failure is not None:
+                block.forget()
+            self._count(block)
+            # An interrupt is noticed at calls alone: these happen together or not at all.
+            block.users += 1
+            self._inside += 1
+            held[:] = [block]
+            self._waited_for = [*self._waited_for, block]
+            try:
+                self._residency.prepare(block)
+                self._residency.order = [block, *self._order.after(block, len(self.blocks))]
+                self._residency.measure()
+                self._wake()
+                while not block.is_ready:
+                    if block.failure is not None:
+                        raise block.failure
+                    self._changed.wait()
+            finally:
+                self._waited_for.remove(block)
+        self.stats.add(waited=time.perf_counter() - started)
+
+    def _notice_loss(self, block: MappedBlock) -> None:
+        """Bring everything in again if pages have been taken away. What is still there costs next to nothing."""
+        if self._watch.has_lost(block):
+            for other in self.blocks:
+                if not other.running:
+                    other.forget()
+
+    def _count(self, block: MappedBlock) -> None:
+        if block.is_ready or block.running or block.held:
+            self.stats.hits += 1
+        else:
+            self.stats.misses += 1
+
+    def _wake(self) -> None:
+        """Have all threads at work, if there may be any."""
+        if all(block.is_ready for block in self._residency.order):
+            self._notice_ready()
+            return
+        while self._working < READERS:
+            self._pool.submit(self._work)
+            self._working += 1
+
+    def _work(self) -> None:
+        try:
+            self._bring_in_steps()
+        except BaseException as error:
+            with self._lock:
+                for block in self._waited_for:
+                    block.failure = RuntimeError(f"bringing weights of {block.name!r} into memory failed: {error}")
+                self._working -= 1
+                self._changed.notify_all()
+            raise
+
+    def _bring_in_steps(self) -> None:
+        """Bring in step after step, until there is none that should be."""
+        while True:
+            with self._lock:
+                # Dropped is only while forwards are inside: see `leave`.
+                found = self._residency.next_step(self._waited_for, may_drop=self._inside > 0)
+                if found is None:
+                    self._notice_ready()
+                    self._working -= 1
+                    return
+                block, step = found
+                block.running += 1
+                block.held += step.nbytes
+            failure = bring_in(block, step, self.stats)
+            with self._lock:
+                block.running -= 1
+                if failure is not None:
+                    block.steps.clear()
+                    block.failure = failure
+                if block.is_ready or failure is not None:
+                    self._changed.notify_all()
+
+    def _notice_ready(self) -> None:
+        if all(block.is_ready for block in self.blocks):
+            self._watch.begin()

@@ -1,0 +1,1 @@
+"""Where every tensor of a model goes, by a device map or a plan."""

@@ -1,0 +1,105 @@
+"""Checkpoints that store experts one by one, used where they lie.
+
+A model of transformers v5 has the experts of a layer as one tensor; most checkpoints have them apart. To load those
+for the disk the loader would have to write the fused tensors to another file. Here it is shown a checkpoint that
+holds them already: as `FusedView`s of the very files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import KeysView, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...checkpoint import Checkpoint, Conversion, Source, convert_keys, load_checkpoint_in_model
+from ...checkpoint.placement import Placement
+from ...checkpoint.shards import Shard
+from ...devices import DISK, DeviceLike
+from ...sources.headers import TensorEntry
+from ..weights.fused_view import FusedView, PartOfTensor
+
+_FILE = "fused experts"
+
+
+class FusedShard:
+    """Stands beside the files of a checkpoint and holds tensors put together from theirs."""
+
+    def __init__(self, checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
+        self.path = checkpoint.path
+        self._checkpoint = checkpoint
+        self._sources = dict(sources)
+
+    def keys(self) -> KeysView[str]:
+        """Names of the fused tensors."""
+        return self._sources.keys()
+
+    def entry(self, name: str) -> TensorEntry:
+        """Dtype and shape of a fused tensor. Its offset is that of its first part, its alignment being the same."""
+        source = self._sources[name]
+        nbytes = sum(self._checkpoint.entry(key).nbytes for key in source.keys)
+        return TensorEntry(name, source.dtype, source.shape, self._checkpoint.entry(source.keys[0]).offset, nbytes)
+
+    def tensor(self, name: str, resident: bool = False) -> torch.Tensor:
+        """A fused tensor; nothing is read."""
+        source = self._sources[name]
+        assert source.fusion is not None
+        pieces = source.fusion.pieces()
+        assert pieces is not None
+        parts = [PartOfTensor(self._checkpoint.tensor(piece.key, resident), piece.index) for piece in pieces]
+        return FusedView(parts, source.shape)
+
+
+def load_in_place(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: Mapping[str, DeviceLike] | None,
+    **options: Any,
+) -> None:
+    """Load `checkpoint` into `model` as `load_checkpoint_in_model` does, except that experts which the map puts on
+    disk and the checkpoint stores one by one are left where they lie.
+
+    Args:
+        model: Any module.
+        checkpoint: A folder or file.
+        device_map: Device by module name; None loads everything to where it is.
+        options: Further arguments of `load_checkpoint_in_model`.
+    """
+    opened = Checkpoint.open(Path(checkpoint))
+    conversion = None
+    if device_map is not None and DISK in device_map.values():
+        conversion = _conversion(model, opened)
+        opened = with_fused_views(opened, conversion, device_map)
+    load_checkpoint_in_model(model, opened, device_map=device_map, **options)
+    if conversion is not None and conversion.used is not None:
+        # The loader saw no conversion of the experts, but a model saved by transformers shall have its old layout.
+        model._weight_conversions = conversion.used  # type: ignore[assignment]
+
+
+def with_fused_views(
+    checkpoint: Checkpoint, conversion: Conversion, device_map: Mapping[str, DeviceLike]
+) -> Checkpoint:
+    """Return `checkpoint` with the fused tensors that go to disk in the place of the tensors they are made of."""
+    placement = Placement(device_map)
+    fused = {
+        name: source
+        for name, source in conversion.sources.items()
+        if source.fusion is not None
+        and placement.find(name) == DISK
+        and source.fusion.pieces() is not None
+        and all(checkpoint.is_mappable(key) for key in source.keys)
+    }
+    if not fused:
+        return checkpoint
+    taken = {key for source in fused.values() for key in source.keys}
+    weight_map = {key: checkpoint.file(key) for key in checkpoint if key not in taken} | dict.fromkeys(fused, _FILE)
+    shards: dict[str, Shard] = {**checkpoint.shards, _FILE: FusedShard(checkpoint, fused)}
+    return Checkpoint(checkpoint.path, shards, weight_map)
+
+
+def _conversion(model: nn.Module, checkpoint: Checkpoint) -> Conversion:
+    names = dict.fromkeys(model.state_dict(), True)
+    return convert_keys(model, names, {name: checkpoint.entry(name) for name in checkpoint})

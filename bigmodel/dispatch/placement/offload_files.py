@@ -1,0 +1,80 @@
+"""Weights that shall lie on disk but have no file to lie in: written once, then used like a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ...checkpoint import Checkpoint
+from ...checkpoint.offload import offload
+from ...checkpoint.write import Outgoing
+from ...devices import DISK
+from ...errors import DispatchError
+from ...profile import storage_key
+from ..weights.fused_view import lies_on_disk
+from ..weights.parameters import like
+from .tensors import Placed, Placement
+
+
+def write_to_disk(model: nn.Module, placement: Placement, folder: str | Path | None) -> None:
+    """Write the weights that are mapped to disk and do not lie in a memory-mapped file yet to a file in `folder`, and
+    let the model's parameters view that file instead. Its space is free again when they are gone.
+
+    Raises:
+        DispatchError: Something must be written and no folder was given.
+    """
+    places = [
+        placed
+        for placed in placement.tensors(model)
+        if placed.device == DISK
+        and not placed.is_buffer
+        and not placed.tensor.is_meta
+        and not lies_on_disk(placed.tensor)
+    ]
+    if not places:
+        return
+    if folder is None:
+        raise DispatchError(
+            f"{places[0].name} is mapped to 'disk' but lies in memory: give offload_dir=, a folder to write "
+            f"{len(places)} tensors to, or load the model with load_checkpoint_and_dispatch, which uses the "
+            "checkpoint where it lies"
+        )
+    first: dict[object, Placed] = {}
+    for placed in places:
+        first.setdefault(storage_key(placed.tensor), placed)
+    views = offload(Path(folder), [Outgoing.of(placed.name, placed.tensor) for placed in first.values()])
+    shown = {key: like(placed.tensor, views[placed.name]) for key, placed in first.items()}
+    for placed in places:
+        placed.registry[placed.key] = shown[storage_key(placed.tensor)]
+
+
+def fill_meta(
+    model: nn.Module,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    offload_index: Mapping[str, Mapping[str, str]] | None = None,
+    offload_dir: str | Path | None = None,
+) -> None:
+    """Give parameters on meta their values: from `state_dict`, from the files that `offload_index` names, or from
+    the checkpoint in `offload_dir`."""
+    meta = {name: p for name, p in model.named_parameters(remove_duplicate=False) if p.is_meta}
+    if not meta:
+        return
+    checkpoints: dict[str, Checkpoint] = {}
+    folder = None
+    if offload_dir is not None and any(Path(offload_dir).glob("*.safetensors")):
+        folder = Checkpoint.open(offload_dir)
+    for name, parameter in meta.items():
+        value = None if state_dict is None else state_dict.get(name)
+        entry = None if offload_index is None else offload_index.get(name)
+        if value is None and entry is not None and "safetensors_file" in entry:
+            file = entry["safetensors_file"]
+            checkpoint = checkpoints.setdefault(file, Checkpoint.open(file))
+            value = checkpoint.tensor(entry.get("weight_name", name))
+        if value is None and folder is not None and name in folder:
+            value = folder.tensor(name)
+        if value is not None:
+            owner, _, key = name.rpartition(".")
+            model.get_submodule(owner)._parameters[key] = like(parameter, value)  # type: ignore[assignment]

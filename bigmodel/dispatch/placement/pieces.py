@@ -1,0 +1,85 @@
+"""The pieces of a model that are streamed, or brought their inputs, as one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+from torch import nn
+
+from ...profile import find_units
+from .tensors import Placed
+
+
+class Piece(NamedTuple):
+    """A module, the names of the tensors that belong to it here, and whether modules inside it are pieces too."""
+
+    name: str
+    tensors: list[str]
+    encloses: bool
+
+
+def find_pieces(
+    model: nn.Module,
+    modules: Mapping[str, nn.Module],
+    placed: Mapping[str, Placed],
+    no_split_module_classes: Collection[str] | None = None,
+) -> list[Piece]:
+    """Cut `model` into pieces: its units, and where the map splits a unit, the parts of it on one device each.
+
+    Args:
+        model: The model.
+        modules: Its modules by name.
+        placed: Its tensors by name, with the devices they are mapped to.
+        no_split_module_classes: Classes that stay whole; None finds them.
+    """
+    names = NameTree(placed)
+    pieces: list[Piece] = []
+    direct: dict[str, list[str]] = defaultdict(list)
+    for unit in find_units(model, no_split_module_classes):
+        if unit.is_tensor:
+            direct[unit.name.rpartition(".")[0]].append(unit.name)
+        else:
+            pieces.extend(_split_if_mixed(unit.name, modules, placed, names))
+    pieces.extend(Piece(owner, own, True) for owner, own in direct.items())
+    return pieces
+
+
+def _split_if_mixed(
+    name: str, modules: Mapping[str, nn.Module], placed: Mapping[str, Placed], names: NameTree
+) -> Iterator[Piece]:
+    """Yield a unit whole when the map puts it on one device, else its own tensors and then its children."""
+    inside = names.inside(name)
+    # What is streamed from memory and what from disk can be streamed together.
+    if len({placed[n].place for n in inside}) <= 1:
+        yield Piece(name, inside, False)
+        return
+    children = [child for child, module in modules[name]._modules.items() if module is not None]
+    own = names.own(name)
+    if own:
+        yield Piece(name, own, bool(children))
+    for child in children:
+        yield from _split_if_mixed(f"{name}.{child}" if name else child, modules, placed, names)
+
+
+class NameTree:
+    """Answers which tensors lie inside a module, in time that does not grow with the model."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._order = {name: position for position, name in enumerate(names)}
+        self._sorted = sorted(names)
+
+    def inside(self, module: str) -> list[str]:
+        """Return the names of all tensors in `module`, in the model's order."""
+        if not module:
+            return list(self._order)
+        # "/" is the character after ".": all names that begin with the module's lie between the two.
+        first, end = bisect_left(self._sorted, f"{module}."), bisect_left(self._sorted, f"{module}/")
+        return sorted(self._sorted[first:end], key=self._order.__getitem__)
+
+    def own(self, module: str) -> list[str]:
+        """Return the names of the tensors that `module` itself holds."""
+        start = len(module) + 1 if module else 0
+        return [name for name in self.inside(module) if "." not in name[start:]]

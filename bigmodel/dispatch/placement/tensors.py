@@ -1,0 +1,123 @@
+"""Where every tensor of a model goes, by a device map: the answer, not the moving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from ...devices import DISK, HOST, DeviceLike, is_accelerator, normalize_device
+from ...errors import DeviceMapError
+from ..weights.block import Registry
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """One parameter or buffer in one place of the model, the device its map entry names, and the one it is used on.
+
+    Its module's calls of fewer tokens than `computed_below` are computed on the host nevertheless.
+    """
+
+    name: str
+    registry: Registry
+    key: str
+    tensor: torch.Tensor
+    device: str
+    runs_on: str
+    is_buffer: bool
+    computed_below: int = 0
+
+    @property
+    def offloaded(self) -> bool:
+        """Whether the map keeps the tensor on the host or the disk."""
+        return self.device in (HOST, DISK)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What must be the same for tensors to be one piece: RAM and disk make no difference."""
+        return HOST if self.offloaded else self.device, self.runs_on
+
+
+class Placement:
+    """A device map with canonical device names, ready to be asked.
+
+    Args:
+        device_map: Device by module name; ``""`` is the whole model. The longest name that leads to a tensor counts.
+        main_device: Where offloaded modules run; None takes the accelerator of the lowest number in the map, and the
+            host if there is none.
+        execution: Where offloaded modules run, by name, that do not run on the main device: on the host, that is.
+        computed_below: For streamed modules that the host computes in calls of few tokens: of fewer than how many.
+    """
+
+    def __init__(
+        self,
+        device_map: Mapping[str, DeviceLike],
+        main_device: DeviceLike | None = None,
+        execution: Mapping[str, DeviceLike] | None = None,
+        computed_below: Mapping[str, int] | None = None,
+    ) -> None:
+        self.devices = {name: normalize_device(device) for name, device in device_map.items()}
+        self.main_device = self._main(main_device)
+        self._execution = {name: normalize_device(device) for name, device in (execution or {}).items()}
+        self._computed_below = dict(computed_below or {})
+
+    def device_of(self, name: str) -> str:
+        """Return the device of the module or tensor `name`.
+
+        Raises:
+            DeviceMapError: No entry of the map leads to it.
+        """
+        found = _nearest(name, self.devices)
+        if found is not None:
+            return found
+        raise DeviceMapError(
+            f"the device map has no entry for {name!r}; add one for it, for a module around it, or for '' (the rest)"
+        )
+
+    def runs_on(self, name: str) -> str:
+        """Return where the module or tensor `name` is computed with."""
+        device = self.device_of(name)
+        if device not in (HOST, DISK):
+            return device
+        return HOST if _nearest(name, self._execution) == HOST else self.main_device
+
+    def computed_below(self, name: str) -> int:
+        """Return of fewer than how many tokens a call is that the host computes with `name`, which is streamed."""
+        streamed = self.device_of(name) in (HOST, DISK) and is_accelerator(self.runs_on(name))
+        return (_nearest(name, self._computed_below) or 0) if streamed else 0
+
+    def tensors(self, model: nn.Module) -> Iterator[Placed]:
+        """Yield every tensor of `model`, a tied one once per place."""
+        for prefix, module in model.named_modules(remove_duplicate=False):
+            dot = f"{prefix}." if prefix else ""
+            for registry, is_buffer in ((module._parameters, False), (module._buffers, True)):
+                for key, tensor in registry.items():
+                    if tensor is not None:
+                        name = dot + key
+                        where = self.device_of(name), self.runs_on(name)
+                        yield Placed(name, registry, key, tensor, *where, is_buffer, self.computed_below(name))
+
+    def _main(self, given: DeviceLike | None) -> str:
+        if given is not None:
+            return HOST if normalize_device(given) == DISK else normalize_device(given)
+        accelerators = [device for device in self.devices.values() if is_accelerator(device)]
+        return min(accelerators, key=_number, default=HOST)
+
+
+def _nearest(name: str, found: Mapping[str, T]) -> T | None:
+    """Return what is found for `name`, else for the module that it lies in, and so on."""
+    while name:
+        if name in found:
+            return found[name]
+        name = name.rpartition(".")[0]
+    return found.get("")
+
+
+def _number(device: str) -> tuple[int, str]:
+    kind, _, index = device.partition(":")
+    return int(index or 0), kind

@@ -1,0 +1,1 @@
+"""Mechanism: blocks that visit a device through slots."""

@@ -1,0 +1,1 @@
+"""Mechanism: how bytes get from files and host memory to a device."""

@@ -1,0 +1,53 @@
+"""How the tensors of a block lie side by side in one contiguous slab, so that one copy moves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+ALIGNMENT = 512
+"""Bytes at which each tensor of a slab starts: what CUDA's allocator and vectorised kernels expect."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one tensor lies in a slab: `offset` and `nbytes` in bytes, its dtype and shape."""
+
+    offset: int
+    nbytes: int
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of a block's tensors in a slab of `nbytes` bytes."""
+
+    places: tuple[Place, ...]
+    nbytes: int
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[torch.dtype, torch.Size]]) -> Layout:
+        """Lay tensors of the given dtypes and shapes out one after another, each aligned."""
+        places: list[Place] = []
+        offset = 0
+        for dtype, shape in tensors:
+            nbytes = dtype.itemsize * shape.numel()
+            places.append(Place(offset, nbytes, dtype, shape))
+            offset = _align(offset + nbytes)
+        return cls(tuple(places), offset)
+
+    def views(self, slab: torch.Tensor) -> list[torch.Tensor]:
+        """Return one tensor per place, viewing the uint8 tensor `slab`."""
+        return [slab[p.offset : p.offset + p.nbytes].view(p.dtype).view(p.shape) for p in self.places]
+
+
+def largest(layouts: Sequence[Layout]) -> int:
+    """Return the bytes of a slab that any of `layouts` fits into."""
+    return max((layout.nbytes for layout in layouts), default=0)
+
+
+def _align(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

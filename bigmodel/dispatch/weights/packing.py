@@ -1,0 +1,161 @@
+"""One weight as small integers in one run of bytes, and back.
+
+What to round to is torchao's affair: symmetric for ``int8``, with a zero point for ``int4``. Going back,
+``(integer - zero point) * scale``, is done here, for it must write into memory that is there already and take next to
+none beside it: it happens on the device, on the copy stream, while another block computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...errors import DispatchError
+from ...profile.model.quantized import GROUP, UNPACK_GROUPS, quantized_parts, scratch_bytes
+from .layout import Layout
+
+PACK_GROUPS = 4 * 2**10
+"""Groups that are quantised at once: few enough to stay in a core's cache."""
+
+_HALF = GROUP // 2
+
+
+@dataclass(frozen=True)
+class WeightError:
+    """How far a quantised weight is from what it was.
+
+    Attributes:
+        relative: Euclidean norm of the difference over that of the weight.
+        largest: Largest difference of any element.
+    """
+
+    relative: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a weight lies in `layout.nbytes` bytes once it is quantised.
+
+    Attributes:
+        offload_dtype: ``"int8"`` or ``"int4"``.
+        groups: How many groups of `GROUP` elements it has.
+        layout: Where scales, zero points and integers lie.
+    """
+
+    offload_dtype: str
+    groups: int
+    layout: Layout
+
+    @classmethod
+    def of(cls, weight: torch.Tensor, offload_dtype: str) -> Packing | None:
+        """Return the packing of `weight`; None for a tensor that is better left as it is."""
+        parts = quantized_parts(tuple(weight.shape), weight.dtype, offload_dtype)
+        if parts is None:
+            return None
+        layout = Layout.of((dtype, torch.Size(shape)) for dtype, shape in parts)
+        return cls(offload_dtype, parts[0][1][0], layout)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of memory that `unpack` needs beside its arguments."""
+        return scratch_bytes(self.groups, self.offload_dtype)
+
+    def pack(self, weight: torch.Tensor, packed: torch.Tensor, name: str = "weight") -> WeightError:
+        """Quantise `weight` into `packed`, a uint8 tensor of `layout.nbytes` on the host.
+
+        Raises:
+            DispatchError: It holds an infinity or a NaN, which would spoil a whole group; names `name`.
+        """
+        groups = weight.detach().reshape(-1, GROUP)
+        scales, *zeros, integers = self.layout.views(packed)
+        error, norm, largest = 0.0, 0.0, 0.0
+        for some in self._steps(PACK_GROUPS):
+            exact = groups[some].float()
+            scale, zero, rounded = self._round(exact)
+            scales[some] = scale[:, None]
+            if zeros:
+                zeros[0][some] = zero[:, None]
+                integers[some] = rounded[:, :_HALF] | rounded[:, _HALF:] << 4
+            else:
+                integers[some] = rounded
+            restored = ((rounded.float() - zero[:, None]) * scale[:, None]).to(weight.dtype).float()
+            difference = restored - exact
+            furthest = float(torch.linalg.vector_norm(difference, math.inf))
+            if not math.isfinite(furthest):
+                raise DispatchError(
+                    f"{name} holds a value (infinite, NaN, or near the end of its dtype) that no {self.offload_dtype} "
+                    "can stand for; leave offload_dtype away, or mend the weight"
+                )
+            error = math.hypot(error, float(torch.linalg.vector_norm(difference, dtype=torch.float64)))
+            norm = math.hypot(norm, float(torch.linalg.vector_norm(exact, dtype=torch.float64)))
+            largest = max(largest, furthest)
+        return WeightError(error / norm if norm else 0.0, largest)
+
+    def groups_within(self, nbytes: int) -> int:
+        """Return how many groups the first `nbytes` of the packed weight are enough for."""
+        integers = self.layout.places[-1]
+        return min(max((nbytes - integers.offset) * self.groups // integers.nbytes, 0), self.groups)
+
+    def unpack(
+        self, packed: torch.Tensor, weight: torch.Tensor, scratch: torch.Tensor, first: int = 0, end: int | None = None
+    ) -> None:
+        """Write what `packed` stands for into `weight`, on the device that both lie on.
+
+        Args:
+            packed: uint8, what `pack` wrote.
+            weight: Contiguous; of any floating dtype.
+            scratch: uint8 of at least `scratch_bytes`; its content is lost.
+            first: The first group to write.
+            end: The one behind the last; None: all.
+        """
+        groups = weight.view(-1, GROUP)
+        scales, *zeros, integers = self.layout.views(packed)
+        for some in self._steps(UNPACK_GROUPS, first, end):
+            if not zeros:
+                torch.mul(integers[some], scales[some], out=groups[some])
+                continue
+            halves, zero = integers[some], zeros[0][some]
+            room = scratch[: halves.numel()].view(halves.shape)
+            centred = room.view(torch.int8)
+            torch.bitwise_and(halves, 15, out=room)
+            torch.mul(centred.sub_(zero), scales[some], out=groups[some][:, :_HALF])
+            torch.bitwise_right_shift(halves, 4, out=room)
+            torch.mul(centred.sub_(zero), scales[some], out=groups[some][:, _HALF:])
+
+    def _steps(self, size: int, first: int = 0, end: int | None = None) -> Iterator[slice]:
+        end = self.groups if end is None else end
+        for begin in range(first, end, size):
+            yield slice(begin, min(begin + size, end))
+
+    def _round(self, exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return scale, zero point and integers of float32 groups; the integers of ``int4`` one to a byte."""
+        ao = torchao_primitives()
+        if self.offload_dtype == "int4":
+            kind, dtype, low, high = ao.MappingType.ASYMMETRIC, torch.uint8, 0, 15
+        else:
+            kind, dtype, low, high = ao.MappingType.SYMMETRIC, torch.int8, -128, 127
+        block = (1, GROUP)
+        # The least scale that torchao allows of itself would be too coarse for very small weights.
+        tiny = torch.finfo(torch.float32).tiny
+        scale, zero = ao.choose_qparams_affine(exact, kind, block, dtype, low, high, tiny, torch.float32, torch.int8)
+        return scale, zero, ao.quantize_affine(exact, block, scale, zero, dtype, low, high)
+
+
+def torchao_primitives() -> Any:
+    """Return the module of torchao that rounds.
+
+    Raises:
+        DispatchError: It is not installed.
+    """
+    try:
+        from torchao.quantization import quant_primitives
+    except ImportError as error:
+        raise DispatchError(
+            f"offload_dtype= needs torchao, which cannot be imported here ({error}); pip install torchao"
+        ) from error
+    return quant_primitives

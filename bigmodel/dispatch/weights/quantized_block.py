@@ -1,0 +1,160 @@
+"""A streamed block whose weights cross the link as small integers.
+
+Its tensors stay what and where they are: exact, in host memory or in the checkpoint. What is fetched in their place is
+its carrier, a block of the quantised ones, which lies in memory of its own or in a file without a name. On the device
+the carrier arrives in staging memory and is restored from there into the slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ...checkpoint import is_untouched, release
+from ...checkpoint.offload import offload
+from ...checkpoint.write import Outgoing
+from ...devices import HOST
+from .block import Block, HostTensor, version_of
+from .packing import Packing, WeightError
+
+
+class QuantizedBlock(Block):
+    """A block and its carrier.
+
+    Args:
+        name: The module's name in the model.
+        tensors: Its tensors, each once.
+        packings: For each how it is quantised; None for one that is carried as it is.
+
+    Attributes:
+        carrier: What is fetched, once `carry_in_memory` or `carry_on_disk` has made it.
+        errors: For each quantised weight, by its name, how far it is from what it was.
+    """
+
+    def __init__(self, name: str, tensors: list[HostTensor], packings: list[Packing | None]) -> None:
+        super().__init__(name, tensors)
+        self.packings = packings
+        self.carrier = Block(name, [])
+        self.errors: dict[str, WeightError] = {}
+        self._carried: list[tuple[torch.Tensor, int] | None] = [None] * len(tensors)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether its carrier lies in a file."""
+        return self.carrier.on_disk
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of device memory that restoring needs beside the carrier and the slot."""
+        return max((packing.scratch_bytes for packing in self.packings if packing is not None), default=0)
+
+    def carry_in_memory(self, pin: bool) -> None:
+        """Quantise into host memory, pinned or not."""
+        kinds = [_kind(tensor, packing) for tensor, packing in zip(self.tensors, self.packings)]
+        carried = [HostTensor(torch.empty(shape, dtype=dtype, device="meta"), dtype) for dtype, shape in kinds]
+        carrier = Block(self.name, carried)
+        carrier.packed = torch.empty(carrier.layout.nbytes, dtype=torch.uint8, device=HOST, pin_memory=pin)
+        for tensor, view in zip(carried, carrier.layout.views(carrier.packed)):
+            tensor.value = view
+        self.carrier = carrier
+        self.refresh()
+
+    def outgoing(self) -> list[Outgoing]:
+        """Return what has to be written for `carry_on_disk`, each quantised when its turn comes."""
+        return [
+            Outgoing(tensor.name, torch.uint8, (packing.layout.nbytes,), partial(self._packed, index, packing))
+            for index, (tensor, packing) in enumerate(zip(self.tensors, self.packings))
+            if packing is not None
+        ]
+
+    def carry_on_disk(self, written: dict[str, torch.Tensor]) -> None:
+        """Take views of a file that holds what `outgoing` gave, by name, for the carrier."""
+        values = [written.get(tensor.name, tensor.value) for tensor in self.tensors]
+        self.carrier = Block(self.name, [HostTensor(value, value.dtype) for value in values])
+        self._carried = [(tensor.value, version_of(tensor.value)) for tensor in self.tensors]
+
+    def refresh(self) -> None:
+        """Carry anew what was written to or replaced since it was carried last."""
+        for index, tensor in enumerate(self.tensors):
+            carried = self._carried[index]
+            if carried is None or carried[0] is not tensor.value or carried[1] != version_of(tensor.value):
+                self._carry(index)
+                self._carried[index] = tensor.value, version_of(tensor.value)
+
+    def restore(
+        self, staged: torch.Tensor, slab: torch.Tensor, scratch: torch.Tensor, begin: int = 0, end: int | None = None
+    ) -> None:
+        """Write the weights that the carrier in `staged` stands for into `slab`; all three lie on the device.
+
+        Args:
+            staged: uint8, the carrier's bytes as its layout has them.
+            slab: uint8, where the block's own layout begins.
+            scratch: uint8, of at least `scratch_bytes`.
+            begin: What the bytes of the carrier up to this one are enough for was restored before.
+            end: Up to this one they are there; None: all are.
+        """
+        layout, end = self.carrier.layout, self.carrier.layout.nbytes if end is None else end
+        with torch.no_grad():
+            views = zip(self.packings, layout.places, layout.views(staged), self.layout.views(slab))
+            for packing, place, carried, target in views:
+                before, now = begin - place.offset, end - place.offset
+                if packing is not None:
+                    groups = packing.groups_within(before), packing.groups_within(now)
+                    packing.unpack(carried, target, scratch, *groups)
+                elif before < place.nbytes <= now:
+                    target.copy_(carried)
+
+    def refuse_training(self) -> str | None:
+        """Return the name of a quantised weight that requires a gradient, None if there is none."""
+        pairs = zip(self.tensors, self.packings)
+        return next((t.name for t, packing in pairs if packing is not None and t.value.requires_grad), None)
+
+    def _carry(self, index: int) -> None:
+        tensor, packing, carried = self.tensors[index], self.packings[index], self.carrier.tensors[index]
+        with torch.no_grad():
+            if packing is not None:
+                self._pack(tensor, packing, carried.value)
+            elif self.carrier.packed is not None:
+                carried.value.copy_(tensor.value)
+            else:
+                carried.value = tensor.value
+
+    def _packed(self, index: int, packing: Packing) -> torch.Tensor:
+        packed = torch.empty(packing.layout.nbytes, dtype=torch.uint8, device=HOST)
+        with torch.no_grad():
+            self._pack(self.tensors[index], packing, packed)
+        return packed
+
+    def _pack(self, tensor: HostTensor, packing: Packing, packed: torch.Tensor) -> None:
+        self.errors[tensor.name] = packing.pack(tensor.value, packed, tensor.name)
+        _let_go(tensor.value)
+
+
+def carry_on_disk(blocks: Collection[QuantizedBlock], folder: Path) -> None:
+    """Quantise `blocks` into one file in `folder`, which has no name and vanishes with them."""
+    written = offload(folder, [outgoing for block in blocks for outgoing in block.outgoing()])
+    for block in blocks:
+        block.carry_on_disk(written)
+
+
+def packings_of(tensors: Iterable[HostTensor], offload_dtype: str) -> list[Packing | None]:
+    """Return for each tensor how it is quantised; None for what stays as it is: buffers, vectors, small ones."""
+    return [None if tensor.is_buffer else Packing.of(tensor.value, offload_dtype) for tensor in tensors]
+
+
+def _kind(tensor: HostTensor, packing: Packing | None) -> tuple[torch.dtype, torch.Size]:
+    if packing is None:
+        return tensor.value.dtype, tensor.value.shape
+    return torch.uint8, torch.Size([packing.layout.nbytes])
+
+
+def _let_go(weight: torch.Tensor) -> None:
+    """Let the kernel have the pages of a checkpoint back that quantising has brought in.
+
+    They were all just read, so that memory of any other kind shows as such, and is left alone.
+    """
+    if type(weight.detach()) is torch.Tensor and is_untouched(weight):
+        release(weight)

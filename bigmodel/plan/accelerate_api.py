@@ -1,0 +1,191 @@
+"""`infer_auto_device_map`: this planner behind accelerate's signature.
+
+Device maps as accelerate writes them: checking and tidying.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from ..arguments import check_flags, check_names
+from ..devices import DeviceLike, format_size
+from ..errors import DeviceMapError
+from ..profile import DtypeLike, UnitProfile, named_tensors, profile_units
+from .memory.shortage import budget_error
+from .result.budgets import Key, is_accelerator, read_budgets
+from .search.capacity import Item, Placement, Room
+from .search.greedy import place_greedily
+from .search.groups import Group, tie_groups
+
+logger = logging.getLogger(__name__)
+
+
+def infer_auto_device_map(
+    model: nn.Module,
+    max_memory: Mapping[DeviceLike, int | str] | None = None,
+    no_split_module_classes: Iterable[str] | str | None = None,
+    dtype: DtypeLike | None = None,
+    special_dtypes: Mapping[str, DtypeLike] | None = None,
+    verbose: bool = False,
+    clean_result: bool = True,
+    offload_buffers: bool = False,
+    fallback_allocation: bool = False,
+) -> OrderedDict[str, int | str]:
+    """Return a device map that fills accelerators in order, then RAM, then disk. Counts weights only.
+
+    Where it differs from accelerate's: room for the largest streamed layer is kept only when a layer is
+    streamed; an accelerator that was passed over is tried again, so one huge layer pushes nothing else away;
+    buffers and parameters that a split module holds itself are placed too; units that must not be split are
+    found when none are named. `bigmodel.plan.plan` also counts KV cache and activations and predicts time.
+
+    Args:
+        model: any module, also on meta.
+        max_memory: budgets as `get_max_memory` takes them; None: what is free. `"disk"` is unlimited unless given.
+        no_split_module_classes: class names not to be split; None: find them; `[]`: split down to leaf modules.
+        dtype: floating point tensors count as this dtype, but never as more than they take now.
+        special_dtypes: dtype by tensor name, stronger than `dtype`.
+        verbose: log every decision.
+        clean_result: replace siblings on one device by their parent.
+        offload_buffers: False: buffers of units that are not resident count on the main device.
+        fallback_allocation: accepted; a device that was left empty is always tried with later layers.
+
+    Raises:
+        BudgetError: nothing fits, because `"disk"` was given a budget that is too small.
+        PlanError: an argument makes no sense; the message names it.
+        SizeError: a budget is not a size.
+        DeviceError: a budget is of no device.
+    """
+    check_flags(verbose=verbose, clean_result=clean_result, offload_buffers=offload_buffers)
+    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
+    groups = tie_groups(units)
+    room = Room(read_budgets(max_memory), slots=1, host_compute=True)
+    items = [_item(group, units) for group in groups]
+    placement = place_greedily(items, room)
+    if placement is None:
+        total = sum(item.weights + item.slab for item in items)
+        raise budget_error(room.budgets, total, partial(_fits, items, room))
+    if not offload_buffers:
+        _warn_about_buffers(groups, placement, room)
+    device_map = OrderedDict(_in_order(units, groups, placement))
+    if verbose:
+        for name, device in device_map.items():
+            logger.warning("%s -> %s", name or "the model", device)
+    return OrderedDict(clean_device_map(dict(device_map))) if clean_result else device_map
+
+
+def _fits(items: Sequence[Item], room: Room, budgets: Mapping[Key, int]) -> bool:
+    return place_greedily(items, replace(room, budgets=budgets)) is not None
+
+
+def _item(group: Group, units: Sequence[UnitProfile]) -> Item:
+    members = [units[index] for index in group.members]
+    return Item(group.nbytes, slab=max(unit.nbytes for unit in members), streams=len(members))
+
+
+def _in_order(
+    units: Sequence[UnitProfile], groups: Sequence[Group], placement: Placement
+) -> Iterator[tuple[str, int | str]]:
+    device_of = {index: placement.held[at] for at, group in enumerate(groups) for index in group.members}
+    for index, unit in enumerate(units):
+        yield unit.name, device_of[index]
+
+
+def _warn_about_buffers(groups: Sequence[Group], placement: Placement, room: Room) -> None:
+    """Warn when buffers of units that are not resident will not fit beside what the main device holds."""
+    if not is_accelerator(placement.main):
+        return
+    held = list(zip(groups, placement.held, strict=True))
+    buffers = sum(group.buffers for group, key in held if not is_accelerator(key))
+    resident = sum(group.nbytes for group, key in held if key == placement.main)
+    free = room.budgets[placement.main] - resident - placement.slots * placement.slot_bytes
+    if buffers > free:
+        logger.warning(
+            "buffers of layers that are not resident take %s, but device %s has %s left; pass offload_buffers=True "
+            "or raise its budget",
+            format_size(buffers),
+            placement.main,
+            format_size(free),
+        )
+
+
+def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
+    """Check that every parameter and buffer of `model` has a place in `device_map`.
+
+    Keys may be modules, parameters or buffers. A key that names nothing in the model is warned about.
+
+    Raises:
+        DeviceMapError: tensors without a place; the message names them.
+        PlanError: the map is no mapping by name, or the model no module.
+    """
+    check_names("device_map", device_map)
+    tensors = {name: persistent for name, _tensor, _is_buffer, persistent in named_tensors(model)}
+    modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    unknown = [key for key in device_map if key not in modules and key not in tensors]
+    if unknown:
+        logger.warning("the device map names what is not in the model: %s", ", ".join(sorted(unknown)))
+    missing = [name for name, persistent in tensors.items() if persistent and owner_of(name, device_map) is None]
+    if missing:
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise DeviceMapError(f"the device map gives no device to {shown}; add these or a module that holds them")
+
+
+def owner_of(name: str, device_map: Mapping[str, Any]) -> str | None:
+    """Return the longest key of `device_map` that is `name` or holds it; None if there is none."""
+    key = name
+    while key:
+        if key in device_map:
+            return key
+        key = key.rpartition(".")[0]
+    return "" if "" in device_map else None
+
+
+def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[str, Any]:
+    """Replace entries that share a device by their common parent, in place, and return the map.
+
+    The order of the entries is kept: a parent stands where its first child stood. A lone entry stays as it is.
+
+    Args:
+        device_map: entries by module or tensor name.
+        module_name: tidy only below this module.
+
+    Raises:
+        PlanError: the map is no mapping by name.
+    """
+    check_names("device_map", device_map)
+    count: dict[str, int] = {}
+    common: dict[str, Any] = {}
+    for key, device in device_map.items():
+        for parent in _itself_and_parents(key, module_name):
+            count[parent] = count.get(parent, 0) + 1
+            if common.setdefault(parent, device) != device:
+                common[parent] = _MIXED
+    tidy: dict[str, Any] = {}
+    for key, device in device_map.items():
+        name = key
+        for parent in _itself_and_parents(key, module_name):
+            if count[parent] > 1 and common[parent] is not _MIXED:
+                name = parent
+        tidy[name] = device
+    device_map.clear()
+    device_map.update(tidy)
+    return device_map
+
+
+_MIXED = object()
+
+
+def _itself_and_parents(key: str, stop: str) -> Iterator[str]:
+    """Yield `key` and the modules that hold it, up to `stop`; nothing if `key` is not inside `stop`."""
+    if stop and key != stop and not key.startswith(f"{stop}."):
+        return
+    while key != stop:
+        yield key
+        key = key.rpartition(".")[0]
+    yield stop

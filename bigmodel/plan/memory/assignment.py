@@ -1,0 +1,54 @@
+"""Where every unit of a model is held and where it runs: what planning looks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from ...devices import HOST
+from ...profile import Profile
+from ..result.budgets import Key, is_accelerator
+
+STEP = "decode"
+"""Name of the phase that is a step of generation."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where every unit of a profile is held and where it runs, by position.
+
+    Attributes:
+        held: device key of each unit's weights.
+        runs: device key on which each unit runs.
+        main: where inputs are, and where streamed units run.
+        slots: how many slots there are on `main`.
+        slot_bytes: bytes of one slot.
+        stream_buffers: buffers of a unit lie with its weights, and not where it runs.
+        computed_below: for units that are streamed to `main` for prompts and computed on the host in steps of
+            generation, by position: calls of fewer tokens than this are computed. Their buffers lie with their weights.
+    """
+
+    held: tuple[Key, ...]
+    runs: tuple[Key, ...]
+    main: Key
+    slots: int = 0
+    slot_bytes: int = 0
+    stream_buffers: bool = False
+    computed_below: Mapping[int, int] = field(default_factory=dict)
+
+    def in_steps(self) -> Assignment:
+        """Return where everything is held and runs in a step of generation."""
+        if not self.computed_below:
+            return self
+        runs = tuple(HOST if index in self.computed_below else key for index, key in enumerate(self.runs))
+        return replace(self, runs=runs, computed_below={})
+
+    def streamed(self, index: int) -> bool:
+        """Whether unit `index` is copied to an accelerator each time it runs."""
+        return is_accelerator(self.runs[index]) and not is_accelerator(self.held[index])
+
+
+def host_only(profile: Profile) -> Assignment:
+    """Return the assignment in which the CPU holds and runs everything."""
+    everywhere = (HOST,) * len(profile.units)
+    return Assignment(everywhere, everywhere, HOST)

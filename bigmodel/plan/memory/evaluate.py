@@ -1,0 +1,108 @@
+"""The one place that says what a placement costs each device. Planner, search, tests and reports all ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ...devices import DISK, HOST
+from ...profile import Profile
+from ...profile.model.quantized import quantized_bytes
+from ..result.budgets import Key, is_accelerator
+from ..result.plan import DevicePlan
+from .assignment import STEP, Assignment
+from .slots import expert_rooms, slots_on
+
+
+def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePlan]:
+    """Return what an assignment takes on every device that holds or runs something, whatever its budget.
+
+    Kernels' workspace counts among the activations; `with_workspace_apart` tells them apart.
+    """
+    weights, buffers = _stored(profile, assignment)
+    kv, peaks = _kv_cache(profile, assignment), _peaks(profile, assignment)
+    found = {}
+    for device in dict.fromkeys([*weights, *buffers, *peaks]):
+        cache = kv.get(device, 0)
+        found[device] = DevicePlan(
+            device,
+            budget=None,
+            weights=weights.get(device, 0),
+            buffers=buffers.get(device, 0),
+            kv_cache=cache,
+            activations=max(peaks.get(device, 0) - cache, 0),
+            slots=slots_on(profile, assignment, device),
+        )
+    return found
+
+
+def with_workspace_apart(
+    uses: Mapping[Key, DevicePlan], profile: Profile, assignment: Assignment
+) -> dict[Key, DevicePlan]:
+    """Return what `device_uses` found, with what kernels take for themselves told from activations; totals stay."""
+    bare = replace(profile, phases=tuple(phase.without_workspace() for phase in profile.phases))
+    found = {}
+    for device, without in device_uses(bare, assignment).items():
+        more = uses[device].activations - without.activations
+        found[device] = replace(uses[device], activations=without.activations, workspace=more)
+    return found
+
+
+def _kv_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
+    """Return the bytes of KV cache by device; what moves between prompt and step counts on both."""
+    found: dict[Key, int] = {}
+    for index, nbytes in enumerate(profile.kv_cache):
+        for key in {assignment.runs[index], *([HOST] if index in assignment.computed_below else [])}:
+            found[key] = found.get(key, 0) + nbytes
+    return found
+
+
+def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
+    """Return the most bytes of activations and KV cache by device."""
+    first = assignment.held[profile.first] if assignment.held else assignment.main
+    brought_to = HOST if first == DISK else first
+
+    def peaks(of: Assignment, over: Profile) -> dict[Key, int]:
+        slots = {at: room.slots for at, room in expert_rooms(over, of).items()}
+        return over.dynamic_peaks(dict(enumerate(of.runs)), of.main, brought_to=brought_to, experts=slots)
+
+    if not assignment.computed_below:
+        return peaks(assignment, profile)
+    prompts = replace(profile, phases=tuple(phase for phase in profile.phases if phase.name != STEP))
+    steps = replace(profile, phases=tuple(phase for phase in profile.phases if phase.name == STEP))
+    found = peaks(assignment, prompts)
+    # When the first step begins, the cache still lies where the prompt was computed.
+    begun = {key: peak for key, peak in peaks(assignment, steps).items() if is_accelerator(key)}
+    for more in (begun, peaks(assignment.in_steps(), steps)):
+        found.update({key: max(found.get(key, 0), peak) for key, peak in more.items()})
+    return found
+
+
+def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], dict[Key, int]]:
+    """Return bytes of parameters and of buffers by device, each storage once per device."""
+    weights: dict[Key, int] = {}
+    buffers: dict[Key, int] = {}
+    seen: set[tuple[Key, int, bool]] = set()
+    parameters = {s for unit in profile.units for s, spec in unit.storages.items() if not spec.is_buffer}
+    for index, unit in enumerate(profile.units):
+        for storage, spec in unit.storages.items():
+            is_buffer = storage not in parameters
+            moves = is_buffer and not assignment.stream_buffers and index not in assignment.computed_below
+            device = assignment.runs[index] if moves else assignment.held[index]
+            quantized = profile.offload_dtype is not None and not is_buffer and assignment.streamed(index)
+            if (device, storage, quantized) not in seen:
+                seen.add((device, storage, quantized))
+                books = buffers if is_buffer else weights
+                own = quantized_bytes(spec.shape, spec.dtype, profile.offload_dtype) if quantized else spec.nbytes
+                books[device] = books.get(device, 0) + own
+    return weights, buffers
+
+
+def over_budget(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> dict[Key, int]:
+    """Return by how many bytes each device passes its budget; the disk has none unless it is given."""
+    found = {}
+    for device, use in uses.items():
+        budget = budgets.get(device, use.total if device == DISK else 0)
+        if use.total > budget:
+            found[device] = use.total - budget
+    return found

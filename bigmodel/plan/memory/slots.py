@@ -1,0 +1,142 @@
+"""The room on a device that weights held elsewhere take turns in: slots for whole units, and for experts one by one.
+
+What is computed here is what `dispatch` sets aside. A mixture's experts come one by one, when a router has chosen them,
+and stay until their room is needed; they are given what whole units with all their experts would take, less the slots
+that the rest of the units needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...devices import DISK, HOST
+from ...profile import Profile, UnitProfile
+from ...profile.model.experts import Choice, ExpertsProfile
+from ...profile.model.quantized import offloaded_bytes, staging_bytes
+from ..result.budgets import Key
+from .assignment import Assignment
+from .windows import read_ahead_window, staging
+
+DEFAULT_SLOTS = 2
+"""How many streamed units may be on the main device at once: one runs while the next one arrives."""
+
+NEARLY_ALL = 7 / 8
+"""Share of a module's experts from which on the next module's are brought ahead: it will want nearly all, too."""
+
+
+@dataclass(frozen=True)
+class ExpertRoom:
+    """Room for experts of one kind on one device.
+
+    Attributes:
+        slots: how many experts there is room for.
+        experts: how many experts, of all modules together, share it.
+        expert_bytes: bytes of one.
+    """
+
+    slots: int
+    experts: int
+    expert_bytes: int
+
+    def brought(self, choice: Choice) -> tuple[float, float]:
+        """Return how many experts of one module are brought in one call: ahead of it, and once they are chosen.
+
+        Where a call wants nearly all, those of the next module come while this one's are computed with, as far as there
+        is room for both. Where it wants a few, the chance that one is there is the share of experts that are.
+        """
+        if self.slots >= self.experts:
+            return 0.0, 0.0
+        if choice.wanted < NEARLY_ALL * choice.count:
+            return 0.0, choice.wanted * (1 - self.slots / self.experts)
+        missing = choice.wanted * (1 - max(self.slots - 2 * choice.count, 0) / self.experts)
+        ahead = min(missing, float(max(self.slots - choice.count, 0)))
+        return ahead, missing - ahead
+
+
+def slots_on(profile: Profile, assignment: Assignment, device: Key) -> int:
+    """Return the bytes on `device` that weights held elsewhere take turns in."""
+    rooms = {id(room): room for room in _rooms(profile, assignment, device).values()}
+    nbytes = sum(room.slots * room.expert_bytes for room in rooms.values())
+    if device == assignment.main:
+        streamed = [unit for index, unit in enumerate(profile.units) if assignment.streamed(index)]
+        nbytes += _whole_slots(profile, assignment) + staging_bytes(streamed, profile.offload_dtype)
+    if device != HOST or not profile.phases:
+        return nbytes
+    on_disk = [
+        (unit, runs)
+        for unit, held, runs in zip(profile.units, assignment.held, assignment.runs, strict=True)
+        if held == DISK and not unit.is_lookup
+    ]
+    computed = [unit.weights - unit.expert_weights for unit, runs in on_disk if runs == HOST]
+    streamed_bytes = [offloaded_bytes(unit, profile.offload_dtype) for unit, runs in on_disk if runs != HOST]
+    return nbytes + read_ahead_window(computed) + staging(streamed_bytes)
+
+
+def expert_rooms(profile: Profile, assignment: Assignment) -> dict[tuple[int, int], ExpertRoom]:
+    """Return the room of experts that come one by one, by positions of their unit and of the experts in it."""
+    if not any(unit.experts for unit in profile.units):
+        return {}
+    main = assignment.main
+    return {**_rooms(profile, assignment, main), **(_rooms(profile, assignment, HOST) if main != HOST else {})}
+
+
+def _rooms(profile: Profile, assignment: Assignment, device: Key) -> dict[tuple[int, int], ExpertRoom]:
+    found = {
+        (index, position): experts
+        for index, unit in enumerate(profile.units)
+        if _comes_to(assignment, index, device)
+        for position, experts in enumerate(unit.experts)
+    }
+    kinds: dict[tuple[tuple[str, int], ...], list[ExpertsProfile]] = {}
+    for experts in found.values():
+        kinds.setdefault(experts.slots, []).append(experts)
+    whole = sum(experts.count * experts.nbytes for experts in found.values())
+    budget = _expert_bytes(profile, assignment) if found else 0
+    rooms = {}
+    for slots, kind in kinds.items():
+        size, count = kind[0].nbytes, sum(experts.count for experts in kind)
+        room = int(budget * (count * size / whole)) // max(size, 1)
+        rooms[slots] = ExpertRoom(max(1, min(room, count)), count, size)
+    return {at: rooms[experts.slots] for at, experts in found.items()}
+
+
+def _comes_to(assignment: Assignment, index: int, device: Key) -> bool:
+    """Whether the experts of a unit are brought to `device`; to the host from disk, where each is a file's part."""
+    if assignment.streamed(index):
+        return device == assignment.main
+    return device == HOST and assignment.held[index] == DISK and assignment.runs[index] == HOST
+
+
+def _expert_bytes(profile: Profile, assignment: Assignment) -> int:
+    slots = max(assignment.slots, DEFAULT_SLOTS)
+    whole = []
+    for index, unit in enumerate(profile.units):
+        streamed = assignment.streamed(index)
+        rest = _slab(assignment, index, unit) if streamed else 0
+        if unit.experts and (streamed or _comes_to(assignment, index, HOST)):
+            rest += sum(experts.count * experts.nbytes for experts in unit.experts)
+        whole.append(rest)
+    rests = list(_slabs(profile, assignment))
+    return slots * max(whole, default=0) - min(slots, len(rests)) * max(rests, default=0)
+
+
+def _whole_slots(profile: Profile, assignment: Assignment) -> int:
+    """Return the bytes of the slots on the main device for what is streamed as a whole."""
+    if not any(unit.experts and assignment.streamed(index) for index, unit in enumerate(profile.units)):
+        return assignment.slots * assignment.slot_bytes
+    rests = list(_slabs(profile, assignment))
+    return min(max(assignment.slots, DEFAULT_SLOTS), len(rests)) * max(rests, default=0)
+
+
+def _slabs(profile: Profile, assignment: Assignment) -> Iterator[int]:
+    """Yield the bytes of the slot of each streamed unit, its experts apart."""
+    for index, unit in enumerate(profile.units):
+        if assignment.streamed(index) and not unit.is_lookup and not unit.is_tensor:
+            slab = _slab(assignment, index, unit)
+            if slab:
+                yield slab
+
+
+def _slab(assignment: Assignment, index: int, unit: UnitProfile) -> int:
+    return unit.slab_without_experts(assignment.stream_buffers or index in assignment.computed_below)

@@ -1,0 +1,1 @@
+"""The plan as a value: budgets, fields, JSON, tables, pictures."""

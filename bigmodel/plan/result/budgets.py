@@ -1,0 +1,85 @@
+"""Budgets to plan with, also for a machine that is not this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...devices import DISK, HOST, DeviceLike, accelerators, get_max_memory, normalize_device, parse_size
+from ...devices.budgets import budgets_given
+from ...errors import DeviceError, SizeError
+
+Key = int | str
+"""A device as plans and device maps name it: a number for an accelerator, or "cpu", "disk", "mps", "cuda:0", ..."""
+
+HEADROOM = 0.9
+"""Share of what is free that is planned with when no budgets are given."""
+
+
+def is_accelerator(key: Key) -> bool:
+    """Whether a key names a device with memory and computing power of its own. The machine is not asked."""
+    return key not in (HOST, DISK, "meta")
+
+
+def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> dict[Key, int]:
+    """Return bytes by device key: accelerators ascending, then "mps", "cpu", "disk".
+
+    As `get_max_memory`, but a number may also mean an accelerator of another machine, when this one has none: plans
+    are made in one place for another.
+
+    Args:
+        max_memory: budgets by device; None: what is free here.
+
+    Raises:
+        SizeError: `max_memory` is no mapping, a budget is not a size, or a device is named twice.
+        DeviceError: a key names no device.
+    """
+    if max_memory is None or accelerators():
+        return get_max_memory(max_memory)
+    numbered: dict[Key, int] = {}
+    others: dict[DeviceLike, int | str] = {}
+    for device, size in budgets_given(max_memory):
+        number = _number(device)
+        if number is None:
+            others[device] = size
+        elif number in numbered:
+            raise SizeError(f"max_memory names device {number} twice; give one budget")
+        else:
+            numbered[number] = _size(device, size)
+    return {**dict(sorted(numbered.items())), **get_max_memory(others)}
+
+
+def with_headroom(budgets: Mapping[Key, int]) -> dict[Key, int]:
+    """Return what is free, less a tenth for what nobody plans: other programs, contexts, fragments."""
+    return {key: size if key == DISK else int(size * HEADROOM) for key, size in budgets.items()}
+
+
+def device_type_of(budgets: Mapping[Key, int]) -> str:
+    """Return the kind of device whose kernels a plan with these budgets runs.
+
+    That of the first accelerator with a budget; "cpu" if there is none, or none of that kind on this machine.
+    """
+    present = {name.partition(":")[0] for name in accelerators()}
+    for key, size in budgets.items():
+        if size > 0 and is_accelerator(key):
+            if isinstance(key, int) and not present:
+                return HOST
+            kind = normalize_device(key).partition(":")[0]
+            return kind if kind in present else HOST
+    return HOST
+
+
+def _number(device: DeviceLike) -> int | None:
+    if isinstance(device, bool) or not isinstance(device, (int, str)):
+        return None
+    if isinstance(device, str) and not device.strip().isdecimal():
+        return None
+    if int(device) < 0:
+        raise DeviceError(f"device {device} is negative; accelerators count from 0")
+    return int(device)
+
+
+def _size(device: DeviceLike, size: int | str) -> int:
+    try:
+        return parse_size(size)
+    except SizeError as error:
+        raise SizeError(f"max_memory[{device!r}]: {error}") from None

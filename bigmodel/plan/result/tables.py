@@ -1,0 +1,108 @@
+"""A plan as tables for people."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ...devices import HOST, format_size
+from .plan import Part, Plan
+
+PLAIN_WIDTH = 110
+
+
+def table(plan: Plan) -> RenderableType:
+    """Return the plan as a rich renderable: its parts, its devices, its predicted time, its notes."""
+    blocks: list[RenderableType] = [_heading(plan), _parts(plan), _devices(plan)]
+    if plan.prediction is not None:
+        blocks.append(_time(plan))
+    blocks += [Text(f"note: {note}") for note in plan.notes]
+    return Group(*blocks)
+
+
+def plain_text(plan: Plan) -> str:
+    """Return the tables as text without colour."""
+    stream = io.StringIO()
+    Console(file=stream, width=PLAIN_WIDTH, color_system=None).print(table(plan))
+    return stream.getvalue().rstrip()
+
+
+def _heading(plan: Plan) -> Text:
+    shape = f"batch {plan.batch_size}, context {plan.context_length}" if plan.context_length else "weights only"
+    return Text(f"{plan.model}: {shape}, dtype {plan.dtype or 'as stored'}, strategy {plan.strategy}")
+
+
+def _parts(plan: Plan) -> Table:
+    drawn = Table()
+    drawn.add_column("part")
+    drawn.add_column("device")
+    drawn.add_column("runs on")
+    drawn.add_column("bytes", justify="right")
+    drawn.add_column("reason")
+    for run in runs_of(plan.parts):
+        nbytes = sum(part.bytes for part in run)
+        drawn.add_row(label_of(run), str(run[0].device), _where(run[0]), format_size(nbytes), run[0].reason)
+    return drawn
+
+
+def _where(part: Part) -> str:
+    if not part.computed_below:
+        return str(part.runs_on)
+    return f"{part.runs_on}; {HOST} below {part.computed_below} tokens"
+
+
+def _devices(plan: Plan) -> Table:
+    drawn = Table()
+    drawn.add_column("device")
+    purposes = ["weights", "buffers", "kv_cache", "activations", "slots", "total"]
+    for name, before in (("workspace", -2), ("training", -1)):
+        if any(getattr(device, name) for device in plan.devices.values()):
+            purposes.insert(before, name)
+    for name in [*purposes, "budget", "free"]:
+        drawn.add_column("KV cache" if name == "kv_cache" else name, justify="right")
+    for device in plan.devices.values():
+        numbers = [getattr(device, name) for name in purposes]
+        budget = "no limit" if device.budget is None else format_size(device.budget)
+        free = "-" if device.free is None else format_size(device.free)
+        shown = [format_size(number) if number else "-" for number in numbers]
+        drawn.add_row(str(device.device), *shown, budget, free)
+    return drawn
+
+
+def _time(plan: Plan) -> Text:
+    assert plan.prediction is not None
+    prefill = "" if plan.prediction.prefill is None else f"prefill {plan.prediction.prefill:.3g} s, "
+    step = f"{plan.prediction.token:.3g} s per step ({plan.batch_size / plan.prediction.token:.3g} per second)"
+    return Text(f"predicted: {prefill}{step}; bound by {plan.prediction.binds}")
+
+
+def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:
+    """Yield neighbouring parts of one kind and fate together."""
+    run: list[Part] = []
+    for part in parts:
+        if run and _fate(part) != _fate(run[0]):
+            yield run
+            run = []
+        run.append(part)
+    if run:
+        yield run
+
+
+def label_of(run: Sequence[Part]) -> str:
+    """Return a name for neighbouring parts: "model.layers.0 … 11 (12)"."""
+    first = run[0].name or "(the model)"
+    if len(run) == 1:
+        return first
+    last = run[-1].name
+    stem = first.rpartition(".")[0]
+    if stem and last.startswith(f"{stem}."):
+        last = last[len(stem) + 1 :]
+    return f"{first} … {last} ({len(run)})"
+
+
+def _fate(part: Part) -> tuple[object, ...]:
+    return part.kind, part.device, part.runs_on, part.computed_below, part.reason

@@ -1,0 +1,203 @@
+"""The greedy placement: as many bytes as possible resident on accelerators, the rest streamed through slots.
+
+What is not resident on an accelerator is held in RAM or viewed on disk. When a streamed unit's turn comes it is
+copied into a slot on the main device and runs there. A unit too big for the slots runs on the CPU where that is
+allowed. If the accelerators cannot host what they must, they are left out and the CPU runs it all.
+
+Filling devices in order: quick, and good enough wherever speed does not depend on which item goes where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ...devices import DISK, HOST
+from ..memory.windows import read_ahead_window
+from ..result.budgets import Key, is_accelerator
+from .capacity import Item, Placement, Room
+
+
+def place_greedily(items: Sequence[Item], room: Room) -> Placement | None:
+    """Return the greedy placement, or None if the items cannot be placed under the budgets."""
+    best: Placement | None = None
+    for slab, slots in _slot_choices(items, room):
+        placement = _place_with_slots(items, room, slab, slots)
+        if placement is not None and (best is None or _score(items, placement) > _score(items, best)):
+            best = placement
+        if best is not None and all(map(is_accelerator, best.held)):
+            return best
+    return best or _on_host(items, room)
+
+
+def _score(items: Sequence[Item], placement: Placement) -> tuple[int, int]:
+    """More is better: bytes that run on accelerators, then bytes resident there."""
+    runs = sum(it.weights for it, key in zip(items, placement.runs, strict=True) if is_accelerator(key))
+    held = sum(it.weights for it, key in zip(items, placement.held, strict=True) if is_accelerator(key))
+    return runs, held
+
+
+def _slot_choices(items: Sequence[Item], room: Room) -> Iterator[tuple[int, int]]:
+    """Yield (bytes of a slot, slots): nothing streamed first, then ever larger slots."""
+    if not room.accelerators:
+        return
+    yield 0, 0
+    for slab in sorted({item.slab for item in items if item.slab}):
+        for slots in range(1, room.slots + 1):
+            yield slab, slots
+
+
+def _place_with_slots(items: Sequence[Item], room: Room, slab: int, slots: int) -> Placement | None:
+    """Place with `slots` slots of `slab` bytes set aside on the main device; None if that cannot be."""
+    streamable = [item.slab <= slab for item in items]
+    working = 0
+    while True:
+        bins = _accelerator_bins(room, slots * slab + working)
+        if bins is None or not _pin(items, room, bins):
+            return None
+        left: list[int] = []
+        for turn in (False, True):  # what cannot be streamed is placed first
+            chosen = (i for i, item in enumerate(items) if streamable[i] is turn and not item.pinned)
+            left += fill_in_order(((i, items[i].nbytes) for i in chosen), bins)
+        streamed = [index for index in left if streamable[index]]
+        needed = sum(items[index].working for index in streamed)
+        if needed <= working:
+            break
+        working = needed
+    if sum(items[index].streams for index in streamed) > 1 and slots < room.slots:
+        return None
+    if len(streamed) < len(left) and not room.host_compute:
+        return None
+    placed = {index: bin_.device for bin_ in bins for index in bin_.placed}
+    runs = {**placed, **{i: room.main if streamable[i] else HOST for i in left}}
+    used = any(items[index].slab for index in streamed)
+    return _hold_the_rest(items, room, placed, runs, (slots, slab) if used else (0, 0))
+
+
+def _accelerator_bins(room: Room, reserve: int) -> list[Bin] | None:
+    bins = []
+    for key in room.accelerators:
+        free = room.budgets[key] - room.activations - (reserve if key == room.main else 0)
+        if free < 0 and key == room.main:
+            return None
+        if free >= 0:
+            bins.append(Bin(key, free))
+    return bins
+
+
+def _pin(items: Sequence[Item], room: Room, bins: Sequence[Bin]) -> bool:
+    """Place what must be on the main device; False if it does not fit."""
+    main = next((bin_ for bin_ in bins if bin_.device == room.main), None)
+    for index, item in enumerate(items):
+        if item.pinned:
+            if main is None or not main.fits(item.nbytes):
+                return False
+            main.place(index, item.nbytes)
+    return True
+
+
+def _on_host(items: Sequence[Item], room: Room) -> Placement | None:
+    """Leave the accelerators out: everything runs on the CPU."""
+    return _hold_the_rest(items, room, {}, dict.fromkeys(range(len(items)), HOST), (0, 0))
+
+
+def _hold_the_rest(
+    items: Sequence[Item],
+    room: Room,
+    placed: Mapping[int, Key],
+    runs: Mapping[int, Key],
+    slots: tuple[int, int],
+) -> Placement | None:
+    """Give what is on no accelerator a place in RAM, else on disk."""
+    host_runs = [index for index, key in runs.items() if key == HOST]
+    working = sum(items[i].working for i in host_runs) + (room.activations if host_runs else 0)
+    free = room.budgets.get(HOST, 0) - working
+    if free < 0 and working:
+        return None
+    rest = {i: item.held_bytes(is_accelerator(runs[i])) for i, item in enumerate(items) if i not in placed}
+    viewed = {i for i in host_runs if items[i].streams and room.activations}
+    bins = _in_ram_or_on_disk(rest, viewed, max(free, 0), room.budgets.get(DISK))
+    if bins is None:
+        return None
+    held = {**placed, **{index: bin_.device for bin_ in bins for index in bin_.placed}}
+    order = range(len(items))
+    main = room.main if any(is_accelerator(key) for key in runs.values()) else HOST
+    return Placement(tuple(held[i] for i in order), tuple(runs[i] for i in order), main, *slots)
+
+
+def _in_ram_or_on_disk(
+    rest: Mapping[int, int], viewed: Collection[int], ram: int, disk: int | None
+) -> list[Bin] | None:
+    """Fill RAM, beside the window that the `viewed` ones of those on disk are brought into; None if there is no way.
+
+    Args:
+        rest: bytes by item.
+        viewed: items that the host computes with.
+        ram: bytes that are free there.
+        disk: the same of the disk; None for no limit.
+    """
+    window = 0
+    while window <= ram:
+        bins = [Bin(HOST, ram - window), Bin(DISK, disk)]
+        if fill_in_order(rest.items(), bins):
+            return None
+        needed = read_ahead_window([rest[index] for index in bins[1].placed if index in viewed])
+        if needed <= window:
+            return bins
+        window = needed
+    return None
+
+
+@dataclass
+class Bin:
+    """A device being filled.
+
+    Attributes:
+        device: its key.
+        free: bytes that may still be placed; None for no limit.
+        placed: indices of the items placed.
+    """
+
+    device: int | str
+    free: int | None
+    placed: list[int] = field(default_factory=list)
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether `nbytes` more may be placed."""
+        return self.free is None or nbytes <= self.free
+
+    def place(self, index: int, nbytes: int) -> None:
+        """Take item `index`, which needs `nbytes`."""
+        self.placed.append(index)
+        if self.free is not None:
+            self.free -= nbytes
+
+
+def fill_in_order(items: Iterable[tuple[int, int]], bins: Sequence[Bin]) -> list[int]:
+    """Place items in order, keeping neighbours together, and return the indices of those that fit nowhere.
+
+    An item goes to the current bin, else to the next bin that has room, which becomes the current one. An item
+    too big for every bin from here on is passed over and the next one tried, so one huge item does not push
+    away all that follow it. In the end, items that were passed over get a second chance in any bin.
+
+    Args:
+        items: (index, bytes) of each item, in execution order.
+        bins: devices in the order they are to be filled; changed in place.
+    """
+    current, passed = 0, []
+    for index, cost in items:
+        chosen = next((at for at in range(current, len(bins)) if bins[at].fits(cost)), None)
+        if chosen is None:
+            passed.append((index, cost))
+        else:
+            current = chosen
+            bins[chosen].place(index, cost)
+    return [index for index, cost in passed if not _place_anywhere(index, cost, bins)]
+
+
+def _place_anywhere(index: int, cost: int, bins: Sequence[Bin]) -> bool:
+    for candidate in bins:
+        if candidate.fits(cost):
+            candidate.place(index, cost)
+            return True
+    return False

@@ -1,0 +1,95 @@
+"""Parts that are streamed to the accelerator for prompts and computed on the host in steps of generation.
+
+A step multiplies each weight with a row or few: the host reads its weights about as fast as a link would bring them, or
+faster, and nothing but activations moves. A prompt multiplies them with many rows, which is worth the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from ...devices import HOST
+from ...profile.trace.work import for_share_of_tokens
+from ..memory.assignment import Assignment
+from ..result.budgets import Key, is_accelerator
+from .cost import CostModel
+from .unit_cost import UnitCost
+
+
+def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignment]:
+    """Yield variants of an assignment in which parts are computed in steps and streamed for prompts.
+
+    The parts are those in host memory that take less time this way each, by `streamed_from`: all that the
+    assignment computes, all that it streams, and both. Budgets are not looked at.
+
+    Args:
+        cost: predicts seconds.
+        known: an assignment in which they are one or the other.
+        slots: how many streamed units may be on the main device at once.
+    """
+    if not is_accelerator(known.main) or cost.profile.offload_dtype is not None:
+        return
+    below = {index: streamed_from(cost.units, index, known.main) for index in _movable(cost, known)}
+    found = {index: tokens for index, tokens in below.items() if tokens is not None}
+    computed = [index for index in found if known.runs[index] == HOST]
+    streamed = [index for index in found if known.runs[index] == known.main]
+    for chosen in {frozenset(computed), frozenset(streamed), frozenset((*computed, *streamed))} - {frozenset()}:
+        yield _switching(cost, known, {index: found[index] for index in sorted(chosen)}, slots)
+
+
+def _movable(cost: CostModel, known: Assignment) -> Iterator[int]:
+    """Yield the units in host memory that share no tensor with others and of which nothing comes in parts, as rows of
+    a table and experts do."""
+    units = cost.profile.units
+    holders: dict[int, int] = {}
+    for unit in units:
+        for storage in unit.storages:
+            holders[storage] = holders.get(storage, 0) + 1
+    for index, unit in enumerate(units):
+        alone = all(holders[storage] == 1 for storage in unit.storages)
+        in_parts = unit.is_lookup or unit.is_tensor or unit.experts
+        if known.held[index] == HOST and unit.weights and alone and not in_parts:
+            yield index
+
+
+def _switching(cost: CostModel, known: Assignment, below: dict[int, int], slots: int) -> Assignment:
+    runs = tuple(known.main if index in below else key for index, key in enumerate(known.runs))
+    found = replace(known, runs=runs, computed_below=below)
+    slabs = _slabs(cost, found, below)
+    return replace(found, slots=min(slots, len(slabs)), slot_bytes=max(slabs, default=0))
+
+
+def _slabs(cost: CostModel, found: Assignment, below: Collection[int]) -> list[int]:
+    """Return the bytes of the slot that each streamed unit needs."""
+    return [
+        unit.slab(found.stream_buffers or index in below)
+        for index, unit in enumerate(cost.profile.units)
+        if found.streamed(index) and unit.nbytes and not unit.is_lookup
+    ]
+
+
+def streamed_from(cost: UnitCost, unit: int, main: Key) -> int | None:
+    """Return of how many tokens a call is that takes a unit in host memory less time streamed to `main` than computed
+    on the host; None if prompt and step do not differ in that.
+
+    Between the two, operations are taken to ask in proportion to tokens. What a fetch hides behind is not known here:
+    it counts whole.
+    """
+    tokens = [phase.tokens * cost.profile.workload.batch_size for phase in cost.profile.phases]
+    if len(tokens) != 2 or not cost.works[1].get(unit):
+        return None
+    many, few = tokens
+
+    def computing_wins(number: int) -> bool:
+        works, share = (cost.works[1][unit], 1.0) if number == tokens[1] else (prompt, number / tokens[0])
+        some = [for_share_of_tokens(work, share) for work in works]
+        return cost.of_works(some, HOST) < max(fetch, cost.of_works(some, main))
+
+    prompt, fetch = cost.works[0].get(unit, ()), cost.fetch(0, unit, (HOST, main), 0)
+    if many <= few or computing_wins(many) or not computing_wins(few):
+        return None
+    while many - few > 1:
+        middle = (few + many) // 2
+        few, many = (middle, many) if computing_wins(middle) else (few, middle)
+    return many

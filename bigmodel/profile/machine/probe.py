@@ -1,0 +1,160 @@
+"""Measures a machine, once: the figures are kept, and processes that want them at the same time share one measuring."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import torch
+from filelock import FileLock
+
+from ...atomic_files import write_text
+from ...devices import HOST, accelerators, torch_device, virtual
+from ...errors import PlanError
+from . import machine as machine_json
+from .effort import Effort
+from .machine import DeviceLinks, DeviceSpeed, MachineProfile
+from .probe_compute import probe_device
+from .probe_disk import disk_rates
+from .probe_experts import seconds_of_call
+from .probe_link import memory_rate, probe_links
+from .processor import last_cache_bytes, processor_name, usable_cores
+
+logger = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """Return where measurements are kept: under ``XDG_CACHE_HOME``, else ``~/.cache``."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    return (Path(given) if given else Path.home() / ".cache") / "bigmodel" / "machines"
+
+
+def machine(refresh: bool = False, effort: Effort | None = None, folder: Path | None = None) -> MachineProfile:
+    """Return the profile of this machine, measuring it if that was not done yet.
+
+    A measuring takes some seconds. Other processes that ask meanwhile wait for it and read its result.
+
+    Args:
+        refresh: measure again, unless another process has just done so.
+        effort: how much is measured; None: enough to predict with.
+        folder: where profiles are kept; None: `cache_folder()`.
+    """
+    effort = effort or Effort()
+    key = machine_key(effort)
+    folder = folder or cache_folder()
+    path = folder / f"{key}.json"
+    asked = time.time()
+    known = None if refresh else _known(path)
+    if known is not None:
+        return known
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f"{key}.lock"):
+        known = _known(path)
+        if known is not None and (not refresh or known.measured_at >= asked):
+            return known
+        measured = measure(effort, folder, key)
+        write_text(path, machine_json.dump(measured))
+    return measured
+
+
+def known_machine(folder: Path | None = None) -> MachineProfile | None:
+    """Return the profile of this machine if it was measured before; None otherwise."""
+    return _known((folder or cache_folder()) / f"{machine_key(Effort())}.json")
+
+
+def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
+    """Measure this machine: the host, every accelerator, their links, and the disk under `folder`."""
+    names = accelerators()
+    devices: dict[str, DeviceSpeed] = {}
+    links: dict[str, DeviceLinks] = {}
+    for name in [HOST, *names]:
+        logger.info("measuring %s", name)
+        twin = next((known for known in devices if _same(known, name)), None)
+        with _unlimited(torch_device(name)):
+            devices[name] = devices[twin] if twin else probe_device(torch_device(name), effort)
+            links[name] = probe_links(torch_device(name), effort)
+    logger.info("measuring memory and disk")
+    cold, warm = disk_rates(folder, effort)
+    return MachineProfile(
+        name=describe(),
+        key=key,
+        devices=devices,
+        links=links,
+        memory_rate=memory_rate(effort),
+        disk_cold=cold,
+        disk_warm=warm,
+        python_call=seconds_of_call(effort),
+        cache_bytes=last_cache_bytes(),
+        memory_bytes=psutil.virtual_memory().total,
+        measured_at=time.time(),
+    )
+
+
+@contextmanager
+def _unlimited(device: torch.device) -> Iterator[None]:
+    """Lift the capacity of a virtual accelerator meanwhile, and count no peak: how fast it is does not depend on how
+    much it holds."""
+    if device.type != virtual.TYPE:
+        yield
+        return
+    arena = virtual.board.arena(device.index)
+    capacity, peak = arena.capacity, arena.peak
+    arena.capacity = None
+    try:
+        yield
+    finally:
+        arena.capacity, arena.peak = capacity, peak
+
+
+def describe() -> str:
+    """Return this machine in words: processor, cores, threads in use, memory, accelerators."""
+    parts = [processor_name(), f"{usable_cores()} cores", f"{torch.get_num_threads()} threads"]
+    parts.append(f"{round(psutil.virtual_memory().total / 2**30)} GiB of memory")
+    return ", ".join([*parts, *_accelerator_names(accelerators())])
+
+
+def machine_key(effort: Effort) -> str:
+    """Return a name for this machine as it is set up now; another one wherever its figures may differ."""
+    said = [describe(), platform.platform(), torch.__version__, repr(effort)]
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+def _accelerator_names(names: Sequence[str]) -> list[str]:
+    found = []
+    for name in names:
+        device = torch_device(name)
+        if device.type == virtual.TYPE:
+            link = virtual.link(device.index)
+            found.append(f"{name} at {link.bandwidth or 0:.0f} B/s and {link.latency or 0:g} s")
+        elif device.type == "cuda":
+            found.append(f"{name} {torch.cuda.get_device_name(device)}")
+        else:
+            found.append(name)
+    return found
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two accelerators compute alike, so that measuring one is enough."""
+    first, second = torch_device(one), torch_device(other)
+    if first.type != second.type or first.type == HOST:
+        return False
+    if first.type != "cuda":
+        return True
+    return torch.cuda.get_device_name(first) == torch.cuda.get_device_name(second)
+
+
+def _known(path: Path) -> MachineProfile | None:
+    try:
+        return machine_json.load(path.read_text())
+    except FileNotFoundError:
+        return None
+    except PlanError as error:
+        logger.warning("%s is measured anew: %s", path, error)
+        return None

@@ -1,0 +1,80 @@
+"""Measures how fast bytes move between the host and a device, each way, pinned and pageable, and from memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import torch
+
+from .effort import Effort
+from .machine import DeviceLinks, LinkSpeed
+from .timing import seconds_of
+
+
+def probe_links(device: torch.device, effort: Effort) -> DeviceLinks:
+    """Measure the links of an accelerator. Where the host has no pinned memory, ordinary memory stands in for it."""
+    pinned = device.type == "cuda"
+    return DeviceLinks(
+        to_device=_link(device, effort, pinned, to_device=True),
+        to_device_pageable=_link(device, effort, False, to_device=True),
+        to_host=_link(device, effort, pinned, to_device=False),
+        to_host_pageable=_link(device, effort, False, to_device=False),
+        disturbance=0.0 if pinned else _disturbance(device, effort),
+    )
+
+
+def memory_rate(effort: Effort) -> float:
+    """Return the bytes per second that the host reads from its memory."""
+    data = torch.full((max(effort.spread // 4, 1),), 0.5)
+    return data.nbytes / seconds_of(lambda: data.sum(), torch.device("cpu"), effort.at_least, effort.repeats)
+
+
+def _disturbance(device: torch.device, effort: Effort) -> float:
+    """Return the seconds of compute lost for each byte copied to the device meanwhile, where threads do both."""
+    matrix, rows = (torch.full((effort.width, n), 0.5).to(device) for n in (effort.width, effort.prompt))
+    host = torch.full((effort.copied[-1],), 1, dtype=torch.uint8)
+    there = host.to(device)
+    copied, stop = [0], threading.Event()
+
+    def copy() -> None:
+        while not stop.is_set():
+            there.copy_(host)
+            copied[0] += host.nbytes
+
+    def multiply() -> float:
+        started = time.perf_counter()
+        while time.perf_counter() - started < 10 * effort.at_least:
+            steps[0] += 1
+            matrix @ rows
+        return time.perf_counter() - started
+
+    steps = [0]
+    multiply()
+    steps = [0]
+    alone = multiply() / steps[0]
+    thread = threading.Thread(target=copy, name="copy beside compute")
+    thread.start()
+    try:
+        steps = [0]
+        copied[0] = 0
+        beside, nbytes = multiply(), copied[0]
+    finally:
+        stop.set()
+        thread.join()
+    return max(0.0, beside - alone * steps[0]) / max(nbytes, host.nbytes)
+
+
+def _link(device: torch.device, effort: Effort, pinned: bool, to_device: bool) -> LinkSpeed:
+    """Return the line through the seconds of a small and a large copy."""
+    small, large = effort.copied
+    fast, slow = (_copy(device, nbytes, effort, pinned, to_device) for nbytes in (small, large))
+    rate = (large - small) / max(slow - fast, 1e-9)
+    return LinkSpeed(rate, max(fast - small / rate, 0.0))
+
+
+def _copy(device: torch.device, nbytes: int, effort: Effort, pinned: bool, to_device: bool) -> float:
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pinned).fill_(1)
+    there = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    source, target = (host, there) if to_device else (there, host)
+    return seconds_of(lambda: target.copy_(source), device, effort.at_least, effort.repeats)

@@ -1,0 +1,106 @@
+"""Weights as small integers: which there are, and how many bytes they then take.
+
+A weight is cut into groups of `GROUP` elements that follow each other in memory. A group of ``int8`` is its integers
+and one scale; of ``int4`` its integers, two to a byte, one scale and one zero point. The scales of all groups lie
+together, then the zero points, then the integers, each from a multiple of `SLAB_ALIGNMENT` on: what has arrived of the
+integers can be restored while the rest is on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from math import prod
+
+import torch
+
+from ...arguments import check_choice
+from .dtypes import DtypeLike, dtype_bits, normalize_dtype
+from .tensors import TensorSpec
+from .units import SLAB_ALIGNMENT, UnitProfile
+
+GROUP = 128
+"""Elements that share a scale, as in torchao's int4. The scale makes them 3 % larger than 8 bits each would be."""
+
+UNPACK_GROUPS = 128 * 2**10
+"""Groups that are restored at once: enough to keep a GPU busy, for 8 MiB of scratch memory."""
+
+BUFFERS = 2
+"""Quantised units that are staged at once: while one is restored, the next one arrives."""
+
+OFFLOAD_DTYPES = ("int8", "int4")
+
+PartOfWeight = tuple[torch.dtype, tuple[int, int]]
+"""Dtype and shape (groups, elements of each) of one part of a quantised weight."""
+
+_WHOLE = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_offload_dtype(offload_dtype: str | None) -> str | None:
+    """Return what was given if it is one of `OFFLOAD_DTYPES` or None.
+
+    Raises:
+        PlanError: It is neither.
+    """
+    check_choice("offload_dtype", offload_dtype, (*OFFLOAD_DTYPES, None))
+    return offload_dtype
+
+
+def quantized_parts(shape: Sequence[int], dtype: DtypeLike, offload_dtype: str) -> list[PartOfWeight] | None:
+    """Return the parts that a weight is quantised to: scales, for ``int4`` zero points, and integers.
+
+    None for a tensor that stays as it is: what is no matrix, such as biases, norms and the experts of a layer in one
+    tensor; integers; a number of elements that groups do not divide; one so small that nothing would be won.
+    """
+    count, found = prod(shape), normalize_dtype(dtype)
+    if len(shape) != 2 or found not in _WHOLE or count == 0 or count % GROUP:
+        return None
+    groups = count // GROUP
+    parts: list[PartOfWeight] = [(torch.float32, (groups, 1)), (torch.int8, (groups, GROUP))]
+    if offload_dtype == "int4":
+        parts = [(torch.float32, (groups, 1)), (torch.int8, (groups, 1)), (torch.uint8, (groups, GROUP // 2))]
+    return parts if _nbytes(parts) < count * dtype_bits(found) // 8 else None
+
+
+def quantized_bytes(shape: Sequence[int], dtype: DtypeLike, offload_dtype: str | None) -> int:
+    """Return the bytes of a tensor that is offloaded as `offload_dtype`: its own where it stays as it is."""
+    parts = None if offload_dtype is None else quantized_parts(shape, dtype, offload_dtype)
+    return prod(shape) * dtype_bits(dtype) // 8 if parts is None else _nbytes(parts)
+
+
+def scratch_bytes(groups: int, offload_dtype: str) -> int:
+    """Return the bytes of memory that restoring a weight of so many groups takes beside the weight itself."""
+    return min(groups, UNPACK_GROUPS) * GROUP // 2 if offload_dtype == "int4" else 0
+
+
+def offloaded_bytes(unit: UnitProfile, offload_dtype: str | None) -> int:
+    """Return the bytes that the parameters of a streamed unit take where it is held."""
+    if offload_dtype is None:
+        return unit.weights
+    return sum(quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in _parameters(unit))
+
+
+def staging_bytes(units: Collection[UnitProfile], offload_dtype: str | None) -> int:
+    """Return the bytes of the device in which quantised units arrive, one after another, and are restored from."""
+    if offload_dtype is None:
+        return 0
+    arriving, scratch = 0, 0
+    for unit in units:
+        specs = _parameters(unit)
+        found = [quantized_parts(spec.shape, spec.dtype, offload_dtype) for spec in specs]
+        if any(found):
+            sizes = (quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in specs)
+            arriving = max(arriving, sum(map(_aligned, sizes)))
+            scratch = max(scratch, *(scratch_bytes(parts[0][1][0], offload_dtype) for parts in found if parts))
+    return BUFFERS * arriving + scratch
+
+
+def _parameters(unit: UnitProfile) -> list[TensorSpec]:
+    return [spec for spec in unit.storages.values() if not spec.is_buffer]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
+
+
+def _nbytes(parts: Sequence[PartOfWeight]) -> int:
+    return sum(_aligned(dtype.itemsize * prod(shape)) for dtype, shape in parts)

@@ -1,0 +1,115 @@
+"""The tensors of a module as numbers: name, bytes, and which names share one storage.
+
+Nothing here reads a value, so everything works on the meta device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ...arguments import check_model
+from ...devices.storage import storage_of
+from ...devices.virtual import VirtualTensor
+from .dtypes import CustomDtype, DtypeLike, dtype_bits, dtype_name, normalize_dtype, normalize_dtypes, planned_dtype
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One parameter or buffer under one of its names.
+
+    Attributes:
+        name: full name, as in `state_dict()`.
+        shape: its shape.
+        dtype: name of the dtype it will have once loaded.
+        nbytes: bytes it takes once loaded.
+        is_buffer: a buffer, not a parameter.
+        persistent: it is part of the state dict (parameters always are).
+        storage: two specs with the same number are the same memory (tied).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    is_buffer: bool
+    persistent: bool
+    storage: int
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool, bool]]:
+    """Yield `(name, tensor, is_buffer, persistent)` for every name, a tied tensor once per name.
+
+    The order is that of the modules (depth first), parameters before buffers within one module.
+
+    Raises:
+        PlanError: it is no module.
+    """
+    check_model(module)
+    for prefix, submodule in module.named_modules(remove_duplicate=False):
+        dot = f"{prefix}." if prefix else ""
+        for name, parameter in submodule._parameters.items():
+            if parameter is not None:
+                yield dot + name, parameter, False, True
+        for name, buffer in submodule._buffers.items():
+            if buffer is not None:
+                yield dot + name, buffer, True, name not in submodule._non_persistent_buffers_set
+
+
+def storage_key(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return what two tensors have in common exactly when they are the same memory.
+
+    Works on meta tensors too. Tensors that view different parts of one storage (a memory-mapped file, say)
+    get different keys; an empty tensor shares memory with nobody.
+    """
+    if isinstance(tensor, VirtualTensor):
+        return storage_key(tensor.held)
+    storage = storage_of(tensor)
+    if tensor.numel() == 0 or not storage:
+        return (id(tensor),)
+    return (storage, int(tensor.storage_offset()), tensor.numel(), tensor.element_size())
+
+
+def tensor_specs(
+    module: nn.Module,
+    dtype: DtypeLike | None = None,
+    special_dtypes: Mapping[str, DtypeLike] | None = None,
+    as_loaded: bool = True,
+) -> list[TensorSpec]:
+    """Describe every named tensor of `module`, a tied tensor once per name.
+
+    Args:
+        module: any module, on any device, also meta.
+        dtype: what floating point tensors will be cast to when loaded; None keeps theirs.
+        special_dtypes: dtype by full name, stronger than `dtype`.
+        as_loaded: True counts what loading does: parameters take `dtype`, buffers keep theirs. False counts as
+            accelerate does: buffers take it too, and no tensor becomes wider than it is.
+    """
+    wanted = None if dtype is None else normalize_dtype(dtype)
+    special = normalize_dtypes(special_dtypes)
+    numbers: dict[tuple[int, ...], int] = {}
+    specs = []
+    for name, tensor, is_buffer, persistent in named_tensors(module):
+        if name in special:
+            loaded: torch.dtype | CustomDtype = special[name]
+        elif as_loaded:
+            loaded = tensor.dtype if is_buffer else planned_dtype(tensor.dtype, wanted)
+        else:
+            loaded = planned_dtype(tensor.dtype, wanted)
+            if dtype_bits(loaded) > dtype_bits(tensor.dtype):
+                loaded = tensor.dtype
+        specs.append(
+            TensorSpec(
+                name=name,
+                shape=tuple(tensor.shape),
+                dtype=dtype_name(loaded),
+                nbytes=(tensor.numel() * dtype_bits(loaded) + 7) // 8,
+                is_buffer=is_buffer,
+                persistent=persistent,
+                storage=numbers.setdefault(storage_key(tensor), len(numbers)),
+            )
+        )
+    return specs

@@ -1,0 +1,1 @@
+"""What a forward does, recorded on fake tensors."""

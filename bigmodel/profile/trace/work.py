@@ -1,0 +1,160 @@
+"""What one operation asks of a device, in the few kinds that differ in how long they take.
+
+A product reads a matrix of `elements` numbers and multiplies `rows` rows with it: with few rows it takes as long as
+reading the matrix, with many as long as multiplying. Fused attention is two products whose matrices are keys and
+values; a convolution is one whose rows are positions, and takes less for each number where it spans several positions
+(Winograd's way). Everything else that makes a tensor moves bytes. What makes none, a view, costs only its call.
+
+What an operation that was recorded on many tokens would ask of a device on some of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_iter
+
+from ..model.experts import Choice
+
+aten = torch.ops.aten
+
+PRODUCT, CONVOLUTION, ATTENTION, MOVE, CALL = "product", "convolution", "attention", "move", "call"
+POINTWISE, ROUTE = "pointwise", "route"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operation.
+
+    Attributes:
+        kind: "product", "attention", "convolution", "pointwise" (a convolution that spans one position), "move",
+            "call" (a view, or anything else that makes no storage), or "route": tokens are sorted by the experts they
+            go to, which takes more than the moves it consists of.
+        dtype: of what it computes with, as in "float32".
+        elements: numbers of the matrices it multiplies with.
+        rows: rows it multiplies them by.
+        nbytes: bytes it reads and writes.
+    """
+
+    kind: str
+    dtype: str = "float32"
+    elements: int = 0
+    rows: float = 1
+    nbytes: int = 0
+
+
+def work_of(
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, choice: Choice | None = None
+) -> Work | None:
+    """Return what an operation on (fake) tensors asks of its device; None for what costs nothing at all.
+
+    Args:
+        func: the operation.
+        args: what it is given.
+        kwargs: what it is given by name.
+        output: what it returned.
+        choice: what the router chose, if the operation is one of a mixture's experts.
+    """
+    if func.namespace == "prim":
+        return None
+    if func is aten._grouped_mm.default:
+        return _grouped(choice, *args, **kwargs)
+    known = _KINDS.get(func)
+    if known is not None:
+        return known(*args, **kwargs)
+    made = [t for t in tree_iter(output) if isinstance(t, torch.Tensor)]
+    read = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
+    if func.is_view or not made or func in _VIEWS:
+        return Work(CALL)
+    if func in _LOOKUPS:
+        return Work(MOVE, _dtype(made[0]), nbytes=2 * sum(map(_nbytes, made)))
+    return Work(MOVE, _dtype(made[0]), nbytes=sum(map(_nbytes, [*read, *made])))
+
+
+def _mm(left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
+    return Work(PRODUCT, _dtype(right), right.numel(), left.shape[0], _nbytes(left) + _nbytes(right))
+
+
+def _addmm(_bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
+    return _mm(left, right)
+
+
+def _bmm(left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
+    """Either side may be what is read once and multiplied by few rows: the larger one is."""
+    matrix, rows = (right, left.shape[1]) if right.numel() >= left.numel() else (left, right.shape[2])
+    return Work(PRODUCT, _dtype(matrix), matrix.numel(), rows, _nbytes(left) + _nbytes(right))
+
+
+def _baddbmm(_bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
+    return _bmm(left, right)
+
+
+def _linear(left: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> Work:
+    rows = left.numel() // max(left.shape[-1], 1)
+    return Work(PRODUCT, _dtype(weight), weight.numel(), rows, _nbytes(left) + _nbytes(weight))
+
+
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any, **kwargs: Any) -> Work:
+    causal = kwargs.get("is_causal", any(flag is True for flag in rest)) and query.shape[-2] > 1
+    groups = query.shape[1] // max(key.shape[1], 1)
+    elements = groups * (key.numel() + value.numel())
+    nbytes = _nbytes(query) + _nbytes(key) + _nbytes(value)
+    return Work(ATTENTION, _dtype(key), elements // 2 if causal else elements, query.shape[-2], nbytes)
+
+
+def _grouped(choice: Choice | None, tokens: torch.Tensor, weights: torch.Tensor, *_: Any, **__: Any) -> Work:
+    if weights.dim() != 3:
+        return _mm(tokens, weights)
+    rows, count = tokens.shape[0], weights.shape[0]
+    wanted = max((choice or Choice(rows, 1, count)).wanted, 1.0)
+    elements = int(wanted * weights[0].numel())
+    nbytes = _nbytes(tokens) + elements * weights.element_size()
+    return Work(PRODUCT, _dtype(weights), elements, max(1.0, rows / wanted), nbytes)
+
+
+def _convolve(data: torch.Tensor, weight: torch.Tensor, *rest: Any, **_: Any) -> Work:
+    stride = rest[1] if len(rest) > 1 else [1]
+    steps = [stride[min(i, len(stride) - 1)] for i in range(data.dim() - 2)]
+    positions = math.prod(max(1, size // step) for size, step in zip(data.shape[2:], steps, strict=True))
+    nbytes = _nbytes(data) + _nbytes(weight)
+    kind = POINTWISE if weight.shape[2:].numel() == 1 else CONVOLUTION
+    return Work(kind, _dtype(weight), weight.numel(), data.shape[0] * positions, nbytes)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+_KINDS: dict[Any, Callable[..., Work]] = {
+    aten.mm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten.bmm.default: _bmm,
+    aten.baddbmm.default: _baddbmm,
+    aten.linear.default: _linear,
+    aten.convolution.default: _convolve,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attend,
+    aten._scaled_dot_product_flash_attention.default: _attend,
+    aten._scaled_dot_product_efficient_attention.default: _attend,
+    aten._scaled_dot_product_cudnn_attention.default: _attend,
+}
+
+_VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default, aten.empty.memory_format, aten.empty_like.default}
+_LOOKUPS = {aten.embedding.default, aten.index_select.default, aten.index.Tensor, aten.gather.default}
+
+
+def for_share_of_tokens(work: Work, share: float) -> Work:
+    """Return the work on `share` of the tokens: as many matrices, fewer rows. Keys and values are tokens too."""
+    rows, elements, nbytes = (max(1, round(number * share)) for number in (work.rows, work.elements, work.nbytes))
+    if work.kind == MOVE:
+        return replace(work, nbytes=nbytes)
+    if work.kind == ATTENTION:
+        return replace(work, rows=rows, elements=elements, nbytes=nbytes)
+    return replace(work, rows=rows) if work.kind in (PRODUCT, CONVOLUTION, POINTWISE) else work

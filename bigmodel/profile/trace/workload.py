@@ -1,0 +1,90 @@
+"""The shapes a model is going to run with.
+
+How many tokens a sequence has that is planned for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from ...arguments import check_choice, check_flags, optional_whole_number, whole_number
+from ...errors import PlanError
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What memory and time are predicted for.
+
+    Attributes:
+        batch_size: sequences (or samples) at once.
+        context_length: tokens of one sequence at its end: prompt and new tokens together.
+        new_tokens: how many of these are generated; for a model that does not generate, 0. None: any share of them,
+            so that prompts up to the whole context are planned for, and steps up to its last token.
+        cache: kind of KV cache: "dynamic", "static", or None for a forward without cache.
+        all_logits: the prompt's forward returns logits for every token, as a plain `model(input_ids)` does, and
+            not only for the last as in generation.
+    """
+
+    batch_size: int = 1
+    context_length: int = 0
+    new_tokens: int | None = 0
+    cache: str | None = "dynamic"
+    all_logits: bool = False
+
+    def __post_init__(self) -> None:
+        whole_number("batch_size", self.batch_size, least=1)
+        whole_number("context_length", self.context_length)
+        new_tokens = optional_whole_number("new_tokens", self.new_tokens)
+        if new_tokens is not None and new_tokens > self.context_length:
+            raise PlanError(
+                f"new_tokens is {self.new_tokens}; it is part of context_length, which is {self.context_length}"
+            )
+        check_choice("cache", self.cache, ("dynamic", "static", None))
+        check_flags(all_logits=self.all_logits)
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the longest prompt."""
+        return self.context_length - (self.new_tokens or 0)
+
+
+DEFAULT_CONTEXT = 2048
+"""Tokens that are planned for when nothing is said, as far as the model allows."""
+
+
+def max_context(model: nn.Module) -> int | None:
+    """Return the tokens a transformers model allows in one sequence; None if it does not say."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "get_text_config"):
+        return None
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def used_length(model: nn.Module, wanted: int | None) -> int:
+    """Return the tokens of a sequence in use: those wanted, else a default; 0 for a model that has no config.
+
+    Raises:
+        PlanError: the model allows fewer.
+    """
+    if wanted is None and getattr(model, "config", None) is None:
+        return 0
+    return trained_length(model, wanted)
+
+
+def trained_length(model: nn.Module, wanted: int | None) -> int:
+    """Return the tokens of a sequence in training: those wanted, else a default.
+
+    Raises:
+        PlanError: the model allows fewer.
+    """
+    limit = max_context(model)
+    if wanted is None:
+        return min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
+    if limit is not None and wanted > limit:
+        raise PlanError(
+            f"context_length is {wanted}, but {type(model).__name__} allows {limit} tokens; ask for at most {limit}"
+        )
+    return wanted

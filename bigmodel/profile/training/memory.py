@@ -1,0 +1,92 @@
+"""What one rank takes to train a model: weights, gradients, optimizer, activations, and what it communicates with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from ...arguments import check_choice, check_flags, check_model, optional_whole_number, whole_number
+from ...devices import HOST, virtual
+from .optimizers import check_optimizer
+from .sharding import FORWARD, OPTIMIZER, PHASES, STRATEGIES, sharding_of
+from .step import TrainingStep
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """Predicted bytes of one rank that trains.
+
+    Attributes:
+        weights: parameters it keeps.
+        buffers: buffers.
+        gradients: gradients it keeps, once the backward is done.
+        optimizer: what the optimizer keeps between steps.
+        activations: the most that is alive beside all these in the forward, most of it left for the backward.
+        communication: buckets gradients are reduced in, and parameters that are gathered to be computed with.
+        total: the peak. Less than the sum, where activations are at their most before there are gradients.
+    """
+
+    weights: int
+    buffers: int
+    gradients: int
+    optimizer: int
+    activations: int
+    communication: int
+    total: int
+
+
+def training_memory(
+    model: nn.Module,
+    batch_size: int = 1,
+    context_length: int | None = None,
+    optimizer: str | Callable[..., torch.optim.Optimizer] = "adamw",
+    checkpointing: bool = False,
+    ranks: int = 1,
+    strategy: str = "ddp",
+    device_type: str = "cpu",
+) -> TrainingMemory:
+    """Predict what one rank takes to train `model`, a transformers model, without allocating it.
+
+    It is a later step that counts: the optimizer's state is there then. Gradients are set to None between steps.
+
+    Args:
+        model: a transformers model of texts or images, also on meta; not changed. What requires no gradient gets none.
+        batch_size: samples of one rank.
+        context_length: tokens of each; None: as `profile_model` does.
+        optimizer: one of `OPTIMIZERS`, or a function that makes one from parameters.
+        checkpointing: blocks keep their inputs alone, and run again in the backward.
+        ranks: processes that train together.
+        strategy: "ddp" (each has everything; gradients are reduced in buckets) or "fsdp" (each keeps a share, and
+            gathers a block at a time, as `torch.distributed.fsdp.fully_shard` does).
+        device_type: kind of device it will run on: kernels differ.
+
+    Raises:
+        PlanError: an argument makes no sense, or the model has no loss.
+    """
+    check_model(model)
+    check_optimizer(optimizer)
+    check_choice("strategy", strategy, STRATEGIES)
+    check_flags(checkpointing=checkpointing)
+    ranks, batch_size = whole_number("ranks", ranks, least=1), whole_number("batch_size", batch_size, least=1)
+    context_length = optional_whole_number("context_length", context_length, least=1)
+    if checkpointing and device_type == virtual.TYPE:
+        device_type = HOST  # autograd cannot recompute on the virtual accelerator, which computes as the host does
+    step = TrainingStep(model, batch_size, context_length, optimizer, checkpointing, device_type)
+    step.record()
+    sharding = sharding_of(model, ranks, strategy)
+    share = sharding.share
+    kept = share(step.weights) + step.buffers + share(step.state)
+    beside = {phase: step.most_beside(phase, share) + sharding.held_in(phase) for phase in PHASES}
+    beside[OPTIMIZER] = share(step.most_beside(OPTIMIZER, lambda nbytes: nbytes)) + sharding.held_in(OPTIMIZER)
+    return TrainingMemory(
+        weights=share(step.weights),
+        buffers=step.buffers,
+        gradients=share(step.gradients),
+        optimizer=share(step.state),
+        activations=step.most_beside(FORWARD, lambda _: 0),
+        communication=max(sharding.held_in(phase) for phase in PHASES),
+        total=kept + max(beside.values()),
+    )

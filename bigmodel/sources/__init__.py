@@ -1,0 +1,1 @@
+"""Sources: a model's folder or repository: config, index, headers, remote ranges."""

@@ -1,0 +1,183 @@
+"""The header of a safetensors file, read and checked without touching a weight.
+
+A safetensors file is: 8 bytes, the header's length N (unsigned, little endian); N bytes of JSON, one entry
+per tensor: ``{"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}}``, plus an optional
+``"__metadata__"`` of strings; then the tensors' bytes, without holes. Offsets count from the header's end.
+(https://huggingface.co/docs/safetensors/index#format)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CheckpointFormatError, CheckpointNotFoundError
+from .header_entries import COPY_AGAIN, DTYPES, TensorEntry, parse_entry, refuse
+from .index import DuplicateKeyError, once_each
+
+__all__ = ["DTYPES", "SafetensorsHeader", "TensorEntry", "header_length", "parse_header", "read_header"]
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit: a longer header is an attack or not a safetensors file."""
+
+
+class SafetensorsHeader(Mapping[str, TensorEntry]):
+    """The validated header of one file: a mapping of tensor name to `TensorEntry`.
+
+    Attributes:
+        source: the file's path or address, for messages.
+        data_start: offset in bytes of the first tensor's bytes.
+        file_size: size of the whole file in bytes.
+        metadata: the ``__metadata__`` entry, empty where there is none.
+    """
+
+    __slots__ = ("_entries", "data_start", "file_size", "metadata", "source")
+
+    def __init__(
+        self,
+        entries: dict[str, TensorEntry],
+        *,
+        data_start: int,
+        file_size: int,
+        metadata: dict[str, str],
+        source: str,
+    ) -> None:
+        self._entries = entries
+        self.data_start = data_start
+        self.file_size = file_size
+        self.metadata = metadata
+        self.source = source
+
+    def __getitem__(self, name: str) -> TensorEntry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return f"SafetensorsHeader({self.source!r}, {len(self)} tensors, {self.file_size} bytes)"
+
+
+def read_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
+    """Read and check the header of the safetensors file at `path`; no tensor byte is read.
+
+    Raises:
+        CheckpointNotFoundError: there is no such file.
+        CheckpointFormatError: not a sound safetensors file; says what, where and what to do.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            file_size = os.fstat(file.fileno()).st_size
+            prefix = file.read(LENGTH_BYTES)
+            prefix += file.read(header_length(prefix, file_size, str(path)))
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"{path}: there is no such file") from error
+    except IsADirectoryError as error:
+        raise CheckpointFormatError(f"{path}: is a folder, not a safetensors file") from error
+    return parse_header(prefix, file_size, str(path))
+
+
+def header_length(prefix: bytes, file_size: int, source: str) -> int:
+    """Length in bytes of the JSON that follows the first 8 bytes of a file, checked against the file's size.
+
+    Args:
+        prefix: the file's first 8 bytes, or more.
+        file_size: size of the whole file in bytes.
+        source: the file's name, for messages.
+    """
+    if file_size < LENGTH_BYTES or len(prefix) < LENGTH_BYTES:
+        refuse(source, f"is {file_size} bytes long, too short for a safetensors file; {COPY_AGAIN}")
+    length = int.from_bytes(prefix[:LENGTH_BYTES], "little")
+    if length > MAX_HEADER_BYTES:
+        refuse(
+            source,
+            f"says its header is {length} bytes long, more than the format allows ({MAX_HEADER_BYTES}): "
+            "this is not a safetensors file, or its beginning is damaged",
+        )
+    if LENGTH_BYTES + length > file_size:
+        refuse(
+            source,
+            f"says its header is {length} bytes long, but the whole file has {file_size} bytes: "
+            f"truncated, or not a safetensors file; {COPY_AGAIN}",
+        )
+    return length
+
+
+def parse_header(prefix: bytes, file_size: int, source: str) -> SafetensorsHeader:
+    """Check the header contained in `prefix`, the beginning of a safetensors file.
+
+    Args:
+        prefix: the file's first bytes, at least 8 and the whole header; what follows it is ignored.
+        file_size: size of the whole file in bytes.
+        source: the file's name, for messages.
+
+    Raises:
+        CheckpointFormatError: as `read_header`.
+    """
+    length = header_length(prefix, file_size, source)
+    data_start = LENGTH_BYTES + length
+    if len(prefix) < data_start:
+        raise ValueError(f"{source}: the header has {data_start} bytes, but only {len(prefix)} were given")
+    items = _decode(prefix[LENGTH_BYTES:data_start], source)
+    metadata = _metadata(items.pop("__metadata__", None), source)
+    data_size = file_size - data_start
+    entries = {name: parse_entry(name, value, data_start, data_size, source) for name, value in items.items()}
+    _check_layout(entries, data_start, file_size, source)
+    return SafetensorsHeader(entries, data_start=data_start, file_size=file_size, metadata=metadata, source=source)
+
+
+def _decode(raw: bytes, source: str) -> dict[str, Any]:
+    """The header's JSON as a dictionary, refusing what is not UTF-8, not an object, or names a key twice."""
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        refuse(source, f"its header is not UTF-8 text ({error.reason} at byte {error.start}); {COPY_AGAIN}")
+    if not text.startswith("{"):
+        refuse(source, f"its header begins with {text[:1]!r}, not with '{{': this is not a safetensors file")
+    try:
+        items = json.loads(text, object_pairs_hook=once_each)
+        "".join(items).encode("utf-8")
+    except DuplicateKeyError as error:
+        refuse(source, f"its header names the key {error.key!r} twice; write the file again without it")
+    except UnicodeEncodeError:
+        refuse(source, "a tensor name in its header holds half of a surrogate pair, which is not text")
+    except (ValueError, RecursionError) as error:
+        refuse(source, f"its header is not JSON ({error}); {COPY_AGAIN}")
+    return dict(items)
+
+
+def _metadata(value: Any, source: str) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        refuse(source, f"its __metadata__ is {value!r:.100}, where the format wants strings by name")
+    return dict(value)
+
+
+def _check_layout(entries: dict[str, TensorEntry], data_start: int, file_size: int, source: str) -> None:
+    """The tensors must follow one another without overlap or hole and end where the file does."""
+    position, previous = data_start, "the header"
+    for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.nbytes)):
+        if entry.offset < position:
+            refuse(source, f"tensors {previous!r} and {entry.name!r} overlap in the file; {COPY_AGAIN}")
+        if entry.offset > position:
+            refuse(
+                source,
+                f"{entry.offset - position} bytes before tensor {entry.name!r} belong to no tensor, "
+                f"which the format forbids; {COPY_AGAIN}",
+            )
+        position, previous = entry.offset + entry.nbytes, entry.name
+    if position != file_size:
+        refuse(
+            source,
+            f"{file_size - position} bytes after the last tensor, {previous!r}, belong to no tensor, "
+            f"which the format forbids; {COPY_AGAIN}",
+        )

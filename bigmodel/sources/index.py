@@ -1,0 +1,184 @@
+"""Which files make up a checkpoint, and which of them holds which tensor.
+
+JSON objects that name no key twice: readers differ in which of the two they take, so none may be taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from ..errors import CheckpointFormatError, CheckpointNotFoundError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+LEGACY_SINGLE_FILE = "pytorch_model.bin"
+LEGACY_INDEX_FILE = "pytorch_model.bin.index.json"
+
+_ONE_OF_SEVERAL = re.compile(r"-\d{5}-of-(?!00001\.)\d{5}\.(safetensors|bin)$")
+
+
+def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The ``weight_map`` of the index file at `path`: tensor name -> file name inside the index's folder.
+
+    Raises:
+        CheckpointNotFoundError: there is no such file.
+        CheckpointFormatError: it is not an index, or names a file outside its folder.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise CheckpointNotFoundError(f"{path}: there is no such file") from error
+    return parse_index(content, str(path))
+
+
+def parse_index(content: bytes, source: str) -> dict[str, str]:
+    """As `read_index`, of an index already in memory; `source` names it in messages."""
+    try:
+        index: Any = json.loads(content.decode("utf-8"), object_pairs_hook=once_each)
+    except DuplicateKeyError as error:
+        raise CheckpointFormatError(
+            f"{source}: names {error.key!r} twice; write the index again, each tensor in one file"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointFormatError(f"{source}: is not JSON ({error}); copy or download the file again") from error
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
+        raise CheckpointFormatError(
+            f"{source}: holds no 'weight_map' of tensor names to file names: this is not a checkpoint's index"
+        )
+    checked: set[str] = set()
+    for key, name in weight_map.items():
+        if not isinstance(name, str) or name not in checked:
+            check_file_name(name, key, source)
+            checked.add(name)
+    return weight_map
+
+
+def check_file_name(name: object, key: str, source: str) -> None:
+    """Refuse a file name that leads out of the index's folder.
+
+    The name is judged, not where a link of that name leads: the Hub's cache is made of links.
+
+    Raises:
+        CheckpointFormatError: names the index, the key and the file name.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise CheckpointFormatError(f"{source}: places {key!r} in the file {name!r}, which is no file name")
+    windows = PureWindowsPath(name)
+    absolute = PurePosixPath(name).is_absolute() or bool(windows.drive or windows.root)
+    if absolute or ".." in windows.parts:
+        raise CheckpointFormatError(
+            f"{source}: says that {key!r} is in the file {name!r}, outside the checkpoint's folder; "
+            "an index may only name files beside itself: do not trust this checkpoint, or mend its index"
+        )
+
+
+def merge_weight_map(
+    headers: Mapping[str, Collection[str]], index: dict[str, str] | None, source: str
+) -> dict[str, str]:
+    """Tensor name -> file, from what the files hold, checked against the index where there is one.
+
+    A tensor that a shard holds and the index does not name counts too, as it does for transformers.
+
+    Raises:
+        CheckpointFormatError: the index places a tensor in a shard that does not hold it, or two shards hold
+            a tensor that the index does not place.
+    """
+    weight_map = dict(index or {})
+    for name, file in weight_map.items():
+        if name not in headers[file]:
+            raise CheckpointFormatError(
+                f"{source}: says that {name!r} is in {file}, which holds no such tensor: "
+                "the index and the shards are from different checkpoints; download or save it again"
+            )
+    for file, header in headers.items():
+        for name in header:
+            if weight_map.setdefault(name, file) != file and (index is None or name not in index):
+                raise CheckpointFormatError(
+                    f"{source}: {name!r} is in {weight_map[name]} and in {file}; an index must choose"
+                )
+    return weight_map
+
+
+def find_checkpoint_file(path: Path) -> Path:
+    """The file a checkpoint is opened by: an index, or the one file that holds all tensors.
+
+    In a folder, the first of: ``model.safetensors``, its index, the only ``*.safetensors.index.json``, the
+    only ``*.safetensors``, ``pytorch_model.bin``, its index, the only ``*.bin``. It is transformers' order.
+    One of several shards (``...-00001-of-00003.safetensors``) is never taken for the whole.
+
+    Raises:
+        CheckpointNotFoundError: there is nothing at `path`, or no checkpoint in the folder.
+        CheckpointFormatError: several files could be meant, or the file is no checkpoint by its name.
+    """
+    if path.is_file():
+        if not path.name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json")):
+            raise CheckpointFormatError(
+                f"{path}: is neither .safetensors, .bin nor .index.json; name one of those or their folder"
+            )
+        return path
+    if not path.is_dir():
+        raise CheckpointNotFoundError(f"{path}: there is no such folder or file")
+    names = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
+    return path / choose_checkpoint_file(names, str(path))
+
+
+def choose_checkpoint_file(names: Iterable[str], source: str) -> str:
+    """As `find_checkpoint_file`, of the file names of a folder or repository that `source` names."""
+    rules: tuple[tuple[str, str], ...] = (
+        (SINGLE_FILE, ""),
+        (INDEX_FILE, ""),
+        ("", ".safetensors.index.json"),
+        ("", ".safetensors"),
+        (LEGACY_SINGLE_FILE, ""),
+        (LEGACY_INDEX_FILE, ""),
+        ("", ".bin"),
+    )
+    candidates = sorted(names)
+    stray: list[str] = []
+    for whole, suffix in rules:
+        found = [name for name in candidates if name == whole or (suffix and name.endswith(suffix))]
+        complete = [name for name in found if not _ONE_OF_SEVERAL.search(name)]
+        if len(complete) == 1:
+            return complete[0]
+        stray += found
+        if complete:
+            break
+    if stray:
+        raise CheckpointFormatError(
+            f"{source}: holds {', '.join(stray[:5])}{', ...' if len(stray) > 5 else ''} and no "
+            f"{INDEX_FILE} that says what belongs together; name one of the files, or restore the index"
+        )
+    raise CheckpointNotFoundError(
+        f"{source}: holds no checkpoint: no *.safetensors, no {INDEX_FILE} and no pytorch_model.bin"
+    )
+
+
+class DuplicateKeyError(Exception):
+    """An object names ``key`` twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The members of a JSON object as a dictionary: an ``object_pairs_hook`` for `json.loads`.
+
+    Raises:
+        DuplicateKeyError: a key is there twice.
+    """
+    items = dict(pairs)
+    if len(items) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise DuplicateKeyError(key)
+            seen.add(key)
+    return items

@@ -1,0 +1,1 @@
+"""Verify: a plan held against what is measured."""

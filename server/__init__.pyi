@@ -1,0 +1,9 @@
+from .app import Loaded as Loaded
+from .app import create_app as create_app
+from .batch import Generation as Generation
+from .batch import generate_batch as generate_batch
+from .engine import Engine as Engine
+from .engine import EngineOptions as EngineOptions
+from .engine import SamplingParams as SamplingParams
+from .state import Loading as Loading
+from .state import Settings as Settings

@@ -1,0 +1,13 @@
+from .build import build_engine as build_engine
+from .engine import Engine as Engine
+from .engine import EngineStoppedError as EngineStoppedError
+from .engine import QueueFullError as QueueFullError
+from .engine import State as State
+from .options import EngineOptions as EngineOptions
+from .params import SamplingParams as SamplingParams
+from .request import Delta as Delta
+from .request import Done as Done
+from .request import Event as Event
+from .request import Failed as Failed
+from .request import Request as Request
+from .request import TokenLogprob as TokenLogprob

@@ -1,0 +1,74 @@
+"""What a dispatched model carries, and the way back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+
+from bigmodel.devices import memory_allocated
+from bigmodel.dispatch import dispatch_model
+from bigmodel.dispatch.attach.dispatched import Journal, dispatched, quantization_errors
+from bigmodel.errors import DispatchError
+
+from ..models import ids, stack
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+def test_a_plain_model_carries_nothing() -> None:
+    assert dispatched(stack()) is None
+    assert quantization_errors(stack()) == {}
+
+
+def test_a_dispatched_model_knows_its_map_its_names_and_its_ties() -> None:
+    found = dispatched(dispatch_model(stack(), {"": 0, "blocks": "cpu"}))
+    assert found is not None
+    assert str(found.main_device) == "virtual:0"
+    assert found.resolved.keys == {"": 0, "blocks": "cpu"}
+    assert found.plan is None
+    assert found.ties == {"head.weight": "embed.weight"}
+    assert "blocks.3.down.bias" in found.names
+
+
+def test_what_moved_is_told_by_the_tier_that_it_moved_to() -> None:
+    model = dispatch_model(stack(), {"": 0, "blocks": "cpu"})
+    model(ids())
+    stats = model.dispatch_stats()
+    assert set(stats) == {"virtual:0"}
+    assert stats["virtual:0"]["bytes_from_ram"] >= sum(p.nbytes for p in model.blocks.parameters())
+
+
+def test_detached_and_released_the_model_is_plain_and_the_device_free() -> None:
+    model = dispatch_model(stack(), {"": "cpu"}, main_device=0, offload_buffers=True)
+    found = dispatched(model)
+    assert found is not None
+    found.detach(model)
+    found.release()
+    del found
+    gc.collect()
+    assert memory_allocated(0) == 0
+    assert dispatched(model) is None
+    assert not hasattr(model, "hf_device_map")
+    assert all("forward" not in module.__dict__ and "_apply" not in module.__dict__ for module in model.modules())
+    assert torch.equal(model(ids()), stack()(ids()))
+
+
+@pytest.mark.parametrize("attempt", [copy.deepcopy, pickle.dumps])
+def test_it_is_not_copied(attempt: object) -> None:
+    with pytest.raises(DispatchError, match="undispatch"):
+        attempt(dispatched(dispatch_model(stack(), {"": 0})))  # type: ignore[operator]
+
+
+def test_a_journal_puts_everything_back_the_last_first() -> None:
+    registry, first = {"weight": torch.zeros(1)}, torch.zeros(1)
+    registry["weight"] = first
+    journal = Journal()
+    for value in (1.0, 2.0):
+        journal.replace(registry, "weight", torch.full((1,), value))
+    assert registry["weight"].item() == 2
+    journal.undo()
+    assert registry["weight"] is first

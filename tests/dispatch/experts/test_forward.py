@@ -1,0 +1,305 @@
+"""Mixtures of experts whose experts are offloaded: only the chosen ones come, and the outputs are the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from bigmodel.devices import memory_allocated, virtual
+from bigmodel.dispatch import dispatch_model, undispatch
+from bigmodel.dispatch.experts.forward import MOST_GROUPS
+
+from ..mixtures import EXPERT_BYTES, MIXTURES, chosen_by, deepseek_v3, experts_of, mixtral, qwen2_moe, tokens
+
+IMPLEMENTATIONS = ["grouped_mm", "batched_mm", "eager"]
+CACHES = [None, 1, 4 * EXPERT_BYTES, 1 << 30]
+DEVICE = "virtual:0"
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+def logits(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return model(inputs).logits.cpu()
+
+
+def resident(build: Callable[[], nn.Module], implementation: str = "grouped_mm") -> nn.Module:
+    model = build()
+    model.set_experts_implementation(implementation)
+    return model.to(DEVICE)
+
+
+def offloaded(build: Callable[[], nn.Module], implementation: str = "grouped_mm", **options: object) -> nn.Module:
+    model = build()
+    model.set_experts_implementation(implementation)
+    return dispatch_model(model, {"": "cpu"}, main_device=DEVICE, **options)
+
+
+def stats(model: nn.Module) -> dict[str, float]:
+    return model.dispatch_stats()["experts"][DEVICE]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("build", MIXTURES)
+def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:
+    expected = resident(build, implementation)
+    prompt = tokens().to(DEVICE)
+    text = expected.generate(prompt[:, :3], max_new_tokens=6, do_sample=False).cpu()
+    for cache in CACHES:
+        model = offloaded(build, implementation, expert_cache=cache)
+        assert torch.equal(logits(model, tokens()), logits(expected, prompt)), cache
+        assert torch.equal(model.generate(tokens()[:, :3], max_new_tokens=6, do_sample=False), text), cache
+
+
+def test_bytes_fetched_are_those_of_the_chosen_experts_and_nothing_else() -> None:
+    inputs = [tokens(1) + n for n in range(5)]
+    chosen = chosen_by(mixtral(), *inputs)
+    model = offloaded(mixtral, expert_cache=1 << 30)
+    link = virtual.link(0)
+    seen: set[tuple[int, int]] = set()
+    for number, tensor in enumerate(inputs):
+        before, streamed = stats(model)["bytes_fetched"], model.dispatch_stats()[DEVICE]["bytes_from_ram"]
+        crossed = link.bytes_to_device
+        logits(model, tensor)
+        new = {(layer, e) for layer in range(3) for e in chosen[3 * number + layer]} - seen
+        seen |= new
+        fetched = stats(model)["bytes_fetched"] - before
+        assert fetched == len(new) * EXPERT_BYTES
+        # What crossed the link beside experts and streamed blocks is a few token ids and indices.
+        streamed = model.dispatch_stats()[DEVICE]["bytes_from_ram"] - streamed
+        assert 0 <= link.bytes_to_device - crossed - fetched - streamed < 4096
+    assert stats(model)["misses"] == len(seen)
+    assert stats(model)["hits"] == sum(len(experts) for experts in chosen) - len(seen)
+
+
+def test_without_room_for_hot_experts_each_token_fetches_just_what_it_chose() -> None:
+    inputs = [tokens(1) + n for n in range(4)]
+    chosen = chosen_by(mixtral(), *inputs)
+    model = offloaded(mixtral, expert_cache=EXPERT_BYTES)
+    for tensor in inputs:
+        logits(model, tensor)
+    assert stats(model)["bytes_fetched"] == sum(len(experts) for experts in chosen) * EXPERT_BYTES
+
+
+def test_the_cache_holds_its_budget_and_the_rest_of_the_layer_streams_beside_it() -> None:
+    model = offloaded(mixtral, expert_cache=4 * EXPERT_BYTES)
+    logits(model, tokens())
+    assert stats(model)["cache_bytes"] == 4 * EXPERT_BYTES
+    streamed = model.dispatch_stats()[DEVICE]["bytes_from_ram"]
+    layers = sum(p.nbytes for n, p in model.model.layers.named_parameters() if "experts" not in n)
+    head = model.lm_head.weight.nbytes + model.model.norm.weight.nbytes
+    # Beside each layer once, the first one or two of the next round may have been fetched ahead.
+    assert layers + head <= streamed <= 2 * (layers + head)
+
+
+def test_by_default_experts_take_no_more_than_streaming_their_layers_would() -> None:
+    model = offloaded(mixtral)
+    assert stats(model)["cache_bytes"] == 2 * 8 * EXPERT_BYTES
+
+
+def test_experts_alone_can_be_offloaded() -> None:
+    device_map = {"": 0, **{f"model.layers.{n}.mlp.experts": "cpu" for n in range(3)}}
+    model = dispatch_model(mixtral(), device_map, expert_cache=6 * EXPERT_BYTES)
+    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(DEVICE)))
+    assert str(model.model.layers[0].self_attn.q_proj.weight.device) == DEVICE
+    assert set(model.dispatch_stats()) == {"experts"}
+
+
+def test_experts_run_where_their_layer_lives_each_device_with_a_cache_of_its_own() -> None:
+    layers = {f"model.layers.{n}": n % 2 for n in range(3)}
+    device_map = {"": 0, **layers, **{f"model.layers.{n}.mlp.experts": "cpu" for n in range(3)}}
+    model = dispatch_model(mixtral(), device_map)
+    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(DEVICE)))
+    assert set(model.dispatch_stats()["experts"]) == {"virtual:0", "virtual:1"}
+
+
+def test_parameters_stay_on_the_host_readable_during_and_after_a_forward() -> None:
+    model = offloaded(mixtral)
+    weights = experts_of(model, 1).gate_up_proj
+    seen: list[torch.Tensor] = []
+    model.model.layers[1].mlp.gate.register_forward_hook(lambda *_: seen.append(experts_of(model, 1).gate_up_proj))
+    logits(model, tokens())
+    assert seen[0] is experts_of(model, 1).gate_up_proj is weights
+    assert torch.equal(weights, experts_of(mixtral(), 1).gate_up_proj)
+
+
+def test_changed_and_replaced_weights_are_seen_by_the_next_forward() -> None:
+    model, expected = offloaded(mixtral, expert_cache=1 << 30), resident(mixtral)
+    logits(model, tokens())
+    with torch.no_grad():
+        for changed in (model, expected):
+            experts_of(changed, 0).down_proj[2] *= 2
+            experts_of(changed, 1).down_proj.mul_(0.5)
+    experts_of(model, 2).gate_up_proj = nn.Parameter(experts_of(model, 2).gate_up_proj.detach() + 1)
+    experts_of(expected, 2).gate_up_proj = nn.Parameter(experts_of(expected, 2).gate_up_proj.detach() + 1)
+    assert torch.equal(logits(model, tokens()), logits(expected, tokens().to(DEVICE)))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_threads_share_the_cache(implementation: str, slots: int) -> None:
+    expected = resident(mixtral, implementation)
+    inputs = [(tokens(count) + count) % 64 for count in (1, 2, 5, 9)]
+    outputs = [logits(expected, tensor.to(DEVICE)) for tensor in inputs]
+    model = offloaded(mixtral, implementation, expert_cache=slots * EXPERT_BYTES)
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for turn in range(8):
+            which = (number + turn) % len(inputs)
+            if not torch.equal(logits(model, inputs[which]), outputs[which]):
+                wrong.append(which)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_an_exception_among_the_experts_leaves_nothing_held(implementation: str) -> None:
+    model = offloaded(mixtral, implementation, expert_cache=2 * EXPERT_BYTES)
+    expected = logits(model, tokens())
+    held = memory_allocated(0)
+
+    def fail(*_: object) -> None:
+        raise ValueError("asked to fail")
+
+    failing = experts_of(model, 1).act_fn.register_forward_hook(fail)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="asked to fail"):
+            logits(model, tokens())
+    failing.remove()
+    assert memory_allocated(0) == held
+    assert torch.equal(logits(model, tokens()), expected)
+
+
+def test_a_fetch_that_fails_is_raised_and_tried_again_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = offloaded(mixtral)
+    transfer = virtual.VirtualLink.transfer
+
+    def broken(self: object, copy: object, nbytes: int, *, to_device: bool) -> None:
+        if nbytes in (EXPERT_BYTES // 3, 2 * EXPERT_BYTES // 3):
+            raise OSError("the link is down")
+        transfer(self, copy, nbytes, to_device=to_device)  # type: ignore[arg-type]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(virtual.VirtualLink, "transfer", broken)
+        with pytest.raises(OSError, match="the link is down"):
+            logits(model, tokens())
+    for _ in range(8):
+        # What was on its way when the link broke is reported by the first forward that needs it, once.
+        with contextlib.suppress(OSError):
+            logits(model, tokens())
+    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(DEVICE)))
+
+
+def test_undispatch_gives_the_plain_model_back() -> None:
+    model = undispatch(offloaded(mixtral))
+    assert "forward" not in experts_of(model, 0).__dict__
+    assert torch.equal(logits(model, tokens()), logits(mixtral(), tokens()))
+
+
+def test_a_registered_experts_function_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(module: nn.Module, *args: torch.Tensor) -> torch.Tensor:
+        calls.append(module.num_experts)
+        return ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, *args)
+
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "counted", counted)
+    model = offloaded(mixtral, "counted", expert_cache=16 * EXPERT_BYTES)
+    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(DEVICE)))
+    assert calls[:3] == [16, 16, 16]  # It works on the slots of the cache.
+
+
+def test_more_slots_than_one_call_can_take_are_used_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigmodel.dispatch.experts.forward.MOST_GROUPS", 5)
+    assert MOST_GROUPS < 1024
+    for build in (mixtral, qwen2_moe, deepseek_v3):
+        model = offloaded(build, expert_cache=1 << 30)
+        for _ in range(2):
+            assert torch.equal(logits(model, tokens(9)), logits(resident(build), tokens(9).to(DEVICE)))
+
+
+def test_a_long_prompt_fetches_the_next_layer_ahead() -> None:
+    model = offloaded(mixtral)
+    long = torch.arange(64).view(1, 64)
+    logits(model, long)
+    counters = stats(model)
+    assert all(len(experts) == 8 for experts in chosen_by(mixtral(), long))
+    assert counters["misses"] == 8
+    assert counters["hits"] == 16
+
+
+def test_experts_cast_on_their_way_are_those_of_the_cast_model(tmp_path: Path) -> None:
+    from bigmodel.dispatch.pretrained import from_pretrained
+
+    mixtral().save_pretrained(tmp_path)
+    expected = mixtral().to(DEVICE, torch.bfloat16)
+    model = from_pretrained(tmp_path, {"": 0, "model.layers": "disk"}, dtype=torch.bfloat16)
+    assert torch.equal(logits(model, tokens()), logits(expected, tokens().to(DEVICE)))
+    assert stats(model)["bytes_fetched"] % EXPERT_BYTES == 0
+
+
+def test_experts_on_disk_may_be_seen_first_in_inference_mode_and_later_without(tmp_path: Path) -> None:
+    from bigmodel.dispatch.pretrained import from_pretrained
+
+    mixtral().save_pretrained(tmp_path)
+    model = from_pretrained(tmp_path, {"": 0, "model.layers": "disk"}, expert_cache=1)
+    with torch.inference_mode():
+        first = model(tokens()).logits.cpu()
+    assert torch.equal(logits(model, tokens()), first)
+    assert torch.equal(first, logits(resident(mixtral), tokens().to(DEVICE)))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_on_the_host_unchosen_experts_on_disk_are_not_touched(implementation: str, tmp_path: Path) -> None:
+    """Their pages are made unreadable: touching one would end the process."""
+    script = f"""
+        import ctypes, mmap, torch
+        from safetensors.torch import save_file
+        from bigmodel.checkpoint import Checkpoint
+        from bigmodel.dispatch import dispatch_model
+        from tests.dispatch.mixtures import chosen_by, experts_of, mixtral, tokens
+
+        torch.set_num_threads(1)
+        model = mixtral(hidden_size=64, intermediate_size=128)
+        model.set_experts_implementation({implementation!r})
+        chosen = chosen_by(model, tokens(1))
+        expected = model(tokens(1)).logits
+        names = [f"model.layers.{{n}}.mlp.experts.{{p}}" for n in range(3) for p in ("gate_up_proj", "down_proj")]
+        save_file({{n: model.get_parameter(n).detach().clone() for n in names}}, {str(tmp_path / "w.safetensors")!r})
+        checkpoint = Checkpoint.open({str(tmp_path / "w.safetensors")!r})
+        for name in names:
+            module, _, key = name.rpartition(".")
+            model.get_submodule(module)._parameters[key] = torch.nn.Parameter(checkpoint.tensor(name))
+        device_map = {{"": "cpu", **{{name.rpartition(".")[0]: "disk" for name in names}}}}
+        dispatch_model(model, device_map)
+        libc = ctypes.CDLL(None)
+        protected = 0
+        for layer in range(3):
+            for weights in experts_of(model, layer).parameters():
+                for expert in set(range(8)) - chosen[layer]:
+                    begin = -(-weights[expert].data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+                    end = (weights[expert].data_ptr() + weights[expert].nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+                    assert libc.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), 0) == 0
+                    protected += 1
+        assert protected == 3 * 2 * 6
+        with torch.no_grad():
+            assert torch.equal(model(tokens(1)).logits, expected)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

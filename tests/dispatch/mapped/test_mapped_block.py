@@ -1,0 +1,73 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigmodel.checkpoint import is_untouched
+from bigmodel.dispatch.mapped.mapped_block import MappedBlock, Owner
+from bigmodel.dispatch.transfer.files import SourceFiles
+from bigmodel.dispatch.transfer.page_cache import resident_bytes
+from bigmodel.errors import CheckpointFormatError
+
+from ..mapped_files import checkpoint_file, mapped_blocks, registries
+
+MIB = 2**20
+
+
+def test_steps_cover_the_weights(tmp_path: Path) -> None:
+    (block,), (registry,) = mapped_blocks(tmp_path, 1, elements=1000)
+    weight = registry["weight"]
+    block.plan(step_bytes=768)
+    assert [step.nbytes for step in block.steps] == [768] * 5 + [160]
+    assert torch.equal(torch.cat([part for step in block.steps for part in step.tensors]).view(torch.float32), weight)
+
+
+def test_small_tensors_share_a_step(tmp_path: Path) -> None:
+    made = registries(checkpoint_file(tmp_path, 5, 10))
+    block = MappedBlock("all", [Owner(registry, "weight") for registry in made], SourceFiles())
+    block.plan(step_bytes=MIB)
+    (step,) = block.steps
+    assert (len(step.tensors), step.nbytes) == (5, 200)
+
+
+def test_a_tied_weight_counts_once_and_what_is_looked_up_by_rows_not_at_all(tmp_path: Path) -> None:
+    first, second = registries(checkpoint_file(tmp_path, 2, 100))
+    owners = [Owner(first, "weight"), Owner(dict(first), "weight"), Owner(second, "weight", is_sparse=True)]
+    block = MappedBlock("tied", owners, SourceFiles())
+    assert block.nbytes == 400
+    block.plan(MIB)
+    assert sum(step.nbytes for step in block.steps) == 400
+
+
+def test_dropping_gives_memory_back_and_reading_brings_it_again(tmp_path: Path) -> None:
+    (block,), (registry,) = mapped_blocks(tmp_path, 1, elements=16 * MIB)
+    weight = registry["weight"]
+    assert weight.sum() == 0
+    before = resident_bytes()
+    assert block.drop() == weight.nbytes
+    assert before - resident_bytes() > 0.9 * weight.nbytes
+    assert not weight.any()
+
+
+def test_what_was_written_is_not_dropped(tmp_path: Path) -> None:
+    (block,), (registry,) = mapped_blocks(tmp_path, 1)
+    weight = registry["weight"]
+    weight[5] = 3
+    assert block.drop() == 0
+    assert weight[5] == 3
+    assert not is_untouched(weight)
+
+
+def test_buffers_are_not_dropped(tmp_path: Path) -> None:
+    (registry,) = registries(checkpoint_file(tmp_path, 1, MIB))
+    block = MappedBlock("statistics", [Owner(registry, "weight", is_buffer=True)], SourceFiles())
+    assert block.drop() == 0
+
+
+def test_a_file_cut_short_is_noticed(tmp_path: Path) -> None:
+    (block,), _ = mapped_blocks(tmp_path, 1)
+    block.check_files()
+    os.truncate(tmp_path / "model.safetensors", 1000)
+    with pytest.raises(CheckpointFormatError, match=r"model\.safetensors: is 1000 bytes long.*cut short"):
+        block.check_files()

@@ -1,0 +1,110 @@
+"""What stays in memory and what takes turns, decided without any thread."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bigmodel.dispatch.mapped import residency
+from bigmodel.dispatch.mapped.mapped_block import MappedBlock
+from bigmodel.dispatch.mapped.residency import MARGIN, Residency, spread_order
+from bigmodel.dispatch.weights.stats import StreamStats
+
+from ..mapped_files import mapped_blocks
+
+MIB = 2**20
+
+
+@pytest.fixture
+def blocks(tmp_path: Path) -> list[MappedBlock]:
+    """Six blocks of a MiB."""
+    return mapped_blocks(tmp_path, 6)[0]
+
+
+def within(blocks: list[MappedBlock], budget: int, monkeypatch: pytest.MonkeyPatch) -> Residency:
+    """Return what decides for a process that is made of nothing but blocks."""
+    monkeypatch.setattr(residency, "resident_bytes", lambda: sum(block.held for block in blocks))
+    found = Residency(blocks, int(budget / (1 - MARGIN)) + 1, StreamStats())
+    found.order = list(blocks)
+    return found
+
+
+def bring_in(decides: Residency, waited_for: list[MappedBlock], may_drop: bool = True) -> list[MappedBlock]:
+    """Do as it says until it says no more; return the blocks that came in."""
+    came: list[MappedBlock] = []
+    decides.measure()
+    while (found := decides.next_step([b for b in waited_for if not b.is_ready], may_drop)) is not None:
+        block, step = found
+        block.held += step.nbytes
+        came.append(block)
+    return came
+
+
+def test_what_is_waited_for_comes_first_and_then_what_is_expected_next(
+    blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decides = within(blocks, 6 * MIB, monkeypatch)
+    assert bring_in(decides, [blocks[4]]) == [blocks[4], *blocks[:4], blocks[5]]
+
+
+def test_without_room_the_rest_waits(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:
+    decides = within(blocks, 3 * MIB, monkeypatch)
+    assert bring_in(decides, [], may_drop=False) == blocks[:3]
+
+
+def test_for_what_is_wanted_soon_goes_what_is_wanted_last(
+    blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decides = within(blocks, 3 * MIB, monkeypatch)
+    bring_in(decides, [])
+    decides.order = [*blocks[2:], *blocks[:2]]
+    assert bring_in(decides, [blocks[2]])[0] is blocks[3]
+    assert not blocks[1].held, "used last, it is wanted again last"
+    assert blocks[0].held
+
+
+def test_what_stays_is_spread_between_what_takes_turns(
+    blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two blocks' room goes to what is computed with and what comes in beside it; of six the other two stay."""
+    decides = within(blocks, 4 * MIB, monkeypatch)
+    came: list[MappedBlock] = []
+    for turn in range(18):
+        block = blocks[turn % 6]
+        decides.order = [*blocks[turn % 6 :], *blocks[: turn % 6]]
+        block.users = 1
+        brought = bring_in(decides, [block])
+        block.users = 0
+        came += brought if turn >= 6 else []
+        assert sum(each.held for each in blocks) <= 4 * MIB
+    assert sorted(block.name for block in came) == ["1", "1", "2", "2", "3", "3", "5", "5"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 22, 61])
+def test_the_beginning_of_the_order_is_spread_evenly(count: int) -> None:
+    order = spread_order(count)
+    assert sorted(order) == list(range(count))
+    for first in range(1, count + 1):
+        places = [*sorted(order[:first]), count + min(order[:first])]
+        longest = max(later - place for place, later in pairwise(places))
+        assert longest <= 4 * count / first
+
+
+def test_what_is_in_use_is_never_dropped(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:
+    decides = within(blocks, 2 * MIB, monkeypatch)
+    bring_in(decides, [])
+    for block in blocks[:2]:
+        block.users = 1
+    decides.order = [*blocks[2:], *blocks[:2]]
+    came = bring_in(decides, [blocks[2]])
+    assert came == [blocks[2]], "room or no room, for a forward waits for it"
+    assert all(block.held for block in blocks[:3])
+
+
+def test_with_no_budget_all_comes_in(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residency, "free_memory_bytes", lambda device: 2**40)
+    decides = Residency(blocks, None, StreamStats())
+    decides.order = list(blocks)
+    assert bring_in(decides, []) == blocks

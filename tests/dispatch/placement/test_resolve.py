@@ -1,0 +1,91 @@
+"""Maps as people give them, and what they become."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bigmodel.dispatch import dispatch_model, get_plan, undispatch
+from bigmodel.dispatch.placement.resolve import resolve_device_map
+from bigmodel.errors import DeviceError, PlanError
+from bigmodel.plan import plan
+from bigmodel.profile.machine.nominal import nominal_machine
+
+from ...accelerators import at, exact
+from ..models import llama, stack
+
+TOKENS = torch.arange(8).view(2, 4)
+
+
+def test_one_device_is_for_the_whole_model() -> None:
+    assert resolve_device_map(stack(), "cpu").devices == {"": "cpu"}
+    assert resolve_device_map(stack(), torch.device("cpu")).keys == {"": "cpu"}
+
+
+def test_a_word_that_is_neither_a_strategy_nor_a_device_is_told_what_there_is() -> None:
+    with pytest.raises(DeviceError, match=r"'balanced_high', which is neither a strategy \(auto, .*\) nor a device"):
+        resolve_device_map(stack(), "balanced_high")
+
+
+@pytest.mark.usefixtures("every_accelerator")
+def test_a_named_strategy_becomes_a_plan() -> None:
+    found = resolve_device_map(stack(), "auto", {0: "1GB", "cpu": "1GB"})
+    assert found.plan is not None
+    assert found.keys == found.plan.device_map
+    assert found.placement.main_device == at(0)
+
+
+@pytest.mark.usefixtures("every_accelerator")
+@pytest.mark.parametrize("held", ["cpu", "disk"])
+@exact
+def test_modules_compute_on_the_host_beside_an_accelerator(held: str, tmp_path: object) -> None:
+    model = llama(layers=2)
+    expected = model(TOKENS).logits
+    names = [
+        "model.embed_tokens",
+        "model.rotary_emb",
+        "model.norm",
+        "lm_head",
+        *(f"model.layers.{n}" for n in range(2)),
+    ]
+    device_map = {name: held if name.endswith("layers.1") else 0 for name in names}
+    dispatch_model(model, device_map, offload_dir=str(tmp_path), offload="compute")
+    seen = []
+    layer = model.model.layers[1]
+    layer.self_attn.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append(str(kwargs["hidden_states"].device)), with_kwargs=True
+    )
+    torch.testing.assert_close(model(TOKENS).logits, expected)
+    assert seen == ["cpu"]
+    assert {str(p.device) for p in layer.parameters()} == {"cpu"}
+    assert at(0) not in model.dispatch_stats(), "nothing is streamed"
+    new = model.generate(TOKENS, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert torch.equal(new, undispatch(model).generate(TOKENS, max_new_tokens=4, do_sample=False, pad_token_id=0))
+
+
+@pytest.mark.usefixtures("every_accelerator")
+@pytest.mark.parametrize("offload", ["stream", "compute"])
+@exact
+def test_a_plan_is_a_device_map_and_says_what_the_host_computes(offload: str) -> None:
+    model = llama(layers=4)
+    expected = model(TOKENS).logits
+    weights = sum(p.nbytes for p in model.parameters())
+    budgets = {0: int(0.6 * weights), "cpu": "1GB"}
+    made = plan(model, budgets, batch_size=2, context_length=4, offload=offload, machine=nominal_machine())
+    on_host = {name for name, device in made.execution.items() if device == "cpu" and "layers" in name}
+    assert bool(on_host) == (offload == "compute")
+    dispatch_model(model, made)
+    assert get_plan(model) is made
+    assert model.hf_device_map == made.device_map
+    torch.testing.assert_close(model(TOKENS).logits, expected)
+    assert (at(0) in model.dispatch_stats()) == (offload == "stream")
+
+
+@pytest.mark.usefixtures("every_accelerator")
+@pytest.mark.parametrize(
+    ("device_map", "offload", "said"),
+    [("auto", "sometimes", "'sometimes'"), ("balanced", "auto", "'balanced'"), ({"": "cpu"}, "auto", "a plan")],
+)
+def test_what_does_not_go_together_is_refused(device_map: object, offload: str, said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        dispatch_model(stack(), device_map, offload=offload)  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+import pytest
+
+from bigmodel.dispatch.placement.tensors import Placement
+from bigmodel.errors import DeviceMapError
+
+from ..models import stack
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+def test_the_longest_name_counts() -> None:
+    placement = Placement({"": "cpu", "blocks": 0, "blocks.1": "disk", "blocks.1.up.weight": 1})
+    assert placement.device_of("head") == "cpu"
+    assert placement.device_of("blocks.0.up.weight") == "virtual:0"
+    assert placement.device_of("blocks.1.up.bias") == "disk"
+    assert placement.device_of("blocks.1.up.weight") == "virtual:1"
+    assert placement.device_of("blocks.10") == "virtual:0"
+
+
+def test_what_the_map_does_not_cover_is_named() -> None:
+    with pytest.raises(DeviceMapError, match=r"'head\.weight'"):
+        Placement({"blocks": 0}).device_of("head.weight")
+
+
+@pytest.mark.parametrize(
+    ("device_map", "main"),
+    [
+        ({"a": "cpu", "b": "disk"}, "cpu"),
+        ({"a": "cpu", "b": 1, "c": 0}, "virtual:0"),
+        ({"a": "disk", "b": "virtual:1"}, "virtual:1"),
+    ],
+)
+def test_offloaded_modules_run_on_the_first_accelerator_of_the_map(device_map: dict[str, str], main: str) -> None:
+    placement = Placement(device_map)
+    assert placement.main_device == main
+    assert placement.runs_on("a") == main
+
+
+def test_the_main_device_can_be_named() -> None:
+    assert Placement({"": "cpu"}, main_device=1).main_device == "virtual:1"
+    assert Placement({"": "cpu"}, main_device="virtual:1").runs_on("a.weight") == "virtual:1"
+
+
+def test_offloaded_modules_may_run_on_the_host_beside_an_accelerator() -> None:
+    placement = Placement({"a": 0, "b": "cpu", "c": "disk"}, execution={"a": "cpu", "b": "cpu"})
+    assert placement.runs_on("a.weight") == "virtual:0"
+    assert placement.runs_on("b.weight") == "cpu"
+    assert placement.runs_on("c.weight") == "virtual:0"
+
+
+def test_a_tied_tensor_is_seen_in_every_place() -> None:
+    places = {p.name: p for p in Placement({"": "cpu"}).tensors(stack())}
+    assert places["embed.weight"].tensor is places["head.weight"].tensor
+    assert places["used"].is_buffer

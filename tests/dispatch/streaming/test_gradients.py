@@ -1,0 +1,448 @@
+"""The gradients of a streamed model are the gradients of the resident one, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
+from bigmodel.dispatch import dispatch_model
+from bigmodel.dispatch.attach.dispatched import dispatched
+from bigmodel.errors import DispatchError
+
+from ...accelerators import at, exact, held
+from ..interrupting import Interrupt, interrupted_at
+from ..models import ids, llama, stack
+
+pytestmark = pytest.mark.usefixtures("every_accelerator")
+
+MAPS = [
+    {"": "cpu"},
+    {"": 0, "blocks.1": "cpu", "blocks.3": "cpu"},
+    {"": "cpu", "blocks": 0},
+    {"": 0, "scale": "cpu", "head": "cpu", "embed": "cpu"},
+]
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    return {name: None if p.grad is None else p.grad.cpu() for name, p in model.named_parameters()}
+
+
+def assert_same(found: dict[str, torch.Tensor | None], expected: dict[str, torch.Tensor | None]) -> None:
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        other = found[name]
+        assert (gradient is None) == (other is None), name
+        assert gradient is None or torch.equal(gradient, other), name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device_map", MAPS)
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_are_those_of_the_resident_model(device_map: dict[str, object], training: bool) -> None:
+    resident = stack().to(at(0)).train(training)
+    resident(ids().to(at(0))).square().sum().backward()
+    streamed = dispatch_model(stack().train(training), device_map, main_device=at(0))
+    streamed(ids()).square().sum().backward()
+    assert_same(gradients(streamed), gradients(resident))
+    # Statistics count a forward once, although streamed blocks are computed again in backward.
+    assert torch.equal(streamed.norm.running_mean.cpu(), resident.norm.running_mean.cpu())
+    assert streamed.norm.num_batches_tracked.item() == resident.norm.num_batches_tracked.item()
+
+
+def test_frozen_weights_get_no_gradient_and_adapters_get_theirs() -> None:
+    def freeze(model: nn.Module) -> nn.Module:
+        for name, p in model.named_parameters():
+            p.requires_grad_("up" in name)
+        return model
+
+    resident = freeze(stack()).to(at(0))
+    resident(ids().to(at(0))).square().sum().backward()
+    streamed = dispatch_model(freeze(stack()), {"": "cpu"}, main_device=at(0))
+    streamed(ids()).square().sum().backward()
+    assert_same(gradients(streamed), gradients(resident))
+    assert streamed.scale.grad is None
+
+
+class WithWeights(nn.Linear):
+    """Returns what its kind returns: an output, and None for the weights of an attention that were not asked for."""
+
+    def forward(self, input: torch.Tensor) -> tuple[torch.Tensor, None, dict[str, None]]:
+        return super().forward(input), None, {"cache": None}
+
+
+def test_a_block_that_also_returns_none_learns_and_returns_it() -> None:
+    block = WithWeights(4, 4)
+    resident, streamed = copy.deepcopy(block).to(at(0)), dispatch_model(block, {"": "cpu"}, main_device=at(0))
+    for model in (resident, streamed):
+        output, *rest = model(torch.ones(2, 4, device=at(0)))
+        assert rest == [None, {"cache": None}]
+        output.sum().backward()
+    assert_same(gradients(streamed), gradients(resident))
+
+
+def test_dropout_is_the_same_in_backward() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)) for _ in range(3)))
+
+    x = torch.randn(4, 8)
+    resident = build().to(at(0))
+    torch.manual_seed(7)
+    resident(x.to(at(0))).sum().backward()
+    streamed = dispatch_model(build(), {"": "cpu"}, main_device=at(0))
+    torch.manual_seed(7)
+    streamed(x).sum().backward()
+    assert_same(gradients(streamed), gradients(resident))
+
+
+def test_a_language_model_with_a_cache_learns_the_same() -> None:
+    tokens = torch.arange(10).view(2, 5)
+    resident = llama().to(at(0)).train()
+    loss = resident(tokens.to(at(0)), labels=tokens.to(at(0)), use_cache=True).loss
+    loss.backward()
+    streamed = dispatch_model(llama().train(), {"": "cpu"}, main_device=at(0))
+    streamed_loss = streamed(tokens, labels=tokens, use_cache=True).loss
+    streamed_loss.backward()
+    assert torch.equal(streamed_loss.detach().cpu(), loss.detach().cpu())
+    assert_same(gradients(streamed), gradients(resident))
+
+
+def language_gradients(model: nn.Module, dtype: torch.dtype | None) -> dict[str, torch.Tensor | None]:
+    """Those of one forward under autocast to `dtype`, with the backward outside of it, where it belongs."""
+    tokens = torch.arange(10).view(2, 5).to(at(0))
+    with torch.autocast(tokens.device.type, dtype=dtype, enabled=dtype is not None):
+        loss = model(tokens, labels=tokens, use_cache=False).loss
+    loss.backward()
+    return gradients(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None])
+def test_autocast_and_checkpointing_hold_in_the_second_computation(dtype: torch.dtype, checkpointed: bool) -> None:
+    def build() -> nn.Module:
+        model = llama().train()
+        if checkpointed:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model
+
+    expected = language_gradients(build().to(at(0)), dtype)
+    streamed = dispatch_model(build(), {"": 0, "model.layers.1": "cpu", "model.layers.3": "cpu"}, main_device=at(0))
+    assert_same(language_gradients(streamed, dtype), expected)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_a_streamed_block_computes_it_again(reentrant: bool) -> None:
+    x = torch.randn(2, 8, device=at(0), requires_grad=True)
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3))).to(at(0))
+    blocks(x).sum().backward()
+    expected, x.grad = {**gradients(blocks), "x": x.grad.cpu()}, None
+    streamed = dispatch_model(blocks.cpu().requires_grad_(True), {"": "cpu"}, main_device=at(0))
+    streamed.zero_grad()
+    y = x
+    for block in streamed:
+        y = checkpoint(block, y, use_reentrant=reentrant)
+    y.sum().backward()
+    assert_same({**gradients(streamed), "x": x.grad.cpu()}, expected)
+
+
+def test_a_reentrant_checkpoint_within_a_streamed_block_is_refused_with_what_to_do() -> None:
+    class Inside(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(super().forward, x, use_reentrant=True)
+
+    streamed = dispatch_model(nn.Sequential(nn.Linear(8, 8), Inside(8, 8)), {"": "cpu"}, main_device=at(0))
+    loss = streamed(torch.randn(2, 8)).sum()
+    with pytest.raises(DispatchError, match="Pass use_reentrant=False, or leave checkpointing off"):
+        loss.backward()
+
+
+def test_an_optimizer_step_on_the_host_weights_is_seen_by_the_next_forward() -> None:
+    streamed = dispatch_model(stack().train(), {"": "cpu"}, main_device=at(0))
+    resident = copy.deepcopy(stack()).train().to(at(0))
+    for model, x in ((streamed, ids()), (resident, ids().to(at(0)))):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+    for (name, p), (_, q) in zip(streamed.named_parameters(), resident.named_parameters()):
+        assert torch.equal(p.cpu(), q.cpu()), name
+
+
+@exact
+def test_weights_leave_the_device_between_forward_and_backward() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(8)))
+    weights = sum(p.nbytes for p in model.parameters())
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    before = held(0)
+    reset_peak_memory(0)
+    model(torch.randn(1, 256)).sum().backward()
+    one_block = weights // 8
+    assert max_memory_allocated(0) - before < 2 * one_block
+
+
+class Sometimes(nn.Linear):
+    """Does what it is told before it computes, in forward and in backward."""
+
+    first: Callable[[], object] = staticmethod(lambda: None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.first()
+        return super().forward(x)
+
+
+def streamed_pair() -> tuple[nn.Module, Sometimes]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Sequential(Sometimes(8, 8), nn.ReLU()))
+    return dispatch_model(model, {"": "cpu"}, main_device=at(0)), model[1][0]
+
+
+def assert_untouched(model: nn.Module, host: list[nn.Parameter]) -> None:
+    """All weights are the host's, nothing occupies a slot, and training goes on as if nothing had happened."""
+    assert [p is each for p, each in zip(model.parameters(), host)] == [True] * len(host)
+    found = dispatched(model)
+    assert found is not None
+    assert [streamer.in_use for streamer in found.streamers] == [0] * len(found.streamers)
+
+
+def check_still_trains(model: nn.Module) -> None:
+    x = torch.ones(2, 8)
+    twin = streamed_pair()[0]
+    model.zero_grad()
+    for each in (model, twin):
+        each(x).square().sum().backward()
+    assert_same(gradients(model), gradients(twin))
+
+
+def test_what_raises_in_the_second_computation_leaves_everything_as_it_was() -> None:
+    model, layer = streamed_pair()
+    host = list(model.parameters())
+    loss = model(torch.ones(2, 8)).square().sum()
+    layer.first = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        loss.backward()
+    assert_untouched(model, host)
+    assert all(p.grad is None for p in host)
+    layer.first = lambda: None
+    check_still_trains(model)
+
+
+@exact
+def test_memory_that_runs_out_in_backward_leaves_everything_as_it_was() -> None:
+    model, layer = streamed_pair()
+    host = list(model.parameters())
+    loss = model(torch.ones(2, 8)).square().sum()
+    layer.first = lambda: torch.empty(2**20, device=at(0))
+    virtual.configure(0, capacity=held(0) + 2**19)
+    with pytest.raises(torch.OutOfMemoryError):
+        loss.backward()
+    assert_untouched(model, host)
+    assert all(p.grad is None for p in host)
+    virtual.configure(0)
+    layer.first = lambda: None
+    check_still_trains(model)
+
+
+@exact
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_any_moment_of_a_forward_leaves_everything_as_it_was() -> None:
+    model, _ = streamed_pair()
+    host = list(model.parameters())
+    number = 0
+    while interrupted_at(number, lambda: model(torch.ones(2, 8)), within="/bigmodel/dispatch/"):
+        assert_untouched(model, host)
+        number += 3
+    assert number > 100
+    check_still_trains(model)
+
+
+@exact
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_at_any_moment_of_the_second_computation_does_so_too() -> None:
+    model, layer = streamed_pair()
+    host = list(model.parameters())
+    number, came = 0, True
+    while came:
+        loss = model(torch.ones(2, 8)).square().sum()
+        interrupt = Interrupt(number, within="/bigmodel/dispatch/")
+        layer.first = interrupt.arm
+        with suppress(KeyboardInterrupt):
+            loss.backward()
+        interrupt.disarm()
+        layer.first = lambda: None
+        assert_untouched(model, host)
+        came = interrupt.came
+        number += 3
+    assert number > 30
+    check_still_trains(model)
+
+
+def whole(model: nn.Module, *classes: str, **options: Any) -> nn.Module:
+    """Dispatch `model` to the host, streamed by modules of these classes."""
+    return dispatch_model(model, {"": "cpu"}, main_device=at(0), no_split_module_classes=classes, **options)
+
+
+class Pair(nn.Module):
+    """Two layers that come as one block; `wrap` and `unwrap` are what goes in and out."""
+
+    def __init__(self, unwrap: Callable[[Any], Any] = lambda x: x, wrap: Callable[[Any], Any] = lambda x: x) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.unwrap, self.wrap = unwrap, wrap
+
+    def forward(self, x: Any) -> Any:
+        return self.wrap(self.second(torch.tanh(self.first(self.unwrap(x)))))
+
+
+@dataclass
+class Carrier:
+    x: torch.Tensor
+    count: int = 0
+
+
+def assert_trains_like_a_resident_one(make: Callable[[], nn.Module], *classes: str, **options: Any) -> None:
+    x = torch.ones(2, 8)
+    models = []
+    for place in (lambda model: model.to(at(0)), lambda model: whole(model, *classes, **options)):
+        torch.manual_seed(0)
+        models.append(place(make()))
+    resident, streamed = models
+    resident(x.to(at(0))).square().sum().backward()
+    streamed(x).square().sum().backward()
+    assert_same(gradients(streamed), gradients(resident))
+
+
+class Around(nn.Module):
+    """A layer whose output goes into a block, whose output goes into another layer."""
+
+    def __init__(self, inside: Pair, give: Callable[[Any], Any], take: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.before, self.inside, self.after = nn.Linear(8, 8), inside, nn.Linear(8, 8)
+        self.give, self.take = give, take
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.after(self.take(self.inside(self.give(self.before(x)))))
+
+
+def test_gradients_flow_through_dataclasses() -> None:
+    def make() -> nn.Module:
+        inside = Pair(unwrap=lambda carrier: carrier.x, wrap=lambda x: (Carrier(x), "text"))
+        return Around(inside, Carrier, lambda output: output[0].x)
+
+    assert_trains_like_a_resident_one(make, "Pair")
+
+
+def test_a_tensor_that_is_returned_in_an_unknown_object_is_refused_where_gradients_are_wanted() -> None:
+    inside = Pair(wrap=lambda x: SimpleNamespace(states=x))
+    model = whole(Around(inside, lambda x: x, lambda output: output.states), "Pair")
+    with torch.no_grad():
+        model(torch.ones(2, 8))
+    with pytest.raises(DispatchError, match="SimpleNamespace"):
+        model(torch.ones(2, 8))
+
+
+class Recursive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, depth: int = 2) -> torch.Tensor:
+        return self.out(x) if depth == 0 else self(torch.tanh(self.down(x)), depth - 1)
+
+
+def test_a_module_may_call_itself() -> None:
+    assert_trains_like_a_resident_one(lambda: nn.Sequential(Recursive(), Recursive()), "Recursive")
+
+
+def test_threads_may_compute_gradients_at_once() -> None:
+    torch.manual_seed(0)
+    resident = nn.Sequential(*(Pair() for _ in range(3))).to(at(0))
+    streamed = whole(copy.deepcopy(resident).cpu(), "Pair")
+    weights = list(streamed.parameters())
+    inputs = [torch.randn(4, 8) for _ in range(4)]
+    expected = [torch.autograd.grad(resident(x.to(at(0))).square().sum(), list(resident.parameters())) for x in inputs]
+    wrong: list[object] = []
+
+    def train(number: int) -> None:
+        for _ in range(10):
+            found = torch.autograd.grad(streamed(inputs[number]).square().sum(), weights)
+            wrong.extend(number for a, b in zip(found, expected[number]) if not torch.equal(a, b.cpu()))
+
+    def noting(number: int) -> None:
+        try:
+            train(number)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=noting, args=(number,)) for number in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+    assert wrong == []
+
+
+def test_a_second_derivative_is_refused_and_not_left_out() -> None:
+    model = whole(nn.Sequential(Pair(), Pair()), "Pair")
+    x = torch.ones(2, 8, requires_grad=True)
+    with pytest.raises(DispatchError, match="create_graph"):
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_weights_that_change_between_forward_and_backward_are_noticed(replace: bool) -> None:
+    model = whole(nn.Sequential(Pair(), Pair()), "Pair")
+    loss = model(torch.ones(2, 8)).sum()
+    layer = model[0].first
+    if replace:
+        layer.weight = nn.Parameter(torch.ones(8, 8))
+        with torch.no_grad():
+            model(torch.ones(2, 8))
+    else:
+        with torch.no_grad():
+            layer.weight.mul_(2)
+    with pytest.raises(DispatchError, match="changed between its forward and its backward"):
+        loss.backward()
+
+
+def test_the_first_backward_after_a_parameter_was_replaced_is_the_new_ones() -> None:
+    model = whole(nn.Sequential(Pair(), Pair()), "Pair")
+    old = model[0].first.weight
+    new = model[0].first.weight = nn.Parameter(torch.ones(8, 8))
+    model(torch.ones(2, 8)).sum().backward()
+    assert old.grad is None
+    assert new.grad is not None
+
+
+class Counting(nn.Module):
+    """Puts another tensor in the place of its buffer with each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("offload_buffers", [False, True])
+def test_a_buffer_that_is_replaced_in_forward_counts_once(offload_buffers: bool) -> None:
+    assert_trains_like_a_resident_one(lambda: nn.Sequential(Counting()), "Counting", offload_buffers=offload_buffers)
+    model = whole(nn.Sequential(Counting()), "Counting", offload_buffers=offload_buffers)
+    for _ in range(3):
+        model(torch.ones(2, 8)).sum().backward()
+    assert model[0].count.item() == 3

@@ -1,0 +1,124 @@
+"""What is read of blocks that nobody has asked for yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigmodel.dispatch.transfer.files import SourceFiles
+from bigmodel.dispatch.transfer.read_job import Read
+from bigmodel.dispatch.transfer.read_plan import Chunk, Reads, plan_reads
+from bigmodel.dispatch.transfer.speculative_reads import Anticipation
+from bigmodel.dispatch.transfer.staging import StagingSlots
+from bigmodel.dispatch.weights.block import Block
+
+from ..mapped_files import Registry, streamed_blocks
+
+CHUNK = 8192
+
+
+def begin(chunk: Chunk) -> Read:
+    """Return a read that has ended well."""
+    staged: Future[torch.Tensor] = Future()
+    staged.set_result(torch.zeros(chunk.nbytes, dtype=torch.uint8))
+    return Read(chunk, StagingSlots(CHUNK, pin=False).free[0], staged)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> tuple[list[Block], list[Registry]]:
+    """Three blocks of two chunks or three each."""
+    return streamed_blocks(tmp_path, count=3, elements=2 * CHUNK // 4)
+
+
+@pytest.fixture
+def plan() -> Callable[[Block], Reads]:
+    files = SourceFiles()
+    return lambda block: plan_reads(block, files, CHUNK)
+
+
+def reads_ahead(anticipation: Anticipation, plan: Callable[[Block], Reads], count: int) -> None:
+    for _ in range(count):
+        assert anticipation.next_read(plan, begin)
+
+
+def test_expected_blocks_are_read_one_after_the_other_and_no_others(
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+) -> None:
+    first, second, _ = made[0]
+    anticipation = Anticipation()
+    assert not anticipation.next_read(plan, begin)
+    anticipation.expect([first, second])
+    reads_ahead(anticipation, plan, len(plan(first).chunks) + len(plan(second).chunks))
+    assert not anticipation.next_read(plan, begin)
+    for block in (first, second):
+        begun = anticipation.asked(block, plan(block))
+        assert [read.chunk for read in begun] == list(plan(block).chunks)
+
+
+def test_a_block_that_is_asked_for_takes_over_what_has_begun_and_is_expected_no_more(
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+) -> None:
+    first, second, _ = made[0]
+    anticipation = Anticipation()
+    anticipation.expect([first, second])
+    reads_ahead(anticipation, plan, 1)
+    assert len(anticipation.asked(first, plan(first))) == 1
+    reads_ahead(anticipation, plan, 1)
+    assert anticipation.asked(second, plan(second))[0].chunk == plan(second).chunks[0]
+    assert not anticipation.next_read(plan, begin)
+
+
+def test_a_wrong_guess_gives_nothing_but_what_is_to_be_dropped(
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+) -> None:
+    first, second, third = made[0]
+    anticipation = Anticipation()
+    anticipation.expect([first, second])
+    reads_ahead(anticipation, plan, 3)
+    assert anticipation.asked(third, plan(third)) == []
+    assert len(anticipation.drop()) == 3
+    assert anticipation.drop() == []
+
+
+def test_what_was_read_before_a_weight_was_written_is_of_no_use(
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+) -> None:
+    (first, *_), (registry, *_) = made
+    anticipation = Anticipation()
+    anticipation.expect([first])
+    reads_ahead(anticipation, plan, 1)
+    registry["weight"].data[5] = 9
+    assert anticipation.asked(first, plan(first)) == []
+
+
+def test_what_could_not_be_read_ahead_is_read_anew(
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+) -> None:
+    first = made[0][0]
+    anticipation = Anticipation()
+    anticipation.expect([first])
+
+    def fail(chunk: Chunk) -> Read:
+        read = begin(chunk)
+        read.staged = Future()
+        read.staged.set_exception(OSError("the disk is gone"))
+        return read
+
+    assert anticipation.next_read(plan, fail)
+    assert anticipation.asked(first, plan(first)) == []
+
+
+def test_blocks_of_which_nothing_is_read_are_passed_over(
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+) -> None:
+    (first, second, _), (registry, *_) = made
+    registry["weight"].data[5] = 9
+    anticipation = Anticipation()
+    anticipation.expect([first, second])
+    reads_ahead(anticipation, plan, 1)
+    assert anticipation.asked(first, plan(first)) == []
+    assert len(anticipation.asked(second, plan(second))) == 1

@@ -1,0 +1,124 @@
+"""Where chunks of files wait on the host: read into memory of a slot's own, or shown where the page cache has them."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from bigmodel.benchmarks.harness.pagecache import evict
+from bigmodel.checkpoint import Checkpoint
+from bigmodel.devices.streams import HostEvent
+from bigmodel.dispatch.transfer import staging as staging_slots
+from bigmodel.dispatch.transfer.files import ALIGNMENT, SourceFile, SourceFiles
+from bigmodel.dispatch.transfer.read_plan import CHUNK_BYTES, Chunk, plan_reads
+from bigmodel.dispatch.transfer.staging import MIN_CHUNK_BYTES, SLOTS, StagingSlots, chunk_of
+from bigmodel.dispatch.weights.block import Block, HostTensor
+from bigmodel.errors import CheckpointFormatError
+from bigmodel.plan import STAGING_BYTES, staging
+
+CHUNK = 2**16
+
+
+@pytest.fixture
+def chunks(tmp_path: Path) -> list[Chunk]:
+    """The chunks of a file whose bytes count up."""
+    path = tmp_path / "model.safetensors"
+    save_file({"weight": torch.arange(4 * CHUNK).to(torch.uint8)}, path)
+    weight = Checkpoint.open(path).tensor("weight")
+    block = Block("block", [HostTensor(weight, weight.dtype)])
+    return list(plan_reads(block, SourceFiles(), CHUNK).chunks)
+
+
+@pytest.fixture
+def every_chunk_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging_slots, "SHOWN_BYTES", 0)
+
+
+def weight_bytes(chunk: Chunk, staged: torch.Tensor) -> list[int]:
+    piece = chunk.pieces[0]
+    return staged[piece.offset : piece.offset + piece.nbytes].tolist()
+
+
+@pytest.mark.parametrize("shown", [0, 2**40])
+@pytest.mark.parametrize("bypass", [False, True])
+def test_a_chunk_is_staged_bit_by_bit_each_way(
+    chunks: list[Chunk], shown: int, bypass: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging_slots, "SHOWN_BYTES", shown)
+    slots = StagingSlots(CHUNK, pin=False).free
+    for chunk, slot in zip(chunks, slots):
+        start = chunk.pieces[0].start
+        expected = [n % 256 for n in range(start, start + chunk.pieces[0].nbytes)]
+        assert weight_bytes(chunk, slot.fill(chunk, bypass)) == expected
+        slot.check()
+        slot.empty()
+
+
+def test_a_large_chunk_is_shown_where_it_lies_and_nothing_is_copied(
+    chunks: list[Chunk], every_chunk_is_shown: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(SourceFile, "read")
+    slot = StagingSlots(CHUNK, pin=False).free[0]
+    assert slot.fill(chunks[0], bypass=False).nbytes == chunks[0].nbytes
+
+
+def test_what_cannot_be_shown_is_read_and_says_what_is_wrong(
+    chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
+) -> None:
+    os.truncate(tmp_path / "model.safetensors", 3 * CHUNK)
+    slot = StagingSlots(CHUNK, pin=False).free[0]
+    with pytest.raises(CheckpointFormatError, match="cut short"):
+        slot.fill(chunks[-1], bypass=False)
+
+
+def test_what_is_shown_is_not_touched_any_more_once_its_file_was_cut_short(
+    chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
+) -> None:
+    slot = StagingSlots(CHUNK, pin=False).free[0]
+    slot.fill(chunks[-1], bypass=False)
+    os.truncate(tmp_path / "model.safetensors", 3 * CHUNK)
+    with pytest.raises(CheckpointFormatError, match="cut short"):
+        slot.check()
+    slot.empty()
+    slot.check()
+
+
+def test_what_is_shown_is_lost_once_the_page_cache_has_given_it_up(
+    chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
+) -> None:
+    slot = StagingSlots(CHUNK, pin=False).free[0]
+    slot.fill(chunks[0], bypass=False)
+    assert not slot.is_lost
+    evict([tmp_path / "model.safetensors"])
+    assert slot.is_lost
+    slot.empty()
+    assert not slot.is_lost
+
+
+def test_a_slot_is_emptied_only_after_its_content_was_copied(chunks: list[Chunk]) -> None:
+    copied: Future[None] = Future()
+    slot = StagingSlots(CHUNK, pin=False).free[0]
+    slot.drained = HostEvent(copied)
+    copied.set_exception(RuntimeError("the copy"))
+    with pytest.raises(RuntimeError, match="the copy"):
+        slot.empty()
+
+
+@pytest.mark.parametrize("staging_bytes", [0, 10**6, 10**7, STAGING_BYTES])
+def test_chunks_fill_the_planned_staging_memory(staging_bytes: int) -> None:
+    chunk = chunk_of(staging_bytes)
+    assert chunk % ALIGNMENT == 0
+    assert MIN_CHUNK_BYTES <= chunk <= CHUNK_BYTES
+    assert SLOTS * (chunk - 2 * ALIGNMENT) <= max(staging_bytes, SLOTS * MIN_CHUNK_BYTES)
+
+
+@pytest.mark.parametrize("nbytes", [3 * 2**20, 16 * 2**20, 10**7])
+def test_two_blocks_that_fill_the_staging_memory_fill_its_slots(nbytes: int) -> None:
+    chunk = chunk_of(staging([nbytes, nbytes]))
+    furthest = nbytes + ALIGNMENT - 1
+    assert -(-furthest // chunk) == SLOTS // 2

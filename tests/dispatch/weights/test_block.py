@@ -1,0 +1,99 @@
+"""A streamed block: host tensors, a slab, and what the module sees meanwhile."""
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.dispatch.weights.block import Block, HostTensor, version_of
+from bigmodel.errors import DispatchError
+
+
+def block_of(module: nn.Module) -> Block:
+    return Block(
+        "module",
+        [
+            HostTensor(value, value.dtype, [(module._parameters, name)], name=name)
+            for name, value in module._parameters.items()
+            if value is not None
+        ],
+    )
+
+
+def fetched(block: Block) -> list[torch.Tensor]:
+    slab = torch.zeros(block.layout.nbytes, dtype=torch.uint8)
+    block.fetch(slab)
+    return block.device_views(slab)
+
+
+def test_a_module_sees_the_slab_while_it_is_shown_and_its_own_tensors_afterwards() -> None:
+    module = nn.Linear(3, 2)
+    weight, bias = module.weight, module.bias
+    block = block_of(module)
+    views = fetched(block)
+    block.show(views)
+    assert module.weight is views[0]
+    assert torch.equal(module.weight, weight)
+    block.show_host()
+    assert (module.weight, module.bias) == (weight, bias)
+
+
+def test_packing_moves_the_bytes_and_keeps_the_parameters() -> None:
+    module = nn.Linear(3, 2)
+    weight, values = module.weight, module.weight.detach().clone()
+    block = block_of(module)
+    block.pack(pin=False)
+    assert module.weight is weight
+    assert torch.equal(weight, values)
+    assert block.packed is not None
+    assert weight.untyped_storage().data_ptr() == block.packed.untyped_storage().data_ptr()
+    assert torch.equal(fetched(block)[0], values)
+
+
+def test_writing_to_a_tensor_changes_the_version() -> None:
+    module = nn.Linear(3, 2)
+    block = block_of(module)
+    before = block.version()
+    with torch.no_grad():
+        module.weight.add_(1)
+    assert block.version() > before
+    with torch.inference_mode():
+        assert version_of(torch.ones(1)) == 0
+
+
+def test_a_replacement_is_taken_over_if_it_fits() -> None:
+    module = nn.Linear(3, 2)
+    block = block_of(module)
+    assert not block.adopt_replaced()
+    module.weight = nn.Parameter(torch.full((2, 3), 7.0))
+    assert block.adopt_replaced()
+    assert torch.equal(fetched(block)[0], module.weight)
+    module.weight = nn.Parameter(torch.ones(5))
+    with pytest.raises(DispatchError, match="'weight' of 'module'"):
+        block.adopt_replaced()
+
+
+def test_state_that_a_forward_wrote_is_kept() -> None:
+    module = nn.BatchNorm1d(2)
+    buffer = module.running_mean
+    assert buffer is not None
+    block = Block("norm", [HostTensor(buffer, buffer.dtype, [(module._buffers, "running_mean")], is_buffer=True)])
+    (view,) = fetched(block)
+    view.fill_(3)
+    block.show([view])
+    block.keep_state()
+    assert torch.equal(buffer, torch.full((2,), 3.0))
+
+
+def test_state_that_a_forward_put_in_the_place_of_a_buffer_is_kept() -> None:
+    module = nn.BatchNorm1d(2)
+    buffer = module.running_mean
+    block = Block("norm", [HostTensor(buffer, buffer.dtype, [(module._buffers, "running_mean")], is_buffer=True)])
+    block.show(fetched(block))
+    module.running_mean = torch.full((2,), 5.0)
+    block.keep_state()
+    block.show_host()
+    assert module.running_mean is buffer
+    assert buffer.tolist() == [5, 5]
+    module.running_mean = None
+    with pytest.raises(DispatchError, match="'running_mean' of 'norm' was removed"):
+        block.keep_state()

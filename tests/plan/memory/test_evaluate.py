@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.dispatch import dispatch_model
+from bigmodel.plan import plan, read_ahead_window, staging
+from bigmodel.plan.memory.assignment import Assignment, host_only
+from bigmodel.plan.memory.evaluate import device_uses, over_budget, with_workspace_apart
+from bigmodel.profile import profile_model
+from bigmodel.profile.trace.generation import keeps_mask
+from bigmodel.verify.planned_use import planned_use
+
+from ...profile.models import Stack, on_meta, tiny_llama
+from ..machines import machine
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+def test_one_device_holds_everything_once() -> None:
+    model = on_meta(Stack, tied=True, direct=True)
+    profile = profile_model(model)
+    ((device, use),) = device_uses(profile, host_only(profile)).items()
+    assert device == "cpu"
+    assert use.weights == sum(p.nbytes for p in model.parameters())
+    assert use.buffers == sum(b.nbytes for b in model.buffers())
+    assert use.total == use.weights + use.buffers
+
+
+def test_weights_are_where_they_are_held_and_the_rest_where_it_runs() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    count = len(profile.units)
+    uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, slots=2, slot_bytes=100))
+    assert uses["cpu"].weights == profile.weights
+    # Ids and positions are brought to the first weights, and the mask if `generate` keeps it; scores come back there.
+    assert uses["cpu"].total == profile.weights + (2 + keeps_mask()) * 32 * 8 + 96 * 4
+    assert uses[0].buffers == profile.buffers
+    assert uses[0].kv_cache == sum(profile.kv_cache)
+    assert uses[0].activations == profile.activations + (1 + keeps_mask()) * 32 * 8  # but ids they came back
+    assert uses[0].slots == 200
+
+
+def test_what_kernels_take_for_themselves_can_be_told_from_activations() -> None:
+    convolution = nn.Conv2d(3, 8, 3, padding=1)
+    profile = profile_model(convolution, device_type="cpu", example=((torch.zeros(1, 3, 32, 32),), {}))
+    assignment = host_only(profile)
+    together = device_uses(profile, assignment)
+    apart = with_workspace_apart(together, profile, assignment)
+    assert apart["cpu"].workspace > 0
+    assert apart["cpu"].activations == together["cpu"].activations - apart["cpu"].workspace
+    assert apart["cpu"].total == together["cpu"].total
+
+
+def test_buffers_stay_with_the_weights_when_they_are_streamed_too() -> None:
+    profile = profile_model(tiny_llama(), context_length=0)
+    count = len(profile.units)
+    uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, stream_buffers=True))
+    assert uses["cpu"].buffers == profile.buffers
+
+
+def test_what_the_host_computes_with_on_disk_passes_through_its_memory() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    count = len(profile.units)
+    uses = device_uses(profile, Assignment(("disk",) * count, ("cpu",) * count, "cpu"))
+    viewed = [unit.weights for unit in profile.units if not unit.is_lookup]
+    assert uses["cpu"].weights == 0
+    assert uses["cpu"].slots == read_ahead_window(viewed)
+
+
+def test_what_is_streamed_from_disk_is_staged_in_the_hosts_memory() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    held = tuple("cpu" if unit.is_lookup else "disk" for unit in profile.units)
+    uses = device_uses(profile, Assignment(held, (0,) * len(held), 0))
+    assert uses["cpu"].slots == staging([unit.weights for unit in profile.units if not unit.is_lookup])
+
+
+def test_a_tie_across_devices_is_counted_on_each() -> None:
+    profile = profile_model(on_meta(Stack, tied=True, depth=1))
+    table = profile.units[0].weights
+    held = tuple(0 if unit.name == "embed" else 1 for unit in profile.units)
+    uses = device_uses(profile, Assignment(held, held, 0))
+    assert uses[0].weights == table
+    assert uses[1].weights == profile.weights
+
+
+def test_devices_over_their_budgets_are_told_by_how_much() -> None:
+    profile = profile_model(Stack())
+    uses = device_uses(profile, host_only(profile))
+    assert over_budget(uses, {"cpu": uses["cpu"].total}) == {}
+    assert over_budget(uses, {"cpu": uses["cpu"].total - 7}) == {"cpu": 7}
+    assert over_budget({"disk": uses["cpu"]}, {}) == {}
+    assert over_budget({"disk": uses["cpu"]}, {"disk": 1}) == {"disk": uses["cpu"].total - 1}
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_beside_blocks_that_the_host_computes_the_accelerator_takes_what_is_predicted(kept: int) -> None:
+    """Blocks pass what they return from one to the next on the host; only rows of tables and logits come back."""
+    from transformers import LlamaForCausalLM
+
+    skeleton: Any = tiny_llama(num_hidden_layers=4)
+    model: Any = LlamaForCausalLM(skeleton.config).eval()
+    profile = profile_model(model, context_length=64, new_tokens=2, device_type="virtual")
+    block = max(unit.nbytes + cache for unit, cache in zip(profile.units, profile.kv_cache, strict=True))
+    found = plan(profile, {0: profile.activations + kept * block, "cpu": 2**30}, offload="compute", machine=machine())
+    assert found.main_device == 0
+    assert {part.runs_on for part in found.parts if part.kind == "LlamaDecoderLayer"} == {"cpu", *([0] if kept else [])}
+    gc.collect()
+    before = memory_allocated(0)
+    dispatch_model(model, found, skip_keys=model._skip_keys_device_placement)
+    use = planned_use(model, found)
+    with torch.no_grad():
+        use.whole()
+        gc.collect()
+        reset_peak_memory(0)
+        use.whole()
+    assert max_memory_allocated(0) - before == found.devices[0].total

@@ -1,0 +1,83 @@
+"""."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Group
+
+from bigmodel.plan import DevicePlan, Part, Plan, make_plan
+from bigmodel.plan.result.plan import max_sequences
+from bigmodel.profile import profile_model
+
+from ...profile.models import Flat, tiny_llama
+
+PLAN = Plan(
+    model="Tiny",
+    strategy="auto",
+    main_device=0,
+    devices={
+        0: DevicePlan(0, 100, weights=10, buffers=1, kv_cache=20, activations=30, slots=8),
+        "cpu": DevicePlan("cpu", 50, weights=12),
+        "disk": DevicePlan("disk", None, weights=4),
+    },
+    parts=(
+        Part("embed", "cpu", "cpu", 4, "looked up in RAM", "Embedding"),
+        Part("layers.0", 0, 0, 4, "resident: it fits", "Layer"),
+        Part("layers.1", 0, 0, 4, "resident: it fits", "Layer"),
+        Part("layers.2", "cpu", 0, 4, "streamed from RAM", "Layer"),
+        Part("layers.3", "disk", 0, 4, "streamed from disk", "Layer"),
+    ),
+    slots=2,
+    slot_bytes=4,
+    context_length=16,
+)
+
+
+def test_a_devices_total_is_the_sum_of_its_purposes() -> None:
+    assert PLAN.devices[0].total == 69
+    assert PLAN.devices[0].free == 31
+    assert PLAN.devices["disk"].free is None
+
+
+def test_the_device_map_and_where_parts_run() -> None:
+    assert PLAN.device_map == {
+        "embed": "cpu", "layers.0": 0, "layers.1": 0, "layers.2": "cpu", "layers.3": "disk",
+    }  # fmt: skip
+    assert PLAN.execution == {"embed": "cpu", "layers.0": 0, "layers.1": 0, "layers.2": 0, "layers.3": 0}
+
+
+def test_streamed_parts_run_elsewhere_than_they_lie() -> None:
+    assert [part.name for part in PLAN.streamed] == ["layers.2", "layers.3"]
+
+
+def test_parts_that_the_host_computes_in_calls_of_few_tokens_are_named_with_the_number() -> None:
+    switching = Part("layers.0", "cpu", 0, 4, "streamed from RAM for a prompt", computed_below=17)
+    assert replace(PLAN, parts=(switching, *PLAN.parts[2:])).computed_below == {"layers.0": 17}
+    assert PLAN.computed_below == {}
+
+
+def test_a_plan_tells_itself_in_every_form(tmp_path: Path) -> None:
+    assert "resident: it fits" in str(PLAN)
+    assert isinstance(PLAN.to_table(), Group)
+    assert Plan.from_json(PLAN.to_json()) == PLAN
+    assert "Device cpu holds 12 B weights" in PLAN.explain()
+    assert PLAN.to_html().startswith("<!doctype html>")
+    assert PLAN.plot(tmp_path / "plan.svg").read_text().startswith("<svg")
+    assert PLAN.max_sequences() == 2
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("more", [0, 1, 5])
+def test_what_is_free_holds_so_many_more_sequences(more: int) -> None:
+    profile = profile_model(tiny_llama(), batch_size=2, context_length=64, device_type="virtual")
+    exact = make_plan(profile, {0: "100MB"}).devices[0].total
+    each = sum(profile.kv_cache) // 2
+    assert max_sequences(make_plan(profile, {0: exact + more * each})) == 2 + more
+    assert max_sequences(make_plan(profile, {0: exact + more * each + each - 1})) == 2 + more
+
+
+def test_without_keys_and_values_nothing_is_said() -> None:
+    assert max_sequences(make_plan(Flat(), {"cpu": 10**6})) is None

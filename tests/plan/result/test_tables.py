@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+
+from rich.console import Console
+
+from bigmodel.devices import format_size
+from bigmodel.plan import Prediction
+from bigmodel.plan.result.tables import label_of, runs_of
+
+from .test_plan import PLAN
+
+
+def test_neighbours_of_one_fate_are_one_row() -> None:
+    assert [label_of(run) for run in runs_of(PLAN.parts)] == [
+        "embed", "layers.0 … 1 (2)", "layers.2", "layers.3",
+    ]  # fmt: skip
+
+
+def test_the_text_says_what_is_where_and_how_much() -> None:
+    text = str(PLAN)
+    for expected in ("Tiny", "layers.0 … 1 (2)", "streamed from disk", "KV cache", "69 B", "100 B", "no limit"):
+        assert expected in text
+    assert "\x1b" not in text
+
+
+def test_each_device_has_what_stays_free_beside_its_budget() -> None:
+    lines = [line.split("│") for line in str(PLAN).splitlines() if "│" in line]
+    free = {cells[1].strip(): cells[-2].strip() for cells in lines if cells[1].strip() in map(str, PLAN.devices)}
+    expected = {str(key): "-" if use.free is None else format_size(use.free) for key, use in PLAN.devices.items()}
+    assert free == expected
+
+
+def test_time_and_notes_are_shown_when_known() -> None:
+    timed = dataclasses.replace(PLAN, prediction=Prediction(2.0, 0.5, "the link to 0"), notes=("mind the gap",))
+    assert "0.5 s per step (2 per second); bound by the link to 0" in str(timed)
+    assert "mind the gap" in str(timed)
+
+
+def test_a_console_can_draw_it() -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(PLAN.to_table())
+    assert "layers.3" in console.export_text()

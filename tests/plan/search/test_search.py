@@ -1,0 +1,140 @@
+"""The search against brute force, under one memory rule (`settle`) and one cost."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigmodel.plan.result.budgets import is_accelerator
+from bigmodel.plan.search.capacity import Item, Placement, Room
+from bigmodel.plan.search.feasibility import Option, options_of, settle
+from bigmodel.plan.search.greedy import place_greedily
+from bigmodel.plan.search.search import search
+from bigmodel.plan.time.schedule import Visit, seconds_of_pass
+
+Costs = Sequence[tuple[float, float, float]]
+"""Of each item: seconds on an accelerator, on the CPU, and on the link."""
+
+
+def option_costs(costs: Costs, index: int, option: Option) -> tuple[float, float]:
+    held, runs = option
+    on_accelerator, on_host, link = costs[index]
+    if not is_accelerator(runs):
+        return on_host, 0.0
+    return on_accelerator, 0.0 if is_accelerator(held) else link * (5 if held == "disk" else 1)
+
+
+def seconds_with(costs: Costs) -> Callable[[Placement], float]:
+    def seconds(placement: Placement) -> float:
+        options = zip(placement.held, placement.runs, strict=True)
+        return seconds_of_pass([Visit(*option_costs(costs, i, o)) for i, o in enumerate(options)], placement.slots)
+
+    return seconds
+
+
+def brute_force(items: Sequence[Item], room: Room, seconds: Callable[[Placement], float]) -> float | None:
+    """Every option of every item: the slow, obvious way."""
+    placements = (settle(items, room, chosen) for chosen in itertools.product(*(options_of(i, room) for i in items)))
+    greedy = place_greedily(items, room)
+    taken = [seconds(placement) for placement in placements if placement is not None]
+    return min([*taken, *([seconds(greedy)] if greedy is not None else [])], default=None)
+
+
+def searched(items: Sequence[Item], room: Room, costs: Costs) -> Placement | None:
+    return search(items, room, seconds_with(costs), lambda index, option: option_costs(costs, index, option))
+
+
+sizes = st.integers(1, 9)
+times = st.sampled_from([0.5, 1.0, 2.0, 5.0])
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.lists(st.tuples(sizes, times, times, times), min_size=1, max_size=5),
+    st.lists(st.integers(0, 40), min_size=0, max_size=2),
+    st.integers(0, 30),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_model_of_few_parts_is_placed_as_brute_force_would(
+    parts: list[tuple[int, float, float, float]],
+    accelerators: list[int],
+    host: int,
+    host_compute: bool,
+    quantised: bool,
+) -> None:
+    items = [Item(weights=size, slab=size, offloaded=size // 2 if quantised else None) for size, *_ in parts]
+    costs = [(one, other, link) for _, one, other, link in parts]
+    room = Room({**dict(enumerate(accelerators)), "cpu": host}, activations=1, host_compute=host_compute)
+    expected = brute_force(items, room, seconds_with(costs))
+    found = searched(items, room, costs)
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert seconds_with(costs)(found) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("budget", [5, 8, 11])
+def test_twelve_equal_blocks_are_placed_as_brute_force_would(budget: int) -> None:
+    items = [Item(weights=1, slab=1)] * 12
+    costs = [(1.0, 9.0, 1.5)] * 12
+    room = Room({0: budget, "cpu": 12, "disk": 0})
+    found = searched(items, room, costs)
+    assert found is not None
+    every = [
+        settle(items, room, [(0, 0) if stays else ("cpu", 0) for stays in kept])
+        for kept in itertools.product((True, False), repeat=12)
+    ]
+    assert seconds_with(costs)(found) == pytest.approx(min(seconds_with(costs)(p) for p in every if p is not None))
+
+
+def test_quantised_blocks_are_placed_where_they_fit_as_they_are_held() -> None:
+    """Streamed from RAM they take a quarter of it, which has no room for them as they are."""
+    items = [Item(weights=4, slab=4, offloaded=1)] * 4
+    costs = [(1.0, 99.0, 2.0), (1.0, 99.0, 9.0), (1.0, 99.0, 9.0), (1.0, 99.0, 2.0)]
+    room = Room({0: 12, "cpu": 3})
+    found, expected = searched(items, room, costs), brute_force(items, room, seconds_with(costs))
+    assert found is not None
+    assert seconds_with(costs)(found) == expected
+
+
+def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
+    items = [Item(weights=1, slab=1)] * 40
+    costs = [(1.0, 99.0, 2.0)] * 40
+    room = Room({0: 32, "cpu": 40})
+    found, greedy = searched(items, room, costs), place_greedily(items, room)
+    assert found is not None
+    assert greedy is not None
+    assert seconds_with(costs)(found) == pytest.approx(40.0)
+    assert seconds_with(costs)(greedy) > 40.0
+
+
+def test_blocks_are_computed_on_the_cpu_where_that_is_faster_than_fetching_them() -> None:
+    items = [Item(weights=1, slab=1)] * 20
+    costs = [(1.0, 1.5, 10.0)] * 20
+    stream = searched(items, Room({0: 12, "cpu": 40}), costs)
+    auto = searched(items, Room({0: 12, "cpu": 40}, host_compute=True), costs)
+    assert stream is not None
+    assert auto is not None
+    assert "cpu" not in stream.runs
+    assert seconds_with(costs)(auto) < seconds_with(costs)(stream) / 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(sizes, times, times, times), min_size=13, max_size=24), st.integers(10, 150))
+def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
+    parts: list[tuple[int, float, float, float]], budget: int
+) -> None:
+    items = [Item(weights=size, slab=size) for size, *_ in parts]
+    costs = [(one, other, link) for _, one, other, link in parts]
+    room = Room({0: budget, 1: budget // 2, "cpu": 60}, activations=2)
+    found, greedy = searched(items, room, costs), place_greedily(items, room)
+    if greedy is None:
+        return
+    assert found is not None
+    assert seconds_with(costs)(found) <= seconds_with(costs)(greedy)
+    for key, size in room.budgets.items():
+        assert sum(item.weights for item, held in zip(items, found.held, strict=True) if held == key) <= size

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from bigmodel.errors import PlanError
+from bigmodel.plan.memory.assignment import Assignment
+from bigmodel.plan.memory.evaluate import device_uses, over_budget
+from bigmodel.plan.search.capacity import Room
+from bigmodel.plan.search.fit import greedy_assignment
+from bigmodel.plan.search.searcher import Searcher
+from bigmodel.plan.time.cost import CostModel
+from bigmodel.plan.time.objective import Objective
+from bigmodel.profile import Profile, profile_model
+
+from ...profile.models import tiny_llama
+from ..machines import machine
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+@cache
+def profile() -> Profile:
+    model = tiny_llama(num_hidden_layers=6, hidden_size=128, intermediate_size=256)
+    return profile_model(model, context_length=32, new_tokens=2, device_type="virtual")
+
+
+def room(share: float, host_compute: bool = False) -> Room:
+    """Room for a share of the weights on the accelerator, and for all on the host."""
+    of = profile()
+    accelerator = int(of.weights * share) + of.activations + sum(of.kv_cache)
+    return Room({0: accelerator, "cpu": 10**8}, of.activations, host_compute=host_compute)
+
+
+def searcher(offload: str = "stream", link: float = 1e9, host: float = 1e-9) -> Searcher:
+    return Searcher(profile(), Objective(CostModel(profile(), machine(link, host=host))), offload)
+
+
+def greedy(given: Room, streams: bool = True) -> Assignment:
+    return greedy_assignment(profile(), given, "auto", stream_buffers=False, streams=streams)
+
+
+def test_the_search_beats_greedy_and_keeps_to_the_budgets() -> None:
+    given, search = room(0.6), searcher(link=1.5e10)
+    found = search.best(given, greedy(given))
+    assert search.goal.seconds(found) < search.goal.seconds(greedy(given))
+    assert over_budget(device_uses(profile(), found), given.budgets) == {}
+
+
+def test_what_is_known_is_kept_where_nothing_fits_or_nothing_is_better() -> None:
+    known = greedy(room(2.0))
+    assert searcher().best(room(2.0), known) is known
+    nowhere = Room({0: 1, "cpu": 1, "disk": 0})
+    assert searcher().best(nowhere, known) is known
+
+
+def test_where_parts_must_be_computed_the_host_has_them_and_nothing_is_streamed() -> None:
+    given = room(0.5, host_compute=True)
+    found = searcher("compute", link=1e12, host=1e-6).best(given, greedy(given, streams=False))
+    assert not any(map(found.streamed, range(len(found.held))))
+    assert found.runs.count("cpu") > 2
+
+
+def test_parts_run_elsewhere_for_prompts_only_where_that_is_better() -> None:
+    given = room(0.5, host_compute=True)
+    slow_link = searcher("auto", link=1e8, host=4e-9)
+    known = slow_link.best(given, greedy(given))
+    assert slow_link.goal.seconds(slow_link.best_per_pass(given, known)) <= slow_link.goal.seconds(known)
+    slow_host = searcher("auto", link=1e11, host=1e-6)
+    known = slow_host.best(given, greedy(given))
+    assert slow_host.best_per_pass(given, known) is known
+
+
+def test_the_prediction_is_the_goals_and_says_what_a_gib_more_would_save() -> None:
+    given, search = room(0.5), searcher()
+    known = search.best(given, greedy(given))
+    prompt, step = search.goal.steps(known)
+    found = search.predict(given, known)
+    assert (found.prefill, found.token, found.binds) == (prompt.seconds, step.seconds, step.binds)
+    all_resident = search.goal.seconds(greedy(room(2.0)))
+    weight = sum(search.goal.weights.values())
+    assert found.seconds_saved_per_gib[0] == pytest.approx((search.goal.seconds(known) - all_resident) / weight)
+    assert found.seconds_saved_per_gib["cpu"] == 0
+
+
+def test_an_unknown_way_to_offload_is_refused() -> None:
+    with pytest.raises(PlanError, match="offload is 'steam'; use one of stream"):
+        searcher("steam")

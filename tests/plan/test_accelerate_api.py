@@ -1,0 +1,164 @@
+"""."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from bigmodel.errors import BudgetError, DeviceMapError
+from bigmodel.plan import check_device_map, clean_device_map, infer_auto_device_map, owner_of
+from bigmodel.profile import compute_module_sizes, find_tied_parameters, named_tensors
+
+from ..profile.models import Block, Flat, Stack, on_meta
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+def test_a_model_that_fits_is_one_entry() -> None:
+    assert infer_auto_device_map(Flat(), {0: 236}) == {"": 0}
+    assert infer_auto_device_map(Flat(), {"cpu": 1000}) == {"": "cpu"}
+
+
+def test_room_for_a_streamed_layer_is_kept_only_when_one_is_streamed() -> None:
+    assert infer_auto_device_map(Flat(), {0: 200, 1: 200}) == {"linear1": 0, "batchnorm": 0, "linear2": 1}
+
+
+def test_the_rest_goes_to_ram_then_disk() -> None:
+    found = infer_auto_device_map(Flat(), {0: 50, "cpu": 80})
+    assert found == {"linear1": "cpu", "batchnorm": "disk", "linear2": "disk"}
+
+
+def test_one_huge_layer_does_not_push_the_others_away() -> None:
+    model = nn.Sequential(nn.Linear(1000, 1000), *(nn.Linear(100, 100) for _ in range(10)))
+    found = infer_auto_device_map(model, {0: 3_000_000, "cpu": 10_000_000}, clean_result=False)
+    assert found["0"] == "cpu"
+    assert {found[str(index)] for index in range(1, 11)} == {0}
+
+
+def test_buffers_and_parameters_of_a_split_module_are_placed() -> None:
+    model = on_meta(Stack, depth=4, direct=True)
+    size = compute_module_sizes(model)[""]
+    found = infer_auto_device_map(model, {0: size // 2, 1: size // 2, "cpu": size})
+    check_device_map(model, found)
+    assert "offset" in found
+
+
+def test_blocks_stay_whole_without_being_named() -> None:
+    found = infer_auto_device_map(nn.Sequential(Block(4), Block(4), Block(4)), {0: 500, 1: 500, "cpu": 500})
+    assert all(name.count(".") == 0 for name in found)
+
+
+def test_an_empty_list_splits_down_to_leaves() -> None:
+    found = infer_auto_device_map(nn.Sequential(Flat(), Flat()), {0: 300, 1: 300}, [])
+    assert found["0"] == 0
+    assert found["1.linear1"] == 0
+    assert found["1.linear2"] == 1
+
+
+def test_dtypes_change_what_fits() -> None:
+    assert infer_auto_device_map(Flat(), {0: 122}, dtype="float16") == {"": 0}
+    special = {name: "int8" for name, *_ in named_tensors(Flat())}
+    assert infer_auto_device_map(Flat(), {0: 58}, special_dtypes=special) == {"": 0}
+
+
+def test_a_plan_that_cannot_exist_names_budgets_that_would_do() -> None:
+    with pytest.raises(BudgetError, match=r"'disk': 172 B"):
+        infer_auto_device_map(Flat(), {0: 50, "cpu": 80, "disk": 10})
+    assert infer_auto_device_map(Flat(), {0: 50, "cpu": 80, "disk": 172})
+
+
+def test_never_fewer_resident_bytes_than_accelerate_leaves_resident() -> None:
+    from accelerate import infer_auto_device_map as reference
+
+    sizes = compute_module_sizes(Stack(depth=6))
+    for budget in range(2_000, 30_000, 1_500):
+        theirs = reference(Stack(depth=6), {0: budget, "cpu": 10**6}, ["Block"])
+        ours = infer_auto_device_map(Stack(depth=6), {0: budget, "cpu": 10**6})
+        resident = [sum(sizes[n] for n, d in found.items() if d == 0) for found in (ours, theirs)]
+        assert resident[0] >= resident[1]
+
+
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    st.lists(st.integers(0, 6_000), min_size=1, max_size=3),
+    st.integers(0, 6_000),
+    st.booleans(),
+)
+def test_every_tensor_has_one_place_budgets_hold_and_ties_stay_together(
+    widths: list[int], accelerators: list[int], host: int, tied: bool
+) -> None:
+    model = nn.Sequential(*(nn.Linear(width, width) for width in widths))
+    if tied and widths[0] == widths[-1]:
+        model[-1].weight = model[0].weight
+    budgets: dict[int | str, int] = {**dict(enumerate(accelerators)), "cpu": host}
+    found = infer_auto_device_map(model, budgets)
+    check_device_map(model, found)
+    used: dict[object, int] = {}
+    seen = set()
+    for name, tensor, *_ in named_tensors(model):
+        device = found[str(owner_of(name, found))]
+        if (id(tensor), device) not in seen:
+            seen.add((id(tensor), device))
+            used[device] = used.get(device, 0) + tensor.nbytes
+    assert all(used.get(device, 0) <= budget for device, budget in budgets.items())
+    for names in find_tied_parameters(model):
+        assert len({found[str(owner_of(name, found))] for name in names}) == 1
+
+
+def test_a_map_that_covers_everything_is_accepted() -> None:
+    check_device_map(Flat(), {"linear1": 0, "batchnorm": 1, "linear2": "disk"})
+    check_device_map(Flat(), {"": "cpu"})
+    check_device_map(Stack(direct=True), {"embed": 0, "blocks": 0, "norm": 0, "head": 0, "scale": 0, "offset": 1})
+
+
+def test_tensors_without_a_place_are_named() -> None:
+    with pytest.raises(DeviceMapError, match=r"scale"):
+        check_device_map(Stack(direct=True), {"embed": 0, "blocks": 0, "norm": 0, "head": 0, "offset": 0})
+    with pytest.raises(ValueError, match=r"linear2\.weight, linear2\.bias"):
+        check_device_map(Flat(), {"linear1": 0, "batchnorm": 0})
+
+
+def test_names_that_are_not_in_the_model_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        check_device_map(Flat(), {"": 0, "linear9": 1})
+    assert "linear9" in caplog.text
+
+
+def test_a_parameter_is_a_name_like_a_module(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        check_device_map(Flat(), {"": 0, "linear1.weight": 1})
+    assert caplog.text == ""
+
+
+def test_the_longest_name_owns() -> None:
+    device_map = {"": 0, "a": 1, "a.b": 2}
+    assert owner_of("a.b.c", device_map) == "a.b"
+    assert owner_of("a.bc", device_map) == "a"
+    assert owner_of("x", device_map) == ""
+    assert owner_of("x", {"a": 1}) is None
+
+
+def test_siblings_on_one_device_become_their_parent_in_place_and_in_order() -> None:
+    device_map = {"a": 0, "b.1": 1, "b.2": 1, "c.1": 0, "c.2": 1}
+    assert clean_device_map(device_map) is device_map
+    assert list(device_map.items()) == [("a", 0), ("b", 1), ("c.1", 0), ("c.2", 1)]
+    assert clean_device_map({"a.b": 0, "a.c": 0}) == {"": 0}
+    assert clean_device_map({"a.b": 0}) == {"a.b": 0}
+
+
+def test_only_below_a_module_when_one_is_named() -> None:
+    assert clean_device_map({"a.b": 0, "a.c": 0, "d.e": 1, "d.f": 1}, "a") == {"a": 0, "d.e": 1, "d.f": 1}
+
+
+@given(st.dictionaries(st.sampled_from([f"{a}.{b}.{c}" for a in "xy" for b in "pq" for c in "12"]),
+                       st.sampled_from([0, 1, "cpu"]), min_size=1))  # fmt: skip
+def test_tidying_changes_no_tensors_device_and_agrees_with_accelerate(device_map: dict[str, int | str]) -> None:
+    from accelerate.utils.modeling import clean_device_map as reference
+
+    tidy = clean_device_map(dict(device_map))
+    assert all(tidy[str(owner_of(name, tidy))] == device for name, device in device_map.items())
+    assert tidy == reference(dict(device_map))

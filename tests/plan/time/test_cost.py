@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from bigmodel.plan.memory.assignment import Assignment
+from bigmodel.plan.time.cost import CostModel, StepTime
+from bigmodel.profile import Profile, profile_model
+
+from ...profile.models import tiny_llama
+from ..machines import machine
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+@cache
+def profile() -> Profile:
+    return profile_model(tiny_llama(num_hidden_layers=4), context_length=32, new_tokens=2, device_type="virtual")
+
+
+def blocks_at(held: object, runs: object) -> Assignment:
+    """All on the accelerator, but the blocks."""
+    units = profile().units
+    slab = max(unit.slab() for unit in units if unit.is_block)
+    where = [(held, runs) if unit.is_block else (0, 0) for unit in units]
+    return Assignment(tuple(h for h, _ in where), tuple(r for _, r in where), 0, 2, slab)  # type: ignore[arg-type]
+
+
+RESIDENT, STREAMED, COMPUTED = (0, 0), ("cpu", 0), ("cpu", "cpu")
+
+
+def test_a_pass_is_bound_by_what_takes_longest() -> None:
+    assert StepTime(1.0, {0: 0.5, "cpu": 0.2}, link=0.4, disk=0.1).binds == "computing on 0"
+    assert StepTime(1.0, {0: 0.3}, link=0.4, disk=0.1).binds == "the link to the main device"
+    assert StepTime(1.0, {0: 0.3}, link=0.4, disk=0.5).binds == "reading from disk"
+
+
+def test_what_is_resident_takes_what_it_computes() -> None:
+    cost = CostModel(profile(), machine())
+    step = cost.seconds(1, blocks_at(*RESIDENT))
+    assert step.seconds == pytest.approx(step.compute[0], rel=0.1)
+    assert (step.link, step.disk, set(step.compute)) == (0, 0, {0})
+
+
+def test_a_slow_link_binds_a_step_in_which_blocks_are_streamed() -> None:
+    cost = CostModel(profile(), machine(link=1e6))
+    step, blocks = cost.seconds(1, blocks_at(*STREAMED)), [unit for unit in profile().units if unit.is_block]
+    assert step.link == pytest.approx(sum(1e-6 + unit.weights / 1e6 for unit in blocks))
+    assert step.binds == "the link to the main device"
+    assert step.link <= step.seconds <= step.link + step.compute[0] + 1e-9
+
+
+def test_a_block_on_the_host_has_its_inputs_brought_and_its_weights_not() -> None:
+    cost = CostModel(profile(), machine(link=1e6))
+    step = cost.seconds(1, blocks_at(*COMPUTED))
+    assert (step.link, step.disk) == (0, 0)
+    assert step.seconds > step.compute["cpu"] + step.compute[0]
+
+
+def test_inputs_that_come_from_the_host_wait_for_the_weights_on_the_link() -> None:
+    cost, streamed, computed = CostModel(profile(), machine(link=1e6)), blocks_at(*STREAMED), blocks_at(*COMPUTED)
+    last = max(index for index, unit in enumerate(profile().units) if unit.is_block)
+    mixed = replace(
+        streamed, runs=tuple((computed if i == last else streamed).runs[i] for i in range(len(streamed.runs)))
+    )
+    step = cost.seconds(1, mixed)
+    # What follows the block on the host begins when the first streamed block is there again, and the link then rests.
+    following = sum(cost.units.compute(1, index, 0) for index in range(last + 1, len(profile().units)))
+    assert following > 0
+    assert step.seconds >= step.link + following
+
+
+def test_what_a_step_computes_on_the_host_a_prompt_has_streamed() -> None:
+    cost, streamed = CostModel(profile(), machine()), blocks_at(*STREAMED)
+    blocks = [index for index, unit in enumerate(profile().units) if unit.is_block]
+    both = Assignment(
+        streamed.held, streamed.runs, 0, streamed.slots, streamed.slot_bytes, computed_below=dict.fromkeys(blocks, 9)
+    )
+    assert cost.seconds(0, both) == cost.seconds(0, streamed)
+    assert cost.seconds(1, both) == cost.seconds(1, blocks_at(*COMPUTED))
+
+
+def test_weights_on_disk_count_as_read_from_it() -> None:
+    of = machine(link=1e9)
+    step = CostModel(profile(), of).seconds(1, blocks_at("disk", 0))
+    on_disk = sum(unit.weights for unit in profile().units if unit.is_block)
+    assert step.disk == pytest.approx(on_disk / of.disk_warm)

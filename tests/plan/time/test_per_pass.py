@@ -1,0 +1,127 @@
+"""Parts that are streamed for prompts and computed on the host in steps."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bigmodel.errors import BudgetError
+from bigmodel.plan import Plan, plan
+from bigmodel.plan.memory.evaluate import Assignment, device_uses, over_budget
+from bigmodel.plan.time.cost import CostModel
+from bigmodel.plan.time.per_pass import streamed_from
+from bigmodel.plan.time.unit_cost import UnitCost
+from bigmodel.profile import Profile, profile_model
+
+from ...profile.models import tiny_llama
+from ..machines import machine
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+MODEL = tiny_llama(num_hidden_layers=6, hidden_size=128, intermediate_size=256)
+MACHINE = machine(link=1e8, host=4e-9)
+"""For each weight the link takes 40 ns. The host takes 4 for a row, and 16 times as much for 256 of them."""
+
+
+@cache
+def profile(context: int = 256) -> Profile:
+    return profile_model(MODEL, context_length=context, new_tokens=2, device_type="virtual")
+
+
+@cache
+def planned(of: Profile, offload: str = "auto", link: float = 1e8, host: float = 4e-9, **options: Any) -> Plan:
+    """A plan for prompt and steps under half the room."""
+    budget: dict[Any, Any] = {0: of.weights // 2 + of.activations + sum(of.kv_cache), "cpu": "1GB"}
+    return plan(of, budget, objective="throughput", offload=offload, machine=machine(link, host=host), **options)
+
+
+def seconds(found: Plan) -> tuple[float, float]:
+    assert found.prediction is not None
+    assert found.prediction.prefill is not None
+    return found.prediction.prefill, found.prediction.token
+
+
+def assignment_of(found: Plan, of: Profile) -> Assignment:
+    """The plan's own words as an assignment."""
+    held = tuple(found.device_map.get(unit.name, found.main_device) for unit in of.units)
+    runs = tuple(found.execution.get(unit.name, found.main_device) for unit in of.units)
+    below = {i: found.computed_below[unit.name] for i, unit in enumerate(of.units) if unit.name in found.computed_below}
+    return Assignment(held, runs, found.main_device, found.slots, found.slot_bytes, computed_below=below)
+
+
+def test_prompt_and_step_each_take_the_time_of_the_cheaper_form() -> None:
+    of = profile()
+    streamed, computed, auto = (planned(of, offload=offload) for offload in ("stream", "compute", "auto"))
+    assert auto.computed_below
+    assert seconds(streamed)[0] < seconds(computed)[0]
+    assert seconds(computed)[1] < seconds(streamed)[1]
+    assert seconds(auto)[0] < (seconds(computed)[0] + seconds(streamed)[0]) / 2
+    assert seconds(auto)[1] < (seconds(computed)[1] + seconds(streamed)[1]) / 2
+    cost, both = CostModel(of, MACHINE), assignment_of(auto, of)
+    assert seconds(auto) == (cost.seconds(0, both).seconds, cost.seconds(1, both).seconds)
+    assert cost.seconds(1, both).link < cost.seconds(0, both).link / 10
+
+
+def test_the_threshold_lies_between_a_step_and_the_prompt() -> None:
+    for tokens in planned(profile()).computed_below.values():
+        assert 1 < tokens <= 254
+
+
+def test_the_slower_the_link_the_more_tokens_it_takes_to_be_worth_a_copy() -> None:
+    of = profile()
+    layer = next(index for index, unit in enumerate(of.units) if unit.is_block)
+    thresholds = [streamed_from(UnitCost(of, machine(link=link, host=4e-9)), layer, 0) for link in (2e8, 1e8, 5e7)]
+    assert None not in thresholds
+    assert thresholds == sorted(set(thresholds))
+
+
+@pytest.mark.parametrize(("link", "host"), [(1e10, 1e-8), (1e5, 1e-10)])
+def test_where_one_form_is_always_faster_nothing_differs_between_prompt_and_step(link: float, host: float) -> None:
+    assert planned(profile(), link=link, host=host).computed_below == {}
+
+
+@pytest.mark.parametrize("options", [{"per_pass": False}, {"offload": "stream"}])
+def test_it_is_done_only_where_it_may_be(options: dict[str, Any]) -> None:
+    assert planned(profile(), **options).computed_below == {}
+
+
+def test_quantised_weights_are_not_computed_with_in_another_form() -> None:
+    assert planned(profile(), offload_dtype="int8").computed_below == {}
+
+
+def test_the_plan_says_both_and_survives_json() -> None:
+    found = planned(profile())
+    tokens = next(iter(found.computed_below.values()))
+    assert f"cpu below {tokens} tokens" in str(found)
+    assert "streamed from RAM for a prompt, computed on the CPU in steps" in found.explain()
+    assert Plan.from_json(found.to_json()) == found
+
+
+def test_the_cache_counts_where_the_prompt_leaves_it_and_where_steps_need_it() -> None:
+    of = profile()
+    found = planned(of)
+    moved = sum(nbytes for unit, nbytes in zip(of.units, of.kv_cache) if unit.name in found.computed_below)
+    computed = sum(nbytes for unit, nbytes in zip(of.units, of.kv_cache) if found.execution.get(unit.name) == "cpu")
+    assert found.devices["cpu"].kv_cache == moved + computed
+    assert moved > 0
+    assert found.devices[0].kv_cache == sum(of.kv_cache) - computed
+    assert found.devices[0].slots == 2 * max(unit.slab() for unit in of.units if unit.is_block)
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, 4_000_000), st.integers(0, 5_000_000), st.sampled_from(["latency", "throughput"]))
+def test_budgets_hold_and_no_job_is_longer_than_in_one_form(room: int, host: int, objective: str) -> None:
+    of = profile(64)
+    budgets: dict[int | str, int] = {0: room, "cpu": host}
+    try:
+        one = plan(of, budgets, offload="auto", objective=objective, machine=MACHINE, per_pass=False)
+        found = plan(of, budgets, offload="auto", objective=objective, machine=MACHINE)
+    except BudgetError:
+        return
+    assert over_budget(device_uses(of, assignment_of(found, of)), budgets) == {}
+    weight = 1.0 if objective == "throughput" else 1e-3
+    assert weight * seconds(found)[0] + seconds(found)[1] <= (weight * seconds(one)[0] + seconds(one)[1]) * (1 + 1e-9)

@@ -1,0 +1,68 @@
+"""Whole models are run on a machine that is exactly known, and what was wrong with the single figures comes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bigmodel.profile.machine.calibrate import LEAST, MOST, calibrated, works_of
+from bigmodel.profile.machine.effort import QUICK
+from bigmodel.profile.machine.machine import Curve, DeviceSpeed
+from bigmodel.profile.trace.work import MOVE, PRODUCT, work_of
+
+from ..clock import Clock
+from ..models import tiny_llama
+
+CPU = torch.device("cpu")
+FIGURE = 1e-9
+CURVES = {
+    f"{PRODUCT}:float32": Curve((1.0, 16.0), (FIGURE, 16 * FIGURE), grows=True),
+    MOVE: Curve((1.0,), (FIGURE,)),
+}
+EFFORT = replace(QUICK, models=((64, 4), (256, 1)))
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, products: float = 1.0, call: float = 1e-5) -> DeviceSpeed:
+    """What comes of `CURVES` on a machine whose products take `products` times what these say."""
+
+    def seconds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> float:
+        work = work_of(func, args, kwargs, output)
+        if work is None:
+            return 0.0
+        return call + DeviceSpeed(CURVES, call, call).seconds(work) * (products if work.kind == PRODUCT else 1.0)
+
+    with Clock(monkeypatch, seconds):
+        return calibrated(CURVES, CPU, EFFORT)
+
+
+def test_figures_that_are_right_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = measured(monkeypatch).curves[f"{PRODUCT}:float32"]
+    assert product.values == pytest.approx((FIGURE, 16 * FIGURE), rel=0.1)
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.5])
+def test_products_that_take_longer_in_a_model_are_corrected(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    product = measured(monkeypatch, factor).curves[f"{PRODUCT}:float32"]
+    assert product.values == pytest.approx((factor * FIGURE, factor * 16 * FIGURE), rel=0.1)
+
+
+def test_no_figure_is_corrected_beyond_what_a_machine_at_work_can_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for factor, bound in ((10.0, MOST), (0.1, LEAST)):
+        product = measured(monkeypatch, factor).curves[f"{PRODUCT}:float32"]
+        assert product.values[0] == pytest.approx(bound * FIGURE, rel=0.1)
+
+
+def test_what_a_call_takes_is_told_by_a_model_of_next_to_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, fast = (measured(monkeypatch, call=call).call_cached for call in (1e-5, 1e-6))
+    assert slow == pytest.approx(10 * fast, rel=0.1)
+    assert slow == pytest.approx(1e-5, rel=0.5)
+
+
+def test_the_works_of_a_model_are_those_of_its_prompt_and_of_its_last_step() -> None:
+    prompt, step = works_of(tiny_llama(num_hidden_layers=1), 2, 9, CPU)
+    products = [[work.rows for work in works if work.kind == PRODUCT] for works in (prompt, step)]
+    assert max(products[0]) == 2 * 8
+    assert max(products[1]) == 2

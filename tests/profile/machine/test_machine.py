@@ -1,0 +1,81 @@
+"""."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bigmodel.errors import PlanError
+from bigmodel.profile.machine import machine as machine_json
+from bigmodel.profile.machine.machine import Curve, DeviceSpeed, LinkSpeed
+from bigmodel.profile.machine.nominal import nominal_machine
+from bigmodel.profile.trace.work import Work
+
+CURVE = Curve((1.0, 4.0, 16.0), (2.0, 8.0, 8.0), grows=True)
+
+
+def test_a_curve_goes_through_its_points_and_is_straight_between_them_on_logarithmic_scales() -> None:
+    assert [CURVE.at(size) for size in (1, 4, 16)] == pytest.approx([2.0, 8.0, 8.0])
+    assert CURVE.at(2) == pytest.approx(4.0)
+
+
+def test_beyond_its_ends_a_curve_stays_or_grows() -> None:
+    assert CURVE.at(0.1) == 2.0
+    assert CURVE.at(32) == pytest.approx(16.0)
+    assert Curve((1.0, 4.0), (2.0, 8.0)).at(64) == 8.0
+
+
+def test_a_product_takes_what_its_matrix_takes_and_a_call_beside() -> None:
+    speed = DeviceSpeed({"product:float32": CURVE, "product:float32:cached": Curve((1.0,), (1.0,))}, 10.0, 5.0)
+    work = [Work("product", elements=3, rows=4), Work("call")]
+    assert speed.total(work) == pytest.approx(3 * 8.0 + 2 * 10.0)
+    assert speed.total(work, cached=True) == pytest.approx(3 * 1.0 + 2 * 5.0)
+
+
+def test_calls_that_are_queued_go_on_beside_the_work() -> None:
+    speed = DeviceSpeed({"product:float32": CURVE}, 10.0, 10.0, asynchronous=True)
+    assert speed.total([Work("product", elements=1, rows=1)]) == 10.0
+    assert speed.total([Work("product", elements=9, rows=4)]) == pytest.approx(72.0)
+
+
+def test_a_dtype_that_was_not_measured_is_taken_for_float32() -> None:
+    speed = DeviceSpeed({"product:float32": CURVE}, 0.0, 0.0)
+    assert speed.seconds(Work("product", "float64", elements=1)) == 2.0
+
+
+def test_a_copy_takes_a_latency_and_its_bytes() -> None:
+    assert LinkSpeed(100.0, 0.5).seconds(50) == 1.0
+
+
+def test_a_device_like_one_that_was_measured_stands_for_it() -> None:
+    machine = nominal_machine()
+    assert machine.device("cuda:7") is machine.devices["cuda:0"]
+    assert machine.link("cuda:7") is machine.links["cuda:0"]
+    assert machine.device("mps") is machine.devices["cpu"]
+
+
+MACHINE = nominal_machine()
+
+
+def test_a_profile_survives_json() -> None:
+    assert machine_json.load(machine_json.dump(MACHINE)) == MACHINE
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", '{"format": 2, "machine": {"name": 3}}'])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(PlanError, match="not a machine profile"):
+        machine_json.load(text)
+
+
+def test_another_format_is_refused_with_its_number() -> None:
+    content = {**json.loads(machine_json.dump(MACHINE)), "format": 9}
+    with pytest.raises(PlanError, match=f"format 9; this version reads {machine_json.FORMAT}"):
+        machine_json.load(json.dumps(content))
+
+
+def test_a_curve_without_points_is_refused() -> None:
+    content = json.loads(machine_json.dump(MACHINE))
+    content["machine"]["devices"]["cpu"]["curves"]["move"] = {"sizes": "many", "values": [1.0]}
+    with pytest.raises(PlanError, match="not a machine profile"):
+        machine_json.load(json.dumps(content))

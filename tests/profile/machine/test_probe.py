@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+
+from bigmodel.devices import virtual
+from bigmodel.profile.machine import machine as machine_json
+from bigmodel.profile.machine import probe
+from bigmodel.profile.machine.effort import QUICK
+from bigmodel.profile.machine.machine import MachineProfile
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts measurings, which are made up here: what is tested is who measures when."""
+    count: list[int] = []
+    from bigmodel.profile.machine.nominal import nominal_machine
+
+    def measure(_effort: object, _folder: Path, key: str = "") -> MachineProfile:
+        count.append(1)
+        return replace(nominal_machine(), key=key, measured_at=time.time())
+
+    monkeypatch.setattr(probe, "measure", measure)
+    return count
+
+
+def test_a_machine_is_measured_once_and_again_when_asked(tmp_path: Path, measured: list[int]) -> None:
+    first = probe.machine(effort=QUICK, folder=tmp_path)
+    assert probe.machine(effort=QUICK, folder=tmp_path) == first
+    assert len(measured) == 1
+    assert probe.machine(refresh=True, effort=QUICK, folder=tmp_path) != first
+    assert len(measured) == 2
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_who_asks_while_another_measures_waits_and_reads_its_result(tmp_path: Path, measured: list[int]) -> None:
+    found: list[MachineProfile] = []
+    key = probe.machine_key(QUICK)
+    lock = FileLock(tmp_path / f"{key}.lock", thread_local=False)
+    with lock:
+        waiting = threading.Thread(target=lambda: found.append(probe.machine(effort=QUICK, folder=tmp_path)))
+        waiting.start()
+        theirs = probe.measure(QUICK, tmp_path, key)
+        (tmp_path / f"{key}.json").write_text(machine_json.dump(theirs))
+    waiting.join(timeout=60)
+    assert found == [theirs]
+    assert len(measured) == 1
+
+
+def test_a_damaged_file_is_measured_anew(tmp_path: Path, measured: list[int]) -> None:
+    probe.machine(effort=QUICK, folder=tmp_path)
+    (tmp_path / f"{probe.machine_key(QUICK)}.json").write_text("{")
+    probe.machine(effort=QUICK, folder=tmp_path)
+    assert len(measured) == 2
+
+
+def test_profiles_are_kept_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert probe.cache_folder() == tmp_path / "bigmodel" / "machines"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert probe.cache_folder() == Path.home() / ".cache" / "bigmodel" / "machines"
+
+
+def test_another_set_up_is_another_machine(accelerators: None) -> None:
+    before = probe.machine_key(QUICK)
+    virtual.configure(0, bandwidth=1e9)
+    assert probe.machine_key(QUICK) != before
+
+
+def test_a_quick_measuring_says_something_of_everything(accelerators: None, tmp_path: Path) -> None:
+    virtual.configure(0, capacity=1000)
+    machine = probe.measure(QUICK, tmp_path)
+    assert set(machine.devices) == {"cpu", "virtual:0", "virtual:1"}
+    assert set(machine.links) == {"cpu", "virtual:0", "virtual:1"}
+    for speed in machine.devices.values():
+        assert {"move", "product:float32", "product:bfloat16", "attention:float32"} <= set(speed.curves)
+        assert speed.call > 0
+        assert all(value > 0 for curve in speed.curves.values() for value in curve.values)
+    assert min(machine.memory_rate, machine.disk_cold, machine.disk_warm) > 0
+    assert list(tmp_path.iterdir()) == []
+    assert machine_json.load(machine_json.dump(machine)) == machine
+    assert torch.get_device_module("virtual").memory_allocated(0) == 0
+    assert torch.get_device_module("virtual").max_memory_allocated(0) == 0
+
+
+def test_the_command_shows_what_is_known(tmp_path: Path) -> None:
+    """In a process of its own, with a profile of this machine already there."""
+    script = (
+        "import sys, dataclasses; from pathlib import Path\n"
+        "from bigmodel.profile.machine import probe, machine as machine_json\n"
+        "from bigmodel.profile.machine.effort import Effort\n"
+        "from bigmodel.profile.machine.nominal import nominal_machine\n"
+        "folder = probe.cache_folder(); folder.mkdir(parents=True); key = probe.machine_key(Effort())\n"
+        "known = dataclasses.replace(nominal_machine(), key=key)\n"
+        "(folder / f'{key}.json').write_text(machine_json.dump(known))\n"
+        "from bigmodel.cli.main import run; sys.exit(run(['probe']))\n"
+    )
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert "round figures" in done.stdout
+    assert "25.0 GB/s" in done.stdout

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bigmodel.profile.machine import probe_disk
+from bigmodel.profile.machine.effort import QUICK
+from bigmodel.profile.machine.probe_disk import disk_rates
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each look at the clock is a second after the one before, so that each reading of the file takes one."""
+    monkeypatch.setattr(probe_disk, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    return
+
+
+@pytest.mark.usefixtures("ticks")
+def test_a_rate_is_the_whole_files_bytes_by_the_seconds_of_reading_it(tmp_path: Path) -> None:
+    assert disk_rates(tmp_path, QUICK) == (QUICK.file, QUICK.file)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("ticks")
+@pytest.mark.parametrize("refused", ["open", "preadv"])
+def test_a_file_system_that_cannot_be_read_past_the_cache_is_read_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    real: Any = getattr(os, refused)
+    direct: set[int] = set()
+
+    def refuse_direct(first: Any, *rest: Any) -> Any:
+        if first in direct or (refused == "open" and rest[0] & os.O_DIRECT):
+            raise OSError(22, "no direct reading here")
+        return real(first, *rest)
+
+    monkeypatch.setattr(os, refused, refuse_direct)
+    if refused == "preadv":
+        opened = os.open
+
+        def open_noted(path: Any, flags: int, *mode: int) -> int:
+            descriptor = opened(path, flags, *mode)
+            if flags & os.O_DIRECT:
+                direct.add(descriptor)
+            return descriptor
+
+        monkeypatch.setattr(os, "open", open_noted)
+    cold, warm = disk_rates(tmp_path, QUICK)
+    assert min(cold, warm) > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        disk_rates(tmp_path / "nowhere", QUICK)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bigmodel.profile.machine import timing as stopwatch
+from bigmodel.profile.machine.timing import seconds_of
+
+CPU = torch.device("cpu")
+
+
+class Worker:
+    """Work that takes the given seconds, one after another, then those of the last; by a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+        self.now, self.calls = 0.0, 0
+        self._seconds = seconds
+        monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def __call__(self) -> None:
+        self.now += self._seconds[min(self.calls, len(self._seconds) - 1)]
+        self.calls += 1
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Worker]:
+    return lambda *seconds: Worker(monkeypatch, *seconds)
+
+
+def test_the_first_call_does_not_count(worker: Callable[..., Worker]) -> None:
+    assert seconds_of(worker(9.0, 1.0), CPU, repeats=1) == 1.0
+
+
+def test_the_least_of_several_runs_counts(worker: Callable[..., Worker]) -> None:
+    assert seconds_of(worker(0.0, 3.0, 1.0, 2.0), CPU, repeats=3) == 1.0
+    assert seconds_of(worker(0.0, 3.0, 1.0, 2.0), CPU, repeats=1) == 3.0
+
+
+def test_short_work_is_called_until_a_run_is_long_enough(worker: Callable[..., Worker]) -> None:
+    work = worker(0.25)
+    assert seconds_of(work, CPU, at_least=16.0, repeats=2) == 0.25
+    assert work.calls == 1 + 1 + 64 + 64  # untimed, too short, long enough, and once more
+
+
+def test_work_that_takes_no_time_ends_all_the_same(worker: Callable[..., Worker]) -> None:
+    assert seconds_of(worker(0.0), CPU, at_least=1.0, repeats=1) == 0.0

@@ -1,0 +1,39 @@
+"""Bytes of quantised weights, without any weight."""
+
+import pytest
+
+from bigmodel.errors import PlanError
+from bigmodel.profile.model.quantized import GROUP, check_offload_dtype, quantized_bytes, quantized_parts
+
+
+def test_a_matrix_takes_a_byte_or_half_of_one_for_each_element_and_five_for_each_group() -> None:
+    elements, groups = 4096 * 4096, 4096 * 4096 // GROUP
+    assert quantized_bytes((4096, 4096), "float32", "int8") == elements + 4 * groups
+    assert quantized_bytes((4096, 4096), "bfloat16", "int4") == elements // 2 + 5 * groups
+
+
+def test_without_an_offload_dtype_it_takes_what_it_takes() -> None:
+    assert quantized_bytes((4096, 4096), "bfloat16", None) == 2 * 4096 * 4096
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        ((4096,), "float32"),  # a norm or a bias
+        ((3, 5), "float32"),  # no whole number of groups
+        ((0, GROUP), "float32"),
+        ((64, GROUP), "int64"),
+        ((64, GROUP), "float64"),
+        ((1, GROUP), "bfloat16"),  # each part begins at a multiple of 512 bytes: more than it takes as it is
+    ],
+)
+def test_what_cannot_or_need_not_be_quantised_stays_as_it_is(shape: tuple[int, ...], dtype: str) -> None:
+    assert quantized_parts(shape, dtype, "int8") is None
+    assert quantized_bytes(shape, dtype, "int8") == quantized_bytes(shape, dtype, None)
+
+
+def test_other_names_are_refused() -> None:
+    assert check_offload_dtype("int4") == "int4"
+    assert check_offload_dtype(None) is None
+    with pytest.raises(PlanError, match=r"'fp4'.*int8, int4"):
+        check_offload_dtype("fp4")

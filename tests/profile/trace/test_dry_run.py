@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.devices import virtual
+from bigmodel.profile import Workload, profile_units
+from bigmodel.profile.trace.dry_run import dry_run
+from bigmodel.profile.trace.ledger import replay
+
+from ..models import Stack, on_meta, tiny_llama
+
+CPU = torch.device("cpu")
+
+
+def run(model: nn.Module, work: Workload, device: torch.device = CPU) -> dict[str, int]:
+    phases = dry_run(model, profile_units(model), work, device)
+    return {phase.name: replay(phase.trace, {}, 0).peak[0] for phase in phases}
+
+
+def test_a_model_that_generates_has_a_prefill_and_a_decode() -> None:
+    phases = dry_run(tiny_llama(), profile_units(tiny_llama()), Workload(2, 65, 1), CPU)
+    assert [(phase.name, phase.tokens) for phase in phases] == [("prefill", 64), ("decode", 1)]
+
+
+def test_the_cache_grows_to_the_whole_context_before_the_last_step() -> None:
+    def cache(work: Workload) -> int:
+        model = tiny_llama()
+        trace = dry_run(model, profile_units(model), work, CPU)[-1].trace
+        return sum(held.nbytes for held in trace.initial if held.unit >= 0)
+
+    assert cache(Workload(2, 65, 40)) == cache(Workload(2, 65, 1)) == 4 * 2 * 2 * 64 * 32 * 4
+
+
+def test_logits_of_every_token_are_counted_when_asked_for() -> None:
+    few = run(tiny_llama(vocab_size=4096), Workload(1, 65, 1))
+    all_ = run(tiny_llama(vocab_size=4096), Workload(1, 65, 1, all_logits=True))
+    assert all_["prefill"] >= 64 * 4096 * 4 > few["prefill"]
+
+
+def test_a_deep_model_has_the_peaks_of_running_every_layer() -> None:
+    model = tiny_llama(num_hidden_layers=9)
+    units = profile_units(model)
+    few, every = (
+        dry_run(model, units, Workload(2, 65, 8), CPU, every_layer=every_layer) for every_layer in (False, True)
+    )
+    for placing in ({}, {index: index % 3 for index in range(len(units))}):
+        for short, whole in zip(few, every, strict=True):
+            assert replay(short.trace, placing, 0).peak == replay(whole.trace, placing, 0).peak
+
+
+def test_a_model_that_is_not_from_transformers_runs_on_an_example() -> None:
+    model = on_meta(Stack, width=16, depth=2, vocabulary=32)
+    units = profile_units(model)
+    assert dry_run(model, units, Workload(), CPU) == []
+    ids = torch.zeros(4, 10, dtype=torch.long)
+    (phase,) = dry_run(model, units, Workload(), CPU, example=((ids,), {}))
+    ids_bytes, hidden, wide = 4 * 10 * 8, 4 * 10 * 16 * 4, 4 * 10 * 64 * 4
+    # Inside a block: the ids, the input of the residual, and what goes into and comes out of the activation.
+    assert replay(phase.trace, {}, 0).peak[0] == ids_bytes + hidden + 2 * wide
+
+
+def test_weights_that_will_be_cast_make_smaller_activations() -> None:
+    model = tiny_llama()
+    half = {id(parameter): torch.float16 for parameter in model.parameters()}
+    units = profile_units(model)
+    wide = replay(dry_run(model, units, Workload(1, 65, 1), CPU)[0].trace, {}, 0)
+    narrow = replay(dry_run(model, units, Workload(1, 65, 1), CPU, half)[0].trace, {}, 0)
+    assert narrow.now[0] < 0.6 * wide.now[0]
+
+
+def test_a_forward_that_needs_values_is_said_to_be_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    class Choosy(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[: int(x.sum().item())]
+
+    with caplog.at_level(logging.WARNING):
+        assert dry_run(Choosy(), [], Workload(), CPU, example=((torch.ones(3),), {})) == []
+    assert "Choosy" in caplog.text
+
+
+def test_on_a_virtual_accelerator_its_own_kernels_are_recorded(accelerators: None) -> None:
+    assert run(tiny_llama(), Workload(2, 65, 1), torch.device("virtual:0"))["prefill"] > 0
+    assert virtual.count() == 2
+    assert torch.get_device_module("virtual").memory_allocated(0) == 0
+
+
+@pytest.mark.parametrize("family", ["t5", "bert", "mixtral", "whisper", "vit"])
+def test_families_of_models_are_used_as_their_configs_say(family: str) -> None:
+    model, names = _family(family)
+    assert list(run(model, Workload(2, 33, 8))) == names
+
+
+def _family(family: str) -> tuple[nn.Module, list[str]]:
+    import transformers as t
+
+    if family == "t5":
+        config = t.T5Config(d_model=32, d_ff=64, d_kv=8, num_layers=2, num_heads=4, vocab_size=64)
+        return on_meta(t.T5ForConditionalGeneration, config), ["prefill", "decode"]
+    if family == "bert":
+        config = t.BertConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=64
+        )
+        return on_meta(t.BertForMaskedLM, config), ["forward"]
+    if family == "mixtral":
+        config = t.MixtralConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=64,
+            num_key_value_heads=2,
+        )  # fmt: skip
+        return on_meta(t.MixtralForCausalLM, config), ["prefill", "decode"]
+    if family == "whisper":
+        config = t.WhisperConfig(
+            d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=64,
+            encoder_attention_heads=4, decoder_attention_heads=4, max_source_positions=50, pad_token_id=0,
+            bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        )  # fmt: skip
+        return on_meta(t.WhisperForConditionalGeneration, config), ["prefill", "decode"]
+    config = t.ViTConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=32
+    )
+    return on_meta(t.ViTForImageClassification, config), ["forward"]

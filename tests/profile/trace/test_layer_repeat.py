@@ -1,0 +1,97 @@
+"""."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from bigmodel.profile.trace.layer_repeat import CONTEXT, CannotRepeat, Shortening, kind_of, lengthen, shorten
+from bigmodel.profile.trace.ledger import replay
+from bigmodel.profile.trace.trace import Allocate, Enter, Free, Held, Leave, Trace
+
+
+def layer(unit: int, first: int, before: int | None) -> list[object]:
+    """What one layer does: a temporary, its output, and the end of the output before it; one storage stays."""
+    events: list[object] = [Enter(unit), Allocate(first, 8), Allocate(first + 1, 4), Allocate(first + 2, 2)]
+    events += [Free(first)] + ([Free(before)] if before is not None else []) + [Leave(unit)]
+    return events
+
+
+def recording(layers: int) -> Trace:
+    """A trace of `layers` equal layers between two others; storage 3*n+1 is the output of layer n."""
+    events: list[object] = [Allocate(900, 4)]
+    for index in range(layers):
+        events += layer(index, 3 * index, 3 * index - 2 if index else 900)
+    return Trace((*events, Enter(99), Allocate(901, 64), Leave(99), Free(3 * layers - 2)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layers", [5, 6, 11])
+def test_the_repeated_trace_has_the_peaks_of_the_whole_one(layers: int) -> None:
+    kept, twins = shorten(["a"] * layers) or (0, ())
+    long = lengthen(recording(kept), Shortening("", tuple(range(layers)), kept, twins))
+    whole = recording(layers)
+    for placing in ({}, {unit: unit % 2 for unit in range(layers)}, {unit: unit for unit in range(layers)}):
+        ours, theirs = replay(long, placing, 0), replay(whole, placing, 0)
+        assert ours.peak == theirs.peak
+        assert ours.now == theirs.now
+    assert long.order() == whole.order()
+
+
+def test_what_layers_hold_from_before_is_held_by_every_copy() -> None:
+    kept, twins = shorten(["a"] * 8) or (0, ())
+    short = recording(kept)
+    held = Trace(short.events, tuple(Held(500 + unit, 16, unit) for unit in range(kept)))
+    long = lengthen(held, Shortening("", tuple(range(8)), kept, twins))
+    assert sorted(item.unit for item in long.initial) == list(range(8))
+    assert len({item.storage for item in long.initial}) == 8
+
+
+def test_a_phase_in_which_the_list_does_not_run_is_left_as_it_is() -> None:
+    trace = Trace((Enter(50), Allocate(0, 8), Leave(50)))
+    assert lengthen(trace, Shortening("", tuple(range(8)), 4, (0, 1, 2, 2, 2, 2, 2, 3))).events == trace.events
+
+
+def test_layers_that_run_out_of_order_cannot_be_repeated() -> None:
+    events = [event for unit in (1, 0, 2, 3) for event in (Enter(unit), Leave(unit))]
+    with pytest.raises(CannotRepeat):
+        lengthen(Trace(tuple(events)), Shortening("", tuple(range(6)), 4, (0, 1, 2, 2, 2, 3)))
+
+
+def test_equal_layers_are_stood_for_by_the_first_few() -> None:
+    kept, twins = shorten(["a"] * 10) or (0, ())
+    assert kept == CONTEXT + 2
+    assert twins == (0, 1, 2, 2, 2, 2, 2, 2, 2, 3)
+
+
+def test_few_layers_are_not_shortened() -> None:
+    assert shorten(["a"] * 4) is None
+    assert shorten(list("abcdefgh")) is None
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=24))
+def test_each_layer_is_stood_for_by_one_of_its_kind_in_like_company(kinds: list[str]) -> None:
+    found = shorten(kinds)
+    if found is None:
+        return
+    kept, twins = found
+    assert kept < len(kinds) == len(twins)
+    for index, twin in enumerate(twins):
+        assert twin < kept
+        window = kinds[max(0, index - CONTEXT) : index + 1]
+        assert kinds[max(0, twin - CONTEXT) : twin + 1] == window
+
+
+def test_kinds_differ_by_shape_class_and_setting_but_not_by_position() -> None:
+    class Layer(nn.Module):
+        def __init__(self, index: int, width: int = 2, window: int = 0) -> None:
+            super().__init__()
+            self.layer_idx, self.window = index, window
+            self.inner = nn.Linear(width, width)
+
+    assert kind_of(Layer(0)) == kind_of(Layer(1))
+    assert kind_of(Layer(0)) != kind_of(Layer(0, width=3))
+    assert kind_of(Layer(0)) != kind_of(Layer(0, window=4))
+    assert kind_of(Layer(0)) != kind_of(Layer(0).to(torch.float16))

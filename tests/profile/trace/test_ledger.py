@@ -1,0 +1,174 @@
+"""."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigmodel.profile.model.experts import Choice
+from bigmodel.profile.trace.ledger import ALL_AT_ONCE, in_parts, replay
+from bigmodel.profile.trace.trace import (
+    OUTSIDE,
+    Allocate,
+    Call,
+    Enter,
+    Free,
+    Held,
+    Leave,
+    Return,
+    Route,
+    Routed,
+    Scratch,
+    Trace,
+)
+
+CHAIN = Trace(
+    (
+        Enter(0),
+        Allocate(0, 100),
+        Leave(0, ((0, 100),)),
+        Enter(1, ((0, 100),)),
+        Allocate(1, 30),
+        Allocate(2, 100),
+        Free(1),
+        Leave(1, ((2, 100),)),
+        Free(0),
+    )
+)
+"""Unit 0 makes 100 bytes; unit 1 reads them, uses 30 for itself, and makes 100."""
+
+
+def test_the_peak_is_the_most_alive_at_once() -> None:
+    books = replay(CHAIN, {}, "gpu")
+    assert books.peak == {"gpu": 230}
+    assert books.now == {"gpu": 100}
+
+
+def test_inputs_from_another_device_are_copied_while_the_unit_runs() -> None:
+    books = replay(CHAIN, {0: 0, 1: 1}, 0)
+    assert books.peak == {0: 100, 1: 230}
+    assert books.now == {0: 0, 1: 100}
+
+
+def test_what_the_host_computed_beside_an_accelerator_is_handed_over() -> None:
+    books = replay(CHAIN, {0: "cpu", 1: 0}, 0)
+    assert books.peak == {"cpu": 100, 0: 230}
+    assert books.now["cpu"] == 0
+
+
+def test_on_a_host_that_runs_everything_nothing_is_handed_over() -> None:
+    assert replay(CHAIN, {0: "cpu", 1: "cpu"}, "cpu").peak == {"cpu": 230}
+
+
+def test_between_units_the_device_is_where_the_source_lies() -> None:
+    trace = Trace((Enter(0), Allocate(0, 10), Leave(0), Allocate(1, 5, source=0), Allocate(2, 7)))
+    assert replay(trace, {0: 1}, 0).now == {1: 15, 0: 7}
+
+
+def test_what_is_alive_at_the_start_lies_where_its_unit_runs() -> None:
+    trace = Trace((Enter(1), Free(7), Leave(1)), (Held(7, 50, 1), Held(8, 20, 0)))
+    books = replay(trace, {0: 0, 1: 1}, 0)
+    assert books.peak == {1: 50, 0: 20}
+    assert books.now == {1: 0, 0: 20}
+
+
+def test_scratch_counts_only_for_the_moment() -> None:
+    trace = Trace((Enter(0), Allocate(0, 10), Scratch(90), Allocate(1, 10), Leave(0)))
+    books = replay(trace, {}, "cpu")
+    assert books.peak == {"cpu": 100}
+    assert books.now == {"cpu": 20}
+
+
+def test_an_allocators_rounding_applies_to_every_storage() -> None:
+    books = replay(CHAIN, {}, "gpu", rounding=lambda n: -(-n // 64) * 64)
+    assert books.peak == {"gpu": 128 + 64 + 128}
+
+
+def test_inputs_that_go_to_the_first_weights_and_back_are_there_twice_if_they_are_kept() -> None:
+    trace = Trace(
+        (Allocate(0, 8), Call(fresh=((0, 8),), kept=40), Enter(0, ((0, 8), (1, 40))), Leave(0), Return()),
+        (Held(1, 40, OUTSIDE),),
+    )
+    books = replay(trace, {}, 0, brought_to="cpu")
+    assert books.peak == {0: 40 + 8 + 40, "cpu": 48}
+    assert books.now == {0: 40, "cpu": 8}  # those made for the call stay where they were brought
+    assert replay(trace, {}, 0).peak == {0: 48}
+
+
+def test_what_is_made_of_nothing_in_a_call_lies_beside_what_the_unit_before_returned() -> None:
+    made = (Allocate(0, 1), Call(), Allocate(1, 2), Enter(0), Leave(0), Allocate(2, 4), Return(), Allocate(3, 8))
+    assert replay(Trace(made), {0: 1}, 0).now == {0: 1 + 2 + 8, 1: 4}
+
+
+def test_what_is_read_between_units_from_another_device_is_copied_for_the_moment() -> None:
+    trace = Trace((Enter(0), Allocate(0, 10), Leave(0), Allocate(1, 50), Allocate(2, 10, 0, ((1, 40),))))
+    books = replay(trace, {0: 1}, 0)
+    assert books.peak == {1: 10 + 40 + 10, 0: 50}
+    assert books.now == {1: 20, 0: 50}
+    assert replay(trace, {}, 0).peak == {0: 70}
+
+
+def test_what_the_model_returns_is_brought_to_where_its_inputs_came_from() -> None:
+    trace = Trace((Call(), Enter(0), Allocate(0, 10), Allocate(1, 90), Leave(0), Return(((0, 10),)), Free(1)))
+    books = replay(trace, {0: 1}, 0)
+    assert books.peak == {1: 100, 0: 10}
+    assert books.now == {1: 0, 0: 10}
+
+
+def test_an_input_that_is_returned_lies_where_it_lay_too() -> None:
+    trace = Trace((Enter(0), Allocate(0, 10), Leave(0), Call(), Return(((0, 10),), frozenset({0}))))
+    books = replay(trace, {0: 1}, 0)
+    assert books.peak == {1: 10, 0: 10}
+    assert books.now == {1: 10, 0: 0}
+
+
+EXPERTS = Trace(
+    (
+        Enter(0),
+        Route(0, Choice(tokens=10, per_token=2, count=4), nbytes=100),
+        Allocate(0, 400),
+        Free(0),
+        Allocate(1, 100),
+        Routed(),
+        Leave(0),
+    )
+)
+"""10 tokens of 10 bytes go to 2 of 4 experts each; what is computed of them takes 400 bytes, what comes out 100."""
+
+
+def test_experts_that_come_one_by_one_are_called_by_numbers_that_are_copied_to_the_device() -> None:
+    numbers = 10 * 2 * 8
+    assert replay(EXPERTS, {}, 0).peak == {0: 400}
+    assert replay(EXPERTS, {}, 0, experts={(0, 0): 4}).peak == {0: 400 + numbers}
+    assert replay(EXPERTS, {}, 0, experts={(0, 0): 7}).peak == {0: 400 + numbers + 3 * 8}
+
+
+def test_more_slots_than_experts_take_nothing_where_tokens_are_not_counted() -> None:
+    trace = Trace((Enter(0), Route(0, Choice(tokens=10, per_token=2, count=4), 100, counted=False), Routed(), Leave(0)))
+    assert replay(trace, {}, 0, experts={(0, 0): 7}).peak == {0: 10 * 2 * 8}
+
+
+def test_where_not_all_experts_fit_some_are_computed_after_others_and_what_comes_of_each_choice_is_kept() -> None:
+    part = in_parts(Route(0, Choice(tokens=10, per_token=2, count=4), nbytes=100), slots=2)
+    books = replay(EXPERTS, {}, 0, experts={(0, 0): 2})
+    assert books.peak == {0: 10 * 2 * 8 + part.beside + int(400 * part.share)}
+    assert books.now == {0: 100}
+
+
+CHOICE = Choice(tokens=10, per_token=2, count=4)
+
+
+@pytest.mark.parametrize("slots", [4, 9])
+def test_experts_that_all_fit_are_computed_with_at_once(slots: int) -> None:
+    assert in_parts(Route(0, CHOICE, nbytes=100), slots) == ALL_AT_ONCE
+    assert ALL_AT_ONCE.bytes_of(400) == 400
+
+
+def test_half_of_the_slots_compute_while_the_others_are_filled() -> None:
+    part = in_parts(Route(0, CHOICE, nbytes=100), slots=2)
+    assert part.share == pytest.approx(1 / CHOICE.wanted)
+    assert part.beside == int(200 * (1 + part.share))
+
+
+def test_what_is_made_of_the_tokens_themselves_is_made_whole() -> None:
+    part = in_parts(Route(0, CHOICE, nbytes=100), slots=2)
+    assert (part.bytes_of(400), part.bytes_of(100)) == (int(400 * part.share), 100)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from bigmodel.profile.trace.recorder import Recorder
+from bigmodel.profile.trace.session import ConstantsThroughHost, Session
+from bigmodel.profile.trace.trace import Call
+from bigmodel.profile.trace.workload import Workload
+
+CPU = torch.device("cpu")
+
+
+class Model(nn.Module):
+    """Remembers what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3, dtype=torch.bfloat16))
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        self.called = {"ids": ids, "mask": mask}
+        return ids + 1
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    recorder = Recorder(iter([]))
+    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+        yield Session(Model(), recorder, Workload(batch_size=2, context_length=5), CPU)
+
+
+def test_inputs_are_fake_and_of_the_batch_that_is_planned_for(session: Session) -> None:
+    for tensor, shape, dtype in (
+        (session.tokens(4), (2, 4), torch.long),
+        (session.ids(7), (7,), torch.long),
+        (session.zeros(3, 8), (2, 3, 8), torch.bfloat16),
+    ):
+        assert isinstance(tensor, FakeTensor)
+        assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
+
+
+def test_an_example_keeps_its_form(session: Session) -> None:
+    fake = session.fake({"a": [torch.ones(2, 3, dtype=torch.int8), "text"], "b": 1.5})
+    assert (fake["a"][1], fake["b"]) == ("text", 1.5)
+    assert isinstance(fake["a"][0], FakeTensor)
+    assert (tuple(fake["a"][0].shape), fake["a"][0].dtype) == ((2, 3), torch.int8)
+
+
+def test_the_model_gets_those_inputs_that_it_takes(session: Session) -> None:
+    ids = session.tokens(1)
+    session.call(ids=ids, mask=None, position_ids=ids)
+    assert session.model.called == {"ids": ids, "mask": None}
+
+
+def test_a_phase_is_the_events_of_what_ran_in_it(session: Session) -> None:
+    ids = session.tokens(1)
+    assert session.phase("prefill", 4, lambda: "returned") == "returned"
+    session.forward(1, ids=ids)
+    (first, (begin, end), tokens), (second, (begun, ended), one) = session.marks
+    assert (first, tokens, end - begin) == ("prefill", 4, 0)
+    assert (second, one, begun) == ("forward", 1, end)
+    assert ended > begun
+
+
+def test_generate_calls_with_inputs_made_for_the_call_and_with_some_it_keeps() -> None:
+    recorder = Recorder(iter([]))
+    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+        session = Session(Model(), recorder, Workload(batch_size=2), CPU)
+        ids, mask, unread = session.tokens(4), session.tokens(3), session.tokens(1)
+        session.generate_with(kept=[mask], unread=[unread], ids=ids, mask=mask)
+    (call,) = [event for event in recorder.events if isinstance(event, Call)]
+    assert call.fresh == ((recorder.number_of(ids), 2 * 4 * 8),)
+    assert call.kept == 2 * 3 * 8 + 2 * 1 * 8
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
+def test_constants_for_a_device_are_fake_too(make: object) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True), ConstantsThroughHost():
+        constant = make([1.5, 2.5], device="virtual:0")  # type: ignore[operator]
+    assert isinstance(constant, FakeTensor)
+    assert (str(constant.device), tuple(constant.shape), constant.dtype) == ("virtual:0", (2,), torch.float32)

@@ -1,0 +1,97 @@
+"""Operations on some of the tokens that they were recorded on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bigmodel.profile.model.experts import Choice, distinct_experts
+from bigmodel.profile.trace.work import ATTENTION, CALL, CONVOLUTION, MOVE, PRODUCT, Work, for_share_of_tokens, work_of
+
+aten = torch.ops.aten
+
+
+def test_a_product_counts_its_matrix_and_its_rows() -> None:
+    left, right = torch.ones(3, 4), torch.ones(4, 5)
+    assert work_of(aten.mm.default, (left, right), {}, left @ right) == Work("product", "float32", 20, 3, 48 + 80)
+    assert work_of(aten.addmm.default, (torch.ones(5), left, right), {}, left @ right) == Work(
+        "product", "float32", 20, 3, 48 + 80
+    )
+
+
+def test_a_view_costs_only_its_call_and_a_question_nothing() -> None:
+    x = torch.ones(4)
+    assert work_of(aten.view.default, (x, [2, 2]), {}, x.view(2, 2)) == Work("call")
+    assert work_of(torch.ops.prim.device.default, (x,), {}, x.device) is None
+
+
+def test_a_lookup_moves_its_rows_and_not_its_table() -> None:
+    table, ids = torch.ones(1000, 8), torch.tensor([1, 2])
+    assert work_of(aten.embedding.default, (table, ids), {}, table[ids]) == Work("move", "float32", nbytes=2 * 64)
+
+
+def test_anything_else_moves_what_it_reads_and_writes() -> None:
+    x = torch.ones(10)
+    assert work_of(aten.add.Tensor, (x, x), {}, x + x) == Work("move", "float32", nbytes=120)
+
+
+def test_causal_attention_takes_half() -> None:
+    q = torch.ones(1, 2, 8, 4)
+    whole = work_of(aten._scaled_dot_product_flash_attention_for_cpu.default, (q, q, q, 0.0, False), {}, q)
+    causal = work_of(aten._scaled_dot_product_flash_attention_for_cpu.default, (q, q, q, 0.0, True), {}, q)
+    assert whole is not None
+    assert causal is not None
+    assert (whole.kind, whole.elements, whole.rows) == ("attention", 2 * 64, 8)
+    assert causal.elements == whole.elements // 2
+
+
+def test_a_batch_of_products_reads_the_larger_side_whichever_it_is() -> None:
+    matrices, rows = torch.ones(2, 6, 4), torch.ones(2, 4, 1)
+    work = work_of(aten.bmm.default, (matrices, rows), {}, matrices @ rows)
+    turned = work_of(aten.bmm.default, (rows.mT, matrices.mT), {}, rows.mT @ matrices.mT)
+    assert work == turned == Work("product", "float32", 48, 1, 4 * (48 + 8))
+
+
+def test_experts_that_nobody_chooses_are_not_read() -> None:
+    tokens, experts = torch.ones(2, 4), torch.ones(8, 4, 6)
+    unknown = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6))
+    assert unknown is not None
+    assert unknown.elements == int(distinct_experts(8, 2) * 24)
+    one_token = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6), Choice(1, 2, 8))
+    assert one_token is not None
+    assert (one_token.elements, one_token.rows) == (2 * 24, 1)
+
+
+def test_a_convolution_that_spans_one_position_is_of_another_kind_than_one_that_spans_several() -> None:
+    image, spanning, pointwise = torch.ones(2, 4, 8, 8), torch.ones(6, 4, 3, 3), torch.ones(6, 4, 1, 1)
+    rest = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    kinds = [
+        work.kind
+        for weight in (spanning, pointwise)
+        if (work := work_of(aten.convolution.default, (image, weight, *rest), {}, torch.ones(2, 6, 8, 8))) is not None
+    ]
+    assert kinds == ["convolution", "pointwise"]
+
+
+WORK = Work(PRODUCT, elements=1000, rows=64, nbytes=400)
+
+
+@pytest.mark.parametrize("kind", [PRODUCT, CONVOLUTION])
+def test_matrices_stay_and_rows_are_fewer(kind: str) -> None:
+    found = for_share_of_tokens(Work(kind, elements=1000, rows=64), 0.25)
+    assert (found.elements, found.rows) == (1000, 16)
+
+
+def test_keys_and_values_are_fewer_too() -> None:
+    found = for_share_of_tokens(Work(ATTENTION, elements=1000, rows=64, nbytes=400), 0.25)
+    assert (found.elements, found.rows, found.nbytes) == (250, 16, 100)
+
+
+def test_fewer_bytes_are_moved_and_a_call_is_a_call() -> None:
+    assert for_share_of_tokens(Work(MOVE, nbytes=400), 0.25).nbytes == 100
+    assert for_share_of_tokens(Work(CALL), 0.25) == Work(CALL)
+
+
+def test_there_is_one_row_at_least_and_all_of_it_is_all() -> None:
+    assert for_share_of_tokens(WORK, 1e-6).rows == 1
+    assert for_share_of_tokens(WORK, 1.0) == WORK

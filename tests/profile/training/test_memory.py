@@ -1,0 +1,136 @@
+"""What training takes, against the virtual accelerator's own books: to the byte."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+import transformers as t
+
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.errors import PlanError
+from bigmodel.profile.training.memory import training_memory
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100,
+}  # fmt: skip
+DEVICE = "virtual:0"
+
+
+def llama(**sizes: Any) -> Any:
+    return t.LlamaForCausalLM(t.LlamaConfig(**{**SIZES, **sizes}))
+
+
+def resnet() -> Any:
+    return t.ResNetForImageClassification(t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]))
+
+
+def measured(model: Any, inputs: dict[str, torch.Tensor], make: Any) -> int:
+    """The device's highest mark in the second step of training."""
+    gc.collect()
+    before = memory_allocated(DEVICE)
+    model = model.train().to(DEVICE)
+    inputs = {name: tensor.to(DEVICE) for name, tensor in inputs.items()}
+    optimizer = make(model.parameters())
+    for step in range(2):
+        if step:
+            reset_peak_memory(DEVICE)
+        model(**inputs).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return max_memory_allocated(DEVICE) - before
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize(("name", "make"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
+def test_a_step_of_a_text_model_is_predicted_to_the_byte(name: str, make: Any) -> None:
+    model = llama()
+    predicted = training_memory(model, 2, 32, name, device_type="virtual")
+    ids = torch.zeros(2, 32, dtype=torch.long)
+    assert measured(model, {"input_ids": ids, "labels": ids.clone()}, make) == predicted.total + ids.nbytes
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_step_of_a_convnet_is_predicted_to_the_byte() -> None:
+    model = resnet()
+    predicted = training_memory(model, 2, optimizer="adamw", device_type="virtual")
+    inputs = {"pixel_values": torch.zeros(2, 3, 224, 224), "labels": torch.zeros(2, dtype=torch.long)}
+    assert measured(model, inputs, torch.optim.AdamW) == predicted.total
+
+
+def test_what_is_kept_is_known_from_the_parameters() -> None:
+    model = llama()
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    found = training_memory(model, 1, 16)
+    assert (found.weights, found.gradients) == (weights, weights)
+    assert 2 * weights <= found.optimizer < 2 * weights + 8 * len(list(model.parameters()))
+    assert training_memory(model, 1, 16, "sgd").optimizer == 0
+
+
+def test_recomputing_leaves_less_for_the_backward() -> None:
+    model = llama(num_hidden_layers=6)
+    assert training_memory(model, 4, 64, checkpointing=True).activations < training_memory(model, 4, 64).activations
+
+
+def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
+    model = llama()
+    for parameter in model.model.layers.parameters():
+        parameter.requires_grad_(False)
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    assert training_memory(model, 1, 16).gradients == trained
+
+
+def test_ranks_under_ddp_keep_all_and_buckets_beside() -> None:
+    model = llama()
+    alone, together = training_memory(model, 1, 16), training_memory(model, 1, 16, ranks=2)
+    assert together.weights == alone.weights
+    assert together.total == alone.total + alone.gradients
+
+
+def test_ranks_under_fsdp_keep_shares() -> None:
+    model = llama()
+    alone, two, four = (training_memory(model, 1, 16, ranks=ranks, strategy="fsdp") for ranks in (1, 2, 4))
+    assert two.weights == alone.weights // 2
+    assert four.optimizer == -(-alone.optimizer // 4)
+    assert alone.total > two.total > four.total
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"ranks": 0}, "ranks is 0"),
+        ({"strategy": "zero"}, "strategy is 'zero'"),
+        ({"optimizer": "lion"}, "optimizer is 'lion'"),
+        ({"context_length": 10**6}, "allows"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(PlanError, match=said):
+        training_memory(llama(), **{"context_length": 16, **arguments})
+
+
+def test_a_model_without_a_loss_is_refused() -> None:
+    with pytest.raises(PlanError, match="labels"):
+        training_memory(torch.nn.Linear(2, 2), context_length=4)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("model", "path/of/a/model"),
+        ("batch_size", 0),
+        ("context_length", 0),
+        ("optimizer", "adamax"),
+        ("optimizer", 3),
+        ("optimizer", list),
+        ("checkpointing", "yes"),
+        ("ranks", 1.5),
+        ("strategy", None),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named(argument: str, value: object) -> None:
+    given = {"model": llama(), "context_length": 8, argument: value}
+    with pytest.raises(PlanError, match=argument):
+        training_memory(**given)

@@ -1,0 +1,95 @@
+"""."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as t
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from bigmodel.errors import PlanError
+from bigmodel.profile.training.sharding import BACKWARD, FORWARD, OPTIMIZER, REDUCING
+from bigmodel.profile.training.step import TrainingStep, trainable_clone, training_inputs
+
+from ..models import Flat, on_meta, tiny_llama
+
+CPU = torch.device("cpu")
+
+
+def clone(model: Any, checkpointing: bool = False) -> Any:
+    return trainable_clone(model, FakeTensorMode(allow_non_fake_inputs=True), CPU, checkpointing)
+
+
+def test_a_copy_trains_what_the_model_trains_and_the_model_is_left_alone() -> None:
+    model = tiny_llama().eval().requires_grad_(False)
+    model.lm_head.requires_grad_(True)
+    copy = clone(model)
+    assert [name for name, parameter in copy.named_parameters() if parameter.requires_grad] == ["lm_head.weight"]
+    assert all(isinstance(parameter.data, FakeTensor) for parameter in copy.parameters())
+    assert (copy.training, model.training) == (True, False)
+
+
+def test_only_a_model_that_can_run_its_blocks_again_is_asked_to() -> None:
+    assert clone(tiny_llama(), checkpointing=True).is_gradient_checkpointing
+    with pytest.raises(PlanError, match="Flat cannot recompute"):
+        clone(Flat(), checkpointing=True)
+
+
+def test_texts_have_the_tokens_that_are_asked_for_and_images_the_size_of_the_config() -> None:
+    texts = training_inputs(tiny_llama(), 2, 5, CPU)
+    assert {name: tuple(value.shape) for name, value in texts.items()} == {"input_ids": (2, 5), "labels": (2, 5)}
+    config = t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_channels=1)
+    images = training_inputs(on_meta(t.ResNetForImageClassification, config), 2, 5, CPU)
+    shapes = {name: tuple(value.shape) for name, value in images.items()}
+    assert shapes == {"pixel_values": (2, 1, 224, 224), "labels": (2,)}
+
+
+def test_a_model_without_a_loss_or_of_other_inputs_is_refused() -> None:
+    with pytest.raises(PlanError, match="takes no labels"):
+        training_inputs(Flat(), 2, 5, CPU)
+    model = tiny_llama()
+    model.main_input_name = "voltages"
+    with pytest.raises(PlanError, match="'voltages'"):
+        training_inputs(model, 2, 5, CPU)
+
+
+CONFIG = t.LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2, vocab_size=64)
+
+
+def recorded(model: torch.nn.Module) -> TrainingStep:
+    step = TrainingStep(model, 2, 16, "sgd", False, "cpu")
+    step.record()
+    return step
+
+
+def test_gradients_are_all_there_when_the_optimizer_runs_and_none_in_the_forward() -> None:
+    step = recorded(t.LlamaForCausalLM(CONFIG))
+    none = {phase: step.most_beside(phase, lambda _: 0) for phase in (FORWARD, OPTIMIZER)}
+    assert step.most_beside(FORWARD, int) == none[FORWARD]
+    assert step.most_beside(OPTIMIZER, int) == none[OPTIMIZER] + step.gradients
+
+
+def test_blocks_give_gradients_after_the_head_has() -> None:
+    model = t.LlamaForCausalLM(CONFIG)
+    step = recorded(model)
+    beside = {
+        phase: step.most_beside(phase, int) - step.most_beside(phase, lambda _: 0) for phase in (BACKWARD, REDUCING)
+    }
+    assert 0 <= beside[BACKWARD] <= model.lm_head.weight.nbytes + model.model.norm.weight.nbytes
+    assert beside[REDUCING] > beside[BACKWARD]
+
+
+def test_the_model_itself_is_left_alone() -> None:
+    model = t.LlamaForCausalLM(CONFIG).eval()
+    recorded(model)
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_model_of_unknown_inputs_is_refused() -> None:
+    model = t.LlamaForCausalLM(CONFIG)
+    model.main_input_name = "voltages"
+    with pytest.raises(PlanError, match="voltages"):
+        recorded(model)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as t
+
+from bigmodel.errors import PlanError
+from bigmodel.plan import Plan, plan
+from bigmodel.profile.machine.nominal import nominal_machine
+from bigmodel.verify.planned_use import planned_use
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64,
+}  # fmt: skip
+
+
+def planned(model: Any, new_tokens: int = 2) -> Plan:
+    return plan(
+        model, {"cpu": "1GB"}, batch_size=2, context_length=12, new_tokens=new_tokens, machine=nominal_machine()
+    )
+
+
+def llama() -> Any:
+    return t.LlamaForCausalLM(t.LlamaConfig(**SIZES)).eval()
+
+
+def t5() -> Any:
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 64}
+    return t.T5ForConditionalGeneration(t.T5Config(**sizes, decoder_start_token_id=0)).eval()
+
+
+def bert() -> Any:
+    return t.BertForMaskedLM(t.BertConfig(**SIZES)).eval()
+
+
+def resnet() -> Any:
+    config = t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
+    return t.ResNetForImageClassification(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("make", "passes"),
+    [(llama, ["prompt", "step"]), (t5, ["prompt", "step"]), (bert, ["forward"]), (resnet, ["forward"])],
+)
+def test_a_model_is_used_for_what_its_plan_predicts(make: Any, passes: list[str]) -> None:
+    model = make()
+    found = planned(model)
+    use = planned_use(model, found)
+    assert list(use.passes) == passes
+    assert found.prediction is not None
+    assert (found.prediction.prefill is None) == (len(passes) == 1)
+    with torch.inference_mode():
+        use.whole()
+        for run in use.passes.values():
+            run()
+
+
+def test_text_goes_on_to_the_last_planned_token() -> None:
+    model = llama()
+    use = planned_use(model, planned(model, new_tokens=3))
+    seen: list[int] = []
+    hook = model.model.register_forward_pre_hook(
+        lambda _module, _args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    use.whole()
+    hook.remove()
+    assert seen == [9, 1, 1, 1]
+
+
+def test_an_encoder_decoder_of_one_new_token_has_no_step_of_its_own() -> None:
+    model = t5()
+    assert list(planned_use(model, planned(model, new_tokens=1)).passes) == ["prompt"]
+
+
+def test_a_model_of_unknown_inputs_is_refused() -> None:
+    model = bert()
+    found = planned(model)
+    model.main_input_name = "voltages"
+    with pytest.raises(PlanError, match="voltages"):
+        planned_use(model, found)
