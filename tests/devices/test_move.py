@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from bigmodel.devices.move import copied_out_of, first_tensor, send_to_device
+from bigmodel.devices.move import copied_out_of, send_to_device
 from bigmodel.devices.storage import storage_of
 
 from ..accelerators import at
@@ -60,12 +60,6 @@ def test_an_object_that_can_move_itself_does() -> None:
             return f"moved to {device}"
 
     assert send_to_device([Encoding()], THERE) == ["moved to virtual:0"]
-
-
-def test_the_first_tensor_is_found_in_order() -> None:
-    x, y = torch.ones(1), torch.ones(2)
-    assert first_tensor((1, {"k": [None, x]}, y)) is x
-    assert first_tensor({"k": "text"}) is None
 
 
 @pytest.mark.usefixtures("accelerators")

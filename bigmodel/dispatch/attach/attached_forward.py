@@ -20,7 +20,8 @@ import torch
 from torch import nn
 from torch._dynamo import trace_rules
 
-from ...devices.move import are_all_on, first_tensor, send_to_device
+from ...devices.move import are_all_on, send_to_device
+from ...devices.nested import first_tensor
 from ...errors import DispatchError
 from ..mapped.mapped_block import MappedBlock
 from ..mapped.readahead import ReadAhead

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from ...devices import HOST, torch_device
-from ...devices.move import first_tensor, send_to_device
+from ...devices.move import send_to_device
+from ...devices.nested import first_tensor
 from ..weights.fork_safe import PerProcess
 
 T = TypeVar("T")

@@ -1,0 +1,178 @@
+"""Nested containers: the one walk through lists, tuples, named tuples, mappings and dataclasses.
+
+`open_container` says what a container is: its members, and how to make another of its kind. Everything else is built on
+that. Whatever it does not open is a leaf: tensors, numbers, text, None, modules, caches.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils import _pytree
+
+Predicate = Callable[[Any], bool]
+
+
+class Container(NamedTuple):
+    """A container, opened.
+
+    Attributes:
+        keys: Keys of a mapping, names of a dataclass's fields, positions in a sequence.
+        members: What lies in it, in the order of `keys`.
+        rebuild: Makes a container of the same kind from as many other members.
+    """
+
+    keys: Sequence[Any]
+    members: list[Any]
+    rebuild: Callable[[Sequence[Any]], Any]
+
+
+def open_container(value: Any, registered: bool = False) -> Container | None:
+    """Return the members of `value`, None if it is a leaf.
+
+    Args:
+        value: Anything.
+        registered: Open also what was made known with `torch.utils._pytree.register_pytree_node`.
+    """
+    if value is None or isinstance(value, (torch.Tensor, str, bytes, int, float)):
+        return None
+    if isinstance(value, (list, tuple)):
+        return _sequence(value)
+    if isinstance(value, Mapping):
+        return _mapping(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _dataclass(value)
+    return _registered(value) if registered and type(value) in _pytree.SUPPORTED_NODES else None
+
+
+def map_leaves(
+    function: Callable[[Any], Any],
+    value: Any,
+    *,
+    is_leaf: Predicate | None = None,
+    skip_keys: Collection[str] = (),
+) -> Any:
+    """Return `value` with `function(leaf)` in the place of every leaf.
+
+    A container in which nothing changes comes back as the same object; others are never written to.
+
+    Args:
+        function: Called with every leaf, in order.
+        value: Containers nested to any depth, or a leaf.
+        is_leaf: Containers for which it is true are leaves.
+        skip_keys: Keys of mappings and fields of dataclasses whose members stay as they are.
+    """
+
+    def mapped(value: Any) -> Any:
+        container = None if is_leaf is not None and is_leaf(value) else open_container(value)
+        if container is None:
+            return function(value)
+        keys, members, rebuild = container
+        if skip_keys:
+            new = [old if isinstance(key, str) and key in skip_keys else mapped(old) for key, old in zip(keys, members)]
+        else:
+            new = [mapped(old) for old in members]
+        return value if all(one is old for one, old in zip(new, members)) else rebuild(new)
+
+    return mapped(value)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Return `value` with `function(tensor)` in the place of every tensor; see `map_leaves`."""
+    return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
+
+
+def iter_leaves(value: Any, *, is_leaf: Predicate | None = None, registered: bool = False) -> Iterator[Any]:
+    """Yield every leaf of `value`, in the order of `map_leaves`.
+
+    Args:
+        value: Containers nested to any depth, or a leaf.
+        is_leaf: Containers for which it is true are leaves.
+        registered: As for `open_container`.
+    """
+    container = None if is_leaf is not None and is_leaf(value) else open_container(value, registered)
+    if container is None:
+        yield value
+        return
+    for member in container.members:
+        yield from iter_leaves(member, is_leaf=is_leaf, registered=registered)
+
+
+def iter_tensors(value: Any, *, registered: bool = False) -> Iterator[torch.Tensor]:
+    """Yield every tensor in `value`, in the order of `map_leaves`."""
+    return (leaf for leaf in iter_leaves(value, registered=registered) if isinstance(leaf, torch.Tensor))
+
+
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """Return the first tensor in `value`, None when there is none."""
+    return next(iter_tensors(value), None)
+
+
+def flatten(value: Any, registered: bool = False) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
+    """Return the leaves of `value`, and a function that makes an equal structure of as many other leaves.
+
+    What that function returns shares no container with `value`, nor does it notice when `value` changes meanwhile.
+
+    Args:
+        value: Containers nested to any depth, or a leaf.
+        registered: As for `open_container`.
+    """
+    leaves: list[Any] = []
+
+    def read(value: Any) -> Callable[[Iterator[Any]], Any]:
+        container = open_container(value, registered)
+        if container is None:
+            leaves.append(value)
+            return next
+        rebuild, inside = container.rebuild, [read(member) for member in container.members]
+        return lambda remaining: rebuild([each(remaining) for each in inside])
+
+    make = read(value)
+    return leaves, lambda new: make(iter(new))
+
+
+def _sequence(value: Any) -> Container:
+    kind = type(value)
+    if hasattr(value, "_fields"):
+        return Container(value._fields, list(value), lambda members: kind(*members))
+    return Container(range(len(value)), list(value), kind)
+
+
+def _mapping(value: Mapping[Any, Any]) -> Container:
+    keys, members = list(value.keys()), list(value.values())
+    if type(value) is dict or not isinstance(value, MutableMapping):
+        kind: Any = type(value)
+        return Container(keys, members, lambda new: kind(dict(zip(keys, new))))
+    kept = copy.copy(value)
+
+    def rebuild(new: Sequence[Any]) -> Any:
+        made = copy.copy(kept)
+        for key, old, member in zip(keys, members, new):
+            if member is not old:
+                made[key] = member
+        return made
+
+    return Container(keys, members, rebuild)
+
+
+def _dataclass(value: Any) -> Container:
+    names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+
+    def rebuild(new: Sequence[Any]) -> Any:
+        made = copy.copy(value)
+        for name, member in zip(names, new):
+            object.__setattr__(made, name, member)  # the class may be frozen
+        return made
+
+    return Container(names, [getattr(value, name) for name in names], rebuild)
+
+
+def _registered(value: Any) -> Container:
+    node = _pytree.SUPPORTED_NODES[type(value)]
+    members, context = node.flatten_fn(value)
+    members = list(members)
+    return Container(range(len(members)), members, lambda new: node.unflatten_fn(list(new), context))

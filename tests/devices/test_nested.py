@@ -1,0 +1,117 @@
+"""Containers are opened, walked in order and made again, each as its own kind."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree
+from transformers.modeling_outputs import BaseModelOutput
+
+from bigmodel.devices.nested import first_tensor, flatten, iter_leaves, iter_tensors, map_leaves, map_tensors
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass(frozen=True)
+class Frozen:
+    tensor: torch.Tensor
+    kind: type = int
+
+
+@dataclass
+class Slotted:
+    __slots__ = ("tensor",)
+    tensor: torch.Tensor
+
+
+class Registered:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+_pytree.register_pytree_node(Registered, lambda value: ([value.tensor], None), lambda new, _: Registered(new[0]))
+
+X = torch.ones(2)
+CONTAINERS = {
+    "list": [X],
+    "tuple": (X, 3),
+    "named tuple": Pair(X, "text"),
+    "dict": {"a": X},
+    "ordered dict": OrderedDict(a=X),
+    "default dict": defaultdict(list, a=X),
+    "user dict": UserDict(a=X),
+    "mapping that cannot be written to": MappingProxyType({"a": X}),
+    "dataclass": Slotted(X),
+    "frozen dataclass": Frozen(X),
+    "model output": BaseModelOutput(last_hidden_state=X),
+    "packed sequence": nn.utils.rnn.pack_sequence([torch.ones(2, 1)]),
+    "result of an operation": torch.ones(2, 2).max(dim=0),
+}
+
+
+@pytest.mark.parametrize("value", CONTAINERS.values(), ids=CONTAINERS.keys())
+def test_a_container_is_made_again_as_its_own_kind(value: Any) -> None:
+    before = [tensor.tolist() for tensor in iter_tensors(value)]
+    made = map_tensors(lambda tensor: tensor + 1, value)
+    assert type(made) is type(value)
+    assert [tensor.tolist() for tensor in iter_tensors(made)] == [
+        (torch.tensor(numbers) + 1).tolist() for numbers in before
+    ]
+    assert [tensor.tolist() for tensor in iter_tensors(value)] == before
+
+
+@pytest.mark.parametrize("value", CONTAINERS.values(), ids=CONTAINERS.keys())
+def test_a_container_in_which_nothing_changes_is_the_same_object(value: Any) -> None:
+    assert map_leaves(lambda leaf: leaf, value) is value
+
+
+def test_leaves_come_in_order_and_a_class_is_one() -> None:
+    x, y = torch.ones(1), torch.zeros(1)
+    leaves = list(iter_leaves([{"b": x, "a": (1, None)}, Frozen(y), "text"]))
+    assert leaves[0] is x
+    assert leaves[1:3] == [1, None]
+    assert leaves[3] is y
+    assert leaves[4:] == [int, "text"]
+
+
+def test_the_caller_may_name_further_leaves() -> None:
+    value = [Frozen(X), (X,)]
+    assert map_leaves(type, value, is_leaf=lambda each: isinstance(each, Frozen)) == [Frozen, (torch.Tensor,)]
+
+
+def test_members_under_skipped_keys_stay_as_they_are() -> None:
+    made = map_leaves(lambda leaf: leaf + 1, {"a": 1, "cache": [1], 2: Pair(1, 1)}, skip_keys={"cache"})
+    assert made == {"a": 2, "cache": [1], 2: Pair(2, 2)}
+
+
+def test_the_first_tensor_is_found_in_order() -> None:
+    x, y = torch.ones(1), torch.ones(2)
+    assert first_tensor((1, {"k": [None, x]}, y)) is x
+    assert first_tensor([Frozen(y), x]) is y
+    assert first_tensor({"k": "text"}) is None
+
+
+def test_a_flattened_structure_does_not_notice_later_changes() -> None:
+    value = {"a": [1, Frozen(X)], "b": (2,)}
+    leaves, rebuild = flatten(value)
+    value["a"].clear()
+    del value["b"]
+    made = rebuild(leaves)
+    assert (made["a"][0], made["a"][1].tensor is X, made["b"]) == (1, True, (2,))
+    assert rebuild(leaves)["a"] is not made["a"]
+
+
+def test_classes_known_to_pytrees_are_opened_where_that_is_asked_for() -> None:
+    value = (Registered(X), SimpleNamespace(tensor=X))
+    assert list(iter_leaves(value)) == list(value)
+    leaves, rebuild = flatten(value, registered=True)
+    assert leaves[0] is X
+    made = rebuild([X + 1, leaves[1]])
+    assert (made[0].tensor.tolist(), made[1] is value[1]) == ([2, 2], True)
+    assert len(list(iter_tensors(value, registered=True))) == 1
