@@ -20,7 +20,7 @@ from bigmodel.benchmarks.harness import BenchmarkError, Column, Limit, Report, T
 @pytest.fixture
 def question(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A question that takes no time."""
-    module = ModuleType("benchmarks.echo")
+    module = ModuleType("bigmodel.benchmarks.echo")
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("word", nargs="?", default="nothing")
@@ -35,7 +35,7 @@ def question(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         )
 
     module.add_arguments, module.run = add_arguments, run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "benchmarks.echo", module)
+    monkeypatch.setitem(sys.modules, "bigmodel.benchmarks.echo", module)
     monkeypatch.setattr(command, "questions", lambda: {"echo": "What was said?"})
     return module
 
