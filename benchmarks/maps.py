@@ -112,8 +112,8 @@ def _decoders(folder: Path, share: float) -> tuple[dict[str, Decoder], dict[str,
 
     found = {
         ACCELERATE: decoding(by_accelerate(budget)),
-        STREAMED: decoding(plan(folder, budgets, **shapes)),
-        SHARED: decoding(plan(folder, budgets, offload="auto", **shapes)),
+        STREAMED: decoding(plan(folder, budgets, objective="latency", **shapes)),
+        SHARED: decoding(plan(folder, budgets, objective="latency", offload="auto", **shapes)),
     }
     room, found[FITTED] = budget, found[ACCELERATE]
     while found[FITTED][1] > budget and room > 0:

@@ -60,7 +60,6 @@ def plan(
 ) -> None:
     """Plan MODEL from its config and safetensors headers; no weight is read or downloaded."""
     from bigmodel.plan import make_plan, plan_training
-    from bigmodel.plan import plan as fastest_plan
     from bigmodel.plan.result.budgets import device_type_of, read_budgets
     from bigmodel.profile import meta_model, profile_source
     from bigmodel.server.loading import parse_max_memory
@@ -90,11 +89,9 @@ def plan(
         new_tokens=new_tokens,
         device_type=device_type_of(read_budgets(budgets)),
     )
-    if objective is None:
-        found = make_plan(profile, budgets, strategy, offload_dtype=offload_dtype)
-    else:
-        way = offload or "stream"
-        found = fastest_plan(profile, budgets, objective=objective, offload=way, offload_dtype=offload_dtype)
+    found = make_plan(
+        profile, budgets, strategy, objective=objective, offload=offload or "stream", offload_dtype=offload_dtype
+    )
     _show(found, as_json, explain, plot)
 
 

@@ -2,13 +2,13 @@ from .accelerate_api import check_device_map as check_device_map
 from .accelerate_api import clean_device_map as clean_device_map
 from .accelerate_api import infer_auto_device_map as infer_auto_device_map
 from .accelerate_api import owner_of as owner_of
-from .make import STRATEGIES as STRATEGIES
-from .make import make_plan as make_plan
 from .memory.windows import AHEAD_BYTES as AHEAD_BYTES
 from .memory.windows import STAGING_BYTES as STAGING_BYTES
 from .memory.windows import read_ahead_window as read_ahead_window
 from .memory.windows import staging as staging
 from .planner import OBJECTIVES as OBJECTIVES
+from .planner import STRATEGIES as STRATEGIES
+from .planner import make_plan as make_plan
 from .planner import plan as plan
 from .result.plan import DevicePlan as DevicePlan
 from .result.plan import Part as Part

@@ -1,7 +1,4 @@
-"""No garbage collection meanwhile: planning makes many small objects, and none of them is garbage until it is done.
-
-`plan`: where every part of a model should be for it to run fastest, and how fast that is.
-"""
+"""`plan`: from a model and budgets to where every part is held and where it runs, with the memory and time it takes."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -19,7 +17,8 @@ from ..errors import PlanError
 from ..profile import DtypeLike, Profile, profile_model, profile_source
 from ..profile.machine.machine import MachineProfile
 from ..profile.machine.nominal import nominal_machine
-from ..profile.machine.probe import machine as machine_here
+from ..profile.machine.probe import known_machine
+from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import check_offload_dtype
 from .memory.assemble import assemble
 from .memory.slots import DEFAULT_SLOTS
@@ -32,10 +31,20 @@ from .time.cost import CostModel
 from .time.objective import Objective
 from .time.unit_cost import device_name
 
+STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
+"""How devices are filled. "auto" searches; the others fill the accelerators in order, evenly or to their budgets."""
+
+OBJECTIVES = ("latency", "throughput", "fit")
+"""What the search minimises. "fit" does not search: the greedy placement is kept."""
+
+ANOTHER_MACHINE = (
+    "this machine lacks an accelerator of the budgets, so no time is predicted; the search used nominal speeds"
+)
+
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep Python's collector from looking through all objects of the process again and again in this context."""
+def without_garbage_collection() -> Iterator[None]:
+    """Pause Python's garbage collector: planning makes many small objects, none of them garbage until it is done."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -45,119 +54,136 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-NOT_HERE = (
-    "this machine lacks an accelerator of the budgets, so no time is predicted; parts are where round figures say"
-)
-
-OBJECTIVES = ("latency", "throughput", "fit")
-
-
-@uncollected()
+@without_garbage_collection()
 def plan(
     model: nn.Module | Profile | str | os.PathLike[str],
     max_memory: Mapping[DeviceLike, int | str] | None = None,
+    strategy: str = "auto",
     batch_size: int = 1,
     context_length: int | None = None,
-    new_tokens: int | None = None,
-    objective: str = "latency",
     dtype: DtypeLike | None = None,
-    offload: str = "stream",
-    main_device: DeviceLike | None = None,
     no_split_module_classes: Iterable[str] | str | None = None,
+    main_device: DeviceLike | None = None,
+    new_tokens: int | None = None,
     offload_buffers: bool = False,
     offload_dtype: str | None = None,
     slots: int = DEFAULT_SLOTS,
+    objective: str | None = None,
+    offload: str = "stream",
     machine: MachineProfile | None = None,
     per_pass: bool = True,
 ) -> Plan:
-    """Return the plan under the budgets that takes least time, with its predicted seconds.
+    """Return a plan under which no device passes its budget. `bigmodel.make_plan` is this function.
+
+    A part held on an accelerator is resident and runs there. A part held in RAM ("cpu") or viewed in the memory-mapped
+    checkpoint ("disk") is streamed to the main device through slots when its turn comes; embeddings are looked up where
+    they are held; without accelerators everything runs on the CPU. With the strategy "auto", the search chooses what is
+    streamed: streamed parts are spread between resident ones, which compute while the next one is fetched.
+
+    With an `objective` or a `machine` the plan also predicts seconds. Without either nothing is measured and no time
+    is predicted: a model that fits is placed in order, and the search for one that does not uses the speeds of this
+    machine if `bigmodel probe` has measured them, nominal ones otherwise.
 
     Args:
-        model: any module, also on meta, its profile, or a folder or Hub id whose config and headers alone are read.
+        model: any module, also on meta; its profile (which then fixes shapes, dtype and classes); or a folder or Hub
+            id, of which the config and the headers are read.
         max_memory: budgets as `get_max_memory` takes them; None: what is free. `"disk"` is unlimited unless given.
+        strategy: one of `STRATEGIES`.
         batch_size: sequences at once.
-        context_length: tokens of a sequence at its end; None: a default.
-        new_tokens: how many of these are generated; None: any share, the prompt may fill the context.
-        objective: "latency": least seconds per generated token; "throughput": least seconds for the whole job, prompt
-            and new tokens; "fit": greedy, as `make_plan`, no search.
+        context_length: tokens of a sequence at its end; None: a default; 0: no KV cache and no activations.
         dtype: what floating point parameters will be cast to when loaded; None: as they are.
-        offload: what happens to parts that do not fit the accelerators: "stream" them when their turn comes, "compute"
-            them on the CPU, or "auto": whichever is faster for each, also one for prompts and the other for steps.
-        main_device: where inputs are and streamed parts run; None: the first accelerator with room for any.
         no_split_module_classes: class names not to be split; None: find them.
-        offload_buffers: buffers of a streamed part are streamed too.
-        offload_dtype: what streamed weights are quantised to on their way: `"int8"`, `"int4"`; None: not at all.
+        main_device: where inputs are and streamed parts run; None: the first accelerator with room for any.
+        new_tokens: how many of the context's tokens are generated; None: any share, the prompt may fill the context.
+        offload_buffers: buffers of a streamed part are streamed too, and not kept where it runs.
+        offload_dtype: what streamed weights are quantised to on the link: `"int8"`, `"int4"`; None: not at all.
         slots: how many streamed parts may be on the main device at once.
-        machine: what it is planned for; None: this one, which is measured the first time (that takes half a minute).
-        per_pass: with "auto", a part may be streamed for prompts and computed in steps. Its KV cache moves between the
-            two, so that it must be one of `transformers`; False for callers that keep keys and values themselves.
+        objective: what to minimise: "latency": seconds per generated token; "throughput": seconds of the whole job,
+            prompt and new tokens; "fit": nothing, the greedy placement is kept; None: "latency", without a prediction
+            unless `machine` is given.
+        offload: what happens to parts that do not fit the accelerators: "stream" them when their turn comes, "compute"
+            them on the CPU, or "auto": whichever is faster for each.
+        machine: the machine to plan for; None: this one. With an objective it is measured the first time (half a
+            minute).
+        per_pass: with "auto" and a prediction, a part may be streamed for prompts and computed in steps. Its KV cache
+            moves between the two, so the cache must be one of `transformers`; False if the caller keeps its own.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
-        PlanError: an argument makes no sense; the message names it.
+        PlanError: an argument makes no sense, or two contradict each other; the message names them.
         SizeError: a budget is not a size.
-        DeviceError: a budget's or the main device is none.
-        CheckpointError: there is no such model.
+        DeviceError: a budget's device or the main device does not exist.
+        CheckpointError: `model` is a folder or id that holds no model.
     """
-    check_choice("objective", objective, OBJECTIVES)
-    check_choice("offload", offload, OFFLOADS)
+    _check_choices(strategy, objective, offload, machine)
     check_flags(offload_buffers=offload_buffers, per_pass=per_pass)
     slots = whole_number("slots", slots, least=1)
-    if machine is not None and not isinstance(machine, MachineProfile):
-        raise PlanError(f"machine is {shown(machine)}; give a profile as `bigmodel probe` measures it, or None")
     budgets = read_budgets(max_memory)
-    shapes = {"batch_size": batch_size, "context_length": context_length, "new_tokens": new_tokens}
-    profile = _profile(model, dtype, no_split_module_classes, device_type_of(budgets), shapes)
+    profile = _profile(
+        model,
+        dtype=dtype,
+        no_split_module_classes=no_split_module_classes,
+        device_type=device_type_of(budgets),
+        batch_size=batch_size,
+        context_length=context_length,
+        new_tokens=new_tokens,
+    )
     offload_dtype = profile.offload_dtype if offload_dtype is None else offload_dtype
     profile = replace(profile, offload_dtype=check_offload_dtype(offload_dtype))
     if max_memory is None:
         budgets = with_headroom(budgets)
+    predicted = objective is not None or machine is not None
+    minimised = objective or "latency"
+    label = minimised if predicted and strategy == "auto" else strategy
     room = Room(budgets, profile.activations, slots, checked_main(main_device, budgets), offload != "stream")
-    assignment = greedy_assignment(profile, room, "auto", offload_buffers, offload != "compute")
+    assignment = greedy_assignment(profile, room, strategy, offload_buffers, offload != "compute")
+    streams = any(map(assignment.streamed, range(len(profile.units))))
+    searched = strategy == "auto" and minimised != "fit" and (predicted or streams)
+    if not profile.phases or not (searched or predicted):
+        return assemble(profile, assignment, budgets, label)
     room = room_around(assignment, room)
-    if not profile.phases:
-        return assemble(profile, assignment, budgets, objective)
-    measured = machine or _machine_for(budgets)
-    cost = CostModel(profile, measured or nominal_machine())
-    goal = Objective(cost, objective)
+    known = machine or (_this_machine(budgets) if predicted else known_machine())
+    goal = Objective(CostModel(profile, known or nominal_machine()), minimised)
     searcher = Searcher(profile, goal, offload, offload_buffers)
-    if objective != "fit":
+    if searched:
         assignment = searcher.best(room, assignment)
-    if objective != "fit" and offload == "auto" and per_pass:
+    if searched and predicted and per_pass and offload == "auto":
         assignment = searcher.best_per_pass(room, assignment)
-    if measured is None:
-        return replace(assemble(profile, assignment, budgets, objective), notes=(NOT_HERE,))
-    return assemble(profile, assignment, budgets, objective, searcher.predict(room, assignment))
+    if not predicted:
+        return assemble(profile, assignment, budgets, label)
+    if known is None:
+        return replace(assemble(profile, assignment, budgets, label), notes=(ANOTHER_MACHINE,))
+    return assemble(profile, assignment, budgets, label, searcher.predict(room, assignment))
 
 
-def _machine_for(budgets: Mapping[Key, int]) -> MachineProfile | None:
+make_plan = plan
+"""The same function under the name it has at the top level, where `bigmodel.plan` is this package."""
+
+
+def _check_choices(strategy: str, objective: str | None, offload: str, machine: MachineProfile | None) -> None:
+    check_choice("strategy", strategy, STRATEGIES)
+    check_choice("objective", objective, (None, *OBJECTIVES))
+    check_choice("offload", offload, OFFLOADS)
+    if machine is not None and not isinstance(machine, MachineProfile):
+        raise PlanError(f"machine is {shown(machine)}; give a profile as `bigmodel probe` measures it, or None")
+    if strategy != "auto" and objective not in (None, "fit"):
+        raise PlanError(
+            f"strategy={strategy!r} fills devices without a search, and objective={objective!r} asks for one; "
+            "give strategy='auto', or objective='fit' for a prediction alone"
+        )
+
+
+def _this_machine(budgets: Mapping[Key, int]) -> MachineProfile | None:
     """Return the profile of this machine; None if the budgets name an accelerator that it does not have."""
     present = set(accelerators())
     names = [device_name(key) for key, size in budgets.items() if size > 0 and is_accelerator(key)]
-    return machine_here() if present.issuperset(names) else None
+    return measured_machine() if present.issuperset(names) else None
 
 
-def _profile(
-    model: nn.Module | Profile | str | os.PathLike[str],
-    dtype: DtypeLike | None,
-    no_split_module_classes: Iterable[str] | str | None,
-    device_type: str,
-    shapes: Mapping[str, int | None],
-) -> Profile:
+def _profile(model: nn.Module | Profile | str | os.PathLike[str], dtype: DtypeLike | None, **options: Any) -> Profile:
+    """Return the profile of a module, or of the model in a folder or repository; a profile as it is."""
     if isinstance(model, Profile):
         return model
     if isinstance(model, (str, os.PathLike)):
-        return profile_source(
-            model,
-            dtype="auto" if dtype is None else dtype,
-            no_split_module_classes=no_split_module_classes,
-            device_type=device_type,
-            **shapes,  # type: ignore[arg-type]
-        )
-    return profile_model(
-        model,
-        dtype=dtype,
-        no_split_module_classes=no_split_module_classes,
-        device_type=device_type,
-        **shapes,  # type: ignore[arg-type]
-    )
+        return profile_source(model, dtype="auto" if dtype is None else dtype, **options)
+    return profile_model(model, dtype=dtype, **options)

@@ -77,7 +77,7 @@ def test_an_option_that_would_be_ignored_is_refused(
 def test_the_fastest_plan_comes_with_its_seconds(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bigmodel.plan.planner.machine_here", nominal_machine)
+    monkeypatch.setattr("bigmodel.plan.planner.measured_machine", nominal_machine)
     shapes = ["--max-memory", "cpu=1MB", "--context", "16", "--new-tokens", "2"]
     assert run(["plan", str(folder), *shapes, "--objective", "latency", "--offload", "auto"]) == 0
     assert "s per step" in capsys.readouterr().out

@@ -234,10 +234,10 @@ def test_without_budgets_what_is_free_is_planned_with_less_headroom() -> None:
 
 
 def test_auto_goes_by_the_search_where_something_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bigmodel.plan import make, plan
+    from bigmodel.plan import plan, planner
 
     fast = machine(link=1.5e10)
-    monkeypatch.setattr(make, "known_machine", lambda: fast)
+    monkeypatch.setattr(planner, "known_machine", lambda: fast)
     model = tiny_llama(num_hidden_layers=16, hidden_size=128, intermediate_size=256)
     profile = profile_model(model, context_length=32, new_tokens=2, device_type="virtual")
     budgets = {0: profile.weights * 3 // 5 + profile.activations + sum(profile.kv_cache), "cpu": "1GB"}
@@ -250,11 +250,9 @@ def test_auto_goes_by_the_search_where_something_is_streamed(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
-        ("model", "path/of/a/model"),
         ("strategy", ["auto"]),
         ("slots", 0),
         ("slots", float("nan")),
-        ("host_compute", "yes"),
         ("offload_buffers", 2),
         ("offload_dtype", 4),
         ("new_tokens", 1.5),
@@ -284,9 +282,9 @@ def test_a_main_device_that_is_none_is_refused(main_device: object) -> None:
 
 
 def test_where_nothing_is_streamed_the_machine_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bigmodel.plan import make
+    from bigmodel.plan import planner
 
-    monkeypatch.setattr(make, "known_machine", lambda: pytest.fail("the machine was asked"))
+    monkeypatch.setattr(planner, "known_machine", lambda: pytest.fail("the machine was asked"))
     assert make_plan(tiny_llama(), {0: "10MB", "cpu": "10MB"}, context_length=32).streamed == ()
     assert make_plan(Flat(), {"cpu": "10MB"}).streamed == ()
 
@@ -294,12 +292,12 @@ def test_where_nothing_is_streamed_the_machine_is_not_asked(monkeypatch: pytest.
 def test_only_where_it_is_allowed_does_the_host_compute_what_streams_too_slowly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bigmodel.plan import make
+    from bigmodel.plan import planner
 
-    monkeypatch.setattr(make, "known_machine", lambda: machine(link=1e5))
+    monkeypatch.setattr(planner, "known_machine", lambda: machine(link=1e5))
     profile = profile_model(tiny_llama(num_hidden_layers=8), context_length=32, device_type="virtual")
     budgets = {0: profile.weights // 2 + profile.activations + sum(profile.kv_cache), "cpu": "1GB"}
     layers = {name for name in make_plan(profile, budgets).device_map if "layers" in name}
-    for allowed in (False, True):
-        runs_on = make_plan(profile, budgets, host_compute=allowed).execution
-        assert ("cpu" in {runs_on[name] for name in layers}) is allowed
+    for offload in ("stream", "auto"):
+        runs_on = make_plan(profile, budgets, offload=offload).execution
+        assert ("cpu" in {runs_on[name] for name in layers}) is (offload == "auto")

@@ -15,7 +15,7 @@ from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan import Plan, make_plan, plan
 from bigmodel.plan.memory.assignment import Assignment
 from bigmodel.plan.memory.evaluate import device_uses, over_budget
-from bigmodel.plan.planner import uncollected
+from bigmodel.plan.planner import without_garbage_collection
 from bigmodel.plan.time.cost import CostModel
 from bigmodel.profile import Profile, profile_model
 
@@ -114,7 +114,7 @@ def test_a_plan_with_its_prediction_survives_json() -> None:
 
 def test_for_a_machine_that_is_not_here_no_time_is_predicted() -> None:
     virtual.disable()
-    found = plan(MODEL, {0: "3MB", "cpu": "1GB"}, context_length=16)
+    found = plan(MODEL, {0: "3MB", "cpu": "1GB"}, context_length=16, objective="latency")
     assert found.prediction is None
     assert any("no time is predicted" in note for note in found.notes)
 
@@ -208,7 +208,7 @@ def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> 
 
 
 def test_the_collector_rests_meanwhile_and_goes_on_also_after_an_error() -> None:
-    with pytest.raises(ValueError), uncollected():
+    with pytest.raises(ValueError), without_garbage_collection():
         assert not gc.isenabled()
         raise ValueError
     assert gc.isenabled()
@@ -217,7 +217,7 @@ def test_the_collector_rests_meanwhile_and_goes_on_also_after_an_error() -> None
 def test_one_that_was_off_stays_off() -> None:
     gc.disable()
     try:
-        with uncollected():
+        with without_garbage_collection():
             pass
         assert not gc.isenabled()
     finally:

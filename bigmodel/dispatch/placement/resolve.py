@@ -11,7 +11,7 @@ from torch import nn
 
 from ...devices import HOST, DeviceLike, device_key
 from ...errors import DeviceError, PlanError
-from ...plan import OFFLOADS, STRATEGIES, Plan, make_plan, plan
+from ...plan import OFFLOADS, STRATEGIES, Plan, plan
 from ...profile import find_no_split_classes
 from .tensors import Placement
 
@@ -82,19 +82,23 @@ def resolve_device_map(
     if isinstance(device_map, Plan):
         return _planned(model, device_map, main_device)
     if isinstance(device_map, str) and device_map in STRATEGIES:
-        common: dict[str, Any] = {
-            "no_split_module_classes": no_split_module_classes,
-            "main_device": main_device,
-            "offload_dtype": offload_dtype,
-        }
-        if offload == "stream":
-            made = make_plan(model, max_memory=max_memory, strategy=device_map, **common, **shapes)
-        elif device_map == "auto":
-            made = plan(model, max_memory=max_memory, offload=offload, per_pass=per_pass, **common, **shapes)
-        else:
+        if offload != "stream" and device_map != "auto":
             raise PlanError(
                 f"offload={offload!r} goes with device_map='auto' or a device by module, not {device_map!r}"
             )
+        made = plan(
+            model,
+            max_memory,
+            device_map,
+            no_split_module_classes=no_split_module_classes,
+            main_device=main_device,
+            offload_dtype=offload_dtype,
+            # Whether the host should compute a part depends on measured speeds.
+            objective=None if offload == "stream" else "latency",
+            offload=offload,
+            per_pass=per_pass,
+            **shapes,
+        )
         return _planned(model, made, main_device)
     devices = dict(device_map) if isinstance(device_map, Mapping) else {"": _device(device_map)}
     if offload == "auto":
