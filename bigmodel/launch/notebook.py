@@ -150,7 +150,8 @@ def _forget_parent() -> None:
     """Drop what a forked process has of its parent and cannot use."""
     import torch
 
-    from bigmodel.train.state import AcceleratorState, GradientState
+    from bigmodel.train.state.accelerator_state import AcceleratorState
+    from bigmodel.train.state.gradient import GradientState
 
     # What this process knows of itself it has from its parent, which is no rank.
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bigmodel.atomic_files import sync_folder, written_atomically
 from bigmodel.errors import CheckpointError, CheckpointFormatError, CheckpointNotFoundError
-from bigmodel.train.files import sync_folder, written_atomically
-from bigmodel.train.operations import gather_object
-from bigmodel.train.state import RankOperations
+from bigmodel.train.operations.collectives import gather_object
+from bigmodel.train.state.ranks import RankOperations
 
 _PARTIAL = ".partial"
 _MOVES = ".moves.json"

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bigmodel.errors import TrainError
-from bigmodel.train.accelerator import Accelerator
+from bigmodel.train.accelerator.core import Accelerator
 
 
 class LocalSGD:

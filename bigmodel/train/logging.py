@@ -23,7 +23,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
         Raises:
             TrainError: the state that knows ranks was not made: no Accelerator and no PartialState yet.
         """
-        from bigmodel.train.state import PartialState
+        from bigmodel.train.state.partial import PartialState
 
         if not PartialState._shared_state:
             raise TrainError("make an Accelerator() or a PartialState() before logging through get_logger")

@@ -22,7 +22,7 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
         from tqdm.auto import tqdm as bar
     except ImportError as error:
         raise TrainError("tqdm is not installed: `pip install tqdm`") from error
-    from bigmodel.train.state import PartialState
+    from bigmodel.train.state.partial import PartialState
 
     if main_process_only and not kwargs.get("disable", False):
         kwargs["disable"] = PartialState().local_process_index != 0

@@ -10,8 +10,9 @@ from typing import Any
 from torch import nn
 
 from bigmodel.errors import CheckpointMismatchError
-from bigmodel.train import checkpoint_folder, files
+from bigmodel.train import checkpoint_folder
 from bigmodel.train.accelerator.base import AcceleratorCore
+from bigmodel.train.files.objects import load_object, numbered, save_object
 from bigmodel.train.optimizer import AcceleratedOptimizer
 from bigmodel.train.random_state import full_state, set_full_state
 from bigmodel.train.unwrapping import bare_model
@@ -46,7 +47,7 @@ def write_run_state(
         "step": accelerator.step,
         "data_loaders": [loader.state_dict() for loader in accelerator._dataloaders],
     }
-    files.save_object(own, folder / _own_name(accelerator.process_index))
+    save_object(own, folder / _own_name(accelerator.process_index))
     accelerator.wait_for_everyone()
     if accelerator._writes_files:
         checkpoint_folder.describe(folder, {"format": _FORMAT, **_counts(accelerator)})
@@ -54,11 +55,11 @@ def write_run_state(
 
 def _write_shared(accelerator: AcceleratorCore, folder: Path) -> None:
     for index, scheduler in enumerate(accelerator._schedulers):
-        files.save_object(scheduler.state_dict(), folder / files.numbered(_SCHEDULER, index))
+        save_object(scheduler.state_dict(), folder / numbered(_SCHEDULER, index))
     if accelerator._scaler is not None:
-        files.save_object(accelerator._scaler.state_dict(), folder / _SCALER)
+        save_object(accelerator._scaler.state_dict(), folder / _SCALER)
     for index, custom in enumerate(accelerator._custom_objects):
-        files.save_object(custom.state_dict(), folder / f"custom_checkpoint_{index}.pkl")
+        save_object(custom.state_dict(), folder / f"custom_checkpoint_{index}.pkl")
 
 
 def read_run_state(
@@ -82,11 +83,11 @@ def read_run_state(
         strategy.load_optimizer(optimizer.optimizer, _model_of(accelerator, optimizer), folder, index)
         optimizer._step_was_skipped = False
     for index, scheduler in enumerate(accelerator._schedulers):
-        scheduler.load_state_dict(files.load_object(folder / files.numbered(_SCHEDULER, index)))
+        scheduler.load_state_dict(load_object(folder / numbered(_SCHEDULER, index)))
     if accelerator._scaler is not None:
-        accelerator._scaler.load_state_dict(files.load_object(folder / _SCALER))
+        accelerator._scaler.load_state_dict(load_object(folder / _SCALER))
     for index, custom in enumerate(accelerator._custom_objects):
-        custom.load_state_dict(files.load_object(folder / f"custom_checkpoint_{index}.pkl"))
+        custom.load_state_dict(load_object(folder / f"custom_checkpoint_{index}.pkl"))
     _read_own(accelerator, folder)
 
 
@@ -96,7 +97,7 @@ def _read_own(accelerator: AcceleratorCore, folder: Path) -> None:
     if not mine:
         logger.warning("%s is not in the checkpoint; the state of process 0 is taken", path.name)
         path = folder / _own_name(0)
-    own = files.load_object(path)
+    own = load_object(path)
     accelerator.step = own["step"]
     for loader, state in zip(accelerator._dataloaders, own["data_loaders"], strict=True):
         loader.load_state_dict(state)

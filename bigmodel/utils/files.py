@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from bigmodel.train.files import write_safetensors
 from bigmodel.train.files.objects import load_object, save_any
-from bigmodel.train.state import PartialState
+from bigmodel.train.files.weights import write_safetensors
+from bigmodel.train.state.partial import PartialState
 
 MODEL_NAME = "pytorch_model"
 WEIGHTS_NAME = f"{MODEL_NAME}.bin"

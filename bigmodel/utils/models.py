@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from bigmodel.errors import TrainError
-from bigmodel.train.state import PartialState
+from bigmodel.train.state.partial import PartialState
 from bigmodel.train.unwrapping import bare_model
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from bigmodel.errors import TrainError
 from bigmodel.train.logging import get_logger
-from bigmodel.train.state import AcceleratorState, PartialState
+from bigmodel.train.state.accelerator_state import AcceleratorState
+from bigmodel.train.state.partial import PartialState
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 
 from bigmodel.errors import TrainError
 from bigmodel.train import PartialState, set_seed, synchronize_rng_state, synchronize_rng_states
-from bigmodel.train.operations import gather, gather_object
+from bigmodel.train.operations.collectives import gather, gather_object
 from tests.train.multiprocess import on_ranks
 
 

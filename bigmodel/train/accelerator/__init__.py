@@ -1,5 +1,1 @@
 """The Accelerator."""
-
-from bigmodel.train.accelerator.core import Accelerator
-
-__all__ = ["Accelerator"]

@@ -9,14 +9,16 @@ import torch
 from torch import nn
 
 from bigmodel.train.configuration import DataLoaderConfiguration, ProjectConfiguration
-from bigmodel.train.data import DataLoaderShard
+from bigmodel.train.data.loader import DataLoaderShard
 from bigmodel.train.dispatched import DispatchedModels
 from bigmodel.train.handlers import AutocastKwargs, ProfileKwargs
 from bigmodel.train.optimizer import AcceleratedOptimizer
 from bigmodel.train.scaling import LossScaler
 from bigmodel.train.scheduler import AcceleratedScheduler
-from bigmodel.train.state import AcceleratorState, GradientState, RankOperations
-from bigmodel.train.strategies import Strategy
+from bigmodel.train.state.accelerator_state import AcceleratorState
+from bigmodel.train.state.gradient import GradientState
+from bigmodel.train.state.ranks import RankOperations
+from bigmodel.train.strategies.base import Strategy
 
 
 class AcceleratorCore(RankOperations):

@@ -30,8 +30,11 @@ from bigmodel.train.handlers import (
     ProfileKwargs,
 )
 from bigmodel.train.scaling import LossScaler
-from bigmodel.train.state import AcceleratorState, GradientState, Plugins
-from bigmodel.train.strategies import StrategySettings, make_strategy
+from bigmodel.train.state.accelerator_state import AcceleratorState
+from bigmodel.train.state.gradient import GradientState
+from bigmodel.train.state.kind import Plugins
+from bigmodel.train.strategies.selection import make_strategy
+from bigmodel.train.strategies.settings import StrategySettings
 
 
 class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking, Properties):

@@ -8,7 +8,8 @@ import torch
 
 from bigmodel.train.accelerator.base import AcceleratorCore
 from bigmodel.train.metrics import gather_for_metrics
-from bigmodel.train.operations import gather, pad_across_processes, reduce
+from bigmodel.train.operations.collectives import gather, reduce
+from bigmodel.train.operations.padding import pad_across_processes
 
 
 class Exchange(AcceleratorCore):

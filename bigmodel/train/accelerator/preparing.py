@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 from bigmodel.errors import TrainError
 from bigmodel.train.accelerator.objects import ORDER, is_scheduler, those
 from bigmodel.train.accelerator.preparing_models import PreparingModels
-from bigmodel.train.data import DataLoaderShard, prepare_data_loader, skip_first_batches
+from bigmodel.train.data.loader import DataLoaderShard
+from bigmodel.train.data.prepare import prepare_data_loader, skip_first_batches
 from bigmodel.train.optimizer import AcceleratedOptimizer, move_state_to_parameters
 from bigmodel.train.scheduler import AcceleratedScheduler
 

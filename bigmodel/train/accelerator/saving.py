@@ -12,8 +12,8 @@ from torch import nn
 
 from bigmodel.devices import release_cached_memory
 from bigmodel.train.accelerator.base import AcceleratorCore
-from bigmodel.train.files import write_safetensors
 from bigmodel.train.files.objects import save_any
+from bigmodel.train.files.weights import write_safetensors
 from bigmodel.train.unwrapping import bare_model
 
 

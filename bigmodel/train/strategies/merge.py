@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from bigmodel.atomic_files import sync_folder, written_atomically
 from bigmodel.devices import format_size, parse_size
 from bigmodel.errors import CheckpointError, CheckpointNotFoundError
-from bigmodel.train import files
+from bigmodel.train.files.objects import save_object
+from bigmodel.train.files.weights import write_safetensors
 from bigmodel.train.strategies.distributed_files import read_index, read_tensors
 
 _SHARDS = "pytorch_model_fsdp_0"
@@ -64,7 +66,7 @@ def merge_fsdp_weights(
         weight_map.update(dict.fromkeys(named, name))
     if len(groups) > 1:
         _write_index(weight_map, sum(sizes.values()), target / f"{stem}.{ending}.index.json")
-    files.sync_folder(target)
+    sync_folder(target)
     if remove_checkpoint_dir:
         shutil.rmtree(source)
     return target
@@ -118,12 +120,12 @@ def _flat(state: dict[str, object], prefix: str = "") -> dict[str, Tensor]:
 
 def _write(tensors: dict[str, Tensor], path: Path, safe_serialization: bool) -> None:
     if safe_serialization:
-        files.write_safetensors(tensors, path)
+        write_safetensors(tensors, path)
     else:
-        files.save_object({name: torch.Tensor.contiguous(value) for name, value in tensors.items()}, path)
+        save_object({name: torch.Tensor.contiguous(value) for name, value in tensors.items()}, path)
 
 
 def _write_index(weight_map: dict[str, str], total: int, path: Path) -> None:
     content = {"metadata": {"total_size": total, "size": format_size(total)}, "weight_map": weight_map}
-    with files.written_atomically(path) as file:
+    with written_atomically(path) as file:
         file.write(json.dumps(content, indent=2, sort_keys=True).encode())

@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from bigmodel.errors import BigModelError, TrainError
-from bigmodel.train import files
+from bigmodel.train.files.objects import load_object, numbered, save_object
+from bigmodel.train.files.weights import load_weights, save_weights
 from bigmodel.train.strategies.base import Strategy
 from bigmodel.train.strategies.distributed_files import load_folder, save_folder
 
@@ -49,7 +50,7 @@ class ShardedFiles(Strategy):
             return
         state = self.gathered_weights(model)
         if self.settings.process_index == 0:
-            files.save_weights(state, directory, index, safe_serialization=safe_serialization)
+            save_weights(state, directory, index, safe_serialization=safe_serialization)
 
     def load_model(self, model: nn.Module, directory: Path, index: int, *, strict: bool = True) -> None:
         """Read shards (also written by another number of ranks), or rank 0's file, into the sharded model."""
@@ -59,7 +60,7 @@ class ShardedFiles(Strategy):
             load_folder(state, folder, strict=strict)
             set_model_state_dict(model, state["model"], options=StateDictOptions(strict=strict))
             return
-        full = self._read_on_first(lambda: files.load_weights(directory, index))
+        full = self._read_on_first(lambda: load_weights(directory, index))
         set_model_state_dict(model, full, options=_from_rank_0(strict))
 
     def save_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
@@ -71,7 +72,7 @@ class ShardedFiles(Strategy):
             return
         full = get_optimizer_state_dict(model, optimizer, options=_FULL)
         if self.settings.process_index == 0:
-            files.save_object(full, directory / files.numbered("optimizer.bin", index))
+            save_object(full, directory / numbered("optimizer.bin", index))
 
     def load_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
         """Read back what `save_optimizer` wrote, also on another number of ranks."""
@@ -82,8 +83,8 @@ class ShardedFiles(Strategy):
             load_folder(state, folder)
             set_optimizer_state_dict(model, optimizer, state["optimizer"])
             return
-        path = directory / files.numbered("optimizer.bin", index)
-        full = self._read_on_first(lambda: files.load_object(path))
+        path = directory / numbered("optimizer.bin", index)
+        full = self._read_on_first(lambda: load_object(path))
         # An optimizer without tensors (SGD without momentum): PyTorch would look for the device of the first of them.
         plain: list[Any] = [None if any(full.get("state", {}).values()) else full]
         dist.broadcast_object_list(plain, src=0, device=self.settings.device)

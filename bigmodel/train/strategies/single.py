@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
-from bigmodel.train import files
+from bigmodel.train.files.objects import load_object, numbered, save_object
+from bigmodel.train.files.weights import load_into, save_weights
 from bigmodel.train.strategies.base import Strategy
 from bigmodel.train.types import DistributedType
 
@@ -29,18 +30,18 @@ class SingleProcess(Strategy):
     def save_model(self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True) -> None:
         """Write one file, `model.safetensors` or `pytorch_model.bin` (`..._1` for the second model)."""
         if self.settings.process_index == 0:
-            files.save_weights(self.unwrap(model).state_dict(), directory, index, safe_serialization=safe_serialization)
+            save_weights(self.unwrap(model).state_dict(), directory, index, safe_serialization=safe_serialization)
 
     def load_model(self, model: nn.Module, directory: Path, index: int, *, strict: bool = True) -> None:
         """Read the file back into the model's own tensors."""
-        files.load_into(self.unwrap(model), directory, index, strict=strict)
+        load_into(self.unwrap(model), directory, index, strict=strict)
 
     def save_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
         """Write `optimizer.bin` (`optimizer_1.bin` for the second optimizer)."""
         if self.settings.process_index == 0:
-            files.save_object(optimizer.state_dict(), directory / files.numbered("optimizer.bin", index))
+            save_object(optimizer.state_dict(), directory / numbered("optimizer.bin", index))
 
     def load_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
         """Read the optimizer's state back."""
-        state: Any = files.load_object(directory / files.numbered("optimizer.bin", index))
+        state: Any = load_object(directory / numbered("optimizer.bin", index))
         optimizer.load_state_dict(state)

@@ -17,7 +17,7 @@ def on_main_process(method: Method) -> Method:
     @wraps(method)
     def run(self: GeneralTracker, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, "main_process_only", False):
-            from bigmodel.train.state import PartialState
+            from bigmodel.train.state.partial import PartialState
 
             if not PartialState().is_main_process:
                 return None

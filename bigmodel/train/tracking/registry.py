@@ -82,7 +82,7 @@ def start_trackers(
     Args:
         init_kwargs: arguments of each tracker, by its name.
     """
-    from bigmodel.train.state import PartialState
+    from bigmodel.train.state.partial import PartialState
 
     is_main = PartialState().is_main_process
     started: list[GeneralTracker] = []

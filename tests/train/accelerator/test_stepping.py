@@ -21,7 +21,7 @@ from bigmodel.train import (
     PartialState,
     ProfileKwargs,
 )
-from bigmodel.train.operations import gather, gather_object
+from bigmodel.train.operations.collectives import gather, gather_object
 from tests.train.multiprocess import fresh_states, on_ranks
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
-from bigmodel.train.data import DataLoaderAdapter, SkipDataLoader, get_sampler, prepare_data_loader
+from bigmodel.train.data.adapter import DataLoaderAdapter, SkipDataLoader, get_sampler
+from bigmodel.train.data.prepare import prepare_data_loader
 
 
 class Numbers(Dataset[int]):

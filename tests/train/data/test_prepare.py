@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from bigmodel.errors import TrainError
 from bigmodel.train import DataLoaderShard, PartialState, SeedableRandomSampler, prepare_data_loader, set_seed
 from bigmodel.train.metrics import gather_for_metrics
-from bigmodel.train.operations import gather_object
+from bigmodel.train.operations.collectives import gather_object
 from tests.train.multiprocess import on_ranks
 
 

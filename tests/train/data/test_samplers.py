@@ -6,8 +6,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from bigmodel.train import SeedableRandomSampler
-from bigmodel.train.data import SkipBatchSampler
-from bigmodel.train.data.samplers import SharedOrder, shared_number
+from bigmodel.train.data.samplers import SharedOrder, SkipBatchSampler, shared_number
 
 
 def test_an_epoch_s_order_depends_on_seed_plus_epoch_alone() -> None:

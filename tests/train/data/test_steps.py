@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from bigmodel.train.data import BatchSamplerShard
+from bigmodel.train.data.batch_shard import BatchSamplerShard
 from bigmodel.train.data.steps import MapSource, Step, real_rows
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from bigmodel.atomic_files import written_atomically
 from bigmodel.errors import CheckpointFormatError, CheckpointNotFoundError, TrainError
-from bigmodel.train.files import load_object, numbered, save_object, written_atomically
+from bigmodel.train.files.objects import load_object, numbered, save_object
 
 
 class Own:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bigmodel.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
-from bigmodel.train.files import load_into, load_weights, save_weights
+from bigmodel.train.files.weights import load_into, load_weights, save_weights
 
 
 class Tied(nn.Module):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from bigmodel.train import PartialState
-from bigmodel.train.operations import DistributedOperationException, gather
+from bigmodel.train.operations.checks import DistributedOperationException
+from bigmodel.train.operations.collectives import gather
 from tests.train.multiprocess import on_ranks
 
 

@@ -9,7 +9,14 @@ import torch
 
 from bigmodel.errors import TrainError
 from bigmodel.train import PartialState
-from bigmodel.train.operations import broadcast, broadcast_object_list, gather, gather_object, gather_uneven, reduce
+from bigmodel.train.operations.collectives import (
+    broadcast,
+    broadcast_object_list,
+    gather,
+    gather_object,
+    gather_uneven,
+    reduce,
+)
 from tests.train.multiprocess import on_ranks
 
 

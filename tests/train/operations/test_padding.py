@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bigmodel.train import PartialState
-from bigmodel.train.operations import pad_across_processes, pad_input_tensors
+from bigmodel.train.operations.padding import pad_across_processes, pad_input_tensors
 from tests.train.multiprocess import on_ranks
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from bigmodel.errors import TrainError
 from bigmodel.train import PartialState
-from bigmodel.train.operations import gather_object
-from bigmodel.train.state import RankOperations
+from bigmodel.train.operations.collectives import gather_object
+from bigmodel.train.state.ranks import RankOperations
 from tests.train.multiprocess import on_ranks
 
 

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from bigmodel.train.scaling import LossScaler
-from bigmodel.train.strategies import Strategy, StrategySettings
+from bigmodel.train.strategies.base import Strategy
+from bigmodel.train.strategies.settings import StrategySettings
 
 
 class Plain(Strategy):

@@ -11,10 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from bigmodel.errors import TrainError
-from bigmodel.train.strategies import StrategySettings, deepspeed_engine
+from bigmodel.train.strategies import deepspeed_engine
 from bigmodel.train.strategies.deepspeed_dummy import DummyOptim, DummyScheduler
 from bigmodel.train.strategies.deepspeed_engine import make_engine
 from bigmodel.train.strategies.deepspeed_plugin import DeepSpeedPlugin
+from bigmodel.train.strategies.settings import StrategySettings
 
 CPU = torch.device("cpu")
 SECTION = {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto", "betas": "auto"}}}

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bigmodel.train.state import AcceleratorState, GradientState, PartialState
+from bigmodel.train.state.accelerator_state import AcceleratorState
+from bigmodel.train.state.gradient import GradientState
+from bigmodel.train.state.partial import PartialState
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bigmodel.errors import TrainError
-from bigmodel.train.state import PartialState
+from bigmodel.train.state.partial import PartialState
 from bigmodel.train.tracking import GeneralTracker
 from bigmodel.train.tracking.base import as_number, flat, is_number, table_rows
 from tests.train.tracking.remembering import Remembering
