@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 from torch.utils.data import DataLoader, Dataset
 
 from bigmodel import Accelerator
-from bigmodel.train.progress import tqdm
+from bigmodel.train.logging import tqdm
 from bigmodel.train.seeding import set_seed
 
 FEATURES, CLASSES, BATCH_SIZE = 10, 5, 100

@@ -26,7 +26,7 @@ def merge_weights(
     ] = "10GB",
 ) -> None:
     """Merge the sharded weights of an FSDP training checkpoint; memory needed: one output file."""
-    from ..train.strategies.merge import merge_fsdp_weights
+    from ..train.strategies.sharded.merge import merge_fsdp_weights
 
     written = merge_fsdp_weights(
         checkpoint_directory,

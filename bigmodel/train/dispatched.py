@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from bigmodel.errors import DispatchError, TrainError
-from bigmodel.train.precision import MixedPrecisionForward
+from bigmodel.train.precision.mixed import MixedPrecisionForward
 from bigmodel.train.strategies.remap import ParameterMap
 
 

@@ -1,4 +1,4 @@
-"""Logging that knows of ranks: from the main process only, from all, or from one after the other."""
+"""Logging and progress bars that know ranks: shown by the main process only, or by every process."""
 
 from __future__ import annotations
 
@@ -73,3 +73,25 @@ def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAda
     if level is not None:
         logger.setLevel(level.upper() if isinstance(level, str) else level)
     return MultiProcessAdapter(logger)
+
+
+def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
+    """`tqdm.auto.tqdm` with the same arguments; silent on all but the first process of a machine.
+
+    Args:
+        main_process_only: False shows a bar on every process.
+
+    Raises:
+        TrainError: the package tqdm is not installed, or the flag was passed as the first argument (an old order).
+    """
+    if args and isinstance(args[0], bool):
+        raise TrainError("tqdm takes what to iterate over first; pass main_process_only by its name")
+    try:
+        from tqdm.auto import tqdm as bar
+    except ImportError as error:
+        raise TrainError("tqdm is not installed: `pip install tqdm`") from error
+    from bigmodel.train.state.partial import PartialState
+
+    if main_process_only and not kwargs.get("disable", False):
+        kwargs["disable"] = PartialState().local_process_index != 0
+    return bar(*args, **kwargs)

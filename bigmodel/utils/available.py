@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from bigmodel.errors import TrainError
-from bigmodel.train.fp8 import check_fp8
+from bigmodel.train.precision.mixed import check_fp8
 
 
 def _installed(*modules: str) -> bool:

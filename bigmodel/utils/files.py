@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from bigmodel.train.files.objects import load_object, save_any
-from bigmodel.train.files.weights import write_safetensors
+from bigmodel.train.checkpoint_files import load_object, save_any, write_safetensors
 from bigmodel.train.state.partial import PartialState
 
 MODEL_NAME = "pytorch_model"

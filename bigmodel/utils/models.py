@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from bigmodel.errors import TrainError
 from bigmodel.train.state.partial import PartialState
-from bigmodel.train.unwrapping import bare_model
+from bigmodel.train.wrappers import bare_model
 
 
 def extract_model_from_parallel(

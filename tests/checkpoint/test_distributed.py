@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from bigmodel.checkpoint import load_checkpoint_in_model
 from bigmodel.errors import CheckpointError, CheckpointMismatchError
-from bigmodel.train.state.leaving import leave_at_exit
+from bigmodel.train.state.process_group import leave_at_exit
 from tests.checkpoint.helpers import Tied, assert_same, on_meta, save_sharded, saved_tensors, snapshot
 
 FULL = saved_tensors(Tied())

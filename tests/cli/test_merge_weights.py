@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bigmodel.cli.main import run
-from bigmodel.train.strategies.distributed_files import save_folder
+from bigmodel.train.strategies.sharded.distributed_files import save_folder
 
 
 def test_shards_become_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

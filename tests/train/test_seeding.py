@@ -1,8 +1,12 @@
-"""Seeds and generators."""
+"""Seeds and generators.
+
+The states of generators can be kept and taken back.
+"""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,7 @@ import torch
 from bigmodel.errors import TrainError
 from bigmodel.train import PartialState, set_seed, synchronize_rng_state, synchronize_rng_states
 from bigmodel.train.operations.collectives import gather, gather_object
+from bigmodel.train.seeding import full_state, host_state, set_full_state, set_host_state
 from tests.train.multiprocess import on_ranks
 
 
@@ -59,3 +64,26 @@ def test_generators_are_synchronised_with_process_0() -> None:
     synchronize_rng_states(["torch", "generator"], generator)
     assert gather(torch.rand(1)).unique().numel() == 1
     assert gather(torch.rand(1, generator=generator)).unique().numel() == 1
+
+
+def all_draws() -> list[float]:
+    np.random.normal()  # leaves a cached second value behind, which is part of the state
+    random.gauss(0, 1)
+    return [random.random(), random.gauss(0, 1), np.random.normal(), torch.rand(()).item()]
+
+
+def test_the_host_s_generators_repeat_themselves() -> None:
+    all_draws()
+    state = host_state()
+    first = all_draws()
+    assert all_draws() != first
+    set_host_state(state)
+    assert all_draws() == first
+
+
+def test_the_full_state_survives_a_file_without_pickled_objects(tmp_path: Path) -> None:
+    state = full_state()
+    first = all_draws()
+    torch.save(state, tmp_path / "state")
+    set_full_state(torch.load(tmp_path / "state", weights_only=True))
+    assert all_draws() == first

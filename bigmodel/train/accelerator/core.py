@@ -1,4 +1,7 @@
-"""The Accelerator: one object between a training loop and the processes and devices it runs on."""
+"""The Accelerator: one object between a training loop and the processes and devices it runs on.
+
+This module checks the constructor's arguments and builds the state and the strategy from them.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from bigmodel.train.accelerator import setup
-from bigmodel.train.accelerator.checkpoints import Checkpoints
-from bigmodel.train.accelerator.exchange import Exchange
+from bigmodel.errors import TrainError
+from bigmodel.train import environment
+from bigmodel.train.accelerator.checkpoints import Checkpoints, Saving
+from bigmodel.train.accelerator.gathering import Exchange
 from bigmodel.train.accelerator.preparing import Preparing
-from bigmodel.train.accelerator.properties import Properties
-from bigmodel.train.accelerator.saving import Saving
 from bigmodel.train.accelerator.stepping import Stepping
 from bigmodel.train.accelerator.tracking import Tracking
 from bigmodel.train.configuration import (
@@ -29,15 +31,14 @@ from bigmodel.train.handlers import (
     KwargsHandler,
     ProfileKwargs,
 )
-from bigmodel.train.scaling import LossScaler
-from bigmodel.train.state.accelerator_state import AcceleratorState
+from bigmodel.train.precision.scaling import LossScaler
+from bigmodel.train.state.accelerator_state import AcceleratorState, Plugins
 from bigmodel.train.state.gradient import GradientState
-from bigmodel.train.state.kind import Plugins
-from bigmodel.train.strategies.selection import make_strategy
-from bigmodel.train.strategies.settings import StrategySettings
+from bigmodel.train.strategies.base import StrategySettings, make_strategy
+from bigmodel.train.types import RNGType
 
 
-class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking, Properties):
+class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking):
     """Lets one training loop run on a CPU, a GPU, or many processes, in the precision asked for.
 
     Args:
@@ -89,22 +90,22 @@ class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking, 
         deepspeed_plugins: Any = None,
         parallelism_config: Any = None,
     ) -> None:
-        self.handlers = setup.by_class(kwargs_handlers)
+        self.handlers = _by_class(kwargs_handlers)
         self.autocast_handler = self.handlers.get(AutocastKwargs)
         self.profile_handler = self.handlers.get(ProfileKwargs)
         self.device_placement = device_placement
         self.step_scheduler_with_optimizer = step_scheduler_with_optimizer
-        self.dataloader_config = setup.loader_configuration(dataloader_config, split_batches)
-        self.project_configuration = setup.project_configuration(project_config, project_dir)
-        self.rng_types = list(setup.rng_types(rng_types))
-        deepspeed = setup.one_deepspeed(deepspeed_plugin, deepspeed_plugins)
+        self.dataloader_config = _loader_configuration(dataloader_config, split_batches)
+        self.project_configuration = _project_configuration(project_config, project_dir)
+        self.rng_types = list(_rng_types(rng_types))
+        deepspeed = _deepspeed_plugins(deepspeed_plugin, deepspeed_plugins)
         plugins = Plugins(deepspeed, fsdp_plugin, torch_tp_plugin, megatron_lm_plugin, parallelism_config)
         group = self.handlers.get(InitProcessGroupKwargs, InitProcessGroupKwargs()).to_kwargs()
         self.state = AcceleratorState(
-            mixed_precision, cpu, setup.dynamo(dynamo_backend, dynamo_plugin), plugins, **group
+            mixed_precision, cpu, _dynamo_plugin(dynamo_backend, dynamo_plugin), plugins, **group
         )
         self.gradient_state = GradientState(
-            setup.accumulation_plugin(gradient_accumulation_steps, gradient_accumulation_plugin)
+            _accumulation_plugin(gradient_accumulation_steps, gradient_accumulation_plugin)
         )
         self._make_strategy()
         self._begin()
@@ -139,3 +140,69 @@ class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking, 
 
     def __repr__(self) -> str:
         return f"Accelerator({self.state!r})"
+
+
+def _by_class(handlers: Sequence[KwargsHandler] | None) -> dict[type, Any]:
+    """Return the handlers by class. Raises TrainError for something else, or two of one class."""
+    result: dict[type, Any] = {}
+    for handler in handlers or ():
+        if not isinstance(handler, KwargsHandler):
+            raise TrainError(f"kwargs_handlers holds {handler!r}, which is not one of the ...Kwargs dataclasses")
+        if type(handler) in result:
+            raise TrainError(f"kwargs_handlers holds two {type(handler).__name__}; give one")
+        result[type(handler)] = handler
+    return result
+
+
+def _accumulation_plugin(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
+    """Return how gradients accumulate. Raises TrainError when it is said twice."""
+    if plugin is None:
+        return GradientAccumulationPlugin(num_steps=environment.integer(environment.GRADIENT_ACCUMULATION_STEPS, steps))
+    if steps != 1:
+        raise TrainError("give either gradient_accumulation_steps or gradient_accumulation_plugin, not both")
+    plugin.num_steps = plugin.num_steps or 1
+    return plugin
+
+
+def _loader_configuration(
+    configuration: DataLoaderConfiguration | None, split_batches: bool | None
+) -> DataLoaderConfiguration:
+    """Return how data loaders are prepared; `split_batches` is the argument of old."""
+    configuration = configuration or DataLoaderConfiguration()
+    if split_batches is not None:
+        configuration.split_batches = split_batches
+    if configuration.data_seed is not None and not configuration.use_seedable_sampler:
+        raise TrainError("data_seed is used by the seedable sampler; set use_seedable_sampler=True, too")
+    return configuration
+
+
+def _project_configuration(configuration: ProjectConfiguration | None, project_dir: Any) -> ProjectConfiguration:
+    """Return where the project writes."""
+    configuration = configuration or ProjectConfiguration(project_dir=project_dir)
+    if project_dir is not None and configuration.project_dir is None:
+        configuration.set_directories(project_dir)
+    return configuration
+
+
+def _dynamo_plugin(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
+    """Return how models are compiled. Raises TrainError when it is said twice."""
+    if plugin is not None and backend is not None:
+        raise TrainError("give either dynamo_backend or dynamo_plugin, not both")
+    return plugin or TorchDynamoPlugin(backend=None if backend is None else str(backend))
+
+
+def _rng_types(names: Sequence[Any] | None) -> list[RNGType]:
+    """Return the generators to synchronise; by default the loaders' own. Raises TrainError on unknown names."""
+    if names is None:
+        return [RNGType.GENERATOR]
+    unknown = [name for name in names if str(name) not in RNGType.list()]
+    if unknown:
+        raise TrainError(f"unknown generator type {unknown[0]!r} in rng_types; choose among {RNGType.list()}")
+    return [RNGType(str(name)) for name in names]
+
+
+def _deepspeed_plugins(plugin: Any, plugins: Any) -> Any:
+    """Return the DeepSpeed plugin or plugins. Raises TrainError when both arguments are given."""
+    if plugin is not None and plugins is not None:
+        raise TrainError("give either deepspeed_plugin or deepspeed_plugins, not both")
+    return plugin if plugins is None else plugins

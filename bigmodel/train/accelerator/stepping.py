@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 
 from bigmodel.errors import TrainError
 from bigmodel.train.accelerator.base import AcceleratorCore
-from bigmodel.train.data.joining import uneven_batches
+from bigmodel.train.data.batch_shard import MapSource
+from bigmodel.train.data.loader import DataLoaderShard
 from bigmodel.train.handlers import AutocastKwargs, ProfileKwargs
-from bigmodel.train.precision import autocast_context
-from bigmodel.train.unwrapping import uncompiled
+from bigmodel.train.precision.mixed import autocast_context
+from bigmodel.train.wrappers import uncompiled
 
 
 class Stepping(AcceleratorCore):
@@ -144,3 +146,25 @@ class Stepping(AcceleratorCore):
 
 def _as_list(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
     return [parameters] if isinstance(parameters, Tensor) else list(parameters)
+
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def uneven_batches(loaders: Sequence[DataLoaderShard], even_batches: bool | None) -> Iterator[None]:
+    """Within the body, set whether loaders of map-style datasets fill up their last round; None changes nothing."""
+    changed = []
+    if even_batches is not None:
+        for loader in loaders:
+            source = loader.source
+            if isinstance(source, MapSource):
+                changed.append((source.shard, source.shard.even_batches))
+                source.shard.even_batches = even_batches
+            else:
+                logger.warning("even_batches has no effect on a loader of an iterable dataset")
+    try:
+        yield
+    finally:
+        for shard, before in changed:
+            shard.even_batches = before

@@ -1,18 +1,78 @@
-"""Which batch of sample indices each process reads, and how many of them are real.
+"""Map-style datasets: which batch of sample indices each process reads, and how many of its samples are real.
 
-Batches go round: with W processes, process r reads batches r, W + r, 2W + r, ... so that the processes' batches, put
-one after the other, are the sampler's own order. What is missing in the last round is filled with samples of the first
-one; how many samples of each batch are real is kept, so that metrics can count every sample once.
+Batches are dealt in rounds: of W processes, process r reads batches r, W + r, 2W + r, ... so that the processes'
+batches, concatenated, are the sampler's own order. An incomplete last round is filled with samples of the first one;
+the number of real samples in each batch is kept, so that metrics count every sample once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sized
 from itertools import cycle, islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from torch.utils.data import DataLoader
 
 from bigmodel.errors import TrainError
-from bigmodel.train.data.batch_stream import BatchStream, IndexBatch
+from bigmodel.train.data.steps import Step
+
+
+class IndexBatch(NamedTuple):
+    """One process's batch.
+
+    Attributes:
+        indices: what the data loader fetches; the first `real` of them are this process's own.
+        rows, real: how many indices, and how many are not repeated ones.
+        uneven: whether any process's batch of this round has repeated samples or another length.
+        total_real: real samples of all processes in this round.
+    """
+
+    indices: Any
+    rows: int
+    real: int
+    uneven: bool
+    total_real: int
+
+
+class BatchStream:
+    """One pass over a process's batches. Reads one batch of indices ahead, so that the last is known as such."""
+
+    def __init__(self, batches: Iterator[IndexBatch], skip: int, on_start: Callable[[], None] | None) -> None:
+        self._batches = batches
+        self._skip = skip
+        self._on_start = on_start
+        self._ahead: IndexBatch | None = None
+        self._started = False
+        self.notes: deque[IndexBatch] = deque()
+        self.produced = 0
+
+    def start(self) -> None:
+        """Draw the order of this pass, unless it is drawn."""
+        if self._started:
+            return
+        self._started = True
+        if self._on_start is not None:
+            self._on_start()
+        self._ahead = next(islice(self._batches, self._skip, None), None)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether there is no batch after those produced."""
+        return self._started and self._ahead is None
+
+    def __iter__(self) -> BatchStream:
+        return self
+
+    def __next__(self) -> Any:
+        self.start()
+        current = self._ahead
+        if current is None:
+            raise StopIteration
+        self._ahead = next(self._batches, None)
+        self.produced += 1
+        self.notes.append(current._replace(indices=None))
+        return current.indices
 
 
 class BatchSource(Protocol):
@@ -163,3 +223,39 @@ def _length(batch: Any) -> int:
 def _whole(batch: Any) -> IndexBatch:
     rows = _length(batch)
     return IndexBatch(batch, rows, rows, False, rows)
+
+
+class MapSource:
+    """A map-style dataset read through a `BatchSamplerShard`.
+
+    The end is known from the indices, so without workers no batch is fetched before the loop asks for it: random
+    transforms draw exactly when they would in a loop without this library.
+    """
+
+    def __init__(self, base: DataLoader[Any], shard: BatchSamplerShard) -> None:
+        self.base, self.shard = base, shard
+
+    @property
+    def runs_ahead(self) -> bool:
+        return self.base.num_workers > 0
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    def open(self, skip: int) -> Iterator[Step]:
+        self.shard.skip = skip
+        try:
+            iterator = iter(self.base)
+            stream = self.shard.latest
+            assert stream is not None
+            stream.start()
+        finally:
+            self.shard.skip = 0
+        return _with_notes(iterator, stream)
+
+
+def _with_notes(batches: Iterator[Any], stream: BatchStream) -> Iterator[Step]:
+    for given, batch in enumerate(batches, 1):
+        _, rows, real, uneven, total_real = stream.notes.popleft()
+        last = stream.exhausted and given == stream.produced
+        yield Step(batch, last, uneven, rows, real, total_real)

@@ -1,15 +1,15 @@
-"""What a data loader knows of each batch, and where batches of a map-style dataset come from."""
+"""A batch together with what is known of it, and copying batches to the device, one ahead of the compute."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch.utils.data import DataLoader
 
-from bigmodel.train.data.batch_shard import BatchSamplerShard
-from bigmodel.train.data.batch_stream import BatchStream
-from bigmodel.train.operations.nested import find_batch_size
+from bigmodel.devices import copy_stream
+from bigmodel.train.operations.nested import find_batch_size, find_tensors, send_to_device
 
 
 class Step(NamedTuple):
@@ -50,42 +50,6 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
 
-class MapSource:
-    """A map-style dataset read through a `BatchSamplerShard`.
-
-    The end is known from the indices, so without workers no batch is fetched before the loop asks for it: random
-    transforms draw exactly when they would in a loop without this library.
-    """
-
-    def __init__(self, base: DataLoader[Any], shard: BatchSamplerShard) -> None:
-        self.base, self.shard = base, shard
-
-    @property
-    def runs_ahead(self) -> bool:
-        return self.base.num_workers > 0
-
-    def __len__(self) -> int:
-        return len(self.shard)
-
-    def open(self, skip: int) -> Iterator[Step]:
-        self.shard.skip = skip
-        try:
-            iterator = iter(self.base)
-            stream = self.shard.latest
-            assert stream is not None
-            stream.start()
-        finally:
-            self.shard.skip = 0
-        return _with_notes(iterator, stream)
-
-
-def _with_notes(batches: Iterator[Any], stream: BatchStream) -> Iterator[Step]:
-    for given, batch in enumerate(batches, 1):
-        _, rows, real, uneven, total_real = stream.notes.popleft()
-        last = stream.exhausted and given == stream.produced
-        yield Step(batch, last, uneven, rows, real, total_real)
-
-
 def real_rows(step: Step, length: int) -> int:
     """Return how many of `length` rows computed from this step's batch belong to own samples.
 
@@ -96,3 +60,44 @@ def real_rows(step: Step, length: int) -> int:
     if not step.uneven or rows == step.real or rows == 0 or length % rows:
         return length
     return length // rows * step.real
+
+
+def move_each(steps: Iterator[Step], device: torch.device, non_blocking: bool) -> Iterator[Step]:
+    """Yield the steps with their batches on `device`, each copied when it is asked for."""
+    for step in steps:
+        yield step._replace(batch=send_to_device(step.batch, device, non_blocking=non_blocking))
+
+
+def move_ahead(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
+    """Yield the steps with their batches on `device`; the next one is being copied beside the compute."""
+    stream = copy_stream(device)
+
+    def begin(step: Step) -> tuple[list[Step], Any]:
+        moved: list[Step] = []
+        event = stream.submit(
+            lambda: moved.append(step._replace(batch=send_to_device(step.batch, device, non_blocking=True)))
+        )
+        return moved, event
+
+    following = next(steps, None)
+    pending = begin(following) if following is not None else None
+    try:
+        while pending is not None:
+            current, following = pending, next(steps, None)
+            pending = begin(following) if following is not None else None
+            moved, event = current
+            event.wait()
+            _keep_until_used(moved[0].batch, device)
+            yield moved[0]
+    finally:
+        if pending is not None:
+            pending[1].synchronize()
+
+
+def _keep_until_used(batch: Any, device: torch.device) -> None:
+    """Tell the allocator that the compute stream uses what was allocated on the copy stream."""
+    if device.type in ("cuda", "xpu"):
+        current = torch.get_device_module(device.type).current_stream(device)
+        for tensor in find_tensors(batch):
+            if tensor.device.type == device.type:
+                tensor.record_stream(current)

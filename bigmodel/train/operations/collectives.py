@@ -1,17 +1,94 @@
-"""Operations on tensors and objects across processes. With one process each gives back what it was given, or a copy."""
+"""Collective operations on nested tensors and objects. With one process, each returns its input or a copy.
+
+In debug mode (ACCELERATE_DEBUG_MODE) shapes and dtypes are compared across processes before tensors are exchanged.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from bigmodel.errors import TrainError
-from bigmodel.train.operations.checks import verify_operation
 from bigmodel.train.operations.nested import recursively_apply
 from bigmodel.train.state.partial import PartialState
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class DistributedOperationException(TrainError):
+    """The processes called one collective operation with tensors that do not fit together."""
+
+
+def verify_operation(function: F) -> F:
+    """In debug mode, compare shapes and dtypes across processes before `function(tensor, ...)` runs."""
+
+    @wraps(function)
+    def verified(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        state = PartialState()
+        if state.debug and state.use_distributed:
+            _compare(function.__name__, tensor, state)
+        return function(tensor, *args, **kwargs)
+
+    return verified  # type: ignore[return-value]
+
+
+def _compare(name: str, tensor: Any, state: PartialState) -> None:
+    mine = repr(recursively_apply(lambda leaf: (list(leaf.shape), str(leaf.dtype), leaf.device.type), tensor))
+    everyone: list[Any] = [None] * state.num_processes
+    dist.all_gather_object(everyone, mine)
+    if len(set(everyone)) > 1:
+        listing = "\n".join(f"  process {rank}: {shapes}" for rank, shapes in enumerate(everyone))
+        raise DistributedOperationException(
+            f"{name} was called with tensors that differ between processes:\n{listing}\n"
+            "Make them equal first, for example with pad_across_processes"
+        )
+
+
+def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+    """Pad every tensor along `dim` to the largest size there is on any process.
+
+    Args:
+        tensor: nested tensors, of the same shapes on every process but for `dim`.
+        dim: the dimension; tensors with fewer dimensions are left as they are.
+        pad_index: the value to pad with.
+        pad_first: pad at the beginning.
+    """
+    if not PartialState().use_distributed:
+        return tensor
+    return recursively_apply(_pad_one, tensor, dim, pad_index, pad_first, error_on_other_type=True)
+
+
+def _pad_one(tensor: Tensor, dim: int, pad_index: int, pad_first: bool) -> Tensor:
+    if dim >= tensor.ndim or dim < -tensor.ndim:
+        return tensor
+    size = tensor.shape[dim]
+    largest = int(gather(torch.tensor([size], device=tensor.device)).max())
+    if largest == size:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = largest
+    padded = tensor.new_full(shape, pad_index)
+    padded.narrow(dim, largest - size if pad_first else 0, size).copy_(tensor)
+    return padded
+
+
+def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
+    """Repeat the last row of tensors of length `batch_size` until the length divides by `num_processes`."""
+    missing = -batch_size % num_processes
+
+    def pad(value: Tensor) -> Tensor:
+        if missing == 0 or dim >= value.ndim or value.shape[dim] != batch_size:
+            return value
+        last = value.narrow(dim, batch_size - 1, 1)
+        return torch.cat([value, *[last] * missing], dim=dim)
+
+    return recursively_apply(pad, tensor, error_on_other_type=True)
+
 
 # torch 2.13 renamed it.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

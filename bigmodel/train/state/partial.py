@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from bigmodel.errors import TrainError
 from bigmodel.train import environment
-from bigmodel.train.state.forking import keep_garbage_from_forks
-from bigmodel.train.state.leaving import finish_at_exit
 from bigmodel.train.state.process_group import (
     ProcessNumbers,
     change_timeout,
     choose_device,
+    finish_at_exit,
+    keep_garbage_from_forks,
     launched_numbers,
     make_process_group,
 )

@@ -1,10 +1,20 @@
-"""Which process this is, on which device, and how it speaks with the others."""
+"""The process group: which process this is, on which device, how it joins the others, and how it leaves them.
+
+Two hazards of gloo's threads are handled here. A forked child (a data-loader worker, `Dataset.map`) has the group's
+objects without its threads: if the child's garbage collector destroyed the group, the destructor would wait forever.
+At the end of Python, gloo's threads may still hold tensors of finished collectives (see `native_threads`), and PyTorch
+does not wait for them while anything, such as a DistributedDataParallel model, refers to the group.
+"""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,8 +25,58 @@ from torch.distributed.constants import default_pg_timeout
 from bigmodel.devices import accelerators
 from bigmodel.errors import TrainError
 from bigmodel.train import environment
-from bigmodel.train.state.forking import keep_garbage_from_forks
-from bigmodel.train.state.leaving import leave_at_exit
+
+from ...devices.native_threads import let_threads_finish
+
+
+@cache
+def keep_garbage_from_forks() -> None:
+    """From now on, let no forked child collect what this process had at the fork. Its own garbage, it still does."""
+    register = getattr(os, "register_at_fork", None)
+    if register is not None:
+        register(before=_freeze, after_in_parent=_unfreeze)
+
+
+_frozen_before = 0
+
+
+def _freeze() -> None:
+    global _frozen_before
+    _frozen_before = gc.get_freeze_count()
+    gc.freeze()
+
+
+def _unfreeze() -> None:
+    if _frozen_before == 0:  # else the program keeps objects frozen itself, which cannot be told apart
+        gc.unfreeze()
+
+
+def leave_at_exit() -> None:
+    """When Python ends, leave the process group, if this process is still in one, and let its threads end their work.
+
+    To be called once the group exists: what is registered last is run first.
+    """
+    atexit.unregister(_leave)
+    atexit.register(_leave)
+
+
+def finish_at_exit() -> None:
+    """Let the threads of a group that somebody else made end their work when Python ends."""
+    atexit.unregister(_let_gloo_finish)
+    atexit.register(_let_gloo_finish)
+
+
+def _leave() -> None:
+    """A process that ends by an error leaves without a word: others may be waiting for it, and it for them."""
+    if dist.is_initialized() and getattr(sys, "last_type", None) is None:
+        gc.collect()
+        dist.destroy_process_group()
+    _let_gloo_finish()
+
+
+def _let_gloo_finish() -> None:
+    let_threads_finish("pt_gloo_runloop")
+
 
 _RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 _WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")

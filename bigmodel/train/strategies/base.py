@@ -1,14 +1,14 @@
-"""The one face of every way to train on one or several processes.
+"""The interface of every strategy: how one or several processes train a model.
 
-The Accelerator never asks which strategy it has; it calls these methods. `SingleProcess` is the trivial
-implementation, `DistributedDataParallel` wraps PyTorch's, and FSDP2, DeepSpeed and tensor parallelism are others.
+The Accelerator does not ask which strategy it has; it calls these methods. `SingleProcess` is the trivial
+implementation; `DistributedDataParallel`, FSDP2, DeepSpeed and tensor parallelism override what differs.
 
-The walk of one `Accelerator.prepare(*objects)`:
+`Accelerator.prepare(*objects)` calls them in this order:
 
-1. `prepare_together(objects)` may prepare several of the objects as one (FSDP2 and DeepSpeed must see the optimizer
-   beside its model); it answers the positions it has prepared.
-2. The models not yet prepared go through `prepare_model`.
-3. Every optimizer is wrapped in an `AcceleratedOptimizer`, which calls `optimizer_step` and `zero_grad` below;
+1. `prepare_together(objects)` may prepare several of the objects as one (FSDP2 and DeepSpeed need the optimizer
+   together with its model); it returns the prepared objects by position.
+2. The remaining models go through `prepare_model`.
+3. Every optimizer is wrapped in an `AcceleratedOptimizer`, which calls `optimizer_step` and `zero_grad`;
    schedulers are wrapped in an `AcceleratedScheduler`.
 """
 
@@ -18,6 +18,8 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,9 +27,66 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bigmodel.train.scaling import LossScaler
-from bigmodel.train.strategies.settings import StrategySettings
+from bigmodel.train.precision.scaling import LossScaler
 from bigmodel.train.types import DistributedType
+
+
+@dataclass(frozen=True)
+class StrategySettings:
+    """One run, as its strategy sees it.
+
+    Attributes:
+        device: the device of this process.
+        num_processes: ranks in the job; `process_index` and `local_process_index` are this process's numbers.
+        mixed_precision: "no", "fp16", "bf16" or "fp8".
+        gradient_accumulation_steps: backward passes to one optimizer step when the strategy was made.
+        plugin: the plugin of the strategy (`FullyShardedDataParallelPlugin`, `DeepSpeedPlugin`, ...), or None.
+        parallelism_config: the `ParallelismConfig` given to the Accelerator, or None.
+        device_mesh: the mesh built from it, or None.
+        handlers: the `kwargs_handlers` given to the Accelerator, by class.
+    """
+
+    device: torch.device
+    num_processes: int = 1
+    process_index: int = 0
+    local_process_index: int = 0
+    mixed_precision: str = "no"
+    gradient_accumulation_steps: int = 1
+    plugin: Any = None
+    parallelism_config: Any = None
+    device_mesh: Any = None
+    handlers: dict[type, Any] = field(default_factory=dict)
+
+
+STRATEGIES: dict[DistributedType, str] = {
+    DistributedType.NO: "bigmodel.train.strategies.single:SingleProcess",
+    DistributedType.MULTI_CPU: "bigmodel.train.strategies.ddp:DistributedDataParallel",
+    DistributedType.MULTI_GPU: "bigmodel.train.strategies.ddp:DistributedDataParallel",
+    DistributedType.FSDP: "bigmodel.train.strategies.sharded.fsdp:FullyShardedDataParallel",
+    DistributedType.DEEPSPEED: "bigmodel.train.strategies.deepspeed.strategy:DeepSpeed",
+    DistributedType.TP: "bigmodel.train.strategies.sharded.tensor_parallel:TensorParallel",
+}
+
+
+def make_strategy(distributed_type: DistributedType, settings: StrategySettings) -> Strategy:
+    """Return the strategy for `distributed_type`, made with `settings`."""
+    strategy: Strategy = load(STRATEGIES[distributed_type])(settings)
+    return strategy
+
+
+PLUGINS: dict[DistributedType, str] = {
+    DistributedType.FSDP: "bigmodel.train.strategies.sharded.fsdp_plugin:FullyShardedDataParallelPlugin",
+    DistributedType.DEEPSPEED: "bigmodel.train.strategies.deepspeed.plugin:DeepSpeedPlugin",
+}
+"""The plugin that configures a strategy; made without arguments it reads the launcher's variables."""
+
+PARALLELISM_CONFIG = "bigmodel.train.strategies.sharded.parallelism:ParallelismConfig"
+
+
+def load(name: str) -> Any:
+    """Import what "module:attribute" names."""
+    module_name, attribute = name.split(":")
+    return getattr(import_module(module_name), attribute)
 
 
 class Strategy(ABC):

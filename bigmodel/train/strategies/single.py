@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.optim import Optimizer
 
-from bigmodel.train.files.objects import load_object, numbered, save_object
-from bigmodel.train.files.weights import load_into, save_weights
+from bigmodel.train.checkpoint_files import load_into, load_object, numbered, save_object, save_weights
 from bigmodel.train.strategies.base import Strategy
 from bigmodel.train.types import DistributedType
 

@@ -10,13 +10,13 @@ from typing import Any
 
 from bigmodel.errors import TrainError
 
-from .aim import AimTracker
 from .base import GeneralTracker
-from .clearml import ClearMLTracker
-from .comet import CometMLTracker
-from .dvclive import DVCLiveTracker
 from .mlflow import MLflowTracker
-from .swanlab import SwanLabTracker
+from .more.aim import AimTracker
+from .more.clearml import ClearMLTracker
+from .more.comet import CometMLTracker
+from .more.dvclive import DVCLiveTracker
+from .more.swanlab import SwanLabTracker
 from .tensorboard import TensorBoardTracker
 from .trackio import TrackioTracker
 from .wandb import WandBTracker

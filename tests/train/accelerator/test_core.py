@@ -1,4 +1,7 @@
-"""The Accelerator's constructor, and whole training runs."""
+"""The Accelerator's constructor, and whole training runs.
+
+The constructor's arguments, read.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,8 @@ from bigmodel.train import (
     GradientAccumulationPlugin,
     GradScalerKwargs,
     ProjectConfiguration,
+    RNGType,
+    TorchDynamoPlugin,
 )
 from tests.train.accelerator.models import Run
 from tests.train.multiprocess import fresh_states, on_ranks
@@ -176,3 +181,44 @@ def test_an_overflowing_step_is_skipped_reported_and_not_scheduled() -> None:
 
 def test_it_describes_itself() -> None:
     assert "Num processes: 1" in repr(Accelerator())
+
+
+def test_handlers_are_found_by_their_class() -> None:
+    autocast, scaler = AutocastKwargs(), GradScalerKwargs()
+    accelerator = Accelerator(kwargs_handlers=[autocast, scaler])
+    assert accelerator.handlers == {AutocastKwargs: autocast, GradScalerKwargs: scaler}
+    assert accelerator.autocast_handler is autocast
+
+
+def test_the_launcher_s_accumulation_steps_override_the_argument_but_not_a_plugin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Accelerator(gradient_accumulation_steps=3).gradient_accumulation_steps == 3
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "5")
+    assert Accelerator(gradient_accumulation_steps=3).gradient_accumulation_steps == 5
+    plugin = GradientAccumulationPlugin(num_steps=2)
+    assert Accelerator(gradient_accumulation_plugin=plugin).gradient_state.plugin is plugin
+    assert Accelerator(gradient_accumulation_plugin=GradientAccumulationPlugin()).gradient_accumulation_steps == 1
+
+
+def test_the_deprecated_argument_split_batches_sets_the_loader_configuration() -> None:
+    assert Accelerator(split_batches=True).split_batches
+    given = DataLoaderConfiguration(split_batches=True)
+    assert Accelerator(dataloader_config=given).dataloader_config is given
+
+
+def test_a_project_s_own_folder_wins_over_the_argument() -> None:
+    assert Accelerator(project_config=ProjectConfiguration("own"), project_dir="other").project_dir == "own"
+    assert Accelerator(project_config=ProjectConfiguration(), project_dir="other").project_dir == "other"
+
+
+def test_generators_are_known_by_name() -> None:
+    assert Accelerator().rng_types == [RNGType.GENERATOR]
+    assert Accelerator(rng_types=["torch", RNGType.CUDA]).rng_types == [RNGType.TORCH, RNGType.CUDA]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"dynamo_backend": "eager"}, {"dynamo_plugin": TorchDynamoPlugin(backend="eager")}]
+)
+def test_compilation_is_configured_by_name_or_plugin(arguments: dict[str, Any]) -> None:
+    assert Accelerator(**arguments).state.dynamo_plugin.backend == "eager"

@@ -1,9 +1,15 @@
-"""prepare: anything, in any order."""
+"""prepare: anything, in any order.
+
+prepare: models, wrapped for the run and unwrapped again.
+
+Telling what is given to `prepare`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import permutations
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from bigmodel.errors import TrainError
 from bigmodel.train import AcceleratedOptimizer, AcceleratedScheduler, Accelerator, DataLoaderShard
+from bigmodel.train.accelerator.preparing import ORDER, is_loader, is_model, is_optimizer, is_scheduler, those
 from tests.train.multiprocess import on_ranks
 
 
@@ -137,3 +144,78 @@ def test_a_sampler_of_one_s_own_may_be_changed_between_passes(batched: bool) -> 
     first = torch.cat(list(loader)).tolist()
     order.reverse = True
     assert (first, torch.cat(list(loader)).tolist()) == ([0, 1, 2, 3], [3, 2, 1, 0])
+
+
+def test_unwrapping_gives_the_model_back_with_or_without_its_wrappers() -> None:
+    accelerator = Accelerator(mixed_precision="bf16", dynamo_backend="eager")
+    bare = nn.Linear(2, 2)
+    model = accelerator.prepare(bare)
+    assert accelerator.unwrap_model(model) is model
+    assert accelerator.unwrap_model(model, keep_torch_compile=False) is bare
+    assert "forward" in bare.__dict__
+    accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+    assert "forward" not in bare.__dict__
+
+
+def test_a_dispatched_model_is_found() -> None:
+    accelerator = Accelerator()
+    model = nn.Sequential(nn.Linear(1, 1))
+    assert not accelerator.verify_device_map(model)
+    model[0].hf_device_map = {"a": 0, "b": "cpu"}
+    assert accelerator.verify_device_map(model)
+
+
+@on_ranks
+def test_two_processes_wrap_models_that_train() -> None:
+    accelerator = Accelerator()
+    bare = nn.Linear(2, 2)
+    model = accelerator.prepare(bare)
+    assert isinstance(model, nn.parallel.DistributedDataParallel)
+    assert accelerator.unwrap_model(model) is bare
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    assert accelerator.prepare(frozen) is frozen
+    other = nn.Linear(2, 2)
+    assert accelerator.prepare_model(other, evaluation_mode=True) is other
+
+
+@on_ranks
+def test_a_dispatched_model_cannot_be_shared_by_processes() -> None:
+    model = nn.Linear(1, 1)
+    model.hf_device_map = {"a": 0, "b": 1}
+    with pytest.raises(TrainError, match="dispatched over several devices"):
+        Accelerator().prepare(model)
+
+
+class OwnSchedule:
+    """A scheduler by its methods alone."""
+
+    def step(self) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def get_last_lr(self) -> list[float]:
+        return [0.1]
+
+
+def test_every_object_is_of_one_kind() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    loader: Any = DataLoader([1])
+    kinds = (is_model, is_optimizer, is_scheduler, is_loader)
+    for number, obj in enumerate((model, optimizer, schedule, loader)):
+        assert [kind(obj) for kind in kinds] == [number == other for other in range(4)]
+    assert is_scheduler(OwnSchedule())
+    assert not any(kind(3) for kind in kinds)
+    assert those(nn.Module, [model, None, optimizer]) == [model]
+    assert [next(n for n, kind in enumerate(ORDER) if kind(obj)) for obj in (loader, model, optimizer)] == [0, 1, 2]
+
+
+def test_a_prepared_scheduler_is_not_taken_for_a_bare_one() -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    prepared = Accelerator().prepare(torch.optim.lr_scheduler.ConstantLR(optimizer))
+    assert not is_scheduler(prepared)

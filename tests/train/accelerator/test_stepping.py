@@ -1,8 +1,12 @@
-"""Accumulation, clipping, autocast, profiling."""
+"""Accumulation, clipping, autocast, profiling.
+
+Rounds that are not filled up, for a while.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bigmodel.errors import TrainError
 from bigmodel.train import (
@@ -20,7 +24,9 @@ from bigmodel.train import (
     GradScalerKwargs,
     PartialState,
     ProfileKwargs,
+    prepare_data_loader,
 )
+from bigmodel.train.accelerator.stepping import uneven_batches
 from bigmodel.train.operations.collectives import gather, gather_object
 from tests.train.multiprocess import fresh_states, on_ranks
 
@@ -202,3 +208,23 @@ def test_both_processes_clip_by_one_norm() -> None:
     accelerator.backward(model(torch.tensor([[PartialState().process_index * 8.0]])).sum())
     norm = accelerator.clip_grad_norm_(model.parameters(), math.inf)
     assert gather(norm).tolist() == [4.0, 4.0]
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self):
+        return iter(range(3))
+
+
+def test_a_loader_is_as_it_was_afterwards_also_after_an_error() -> None:
+    loader = prepare_data_loader(DataLoader(TensorDataset(torch.arange(5)), batch_size=2), None, 2, 1)
+    with pytest.raises(ValueError, match="stop"), uneven_batches([loader], False):
+        assert [len(batch[0]) for batch in loader] == [2]
+        raise ValueError("stop")
+    assert [len(batch[0]) for batch in loader] == [2, 2]
+    with uneven_batches([loader], None):
+        assert len(list(loader)) == 2
+
+
+def test_loaders_of_streams_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING), uneven_batches([prepare_data_loader(DataLoader(Numbers()))], False):
+        assert "has no effect on a loader of an iterable dataset" in caplog.text

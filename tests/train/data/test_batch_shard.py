@@ -1,16 +1,22 @@
-"""BatchSamplerShard: the processes' real samples, put together, are the sampler's, in its order."""
+"""BatchSamplerShard: the processes' real samples, put together, are the sampler's, in its order.
+
+A pass over batches of indices knows its last batch when it gives it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 from bigmodel.errors import TrainError
 from bigmodel.train import BatchSamplerShard
+from bigmodel.train.data.batch_shard import BatchStream, IndexBatch, MapSource
 
 
 def read(shard: BatchSamplerShard) -> list[tuple[list[int], int, bool]]:
@@ -116,3 +122,55 @@ def test_a_batch_that_does_not_divide_is_refused() -> None:
 def test_splitting_batches_of_unknown_size_is_refused() -> None:
     with pytest.raises(TrainError, match="batch_size"):
         BatchSamplerShard([[0, 1], [2]], 2, 0, split_batches=True)
+
+
+def batches(count: int) -> Iterator[IndexBatch]:
+    return (IndexBatch([number], 1, 1, False, 1) for number in range(count))
+
+
+def test_the_last_batch_is_known_as_such() -> None:
+    stream = BatchStream(batches(3), 0, None)
+    assert [(batch, stream.exhausted) for batch in stream] == [([0], False), ([1], False), ([2], True)]
+    assert stream.produced == 3
+
+
+def test_batches_are_skipped_and_an_empty_pass_ends_at_once() -> None:
+    assert list(BatchStream(batches(3), 2, None)) == [[2]]
+    for stream in (BatchStream(batches(3), 5, None), BatchStream(batches(0), 0, None)):
+        assert not stream.exhausted  # nothing is read before the pass starts
+        assert list(stream) == []
+        assert stream.exhausted
+
+
+def test_the_order_is_drawn_once_when_the_pass_starts() -> None:
+    drawn: list[str] = []
+    stream = BatchStream(batches(2), 0, lambda: drawn.append("now"))
+    assert drawn == []
+    stream.start()
+    assert list(stream) == [[0], [1]]
+    assert drawn == ["now"]
+
+
+def test_what_is_known_of_each_batch_waits_to_be_read_in_order() -> None:
+    stream = BatchStream(iter([IndexBatch([4, 5], 2, 1, True, 3)]), 0, None)
+    list(stream)
+    assert list(stream.notes) == [IndexBatch(None, 2, 1, True, 3)]
+
+
+def source(index: int) -> MapSource:
+    loader = DataLoader(TensorDataset(torch.arange(7)), batch_size=2)
+    shard = BatchSamplerShard(loader.batch_sampler, 2, index)
+    return MapSource(DataLoader(loader.dataset, batch_sampler=shard), shard)
+
+
+def test_the_last_batch_is_known_as_such_and_its_own_samples_are_counted() -> None:
+    steps = [list(source(index).open(0)) for index in range(2)]
+    assert [[step.last for step in own] for own in steps] == [[False, True]] * 2
+    assert [[step.real if step.uneven else 2 for step in own] for own in steps] == [[2, 2], [2, 1]]
+    assert {own[-1].total_real for own in steps} == {3}
+
+
+def test_batches_are_skipped_without_being_read() -> None:
+    (step,) = source(0).open(1)
+    assert step.batch[0].tolist() == [4, 5]
+    assert len(source(0)) == 2

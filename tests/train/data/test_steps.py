@@ -1,13 +1,18 @@
-"""What is known of each batch, and how many of its rows count."""
+"""What is known of each batch, and how many of its rows count.
+
+Batches reach the device, one ahead of the compute.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
-from bigmodel.train.data.batch_shard import BatchSamplerShard
-from bigmodel.train.data.steps import MapSource, Step, real_rows
+from bigmodel.train import prepare_data_loader
+from bigmodel.train.data.steps import Step, move_ahead, move_each, real_rows
 
 
 @pytest.mark.parametrize(
@@ -24,20 +29,51 @@ def test_repeated_samples_do_not_count(uneven: bool, rows: int, real: int, lengt
     assert real_rows(Step(torch.zeros(4), False, uneven, rows, real), length) == expected
 
 
-def source(index: int) -> MapSource:
-    loader = DataLoader(TensorDataset(torch.arange(7)), batch_size=2)
-    shard = BatchSamplerShard(loader.batch_sampler, 2, index)
-    return MapSource(DataLoader(loader.dataset, batch_sampler=shard), shard)
+DEVICE = "virtual:0"
 
 
-def test_the_last_batch_is_known_as_such_and_its_own_samples_are_counted() -> None:
-    steps = [list(source(index).open(0)) for index in range(2)]
-    assert [[step.last for step in own] for own in steps] == [[False, True]] * 2
-    assert [[step.real if step.uneven else 2 for step in own] for own in steps] == [[2, 2], [2, 1]]
-    assert {own[-1].total_real for own in steps} == {3}
+def counted(read: list[int], length: int = 4) -> Iterator[Step]:
+    for number in range(length):
+        read.append(number)
+        yield Step({"x": torch.full((2,), number)}, last=number == length - 1)
 
 
-def test_batches_are_skipped_without_being_read() -> None:
-    (step,) = source(0).open(1)
-    assert step.batch[0].tolist() == [4, 5]
-    assert len(source(0)) == 2
+@pytest.mark.usefixtures("accelerators")
+def test_the_next_batch_is_read_while_one_is_computed_with() -> None:
+    read: list[int] = []
+    for number, step in enumerate(move_ahead(counted(read), torch.device(DEVICE))):
+        assert read == list(range(min(number + 2, 4)))
+        assert step.batch["x"].device == torch.device(DEVICE)
+        assert step.batch["x"].cpu().tolist() == [number, number]
+        assert step.last == (number == 3)
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_without_reading_ahead_each_batch_is_moved_when_it_is_asked_for() -> None:
+    read: list[int] = []
+    for number, step in enumerate(move_each(counted(read), torch.device(DEVICE), non_blocking=False)):
+        assert read == list(range(number + 1))
+        assert step.batch["x"].device == torch.device(DEVICE)
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_prepared_loader_gives_batches_on_its_device(workers: int) -> None:
+    loader = DataLoader(range(5), batch_size=2, num_workers=workers)
+    prepared = prepare_data_loader(loader, torch.device(DEVICE), put_on_device=True)
+    batches = [(batch.device, batch.cpu().tolist(), prepared.end_of_dataloader) for batch in prepared]
+    assert batches == [
+        (torch.device(DEVICE), [0, 1], False),
+        (torch.device(DEVICE), [2, 3], False),
+        (torch.device(DEVICE), [4], True),
+    ]
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_an_error_while_reading_ahead_comes_out() -> None:
+    def failing() -> Iterator[Step]:
+        yield Step(torch.zeros(1), False)
+        raise OSError("disk gone")
+
+    with pytest.raises(OSError, match="disk gone"):
+        list(move_ahead(failing(), torch.device(DEVICE)))

@@ -1,7 +1,13 @@
-"""Numbers from the launcher, and the device they lead to."""
+"""Numbers from the launcher, and the device they lead to.
+
+Workers of data loaders beside a process group.
+
+A process ends with its own exit code, whatever gloo's threads are doing at that moment.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -66,3 +72,95 @@ def test_processes_that_torchrun_starts_anew_meet_each_other_and_not_the_dead(tm
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["attempt 1: 2.0"] * 2
+
+
+# A group that nobody can reach any more is garbage that only the collector finds, here in the worker.
+FORKING = """
+import gc
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+from bigmodel.train import Accelerator, PartialState
+
+class Collecting:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        gc.collect()
+        return index
+
+gc.disable()
+PartialState(cpu=True).need_process_group()
+garbage = [dist.group.WORLD]
+garbage.append(garbage)
+del garbage
+PartialState().destroy_process_group()
+loader = DataLoader(Collecting(), batch_size=2, num_workers=1, timeout=20)
+print([batch.tolist() for batch in PREPARED])
+print(gc.get_freeze_count())
+"""
+
+
+@pytest.mark.parametrize("prepared", ["loader", "Accelerator(cpu=True).prepare(loader)"], ids=["bare", "prepared"])
+def test_a_worker_does_not_wait_for_threads_that_it_does_not_have(prepared: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING.replace("PREPARED", prepared)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.stdout.split("\n")[:2] == ["[[0, 1], [2, 3]]", "0"], done.stderr
+
+
+# In each child, a thread of gloo waits for the interpreter's lock, which it needs to let go of tensors, when the
+# program's last line is done: the interpreter is not given up to it before. Something still refers to the group.
+LEAVING = """
+import json, os, sys, time
+import torch
+import torch.distributed as dist
+from bigmodel.train import Accelerator, PartialState
+
+def child(end):
+    global kept
+    state = PartialState(cpu=True)
+    state.need_process_group()
+    kept = dist.group.WORLD
+    accelerator = Accelerator(cpu=True)
+    sys.setswitchinterval(1000)
+    dist.all_reduce_coalesced([torch.ones(1 << 22), *torch.ones(200, 1)], async_op=True)
+    until = time.monotonic() + 0.1
+    while time.monotonic() < until:
+        pass
+    if end == "end_training":
+        accelerator.end_training()
+    elif end == "error":
+        raise ValueError("meant")
+    elif end == "exit 3":
+        sys.exit(3)
+
+def codes(ends):
+    running = {}
+    for end in ends:
+        pid = os.fork()
+        if pid == 0:
+            return end
+        running[end] = pid
+    codes = {end: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for end, pid in running.items()}
+    print(json.dumps(codes))
+
+end = codes(["nothing", "end_training", "error", "exit 3"])
+if end is not None:
+    child(end)
+"""
+
+
+def test_a_thread_that_is_not_done_does_not_abort_the_process() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING], env=environment, capture_output=True, text=True, timeout=90, check=True
+    )
+    assert json.loads(done.stdout) == {"nothing": 0, "end_training": 0, "error": 1, "exit 3": 3}, done.stderr
+    assert "terminate called" not in done.stderr

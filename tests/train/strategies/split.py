@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bigmodel.train import Accelerator
-from bigmodel.train.strategies.fsdp_plugin import FullyShardedDataParallelPlugin
-from bigmodel.train.strategies.parallelism import ParallelismConfig, TorchTensorParallelPlugin
+from bigmodel.train.strategies.sharded.fsdp_plugin import FullyShardedDataParallelPlugin
+from bigmodel.train.strategies.sharded.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 
 CONFIG = LlamaConfig(
     vocab_size=64,

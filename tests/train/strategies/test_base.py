@@ -1,7 +1,12 @@
-"""What every strategy does unless it says otherwise: one process that owns the whole model."""
+"""What every strategy does unless it says otherwise: one process that owns the whole model.
+
+Which strategy a kind of training uses, imported only when it is chosen.
+"""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from bigmodel.train.scaling import LossScaler
-from bigmodel.train.strategies.base import Strategy
-from bigmodel.train.strategies.settings import StrategySettings
+from bigmodel.train.precision.scaling import LossScaler
+from bigmodel.train.strategies.base import PARALLELISM_CONFIG, PLUGINS, STRATEGIES, Strategy, StrategySettings, load
+from bigmodel.train.types import DistributedType
 
 
 class Plain(Strategy):
@@ -86,3 +91,21 @@ def test_weights_that_every_rank_has_are_written_where_asked(tmp_path: Path) -> 
     plain(2).export_model(nn.Linear(1, 1), tmp_path / "not", "1GB", writes=False)
     assert [path.name for path in tmp_path.iterdir()] == ["asked"]
     assert load_file(tmp_path / "asked" / "model.safetensors").keys() == {"weight", "bias"}
+
+
+def test_every_kind_has_a_strategy_that_knows_its_kind() -> None:
+    assert set(STRATEGIES) == set(DistributedType)
+    for kind, name in STRATEGIES.items():
+        cls = load(name)
+        assert issubclass(cls, Strategy)
+        assert cls.distributed_type in (kind, DistributedType.MULTI_GPU)
+
+
+def test_plugins_can_be_made_without_arguments() -> None:
+    for name in (*PLUGINS.values(), PARALLELISM_CONFIG):
+        assert load(name)()
+
+
+def test_nothing_is_imported_before_it_is_chosen() -> None:
+    code = "import sys, bigmodel.train; sys.exit(any('strategies.fsdp' in m or 'deepspeed' in m for m in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

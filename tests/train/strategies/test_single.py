@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from bigmodel.train.strategies.selection import make_strategy
-from bigmodel.train.strategies.settings import StrategySettings
+from bigmodel.train.strategies.base import StrategySettings, make_strategy
 from bigmodel.train.strategies.single import SingleProcess
 from bigmodel.train.types import DistributedType
 

@@ -1,0 +1,106 @@
+"""Collective operations of the Accelerator: tensors, metrics, and a trigger that any process can set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bigmodel.train.accelerator.base import AcceleratorCore
+from bigmodel.train.data.loader import DataLoaderShard
+from bigmodel.train.operations.collectives import gather, gather_object, gather_uneven, pad_across_processes, reduce
+from bigmodel.train.operations.nested import find_tensors, honor_type, rebuild_mapping
+from bigmodel.train.state.gradient import GradientState
+from bigmodel.train.state.partial import PartialState
+
+
+class Exchange(AcceleratorCore):
+    """Operations across processes."""
+
+    _trigger: bool
+
+    def gather(self, tensor: Any) -> Any:
+        """Return every process's tensors concatenated along the first dimension."""
+        return gather(tensor)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather what was computed from the current batch, exactly one entry for each sample of the dataset.
+
+        See `bigmodel.train.accelerator.gathering.gather_for_metrics`.
+        """
+        return gather_for_metrics(input_data, use_gather_object)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the "sum" or "mean" over processes of every tensor, times `scale`."""
+        return reduce(tensor, reduction, scale)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """Pad tensors along `dim` to the largest size on any process."""
+        return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
+
+    def set_trigger(self) -> None:
+        """Raise this process's flag, to be seen by every process in `check_trigger`."""
+        self._trigger = True
+
+    def check_trigger(self) -> bool:
+        """Return whether any process raised its flag since the last check; all flags are lowered then.
+
+        Every process must call it.
+        """
+        raised = reduce(torch.tensor([int(self._trigger)], device=self.device), "sum")
+        if int(raised.item()) == 0:
+            return False
+        self._trigger = False
+        return True
+
+
+def gather_for_metrics(data: Any, use_gather_object: bool = False) -> Any:
+    """Return the data of all processes without that of repeated samples.
+
+    In the last, uneven, round each process cuts its own part before it is sent: tensors and lists whose length is the
+    batch's (or a multiple of it) lose their repeated samples; a scalar stays unless all its samples are repeated.
+
+    Args:
+        data: nested lists, tuples and dicts of tensors, and lists of other objects (strings, numbers, ...).
+        use_gather_object: treat `data` as one list of objects, whatever it holds, for example tensors of different
+            shapes. A tensor is the list of its rows.
+    """
+    if not PartialState().use_distributed:
+        return data
+    active = GradientState().active_dataloader
+    loader = active if isinstance(active, DataLoaderShard) and active.is_uneven else None
+    if use_gather_object:
+        return _gather_objects(data, loader)
+    return _gather(data, loader)
+
+
+def _gather(data: Any, loader: DataLoaderShard | None) -> Any:
+    if isinstance(data, Tensor):
+        return gather(data) if loader is None else gather_uneven(_own_rows(data, loader))
+    if isinstance(data, Mapping):
+        return rebuild_mapping(data, {key: _gather(value, loader) for key, value in data.items()})
+    if isinstance(data, (list, tuple)) and _holds_tensors(data):
+        return honor_type(data, [_gather(item, loader) for item in data])
+    return _gather_objects(data, loader)
+
+
+def _holds_tensors(data: Any) -> bool:
+    return next(iter(find_tensors(data)), None) is not None
+
+
+def _own_rows(tensor: Tensor, loader: DataLoaderShard) -> Tensor:
+    if tensor.ndim == 0:
+        return tensor.reshape(1)[: int(loader.has_real)]
+    return tensor[: loader.count_real(tensor.shape[0])]
+
+
+def _gather_objects(data: Any, loader: DataLoaderShard | None) -> Any:
+    if isinstance(data, Tensor) and data.ndim:
+        data = list(data)
+    if not isinstance(data, (list, tuple)):
+        own = [data] if loader is None or loader.has_real else []
+        return gather_object(own)
+    own = list(data) if loader is None else list(data[: loader.count_real(len(data))])
+    return gather_object(own)

@@ -1,0 +1,169 @@
+"""A DeepSpeed configuration, whose "auto" values are filled in later, and placeholders for objects it describes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from bigmodel.errors import TrainError
+
+AUTO = "auto"
+
+
+class DeepSpeedConfig:
+    """The content of a DeepSpeed configuration.
+
+    Args:
+        source: a dict, the path of a JSON file, or another object with a `config` dict.
+
+    Attributes:
+        config: the nested dict itself.
+
+    Raises:
+        TrainError: the file is missing or not JSON.
+    """
+
+    def __init__(self, source: Any) -> None:
+        if hasattr(source, "config"):
+            source = source.config
+        self.config: dict[str, Any] = copy.deepcopy(source) if isinstance(source, dict) else _read(Path(source))
+
+    def get_value(self, name: str, default: Any = None) -> Any:
+        """The value at "zero_optimization.stage", say; `default` when it is not there."""
+        node: Any = self.config
+        for key in name.split("."):
+            if not isinstance(node, dict) or key not in node:
+                return default
+            node = node[key]
+        return node
+
+    def set_value(self, name: str, value: Any) -> None:
+        """Set the value at a dotted name, making the dicts on the way."""
+        *way, last = name.split(".")
+        node = self.config
+        for key in way:
+            node = node.setdefault(key, {})
+        node[last] = value
+
+    def is_auto(self, name: str) -> bool:
+        """Whether the value waits to be filled in."""
+        return bool(self.get_value(name) == AUTO)
+
+    def is_true(self, name: str) -> bool:
+        """Whether the value is there and true."""
+        return bool(self.get_value(name)) and not self.is_auto(name)
+
+    def fill(self, name: str, value: Any) -> None:
+        """Replace "auto" at a dotted name; anything else stays."""
+        if self.is_auto(name):
+            self.set_value(name, value)
+
+    def autos(self) -> list[str]:
+        """Names of all values that are still "auto"."""
+        return [name for name, value in _leaves(self.config, "") if value == AUTO]
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage."""
+        stage = self.get_value("zero_optimization.stage", 0)
+        return 2 if stage == AUTO else int(stage)
+
+    def is_zero2(self) -> bool:
+        """Whether gradients are sharded and parameters are not."""
+        return self.stage == 2
+
+    def is_zero3(self) -> bool:
+        """Whether parameters are sharded."""
+        return self.stage == 3
+
+    def is_offload(self) -> bool:
+        """Whether optimizer state or parameters live in RAM or on disk."""
+        devices = [self.get_value(f"zero_optimization.offload_{what}.device") for what in ("optimizer", "param")]
+        return any(device in ("cpu", "nvme") for device in devices)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TrainError(f"the DeepSpeed configuration {path} does not exist") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise TrainError(f"the DeepSpeed configuration {path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise TrainError(f"the DeepSpeed configuration {path} must be a JSON object, not a {type(content).__name__}")
+    return content
+
+
+def _leaves(node: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in node.items():
+        if isinstance(value, dict):
+            found += _leaves(value, f"{prefix}{key}.")
+        else:
+            found.append((prefix + key, value))
+    return found
+
+
+class DummyOptim:
+    """Takes the optimizer's place in `prepare` when the DeepSpeed configuration has an `optimizer` section.
+
+    Args:
+        params: parameters or parameter groups.
+        lr, weight_decay: fill "auto" in that section; other keyword arguments do so under their own names.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None:
+        self.params = list(params)
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.kwargs = kwargs
+
+
+class DummyScheduler:
+    """Takes the scheduler's place in `prepare` when the DeepSpeed configuration has a `scheduler` section.
+
+    Args:
+        optimizer: the optimizer or its stand-in.
+        total_num_steps, warmup_num_steps: optimizer steps; fill "auto" in that section.
+        lr_scheduler_callable: makes the scheduler from the optimizer, instead of the section.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        total_num_steps: int | None = None,
+        warmup_num_steps: int = 0,
+        lr_scheduler_callable: Callable[[Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.optimizer = optimizer
+        self.total_num_steps = total_num_steps
+        self.warmup_num_steps = warmup_num_steps
+        self.lr_scheduler_callable = lr_scheduler_callable
+        self.kwargs = kwargs
+
+
+class EngineScheduler:
+    """A DeepSpeed engine's scheduler, which the engine steps by itself."""
+
+    def __init__(self, scheduler: Any, optimizer: Any) -> None:
+        self.scheduler = scheduler
+        self.optimizer = optimizer
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: the engine has stepped its scheduler with its optimizer."""
+
+    def get_last_lr(self) -> Any:
+        """Learning rates of the last step."""
+        return self.scheduler.get_last_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's state."""
+        return dict(self.scheduler.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.scheduler.load_state_dict(state)

@@ -1,0 +1,195 @@
+"""`DeepSpeedPlugin`: ZeRO stage, offload, and everything else a DeepSpeed configuration says."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from bigmodel.errors import TrainError
+from bigmodel.train import environment
+from bigmodel.train.strategies.deepspeed.config import AUTO, DeepSpeedConfig
+
+_PREFIX = "ACCELERATE_DEEPSPEED_"
+_ZERO = "zero_optimization"
+_DEVICES = ("none", "cpu", "nvme")
+
+# Where each field of the plugin lies in a DeepSpeed configuration.
+_PLACES = {
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_stage": f"{_ZERO}.stage",
+    "offload_optimizer_device": f"{_ZERO}.offload_optimizer.device",
+    "offload_param_device": f"{_ZERO}.offload_param.device",
+    "offload_optimizer_nvme_path": f"{_ZERO}.offload_optimizer.nvme_path",
+    "offload_param_nvme_path": f"{_ZERO}.offload_param.nvme_path",
+    "zero3_save_16bit_model": f"{_ZERO}.stage3_gather_16bit_weights_on_model_save",
+}
+
+
+@dataclass
+class DeepSpeedPlugin:
+    """Settings of DeepSpeed ZeRO. Fields left at None are read from the variables `bigmodel launch` sets.
+
+    Attributes:
+        hf_ds_config: a DeepSpeed configuration: a dict, the path of a JSON file, or a `DeepSpeedConfig`. Values of
+            "auto" in it are filled in from the fields below, the models and the data loaders.
+        gradient_accumulation_steps: backward passes to one step; "auto": as the Accelerator says.
+        gradient_clipping: largest norm of the gradients; "auto": as `clip_grad_norm_` is called.
+        zero_stage: 0 (plain data parallelism), 1 (optimizer state is sharded), 2 (gradients too), 3 (parameters too).
+        is_train_batch_min: of several data loaders the smallest batch size counts, else the largest.
+        offload_optimizer_device, offload_param_device: "none", "cpu" or "nvme".
+        offload_optimizer_nvme_path, offload_param_nvme_path: folders, with "nvme".
+        zero3_init_flag: `from_pretrained` of transformers shards parameters while it loads them (stage 3).
+        zero3_save_16bit_model: passed to DeepSpeed; saving through the Accelerator gathers weights in any case.
+        transformer_moe_cls_names: class names of mixture-of-experts blocks, comma separated, that are kept as one.
+
+    Raises:
+        TrainError: a value that is not understood.
+    """
+
+    hf_ds_config: Any = None
+    gradient_accumulation_steps: int | str | None = None
+    gradient_clipping: float | str | None = None
+    zero_stage: int | None = None
+    is_train_batch_min: bool = True
+    offload_optimizer_device: str | None = None
+    offload_param_device: str | None = None
+    offload_optimizer_nvme_path: str | None = None
+    offload_param_nvme_path: str | None = None
+    zero3_init_flag: bool | None = None
+    zero3_save_16bit_model: bool | None = None
+    transformer_moe_cls_names: str | None = None
+    enable_msamp: bool | None = None
+    msamp_opt_level: str | None = None
+    deepspeed_config: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.enable_msamp:
+            raise TrainError("MS-AMP is not supported; use mixed_precision='fp8' with FSDP, or 'bf16' with DeepSpeed")
+        given = self.hf_ds_config or os.environ.get(_PREFIX + "CONFIG_FILE") or None
+        self._read_environment(from_file=given not in (None, "none"))
+        self.hf_ds_config = DeepSpeedConfig({} if given in (None, "none") else given)
+        if given not in (None, "none") and _ZERO not in self.hf_ds_config.config:
+            raise TrainError("the DeepSpeed configuration has no zero_optimization section; say at least its stage")
+        self._merge()
+        self._check()
+        self.deepspeed_config = self.hf_ds_config.config
+        if self.zero3_init_flag is None:
+            self.zero3_init_flag = environment.flag(_PREFIX + "ZERO3_INIT", self.hf_ds_config.is_zero3())
+        self.zero3_init_flag = bool(self.zero3_init_flag and self.hf_ds_config.is_zero3())
+        if self.zero3_init_flag:
+            self._tell_transformers()
+
+    def get_value(self, name: str, default: Any = None) -> Any:
+        """The configuration's value at a dotted name."""
+        return self.hf_ds_config.get_value(name, default)
+
+    def is_auto(self, name: str) -> bool:
+        """Whether the configuration's value at a dotted name waits to be filled in."""
+        return bool(self.hf_ds_config.is_auto(name))
+
+    def set_mixed_precision(self, mixed_precision: str) -> None:
+        """Write the Accelerator's precision into the configuration.
+
+        Raises:
+            TrainError: the configuration asks for another one.
+        """
+        config: DeepSpeedConfig = self.hf_ds_config
+        wanted = {"fp16": mixed_precision == "fp16", "bf16": mixed_precision in ("bf16", "fp8")}
+        for name, on in wanted.items():
+            config.fill(f"{name}.enabled", on)
+            if mixed_precision == "no" and config.is_true(f"{name}.enabled"):
+                continue
+            if not on and config.is_true(f"{name}.enabled"):
+                raise TrainError(
+                    f"mixed_precision is {mixed_precision!r}, but the DeepSpeed configuration enables {name}; "
+                    "set it to 'auto' there"
+                )
+            if on:
+                config.set_value(f"{name}.enabled", True)
+        if wanted["fp16"] and config.get_value("fp16.auto_cast") is None:
+            config.set_value("fp16.auto_cast", True)
+
+    @contextmanager
+    def zero3_init_context_manager(self, enable: bool = False) -> Iterator[None]:
+        """Within it `from_pretrained` shards parameters while loading (True) or does not (False)."""
+        before = self.zero3_init_flag
+        self.zero3_init_flag = enable and self.hf_ds_config.is_zero3()
+        self._tell_transformers()
+        try:
+            yield
+        finally:
+            self.zero3_init_flag = before
+            self._tell_transformers()
+
+    def _read_environment(self, from_file: bool) -> None:
+        """Take what the launcher says. Beside a file's value only what was said counts, not the defaults."""
+        steps = os.environ.get(environment.GRADIENT_ACCUMULATION_STEPS)
+        if self.gradient_accumulation_steps is None and (steps or not from_file):
+            self.gradient_accumulation_steps = int(steps) if steps and steps.isdigit() else AUTO
+        clipping = os.environ.get("ACCELERATE_GRADIENT_CLIPPING")
+        if self.gradient_clipping is None and clipping and clipping not in (AUTO, "none"):
+            self.gradient_clipping = float(clipping)
+        if self.zero_stage is None and (not from_file or _PREFIX + "ZERO_STAGE" in os.environ):
+            self.zero_stage = environment.integer(_PREFIX + "ZERO_STAGE", 2)
+        for name in ("offload_optimizer", "offload_param"):
+            for what in ("device", "nvme_path"):
+                if getattr(self, f"{name}_{what}") is None:
+                    default = None if from_file or what == "nvme_path" else "none"
+                    setattr(self, f"{name}_{what}", os.environ.get(f"{_PREFIX}{name}_{what}".upper(), default))
+        if self.zero3_save_16bit_model is None and not from_file:
+            self.zero3_save_16bit_model = environment.flag(_PREFIX + "ZERO3_SAVE_16BIT_MODEL")
+        if self.transformer_moe_cls_names is None:
+            self.transformer_moe_cls_names = os.environ.get(_PREFIX + "MOE_LAYER_CLS_NAMES") or None
+
+    def _merge(self) -> None:
+        """Fields fill the configuration where it says nothing or "auto"; then it is read back into the fields."""
+        config: DeepSpeedConfig = self.hf_ds_config
+        for name, place in _PLACES.items():
+            value = getattr(self, name)
+            unset = config.get_value(place) in (None, AUTO)
+            if value is not None and value != AUTO and unset and not (name.endswith("_device") and value == "none"):
+                config.set_value(place, value)
+            elif config.is_auto(place) and value is None and name.startswith("offload"):
+                config.set_value(place, "none" if name.endswith("device") else None)
+            final = config.get_value(place)
+            if final is not None:
+                setattr(self, name, final)
+        config.config.setdefault("steps_per_print", float("inf"))
+
+    def _check(self) -> None:
+        if self.zero_stage not in (0, 1, 2, 3):
+            raise TrainError(f"zero_stage is {self.zero_stage!r}; it must be 0, 1, 2 or 3")
+        for name in ("optimizer", "param"):
+            device = getattr(self, f"offload_{name}_device") or "none"
+            if device not in _DEVICES:
+                raise TrainError(f"offload_{name}_device is {device!r}; one of: {', '.join(_DEVICES)}")
+            if device == "nvme" and not getattr(self, f"offload_{name}_nvme_path"):
+                raise TrainError(f"offload_{name}_device is 'nvme': give a folder in offload_{name}_nvme_path")
+        if (self.offload_param_device or "none") != "none" and self.zero_stage != 3:
+            raise TrainError(f"offload_param_device needs zero_stage 3, not {self.zero_stage}")
+        if (self.offload_optimizer_device or "none") != "none" and self.zero_stage == 0:
+            raise TrainError("offload_optimizer_device needs zero_stage 1, 2 or 3")
+
+    def _tell_transformers(self) -> None:
+        """Let transformers know whether to shard what it loads; it keeps a weak reference, so we keep the object."""
+        try:
+            from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
+        except ImportError:
+            return
+        if not self.zero3_init_flag:
+            unset_hf_deepspeed_config()
+            return
+        self._told = DeepSpeedConfig(copy.deepcopy(self.hf_ds_config.config))
+        self._told.fill("train_micro_batch_size_per_gpu", 1)
+        self._told.config.setdefault("train_micro_batch_size_per_gpu", 1)
+        self._told.config.pop("train_batch_size", None)
+        for name in self._told.autos():
+            *way, last = name.split(".")
+            node = self._told.get_value(".".join(way)) if way else self._told.config
+            node.pop(last)
+        set_hf_deepspeed_config(self._told)

@@ -1,0 +1,1 @@
+"""Models whose parameters are distributed tensors: FSDP2 and tensor parallelism."""

@@ -1,0 +1,66 @@
+"""The content of a checkpoint, and that killing any process at any moment leaves a whole one."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.train import Accelerator
+from bigmodel.train.accelerator.run_state import read_run_state, write_run_state
+from tests.train.accelerator.models import Run
+from tests.train.killed import kill_during_save
+from tests.train.multiprocess import fresh_states
+
+
+def check_killed(folder: Path, automatic: bool, seeds: range) -> None:
+    for seed in seeds:
+        own = folder / str(seed)
+        own.mkdir()
+        done, loaded = kill_during_save(own, automatic, seed)
+        assert len(loaded) == 1, f"seed {seed}: parts of different saves were loaded: {loaded}"
+        assert done <= loaded.pop() <= done + 1, f"seed {seed}: save {done} was done, and is lost"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("automatic", [False, True], ids=["one folder", "numbered folders"])
+def test_killing_a_process_25_times_leaves_the_last_good_checkpoint(tmp_path: Path, automatic: bool) -> None:
+    check_killed(tmp_path, automatic, range(100, 125))
+
+
+def test_models_that_hooks_write_are_left_out(tmp_path: Path) -> None:
+    accelerator = Accelerator()
+    first, second = accelerator.prepare(nn.Linear(1, 1), nn.Linear(1, 1))
+    write_run_state(accelerator, tmp_path, skipped={0})
+    assert not (tmp_path / "model.safetensors").exists()
+    before = first.weight.item()
+    expected = second.weight.item()
+    with torch.no_grad():
+        second.weight.zero_()
+    read_run_state(accelerator, tmp_path, models=[1])
+    assert (first.weight.item(), second.weight.item()) == (before, expected)
+
+
+def test_a_process_that_was_not_there_takes_the_place_of_process_0(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(Accelerator())
+    run.epoch()
+    write_run_state(run.accelerator, tmp_path)
+    fresh_states()
+    again = Run(Accelerator())
+    again.accelerator.state._partial.process_index = 1
+    read_run_state(again.accelerator, tmp_path)
+    assert again.loader.iteration == 1
+    assert "random_states_1.pkl is not in the checkpoint" in caplog.text
+
+
+def test_saving_inside_a_window_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    with accelerator.accumulate(), caplog.at_level(logging.WARNING):
+        write_run_state(accelerator, tmp_path)
+    assert "in the middle of an accumulation window" in caplog.text
