@@ -17,7 +17,7 @@ from bigmodel.cli.quiet import quieten
 from .harness.errors import UsageError
 from .harness.report import Report, disturbances
 from .harness.show import csv_text, show
-from .harness.store import RESULTS, result_data, save_report
+from .harness.store import result_data, save_report
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -98,7 +98,7 @@ def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
         report.notes.append("tiny sizes: the figures show that it runs, not how fast")
     # Kept before anything is printed: whoever reads the output may have gone by now.
     kept = options.results is not None or not options.quick
-    path = save_report(report, arguments, options.results or RESULTS) if kept else None
+    path = save_report(report, arguments, options.results) if kept else None
     _print(report, options, arguments)
     if path is not None:
         print(f"results kept in {path}", file=sys.stderr)
@@ -113,7 +113,12 @@ def _parser(program: str, question: str, module: Any) -> _Parser:
     common.add_argument("--device", default="cpu", help="where to compute: cpu, cuda, or virtual")
     common.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, not how fast")
     common.add_argument("--workdir", type=Path, default=default_workdir(), help="where checkpoints are kept")
-    common.add_argument("--results", type=Path, default=None, help="folder for the JSON file (default: with the code)")
+    common.add_argument(
+        "--results",
+        type=Path,
+        default=None,
+        help="folder for the JSON file (default: benchmarks/results of a checkout, else benchmark-results here)",
+    )
     common.add_argument("--threads", type=_positive, default=None, help="threads of torch (default: its own choice)")
     common.add_argument("--check", action="store_true", help="exit with 1 if a limit is missed")
     form = common.add_mutually_exclusive_group()

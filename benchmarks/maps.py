@@ -97,7 +97,7 @@ def _decoders(folder: Path, share: float) -> tuple[dict[str, Decoder], dict[str,
     budget = int(share * sum(parameter.nbytes for parameter in model.parameters()))
     budgets: dict[Any, Any] = {0: budget, "cpu": 2**36}
     classes = model._no_split_modules
-    shapes = {"batch_size": 1, "context_length": CONTEXT, "new_tokens": CONTEXT // 2}
+    shapes: dict[str, Any] = {"batch_size": 1, "context_length": CONTEXT, "new_tokens": CONTEXT // 2}
 
     def by_accelerate(room: int) -> dict[str, Any]:
         return dict(infer_auto_device_map(model, {0: room, "cpu": 2**36}, no_split_module_classes=classes))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -150,7 +150,7 @@ def _at_once(compute: Callable[[], object], file: Path, nbytes: int, device: str
 
     def all_three() -> None:
         with ThreadPoolExecutor(2) as pool:
-            others = [pool.submit(copy), pool.submit(READERS[RAW], [file])]
+            others: list[Future[Any]] = [pool.submit(copy), pool.submit(READERS[RAW], [file])]
             compute()
             for other in others:
                 other.result()

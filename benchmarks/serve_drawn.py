@@ -18,7 +18,8 @@ def drawn_requests(port: int, count: int) -> list[bytes]:
 
     url = f"http://127.0.0.1:{port}"
     drawn: list[bytes] = []
-    for operation in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
+    operations: Any = schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations()
+    for operation in operations:
 
         @given(case=operation.ok().as_strategy())
         @settings(

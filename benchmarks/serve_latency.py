@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> Report:
         engine.stop()
     first = [sink.arrivals[0] - sink.sent for sink in sinks]
     between = [b - a for sink in sinks for a, b in zip(sink.arrivals, sink.arrivals[1:], strict=False)]
-    rows = [["first token", *percentiles(first)], ["between tokens", *percentiles(between)]]
+    rows: list[list[str | float]] = [["first token", *percentiles(first)], ["between tokens", *percentiles(between)]]
     table = Table(
         f"{requests} requests at {options.per_second:g} a second, a Llama of {size}: "
         f"{requests * options.tokens / seconds:.0f} tokens/s in all",

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> Report:
         peers = [stack.enter_context(serving(name, folder, options.threads)) for name in names]
         variants = [Variant(peer.name, lambda peer=peer: peer.seconds(jobs)) for peer in peers]  # type: ignore[misc]
         samples = measure(variants, options.rounds, seed=options.seed)
-    rows = [[name, len(jobs) * tokens / samples.median(name)] for name in names]
+    rows: list[list[str | float]] = [[name, len(jobs) * tokens / samples.median(name)] for name in names]
     limits = []
     if PEER in names and not options.quick:
         limits = [Limit("tokens/s over those of transformers serve", samples.ratio(PEER, OURS).median, ">=", 2)]

@@ -90,7 +90,7 @@ def _generate(model: Any, ids: Any, mask: Any, tokens: int) -> float:
 
 
 def _report(options: argparse.Namespace, size: str, samples: Samples, total: int) -> Report:
-    rows = [
+    rows: list[list[str | float]] = [
         [name, total / samples.median(name), samples.ratio(STATIC, name).median]
         for name in (STREAM, AT_ONCE, STATIC, SEQUENTIAL)
     ]

@@ -17,6 +17,7 @@ from pathlib import Path
 from .harness import BenchmarkError, Column, Limit, Report, Table, Variant, measure
 
 ROOT = Path(__file__).resolve().parent.parent
+EXAMPLE = ROOT / "examples" / "run_clm.py"
 SPEEDUP = 1.8
 COUNTS = {"1 process": 1, "2 processes": 2}
 
@@ -29,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Run the example on one process and on two, in turn."""
+    if not EXAMPLE.is_file():
+        raise BenchmarkError(f"{EXAMPLE} is missing: this question is asked in a checkout of the repository")
     length = 8_000 if options.quick else options.bytes
     variants = [Variant(name, _Example(count, length)) for name, count in COUNTS.items()]
     samples = measure(variants, options.rounds, seed=options.seed)
@@ -53,7 +56,7 @@ class _Example:
         self._processes = processes
         launch = ["launch", "--cpu", "--num_processes", str(processes), "--num_cpu_threads_per_process", "1"]
         launch += ["--main_process_port", "0"] if processes > 1 else []
-        script = [str(ROOT / "examples" / "run_clm.py"), "--bytes", str(length)]
+        script = [str(EXAMPLE), "--bytes", str(length)]
         self._command = [sys.executable, "-m", "bigmodel", *launch, *script]
 
     def __call__(self) -> float:

@@ -105,8 +105,8 @@ def worker(library: str, sizes: str) -> None:
     given = json.loads(sizes)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    step = _bare() if library == "torch" else _prepared(library)
-    step = step(_model(given["tiny"]))
+    prepare = _bare() if library == "torch" else _prepared(library)
+    step = prepare(_model(given["tiny"]))
     _print(elapsed(lambda: step(torch.ones(1, 1, dtype=torch.long)), "cpu"))
     ids = torch.randint(0, 100, (given["batch"], given["tokens"]))
     for _ in sys.stdin:
@@ -122,7 +122,7 @@ def _print(seconds: float) -> None:
 def _model(tiny: bool) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    shape = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 100} if tiny else {}
+    shape: dict[str, Any] = {"n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 100} if tiny else {}
     return GPT2LMHeadModel(GPT2Config(**shape))
 
 

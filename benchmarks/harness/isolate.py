@@ -18,7 +18,13 @@ from typing import Any
 from .errors import BenchmarkError
 
 TIMEOUT = 600.0
-ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def import_folder() -> Path:
+    """Return the folder that the top-level package of this module is imported from."""
+    package = sys.modules[__name__.partition(".")[0]]
+    assert package.__file__ is not None
+    return Path(package.__file__).resolve().parent.parent
 
 
 def run_isolated(function: Callable[..., Any], timeout: float = TIMEOUT, **arguments: Any) -> Any:
@@ -44,7 +50,7 @@ def run_isolated(function: Callable[..., Any], timeout: float = TIMEOUT, **argum
             capture_output=True,
             text=True,
             pass_fds=[answer.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *_given_path()])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(import_folder()), *_given_path()])},
             check=False,
         )
         if done.returncode:

@@ -13,7 +13,12 @@ from typing import Any
 from .machine import describe_machine, device_slug
 from .report import Report
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+_COMMITTED = Path(__file__).resolve().parent.parent / "results"
+
+
+def results_folder() -> Path:
+    """Return where results go by default: beside the code of a checkout, else `benchmark-results` here."""
+    return _COMMITTED if _COMMITTED.is_dir() else Path("benchmark-results")
 
 
 def result_data(report: Report, arguments: Sequence[str]) -> dict[str, Any]:
@@ -37,10 +42,11 @@ def result_path(report: Report, folder: Path) -> Path:
     return folder / f"{report.name}-{device_slug(report.device)}.json"
 
 
-def save_report(report: Report, arguments: Sequence[str], folder: Path = RESULTS) -> Path:
-    """Write a report to `folder`, atomically, its picture beside it, and return its path."""
+def save_report(report: Report, arguments: Sequence[str], folder: Path | None = None) -> Path:
+    """Write a report, its picture beside it, to `folder` (default: :func:`results_folder`), atomically; return its path."""
     from bigmodel.atomic_files import write_text
 
+    folder = folder or results_folder()
     folder.mkdir(parents=True, exist_ok=True)
     path = result_path(report, folder)
     text = json.dumps(result_data(report, arguments), indent=1) + "\n"

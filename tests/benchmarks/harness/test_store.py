@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bigmodel.benchmarks.harness import Report, device_slug, save_report
-from bigmodel.benchmarks.harness.store import command_line
+from bigmodel.benchmarks.harness import Report, device_slug, save_report, store
+from bigmodel.benchmarks.harness.store import command_line, results_folder
 
 REPORT = Report("decode", "cpu", {"steps": 4})
 
@@ -41,6 +41,15 @@ def test_a_result_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
 def test_paths_of_this_machine_are_not_kept(tmp_path: Path) -> None:
     assert command_line(["memory", str(tmp_path)]) == f"python -m benchmarks memory {tmp_path.name}"
     assert command_line(["memory", "org/model"]) == "python -m benchmarks memory org/model"
+
+
+def test_results_go_to_the_working_folder_where_there_is_no_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert results_folder().parts[-2:] == ("benchmarks", "results")
+    monkeypatch.setattr(store, "_COMMITTED", tmp_path / "missing")
+    monkeypatch.chdir(tmp_path)
+    assert save_report(REPORT, ["decode"]).resolve().parent == tmp_path / "benchmark-results"
 
 
 def test_devices_have_names_fit_for_files() -> None:

@@ -1,0 +1,220 @@
+"""The built wheel, installed alone into an empty environment and used from an empty folder.
+
+The environment sees the packages that bigmodel depends on, and not the working tree.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import venv
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.server.tiny import tiny_model, tiny_tokenizer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_SOURCE = ("build", "dist", "site", "shared", "*.egg-info", "__pycache__")
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the working tree, links kept, without what earlier builds left."""
+    folder = tmp_path_factory.mktemp("source") / "bigmodel"
+
+    def left_out(path: str, names: list[str]) -> set[str]:
+        ignored = shutil.ignore_patterns(*NOT_SOURCE)(path, names)
+        return {name for name in names if name in ignored or (path == str(ROOT) and name.startswith("."))}
+
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=left_out)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel that pip builds of the working tree."""
+    return build_wheel(source, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with its tokenizer."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel alone in its site-packages, which finds dependencies in those of this one."""
+    folder = tmp_path_factory.mktemp("clean") / "venv"
+    venv.create(folder, with_pip=False)
+    pip("--python", str(folder / "bin" / "python"), "install", "--no-index", "--no-deps", str(wheel))
+    (site_packages(folder) / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a program of the environment in an empty folder and returns what it printed."""
+    empty = tmp_path_factory.mktemp("empty")
+
+    def start(program: str, *arguments: object) -> str:
+        command = [environment / "bin" / program, *map(str, arguments)]
+        done = subprocess.run(command, cwd=empty, env=outside(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return start
+
+
+def build_wheel(source: Path, folder: Path) -> Path:
+    """Build the wheel of a source tree or archive into `folder` and return its path; no network is used."""
+    pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def pip(*arguments: str) -> None:
+    """Run pip and show what it said if it fails."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=outside())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def outside() -> dict[str, str]:
+    """The variables of this process without those that would show the working tree to another."""
+    hidden = ("PYTHONPATH", "BIGMODEL_VIRTUAL")
+    return {name: value for name, value in os.environ.items() if name not in hidden} | {"HF_HUB_OFFLINE": "1"}
+
+
+def site_packages(environment: Path) -> Path:
+    """The folder that packages are installed into."""
+    (found,) = environment.glob("lib/python*/site-packages")
+    return found
+
+
+def names(wheel: Path) -> set[str]:
+    """The files of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheel_installs_one_top_level_package(wheel: Path, environment: Path) -> None:
+    top_level = {name.split("/")[0] for name in names(wheel)}
+    assert top_level == {"bigmodel", "bigmodel-0.1.0.dist-info"}
+    installed = {path.name for path in site_packages(environment).iterdir()} - {"dependencies.pth"}
+    assert installed == top_level
+
+
+def test_the_wheel_holds_every_module_and_stub_and_no_results(wheel: Path) -> None:
+    linked = {"server": "bigmodel/server", "benchmarks": "bigmodel/benchmarks", "bigmodel": "bigmodel"}
+    expected = {
+        f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, package in linked.items()
+        for pattern in ("*.py", "*.pyi", "py.typed", "*.html")
+        for path in (ROOT / folder).rglob(pattern)
+    }
+    assert {name for name in names(wheel) if ".dist-info/" not in name} == expected
+
+
+def test_the_source_archive_builds_the_same_wheel(source: Path, wheel: Path, tmp_path: Path) -> None:
+    code = f"from setuptools.build_meta import build_sdist; print(build_sdist({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=source, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        assert not [member.name for member in file if member.issym() or member.islnk()]
+    assert names(build_wheel(archive, tmp_path)) == names(wheel)
+
+
+def test_the_installed_package_is_imported_from_site_packages(environment: Path, run: Run) -> None:
+    code = "import bigmodel, bigmodel.server, bigmodel.benchmarks as b; print(bigmodel.__file__, b.__file__)"
+    assert all(path.startswith(str(site_packages(environment))) for path in run("python", "-c", code).split())
+
+
+def test_every_public_name_is_found(run: Run) -> None:
+    run("python", "-c", "import bigmodel; [getattr(bigmodel, name) for name in bigmodel.__all__]")
+
+
+def test_plan_reads_a_checkpoint(run: Run, checkpoint: Path) -> None:
+    plan = json.loads(run("bigmodel", "plan", checkpoint, "--max-memory", "cpu=1GiB", "--context", 32, "--json"))
+    assert {part["device"] for part in plan["parts"]} == {"cpu"}
+
+
+def test_generate_prints_text(run: Run, checkpoint: Path) -> None:
+    assert "tokens/s" in run("bigmodel", "generate", checkpoint, "the", "--max-tokens", 8)
+
+
+def test_bench_memory_prints_a_table(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    printed = run("bigmodel", "bench", "memory", checkpoint, "--results", tmp_path)
+    assert "cpu" in printed
+    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["memory"]
+
+
+def test_serve_answers_and_shows_its_page(environment: Path, checkpoint: Path, tmp_path: Path) -> None:
+    with serving(environment, checkpoint, tmp_path) as address:
+        assert "<html" in get(address).decode()
+        body = {"model": checkpoint.name, "prompt": "the", "max_tokens": 4}
+        answer = json.loads(get(f"{address}/v1/completions", json.dumps(body).encode()))
+        assert answer["usage"]["completion_tokens"] <= 4
+
+
+class serving:
+    """`bigmodel serve` of the environment on a free port; gives its address once it is ready."""
+
+    def __init__(self, environment: Path, checkpoint: Path, folder: Path) -> None:
+        command = [environment / "bin" / "bigmodel", "serve", str(checkpoint), "--port", "0"]
+        self._log = (folder / "log").open("w+")
+        self._process = subprocess.Popen(command, cwd=folder, env=outside(), stdout=self._log, stderr=self._log)
+
+    def __enter__(self) -> str:
+        try:
+            for _ in range(1200):
+                assert self._process.poll() is None, self._said()
+                found = [word.rstrip("/.,)") for word in self._said().split() if word.startswith("http://")]
+                if found and is_ready(found[0]):
+                    return found[0]
+                time.sleep(0.1)
+            raise AssertionError(f"the server did not become ready:\n{self._said()}")
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(30)
+        self._log.close()
+
+    def _said(self) -> str:
+        return Path(self._log.name).read_text()
+
+
+def is_ready(address: str) -> bool:
+    """Whether the server at `address` has loaded its model."""
+    try:
+        get(f"{address}/ready")
+    except urllib.error.URLError:
+        return False
+    return True
+
+
+def get(address: str, body: bytes | None = None) -> bytes:
+    """What the server answers at `address`."""
+    request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return bytes(answer.read())
