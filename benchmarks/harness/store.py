@@ -43,7 +43,7 @@ def result_path(report: Report, folder: Path) -> Path:
 
 
 def save_report(report: Report, arguments: Sequence[str], folder: Path | None = None) -> Path:
-    """Write a report, its picture beside it, to `folder` (default: :func:`results_folder`), atomically; return its path."""
+    """Write a report with its picture to `folder` (default: :func:`results_folder`), atomically; return its path."""
     from bigmodel.atomic_files import write_text
 
     folder = folder or results_folder()
