@@ -160,7 +160,7 @@ def planned(folder: str, source: str, accelerators: int) -> dict[str, float]:
 
     from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
     from bigmodel.plan import plan
-    from bigmodel.profile.machine.nominal import nominal_machine
+    from bigmodel.profile.machine.machine import nominal_machine
     from bigmodel.profile.source import meta_model
     from bigmodel.sources.resolve import open_source
 

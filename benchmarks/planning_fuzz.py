@@ -91,7 +91,7 @@ def _outcome(number: int, draw: random.Random) -> tuple[str, str]:
     from bigmodel.errors import BudgetError
     from bigmodel.plan import plan
     from bigmodel.profile import profile_model
-    from bigmodel.profile.machine.nominal import nominal_machine
+    from bigmodel.profile.machine.machine import nominal_machine
 
     torch.manual_seed(number)
     model = random_model(draw)

@@ -14,7 +14,7 @@ def describe_machine() -> dict[str, Any]:
     """Return processor, usable cores, bytes of memory, accelerators, system and versions as plain data."""
     import psutil
 
-    from bigmodel.profile.machine.processor import processor_name, usable_cores
+    from bigmodel.profile.machine.probe import processor_name, usable_cores
 
     return {
         "cpu": processor_name(),
@@ -34,7 +34,7 @@ def device_slug(device: str) -> str:
     Args:
         device: ``"cpu"``, ``"virtual"`` or an accelerator's type.
     """
-    from bigmodel.profile.machine.processor import processor_name
+    from bigmodel.profile.machine.probe import processor_name
 
     kind = device.partition(":")[0]
     found = _accelerators()

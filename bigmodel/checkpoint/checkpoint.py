@@ -1,20 +1,58 @@
-"""A checkpoint as it lies on disk: validated when opened, read where it lies."""
+"""One file of a checkpoint: what it holds, and its tensors as views of the mapped file.
+
+A checkpoint as it lies on disk: validated when opened, read where it lies.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, KeysView, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from ..devices import DeviceLike
 from ..errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
-from ..sources.headers import TensorEntry, read_header
+from ..sources.headers import SafetensorsHeader, TensorEntry, read_header
 from ..sources.index import find_checkpoint_file, merge_weight_map, read_index
+from .device_lookup import Placement
 from .legacy import LEGACY_SUFFIXES, LegacyShard
-from .placement import Placement
-from .shards import SafetensorsShard, Shard
+from .mapping import ShardMaps
+
+
+class Shard(Protocol):
+    """One file of a checkpoint."""
+
+    path: Path
+
+    def keys(self) -> KeysView[str]:
+        """Names of the tensors in the file."""
+
+    def entry(self, name: str) -> TensorEntry:
+        """Dtype, shape and place of a tensor; no weight is read."""
+
+    def tensor(self, name: str, resident: bool = False) -> torch.Tensor:
+        """A tensor that shows the mapped file; see `bigmodel.checkpoint.Checkpoint.tensor`."""
+
+
+class SafetensorsShard:
+    """A safetensors file, mapped when its first tensor is asked for."""
+
+    def __init__(self, path: Path, header: SafetensorsHeader) -> None:
+        self.path = path
+        self.header = header
+        self._maps = ShardMaps(path, header.file_size)
+
+    def keys(self) -> KeysView[str]:
+        return self.header.keys()
+
+    def entry(self, name: str) -> TensorEntry:
+        return self.header[name]
+
+    def tensor(self, name: str, resident: bool = False) -> torch.Tensor:
+        entry = self.header[name]
+        return self._maps.get(resident).tensor(entry.dtype, entry.shape, entry.offset)
 
 
 class Checkpoint(Mapping[str, torch.Tensor]):

@@ -18,7 +18,7 @@ import torch
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
 from ..sources.headers import TensorEntry
-from .shards import ShardMaps
+from .mapping import ShardMaps
 
 logger = logging.getLogger(__name__)
 

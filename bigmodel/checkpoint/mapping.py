@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from ..devices.forks import new_rlock
-from ..errors import CheckpointError
+from ..errors import CheckpointError, CheckpointFormatError
 
 _MAP_NORESERVE = {"linux": 0x4000, "darwin": 0x0040}.get(sys.platform, 0)
 """Do not count the map against the machine's memory. Its value is the same on the architectures that torch has."""
@@ -105,6 +105,29 @@ class MappedFile:
             raw = raw.clone()
         # Not `raw.view(dtype)`: the result would be a view of a tensor nobody sees.
         return torch.empty(0, dtype=dtype).set_(raw.untyped_storage(), 0, shape)  # type: ignore[call-overload]
+
+
+class ShardMaps:
+    """The maps of one file, each made when it is first wanted.
+
+    There are two, for what shall stay on disk and for what shall count as memory: `mapped_region` finds only the first.
+    """
+
+    def __init__(self, path: Path, file_size: int) -> None:
+        self._path = path
+        self._file_size = file_size
+        self._maps: dict[bool, MappedFile] = {}
+
+    def get(self, resident: bool) -> MappedFile:
+        if resident not in self._maps:
+            file = MappedFile(self._path, track=not resident)
+            if file.nbytes != self._file_size:
+                raise CheckpointFormatError(
+                    f"{self._path}: was {self._file_size} bytes long when its header was read and is {file.nbytes} "
+                    "now; open the checkpoint again once nothing writes to it"
+                )
+            self._maps[resident] = file
+        return self._maps[resident]
 
 
 def mapped_region(tensor: torch.Tensor) -> MappedRegion | None:

@@ -16,9 +16,9 @@ from ..devices import parse_size
 from ..errors import CheckpointError
 from ..profile import storage_key
 from .conversion import is_transformers_model
+from .model_tensors import find_slots
 from .progress import byte_progress
 from .replace import Replacement
-from .slots import find_slots
 from .write import Outgoing, write_safetensors
 
 

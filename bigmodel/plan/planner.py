@@ -15,8 +15,7 @@ from ..arguments import check_choice, check_flags, shown, whole_number
 from ..devices import DeviceLike, accelerators
 from ..errors import PlanError
 from ..profile import DtypeLike, Profile, profile_model, profile_source
-from ..profile.machine.machine import MachineProfile
-from ..profile.machine.nominal import nominal_machine
+from ..profile.machine.machine import MachineProfile, nominal_machine
 from ..profile.machine.probe import known_machine
 from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import check_offload_dtype

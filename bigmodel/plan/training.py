@@ -18,8 +18,7 @@ from ..devices import DISK, HOST, DeviceLike
 from ..errors import BudgetError, PlanError
 from ..profile import Profile, profile_model
 from ..profile.trace.workload import trained_length
-from ..profile.training.optimizers import check_optimizer
-from ..profile.training.step import TrainingStep
+from ..profile.training.step import TrainingStep, check_optimizer
 from .memory.assemble import parts_of, with_budgets
 from .memory.assignment import Assignment
 from .memory.evaluate import over_budget

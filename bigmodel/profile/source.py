@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from ..errors import PlanError
-from ..sources.resolve import ModelSource, open_source
+from ..sources.local import ModelSource
+from ..sources.resolve import open_source
 from .model.dtypes import DtypeLike, normalize_dtype, torch_dtype
-from .model_profile import Profile
-from .profiling import profile_model
+from .profile import Profile, profile_model
 
 
 def profile_source(

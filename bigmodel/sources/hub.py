@@ -20,10 +20,9 @@ from tqdm import tqdm
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
 from .headers import LENGTH_BYTES, SafetensorsHeader, header_length, parse_header
-from .http_range import TIMEOUT_SECONDS, read_range
-from .hub_errors import UnreachableError, hub_endpoint, hub_errors
+from .hub_http import TIMEOUT_SECONDS, UnreachableError, hub_endpoint, hub_errors, read_range
 from .index import choose_checkpoint_file, merge_weight_map, read_index
-from .resolve import CONFIG_FILE, LocalSource, ModelSource, parse_config
+from .local import CONFIG_FILE, LocalSource, ModelSource, parse_config
 
 logger = logging.getLogger(__name__)
 

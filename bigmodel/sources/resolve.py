@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-from abc import ABC, abstractmethod
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from ..arguments import shown
-from ..errors import CheckpointFormatError, CheckpointNotFoundError
-from .headers import SafetensorsHeader, read_header
-from .index import find_checkpoint_file, merge_weight_map, read_index
-
-CONFIG_FILE = "config.json"
+from ..errors import CheckpointNotFoundError
+from .local import LocalSource, ModelSource
 
 
 def open_source(
@@ -63,111 +56,3 @@ def open_source(
 
 def _looks_like_path(name: str) -> bool:
     return not name or name[0] in "./~\\" or name.count("/") > 1 or "\\" in name or Path(name).is_absolute()
-
-
-class ModelSource(ABC):
-    """A model's config and checkpoint headers, wherever they lie.
-
-    Attributes:
-        name: what to call it in messages: the path, or the repository's id.
-    """
-
-    name: str
-
-    @abstractmethod
-    def config_dict(self) -> dict[str, Any]:
-        """``config.json`` as a dictionary."""
-
-    @abstractmethod
-    def weight_files(self) -> list[str]:
-        """Names of the safetensors files that the weights are in. Nothing of them is read.
-
-        Raises:
-            CheckpointNotFoundError: there is no checkpoint, or one of its files is missing.
-            CheckpointFormatError: it is of another format.
-        """
-
-    @abstractmethod
-    def headers(self) -> dict[str, SafetensorsHeader]:
-        """The header of every shard by file name. Only headers are read, and only once."""
-
-    @abstractmethod
-    def fetch_weights(self) -> Path:
-        """The local path of the checkpoint, downloading it first if it is not local: a folder or a file."""
-
-    @abstractmethod
-    def weight_map(self) -> dict[str, str]:
-        """Tensor name -> name of the shard that holds it, for every tensor of the checkpoint."""
-
-
-def parse_config(content: bytes, source: str) -> dict[str, Any]:
-    """A ``config.json`` already in memory; `source` names it in messages."""
-    try:
-        config = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointFormatError(f"{source}: is not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise CheckpointFormatError(f"{source}: holds a {type(config).__name__}; a model's config is an object")
-    return config
-
-
-class LocalSource(ModelSource):
-    """A checkpoint in a folder, or a single ``.safetensors`` or ``.index.json`` file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = str(path)
-        self.folder = path if path.is_dir() else path.parent
-
-    def config_dict(self) -> dict[str, Any]:
-        path = self.folder / CONFIG_FILE
-        try:
-            content = path.read_bytes()
-        except FileNotFoundError as error:
-            raise CheckpointNotFoundError(
-                f"{self.folder}: has no {CONFIG_FILE}, so the architecture is not known; save the model's config there"
-            ) from error
-        return parse_config(content, str(path))
-
-    def weight_files(self) -> list[str]:
-        return self._files
-
-    def headers(self) -> dict[str, SafetensorsHeader]:
-        return self._headers
-
-    def weight_map(self) -> dict[str, str]:
-        return self._weight_map
-
-    def fetch_weights(self) -> Path:
-        return self.path
-
-    @cached_property
-    def _file(self) -> Path:
-        return find_checkpoint_file(self.path)
-
-    @cached_property
-    def _index(self) -> dict[str, str] | None:
-        return read_index(self._file) if self._file.suffix == ".json" else None
-
-    @cached_property
-    def _files(self) -> list[str]:
-        files = sorted(set(self._index.values())) if self._index is not None else [self._file.name]
-        for file in files:
-            if not file.endswith(".safetensors"):
-                raise CheckpointFormatError(
-                    f"{self.folder / file}: is not safetensors, whose header can be read on its own. "
-                    "Load the model once and write it with bigmodel.save_model"
-                )
-            if not (self.folder / file).is_file():
-                raise CheckpointNotFoundError(
-                    f"{self._file}: names the file {file!r}, which is not in {self.folder}; download it again"
-                )
-        return files
-
-    @cached_property
-    def _headers(self) -> dict[str, SafetensorsHeader]:
-        return {file: read_header(self.folder / file) for file in self._files}
-
-    @cached_property
-    def _weight_map(self) -> dict[str, str]:
-        return merge_weight_map(self._headers, self._index, str(self._file))

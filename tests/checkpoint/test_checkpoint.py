@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from bigmodel.checkpoint import Checkpoint, load_state_dict, mapped_region
+from bigmodel.checkpoint.checkpoint import SafetensorsShard
 from bigmodel.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError, DeviceMapError
+from bigmodel.sources.headers import read_header
 from tests.checkpoint.helpers import assert_same, descriptors_of, maps_of, same_bits, save_sharded, state_dicts
 from tests.checkpoint.hostile import HOSTILE_FOLDERS, HostileFolder
 from tests.profile.hostile import HOSTILE_FILES, HostileFile
@@ -173,3 +175,17 @@ def test_a_state_dict_goes_where_its_map_says(sharded: Path, accelerators: None)
     assert_same(placed, TENSORS)
     with pytest.raises(DeviceMapError, match="no device for b"):
         load_state_dict(sharded, {"a": "cpu"})
+
+
+def test_a_shard_maps_its_file_once_for_the_disk_and_once_for_memory(tmp_path: Path) -> None:
+    path = tmp_path / "one.safetensors"
+    tensors = {name: torch.rand(5) for name in "abc"}
+    save_file(tensors, path)
+    shard = SafetensorsShard(path, read_header(path))
+    assert maps_of(path) == 0
+    kept = [shard.tensor(name) for name in shard.keys()]  # noqa: SIM118 - a shard is no mapping
+    assert maps_of(path) == 1
+    kept += [shard.tensor(name, resident=True) for name in "abc"]
+    assert maps_of(path) == 2
+    assert all(same_bits(shard.tensor(name), tensors[name]) for name in tensors)
+    assert shard.entry("b").shape == (5,)

@@ -9,7 +9,7 @@ import torch
 
 from bigmodel.checkpoint import is_untouched, pages, populate, release
 from bigmodel.checkpoint.mapping import MappedFile
-from bigmodel.checkpoint.pages import empty_host
+from bigmodel.checkpoint.pages import empty_host, has_private_page
 from bigmodel.errors import CheckpointError
 from tests.checkpoint.helpers import same_bits
 
@@ -155,3 +155,51 @@ def kernel_flags(tensor: torch.Tensor) -> list[str]:
         elif inside and first == "VmFlags:":
             return line.split()[1:]
     raise AssertionError("the tensor lies in no map")
+
+
+@pytest.fixture(params=["scanned", "read"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """As kernels since 6.7 tell, and as older ones do: page by page, here seven at a time."""
+    if request.param == "read":
+        monkeypatch.setattr(pages, "_libc", None)
+        monkeypatch.setattr(pages, "_ENTRIES", 7)
+    return str(request.param)
+
+
+@pytest.fixture
+def shown_map(tmp_path: Path) -> torch.Tensor:
+    """A private map of a file."""
+    path = tmp_path / "pages.bin"
+    path.write_bytes(bytes(range(256)) * (PAGES * PAGE // 256))
+    return MappedFile(path).tensor(torch.uint8, (PAGES * PAGE,), 0)
+
+
+def private(tensor: torch.Tensor, first: int = 0, last: int = PAGES) -> bool:
+    return has_private_page(tensor.data_ptr() + first * PAGE, tensor.data_ptr() + last * PAGE)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_page_that_was_not_touched_is_the_files(shown_map: torch.Tensor) -> None:
+    assert not private(shown_map)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_page_that_was_read_is_the_files(shown_map: torch.Tensor) -> None:
+    assert shown_map.sum() > 0
+    assert not private(shown_map)
+
+
+@pytest.mark.parametrize("page", [0, 20, PAGES - 1])
+@pytest.mark.usefixtures("way")
+def test_a_page_that_was_written_to_is_not(shown_map: torch.Tensor, page: int) -> None:
+    shown_map[page * PAGE + 5] = 1
+    assert private(shown_map)
+    assert private(shown_map, page, page + 1)
+    assert not private(shown_map, 0, page)
+    assert not private(shown_map, page + 1, PAGES)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_byte_written_with_the_value_it_had_makes_its_page_private(shown_map: torch.Tensor) -> None:
+    shown_map[PAGE] = shown_map[PAGE].item()
+    assert private(shown_map)

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from bigmodel.cli.main import run
 from bigmodel.devices.empty import init_empty_weights
 from bigmodel.plan import Plan
-from bigmodel.profile.machine.nominal import nominal_machine
+from bigmodel.profile.machine.machine import nominal_machine
 
 from ..profile.hub_server import HubServer
 

@@ -10,9 +10,8 @@ import pytest
 from bigmodel.cli.main import run
 from bigmodel.profile.machine import machine as machine_json
 from bigmodel.profile.machine import probe
-from bigmodel.profile.machine.effort import Effort
-from bigmodel.profile.machine.machine import MachineProfile
-from bigmodel.profile.machine.nominal import nominal_machine
+from bigmodel.profile.machine.machine import MachineProfile, nominal_machine
+from bigmodel.profile.machine.timing import Effort
 
 
 @pytest.fixture

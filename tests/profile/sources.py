@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigmodel.sources.resolve import ModelSource
+from bigmodel.sources.local import ModelSource
 
 
 def weight_bytes(source: ModelSource) -> int:

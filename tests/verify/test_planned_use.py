@@ -8,7 +8,7 @@ import transformers as t
 
 from bigmodel.errors import PlanError
 from bigmodel.plan import Plan, plan
-from bigmodel.profile.machine.nominal import nominal_machine
+from bigmodel.profile.machine.machine import nominal_machine
 from bigmodel.verify.planned_use import planned_use
 
 SIZES: dict[str, Any] = {

@@ -17,8 +17,8 @@ SCRIPT = """
 import sys, dataclasses
 from bigmodel.profile.machine import machine as machine_json
 from bigmodel.profile.machine import probe
-from bigmodel.profile.machine.effort import Effort
-from bigmodel.profile.machine.nominal import nominal_machine
+from bigmodel.profile.machine.timing import Effort
+from bigmodel.profile.machine.machine import nominal_machine
 folder = probe.cache_folder(); folder.mkdir(parents=True); key = probe.machine_key(Effort())
 (folder / f"{key}.json").write_text(machine_json.dump(dataclasses.replace(nominal_machine(), key=key)))
 from bigmodel.cli.main import run

@@ -8,7 +8,7 @@ from torch import nn
 
 from ...devices import HOST, is_accelerator, torch_device
 from ...profile import find_no_split_classes
-from ...profile.model.no_split import combining_module
+from ...profile.model.units import combining_module
 from ..placement.options import Options
 from ..placement.pieces import NameTree, Piece
 from ..placement.tensors import Placed, Placement

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from ...checkpoint import Checkpoint, Conversion, Source, convert_keys, load_checkpoint_in_model
-from ...checkpoint.placement import Placement
-from ...checkpoint.shards import Shard
+from ...checkpoint.checkpoint import Shard
+from ...checkpoint.device_lookup import Placement
 from ...devices import DISK, DeviceLike
 from ...sources.headers import TensorEntry
 from ..weights.fused_view import FusedView, PartOfTensor

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from ...checkpoint import Checkpoint
-from ...checkpoint.offload import offload
-from ...checkpoint.write import Outgoing
+from ...checkpoint.write import Outgoing, offload
 from ...devices import DISK
 from ...errors import DispatchError
 from ...profile import storage_key

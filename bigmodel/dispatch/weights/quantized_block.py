@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from ...checkpoint import is_untouched, release
-from ...checkpoint.offload import offload
-from ...checkpoint.write import Outgoing
+from ...checkpoint.write import Outgoing, offload
 from ...devices import HOST
 from .block import Block, HostTensor, version_of
 from .packing import Packing, WeightError

@@ -16,9 +16,8 @@ import torch
 
 from ...devices import HOST
 from ..trace.work import CONVOLUTION, MOVE, POINTWISE, PRODUCT, Work
-from .effort import Effort
 from .machine import CACHED, Curve, DeviceSpeed
-from .timing import seconds_of
+from .timing import Effort, seconds_of
 
 LEAST, MOST = 0.7, 3.0
 """Corrections beyond these say that something disturbed the measuring."""
@@ -138,7 +137,7 @@ def _run(width: int, depth: int, device: torch.device, effort: Effort) -> _Run:
 
 def works_of(model: torch.nn.Module, batch_size: int, context: int, device: torch.device) -> list[tuple[Work, ...]]:
     """Return the operations of the prompt and of the last step, as a plain call of the model has them."""
-    from ..profiling import profile_model
+    from ..profile import profile_model
 
     profile = profile_model(model, batch_size=batch_size, context_length=context, new_tokens=1, device_type=device.type)
     return [

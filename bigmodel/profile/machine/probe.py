@@ -1,4 +1,7 @@
-"""Measures a machine, once: the figures are kept, and processes that want them at the same time share one measuring."""
+"""Measures a machine, once: the figures are kept, and processes that want them at the same time share one measuring.
+
+What the processor is: its name, the cores that may be used, its last cache.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,13 +23,11 @@ from ...atomic_files import write_text
 from ...devices import HOST, accelerators, torch_device, virtual
 from ...errors import PlanError
 from . import machine as machine_json
-from .effort import Effort
 from .machine import DeviceLinks, DeviceSpeed, MachineProfile
 from .probe_compute import probe_device
-from .probe_disk import disk_rates
 from .probe_experts import seconds_of_call
-from .probe_link import memory_rate, probe_links
-from .processor import last_cache_bytes, processor_name, usable_cores
+from .probe_transfer import disk_rates, memory_rate, probe_links
+from .timing import Effort
 
 logger = logging.getLogger(__name__)
 
@@ -158,3 +160,27 @@ def _known(path: Path) -> MachineProfile | None:
     except PlanError as error:
         logger.warning("%s is measured anew: %s", path, error)
         return None
+
+
+def processor_name() -> str:
+    """Return the processor's name as the system says it."""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        match = re.search(r"^model name\s*:\s*(.+)$", information.read_text(), re.MULTILINE)
+        if match:
+            return match.group(1).strip()
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def last_cache_bytes() -> int:
+    """Return the bytes of the processor's last cache; what processors commonly have if the system does not say."""
+    sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
+    if not sizes:
+        return 8 * 2**20
+    text = sizes[-1].read_text().strip()
+    return int(text.rstrip("KM")) * {"K": 2**10, "M": 2**20}.get(text[-1], 1)

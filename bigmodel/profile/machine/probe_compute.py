@@ -19,9 +19,8 @@ from torch.nn import functional
 
 from ..trace.work import ATTENTION, CONVOLUTION, MOVE, POINTWISE, PRODUCT, ROUTE
 from .calibrate import calibrated, works_of
-from .effort import Effort
 from .machine import CACHED, Curve, DeviceSpeed
-from .timing import seconds_of
+from .timing import Effort, seconds_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

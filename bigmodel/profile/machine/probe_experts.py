@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from .effort import Effort
+from .timing import Effort
 
 CHOSEN = 4
 """How many experts are asked for."""

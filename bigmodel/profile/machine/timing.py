@@ -1,11 +1,54 @@
-"""Seconds that small pieces of work take on a device, repeated until the figure can be trusted."""
+"""How much is measured of a machine.
+
+Seconds that small pieces of work take on a device, repeated until the figure can be trusted.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured. Less is quicker and coarser.
+
+    Attributes:
+        width: of the square matrices of products.
+        spread: bytes of matrices that are taken in turn, so that none is in the cache.
+        rows: of products and attention.
+        moved: bytes of the tensors that are moved.
+        at_least: seconds of each timed run.
+        repeats: timed runs behind each figure.
+        copied: bytes of each copy over a link.
+        file: bytes of the file that is written and read.
+        models: width and depth of two transformers that are run for the figures to be corrected by: one of many small
+            matrices, one of few large ones, both larger than the processor's cache.
+        prompt: tokens of their prompt.
+        images: sides and channels of what is convolved, as they follow each other in a network that goes from fine to
+            coarse.
+    """
+
+    width: int = 2048
+    spread: int = 256 * 2**20
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 256, 1024)
+    moved: tuple[int, ...] = (2**14, 2**17, 2**20, 2**23, 2**26)
+    at_least: float = 0.02
+    repeats: int = 3
+    copied: tuple[int, ...] = (2**16, 2**25)
+    file: int = 256 * 2**20
+    models: tuple[tuple[int, int], ...] = ((256, 16), (1024, 4))
+    prompt: int = 128
+    images: tuple[tuple[int, int], ...] = ((7, 512), (14, 256), (28, 128), (56, 64), (112, 64))
+
+
+QUICK = Effort(
+    64, 2**17, (1, 16), (2**12, 2**16), 0.0005, 1, (2**12, 2**18), 2**20, ((16, 2), (32, 1)), 8, ((4, 8), (8, 4))
+)
+"""Enough to see that everything works; the figures mean little."""
 
 
 def synchronize(device: torch.device) -> None:

@@ -9,8 +9,8 @@ from torch import nn
 
 from ...arguments import check_flags, check_model
 from .dtypes import DtypeLike
-from .no_split import as_class_names, find_no_split_classes
 from .tensors import tensor_specs
+from .units import as_class_names, find_no_split_classes
 
 
 def compute_module_sizes(

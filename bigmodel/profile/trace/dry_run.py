@@ -1,7 +1,11 @@
-"""Runs a model's real forward on fake tensors at the shapes to be used, and records what it allocates."""
+"""Runs a model's real forward on fake tensors at the shapes to be used, and records what it allocates.
+
+A copy of a model whose tensors are fake: it runs, allocates nothing, and the model itself is left alone.
+"""
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,14 +20,11 @@ from ...arguments import check_names, shown
 from ...devices import HOST
 from ...errors import PlanError
 from ..model.units import UnitProfile
-from .clone import fake_clone, find_shortenings
-from .cut import cut
-from .generation import FROM_HOST
-from .layer_repeat import Shortening, lengthen
+from .extrapolate import Shortening, find_shortenings, lengthen
 from .recorder import Recorder
 from .session import ConstantsThroughHost, Session
-from .trace import Trace
-from .usage import use_as_configured, use_example
+from .trace import Trace, cut
+from .usage import FROM_HOST, use_as_configured, use_example
 from .workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -184,3 +185,57 @@ def _follow_units(
             recorder.follow(module, index)
             for position, experts in enumerate(unit.experts):
                 recorder.follow_experts(clone.get_submodule(experts.name), position, experts.count)
+
+
+def fake_clone(
+    model: nn.Module,
+    mode: FakeTensorMode,
+    device: torch.device,
+    dtypes: Mapping[int, torch.dtype],
+    shortenings: Sequence[Shortening] = (),
+) -> nn.Module:
+    """Return a copy of `model` in evaluation mode with fake tensors on `device`, its long lists of blocks cut.
+
+    Args:
+        model: any module, on any device, also meta; not changed, no value of it is read.
+        mode: the mode the fake tensors belong to.
+        device: where the fake tensors pretend to be.
+        dtypes: dtype by `id` of the tensor, for those that will be cast when loaded.
+        shortenings: lists of blocks to cut, and how.
+    """
+    memo: dict[int, object] = {}
+    left_out = {id(block) for cut in shortenings for block in _blocks(model, cut)[cut.kept :]}
+    memo.update((block, nn.Identity()) for block in left_out)
+    for module in _modules_without(model, left_out):
+        for registry in (module._parameters, module._buffers):
+            for tensor in registry.values():
+                if tensor is not None and id(tensor) not in memo:
+                    memo[id(tensor)] = _fake(tensor, mode, device, dtypes.get(id(tensor), tensor.dtype))
+    clone = copy.deepcopy(model, memo)
+    for shortening in shortenings:
+        parent, _, leaf = shortening.path.rpartition(".")
+        setattr(clone.get_submodule(parent), leaf, nn.ModuleList(_blocks(clone, shortening)[: shortening.kept]))
+    return clone.eval().requires_grad_(False)
+
+
+def _blocks(model: nn.Module, shortening: Shortening) -> list[nn.Module]:
+    return list(model.get_submodule(shortening.path).children())
+
+
+def _modules_without(model: nn.Module, left_out: set[int]) -> list[nn.Module]:
+    found, stack, seen = [], [model], set(left_out)
+    while stack:
+        module = stack.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            found.append(module)
+            stack.extend(module.children())
+    return found
+
+
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    with mode:
+        fake = torch.empty(tensor.shape, dtype=dtype, device=device)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=False)
+    return fake

@@ -1,13 +1,231 @@
-"""The calls that a model gets when it is used, for each family of models."""
+"""What generating text asks of a model: the calls, and the tensors that stay alive between them.
+
+As `transformers`' `generate` does it: every forward gets position ids of its own for each sequence (so rotary tables
+are made for each), and token ids, mask, position ids and the last scores live on while the next forward runs.
+
+What `generate` of the installed transformers does with a mask that masks nothing: versions differ.
+
+The calls that a model gets when it is used, for each family of models.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
-from .generation import generate, transduce
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
 from .session import Session
+
+FROM_HOST = "decode, the first weights on the host"
+"""A phase that replaces the one before it there."""
+
+
+def generate(session: Session, config: Any) -> None:
+    """Prefill of the prompt, then the last step of generation, with a cache that has grown to all but one token."""
+    work = session.workload
+    prompt = max(work.prompt_length, 1)
+    loop = _Loop(session, config, prompt)
+    session.phase("prefill", prompt, loop.prefill)
+    if work.new_tokens == 0 or work.context_length < 2:
+        return
+    if work.new_tokens is None:
+        loop = _shorter_by_one(session, config, loop) or _up_to_last_step(session, config)
+    elif work.new_tokens > 1:
+        loop.step(work.new_tokens - 1)
+    with as_when_decoding(session.model):
+        settings = _experts_functions(session.model)
+        session.phase("decode", 1, lambda: loop.step(1))
+    if _experts_functions(session.model) != settings:
+        del loop
+        loop = _up_to_last_step(session, config)
+        session.phase(FROM_HOST, 1, lambda: loop.step(1))
+
+
+def _up_to_last_step(session: Session, config: Any) -> _Loop:
+    """Return a generation of which the last step is to come."""
+    work = session.workload
+    new_tokens = work.new_tokens or 1
+    loop = _Loop(session, config, work.context_length - new_tokens)
+    loop.prefill()
+    if new_tokens > 1:
+        loop.step(new_tokens - 1)
+    return loop
+
+
+def _shorter_by_one(session: Session, config: Any, loop: _Loop) -> _Loop | None:
+    """Return a generation whose prompt had one token less, without another prompt; None for caches of other kinds
+    than those that hold all tokens' keys and values."""
+    from transformers.cache_utils import DynamicLayer
+
+    prompt = loop.ids.shape[1]
+    # Of a model whose layers are cut to a few, the others' have not begun.
+    layers = [layer for layer in getattr(loop.cache, "layers", ()) if getattr(layer, "is_initialized", True)]
+    if not layers or not all(type(layer) is DynamicLayer and layer.get_seq_length() == prompt for layer in layers):
+        return None
+    shorter = _Loop(session, config, prompt - 1)
+    for layer in layers:
+        for name in ("keys", "values"):
+            held = getattr(layer, name)
+            with session.recorder.as_maker_of(held):
+                setattr(layer, name, held.new_empty((*held.shape[:-2], prompt - 1, held.shape[-1])))
+            del held
+    shorter.cache = loop.cache
+    shorter.scores = None if loop.scores is None else torch.empty_like(loop.scores)
+    return shorter
+
+
+def _experts_functions(model: Any) -> Any:
+    """Return which functions compute a mixture's experts now; None for no mixture."""
+    ask: Callable[[], Any] = getattr(model, "get_experts_implementation", lambda: None)
+    return ask()
+
+
+def as_when_decoding(model: Any) -> AbstractContextManager[None]:
+    """Return the setting `transformers` decodes in: off the host, it copies each token's experts' weights together."""
+    setting: Callable[[], AbstractContextManager[None]] = getattr(model, "_optimize_model_for_decode", nullcontext)
+    return setting()
+
+
+class _Loop:
+    """A generation under way, with what its loop keeps between forwards."""
+
+    def __init__(self, session: Session, config: Any, prompt: int) -> None:
+        self.session = session
+        self.ids, self.positions = session.tokens(prompt), session.tokens(prompt)
+        # These stay when the loop's own have grown; the mask is the caller's alone.
+        mask = session.tokens(prompt)
+        self.given = self.ids, mask, self.positions
+        self.mask = mask if keeps_mask() else None
+        self.unfinished = session.tokens(1)
+        self.chosen: torch.Tensor | None = None
+        self.special = [session.ids(count) for count in _special_tokens(config)]
+        self.scores: torch.Tensor | None = None
+        self.cache = _new_cache(session, config)
+
+    def prefill(self) -> None:
+        """The forward of the whole prompt."""
+        self._run(self.ids.clone(), self.positions)
+
+    def step(self, tokens: int) -> None:
+        """The forward of `tokens` more tokens at once: 1, or what stands for as many steps."""
+        self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
+        self.ids, self.positions = torch.cat([self.ids, more], 1), torch.cat([self.positions, more], 1)
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, more], 1)
+        del more
+        self._run(self.ids[:, -tokens:].clone(), self.positions[:, -tokens:].clone())
+
+    def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
+        keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
+        mask = [] if self.mask is None else [self.mask]
+        inputs = {"input_ids": ids, "position_ids": positions, "past_key_values": self.cache, "use_cache": True, **keep}
+        output = self.session.generate_with([self.positions], mask, **inputs)
+        self.scores = scores_of(self.session, output)
+        self.cache = output.past_key_values
+
+
+def transduce(session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
+    """Encode, and the first step of decoding; then the last step."""
+    new_tokens = session.workload.new_tokens or 0
+    loop = _Transduction(session, config, source)
+    session.phase("prefill", max(session.workload.prompt_length, 1), loop.begin)
+    if new_tokens > 1:
+        if new_tokens > 2:
+            loop.step(new_tokens - 2)
+        session.phase("decode", 1, lambda: loop.step(1))
+
+
+class _Transduction:
+    """An encoder-decoder's generation under way, with what its loop keeps between forwards."""
+
+    def __init__(self, session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
+        self.session = session
+        self.source = source
+        # The source's mask is kept, and passed to nobody who would notice that nothing is masked.
+        self.mask = session.tokens(next(iter(source.values())).shape[1]) if "input_ids" in source else None
+        self.special = [session.ids(count) for count in _special_tokens(config, "decoder_start")]
+        self.chosen: torch.Tensor | None = None
+        self.scores: torch.Tensor | None = None
+        self.cache: Any = None
+
+    def begin(self) -> None:
+        """Encode the source and decode the first token."""
+        encoder: Any = self.session.model.get_encoder()  # type: ignore[operator]
+        self.encoded = encoder(**self.source)
+        self.ids = self.start = self.session.tokens(1)
+        self.unfinished = self.session.tokens(1)
+        self._run(self.ids.clone())
+
+    def step(self, tokens: int) -> None:
+        """The forward of `tokens` more tokens at once: 1, or what stands for as many steps."""
+        self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
+        self.ids = torch.cat([self.ids, more], 1)
+        del more
+        self._run(self.ids[:, -tokens:].clone())
+
+    def _run(self, ids: torch.Tensor) -> None:
+        output = self.session.generate_with(
+            encoder_outputs=self.encoded, decoder_input_ids=ids, past_key_values=self.cache, use_cache=True
+        )
+        self.scores = scores_of(self.session, output)
+        self.cache = output.past_key_values
+
+
+def scores_of(session: Session, output: Any) -> torch.Tensor | None:
+    """Return what the next token is chosen by, the last logits in float32 beside the inputs, and choose it."""
+    logits = getattr(output, "logits", None)
+    if logits is None or logits.dim() != 3:
+        return None
+    with session.recorder.at_inputs():
+        scores: torch.Tensor = logits[:, -1, :].to(dtype=torch.float32, copy=True)
+        scores.argmax(-1)
+    return scores
+
+
+def _special_tokens(config: Any, *more: str) -> list[int]:
+    """Return how many ids begin, end and pad a text (and do what `more` says): each kind is a tensor the loop keeps."""
+    text = config.get_text_config(decoder=True)
+    begin, end, pad, *rest = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad", *more))
+    kinds = [begin, end, end if pad is None else pad, *rest]
+    return [len(kind) if isinstance(kind, list) else 1 for kind in kinds if kind is not None]
+
+
+def _new_cache(session: Session, config: Any) -> Any:
+    """Return the cache the workload asks for; None lets the model make its own, dynamic one."""
+    if session.workload.cache != "static":
+        return None
+    from transformers import StaticCache
+
+    return StaticCache(config=config, max_cache_len=session.workload.context_length)
+
+
+@cache
+def keeps_mask() -> bool:
+    """Return whether `generate` passes such a mask on to the model, and so keeps one that grows with the text.
+
+    It is watched doing so, on a model of a few numbers.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "vocab_size": 4}
+    seen: list[bool] = []
+
+    def look(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        seen.append(kwargs.get("attention_mask") is not None)
+
+    with _disable_current_modes(), torch.no_grad():
+        state = torch.get_rng_state()
+        model: Any = LlamaForCausalLM(LlamaConfig(num_attention_heads=1, num_key_value_heads=1, **sizes))
+        model.register_forward_pre_hook(look, with_kwargs=True)
+        ids = torch.zeros(1, 2, dtype=torch.long)
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, pad_token_id=0)
+        torch.set_rng_state(state)
+    return any(seen)
 
 
 def use_example(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

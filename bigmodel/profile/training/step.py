@@ -1,4 +1,6 @@
-"""A model being trained on fake tensors, and what it is trained with.
+"""Optimizers that training is predicted for.
+
+A model being trained on fake tensors, and what it is trained with.
 
 A step of training, run on fake tensors: forward, backward and optimizer are recorded, and nothing is allocated.
 """
@@ -6,7 +8,7 @@ A step of training, run on fake tensors: forward, backward and optimizer are rec
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,18 +18,60 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from ...arguments import shown
 from ...devices import HOST, torch_device
 from ...errors import PlanError
-from ..model.no_split import find_units
-from ..trace.clone import fake_clone
+from ..model.units import find_units
+from ..trace.dry_run import fake_clone
 from ..trace.recorder import Recorder
 from ..trace.session import ConstantsThroughHost
 from ..trace.trace import Allocate, Free, Scratch
 from ..trace.usage import image_shape
 from ..trace.workload import trained_length
-from .optimizers import MakeOptimizer, make_optimizer
-from .sharding import PHASES
+from .memory import PHASES
 from .streamed_call import hold_on_host
+
+MakeOptimizer = Callable[..., torch.optim.Optimizer]
+"""Called with a list of parameters."""
+
+OPTIMIZERS: Mapping[str, MakeOptimizer] = {
+    "adamw": torch.optim.AdamW,
+    "adam": torch.optim.Adam,
+    "sgd": torch.optim.SGD,
+    "adafactor": torch.optim.Adafactor,
+}
+"""Optimizers by name; any function of parameters will do, too."""
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Refuse what is no optimizer.
+
+    Raises:
+        PlanError: it is neither a name out of `OPTIMIZERS` nor a function.
+    """
+    known = optimizer in OPTIMIZERS if isinstance(optimizer, str) else callable(optimizer)
+    if not known or isinstance(optimizer, nn.Module):
+        raise PlanError(f"optimizer is {shown(optimizer)}; use one of {', '.join(OPTIMIZERS)}, or give a function")
+
+
+def make_optimizer(optimizer: str | MakeOptimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer of some parameters.
+
+    Args:
+        optimizer: one of `OPTIMIZERS`, or a function that makes one from parameters.
+        parameters: what it changes.
+
+    Raises:
+        PlanError: the function takes no list of parameters, or makes something else.
+    """
+    make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
+    try:
+        made = make(parameters)
+    except TypeError as error:
+        raise PlanError(f"optimizer cannot be made of a list of parameters by {shown(optimizer)}: {error}") from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise PlanError(f"optimizer made {shown(made)} from parameters; it must make a torch.optim.Optimizer")
+    return made
 
 
 def trainable_clone(model: nn.Module, mode: FakeTensorMode, device: torch.device, checkpointing: bool) -> Any:

@@ -9,7 +9,7 @@ from bigmodel.dispatch import dispatch_model, get_plan, undispatch
 from bigmodel.dispatch.placement.resolve import resolve_device_map
 from bigmodel.errors import DeviceError, PlanError
 from bigmodel.plan import plan
-from bigmodel.profile.machine.nominal import nominal_machine
+from bigmodel.profile.machine.machine import nominal_machine
 
 from ...accelerators import at, exact
 from ..models import llama, stack

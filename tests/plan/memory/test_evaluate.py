@@ -13,7 +13,7 @@ from bigmodel.plan import plan, read_ahead_window, staging
 from bigmodel.plan.memory.assignment import Assignment, host_only
 from bigmodel.plan.memory.evaluate import device_uses, over_budget, with_workspace_apart
 from bigmodel.profile import profile_model
-from bigmodel.profile.trace.generation import keeps_mask
+from bigmodel.profile.trace.usage import keeps_mask
 from bigmodel.verify.planned_use import planned_use
 
 from ...profile.models import Stack, on_meta, tiny_llama

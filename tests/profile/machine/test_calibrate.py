@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bigmodel.profile.machine.calibrate import LEAST, MOST, calibrated, works_of
-from bigmodel.profile.machine.effort import QUICK
 from bigmodel.profile.machine.machine import Curve, DeviceSpeed
+from bigmodel.profile.machine.timing import QUICK
 from bigmodel.profile.trace.work import MOVE, PRODUCT, work_of
 
 from ..clock import Clock

@@ -1,5 +1,3 @@
-"""."""
-
 from __future__ import annotations
 
 import json
@@ -8,9 +6,8 @@ import pytest
 
 from bigmodel.errors import PlanError
 from bigmodel.profile.machine import machine as machine_json
-from bigmodel.profile.machine.machine import Curve, DeviceSpeed, LinkSpeed
-from bigmodel.profile.machine.nominal import nominal_machine
-from bigmodel.profile.trace.work import Work
+from bigmodel.profile.machine.machine import Curve, DeviceSpeed, LinkSpeed, nominal_machine
+from bigmodel.profile.trace.work import ATTENTION, MOVE, PRODUCT, Work
 
 CURVE = Curve((1.0, 4.0, 16.0), (2.0, 8.0, 8.0), grows=True)
 
@@ -79,3 +76,33 @@ def test_a_curve_without_points_is_refused() -> None:
     content["machine"]["devices"]["cpu"]["curves"]["move"] = {"sizes": "many", "values": [1.0]}
     with pytest.raises(PlanError, match="not a machine profile"):
         machine_json.load(json.dumps(content))
+
+
+HOST, ACCELERATOR = MACHINE.device("cpu"), MACHINE.device("cuda:0")
+
+
+def test_every_kind_of_work_has_its_seconds_on_both_devices() -> None:
+    for work in (Work(PRODUCT, "float32", 1000, 8), Work(ATTENTION, "bfloat16", 1000, 8), Work(MOVE, nbytes=4000)):
+        assert 0 < ACCELERATOR.seconds(work) < HOST.seconds(work)
+
+
+def test_few_rows_take_what_reading_the_matrix_takes_and_many_what_multiplying_takes() -> None:
+    for device in (HOST, ACCELERATOR):
+        one, two, many, more = (device.seconds(Work(PRODUCT, "float32", 10**6, rows)) for rows in (1, 2, 256, 512))
+        assert two < 2 * one < 2 * many
+        assert more == 2 * many
+
+
+def test_streaming_is_slower_than_memory_and_faster_than_the_disk() -> None:
+    link = MACHINE.link("cuda:0")
+    assert MACHINE.disk_cold < link.to_device.rate < MACHINE.memory_rate
+    assert link.to_device_pageable.rate < link.to_device.rate
+
+
+def test_any_cuda_device_is_like_the_one_it_has() -> None:
+    assert MACHINE.device("cuda:5") is ACCELERATOR
+    assert MACHINE.link("cuda:5") is MACHINE.link("cuda:0")
+
+
+def test_it_is_a_profile_as_measured_ones_are() -> None:
+    assert machine_json.load(machine_json.dump(MACHINE)) == MACHINE

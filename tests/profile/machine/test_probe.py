@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,15 +15,16 @@ from filelock import FileLock
 from bigmodel.devices import virtual
 from bigmodel.profile.machine import machine as machine_json
 from bigmodel.profile.machine import probe
-from bigmodel.profile.machine.effort import QUICK
 from bigmodel.profile.machine.machine import MachineProfile
+from bigmodel.profile.machine.probe import last_cache_bytes, processor_name, usable_cores
+from bigmodel.profile.machine.timing import QUICK
 
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts measurings, which are made up here: what is tested is who measures when."""
     count: list[int] = []
-    from bigmodel.profile.machine.nominal import nominal_machine
+    from bigmodel.profile.machine.machine import nominal_machine
 
     def measure(_effort: object, _folder: Path, key: str = "") -> MachineProfile:
         count.append(1)
@@ -96,8 +98,8 @@ def test_the_command_shows_what_is_known(tmp_path: Path) -> None:
     script = (
         "import sys, dataclasses; from pathlib import Path\n"
         "from bigmodel.profile.machine import probe, machine as machine_json\n"
-        "from bigmodel.profile.machine.effort import Effort\n"
-        "from bigmodel.profile.machine.nominal import nominal_machine\n"
+        "from bigmodel.profile.machine.timing import Effort\n"
+        "from bigmodel.profile.machine.machine import nominal_machine\n"
         "folder = probe.cache_folder(); folder.mkdir(parents=True); key = probe.machine_key(Effort())\n"
         "known = dataclasses.replace(nominal_machine(), key=key)\n"
         "(folder / f'{key}.json').write_text(machine_json.dump(known))\n"
@@ -116,3 +118,16 @@ def test_the_command_shows_what_is_known(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "round figures" in done.stdout
     assert "25.0 GB/s" in done.stdout
+
+
+def test_the_processor_has_a_name_on_one_line() -> None:
+    assert processor_name().strip() == processor_name() != ""
+    assert "\n" not in processor_name()
+
+
+def test_no_more_cores_are_usable_than_there_are() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+def test_a_last_cache_is_larger_than_a_page() -> None:
+    assert last_cache_bytes() > 4096

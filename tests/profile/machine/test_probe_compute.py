@@ -1,5 +1,3 @@
-"""."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -10,9 +8,9 @@ import torch
 
 from bigmodel.devices import virtual
 from bigmodel.profile.machine import probe_compute
-from bigmodel.profile.machine.effort import QUICK
 from bigmodel.profile.machine.machine import Curve, DeviceSpeed
 from bigmodel.profile.machine.probe_compute import computes_in, probe_device, with_routing
+from bigmodel.profile.machine.timing import QUICK
 from bigmodel.profile.trace.work import MOVE, PRODUCT, ROUTE, Work
 
 from ..clock import Clock

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import sys
 
-from bigmodel.profile.machine.effort import QUICK
 from bigmodel.profile.machine.probe_experts import calls_in, seconds_of_call
+from bigmodel.profile.machine.timing import QUICK
 
 
 def test_a_call_takes_some_time_and_far_less_than_all_of_asking() -> None:

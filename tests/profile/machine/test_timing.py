@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bigmodel.profile.machine import timing as stopwatch
-from bigmodel.profile.machine.timing import seconds_of
+from bigmodel.profile.machine.timing import QUICK, Effort, seconds_of
 
 CPU = torch.device("cpu")
 
@@ -47,3 +47,23 @@ def test_short_work_is_called_until_a_run_is_long_enough(worker: Callable[..., W
 
 def test_work_that_takes_no_time_ends_all_the_same(worker: Callable[..., Worker]) -> None:
     assert seconds_of(worker(0.0), CPU, at_least=1.0, repeats=1) == 0.0
+
+
+@pytest.mark.parametrize("effort", [Effort(), QUICK])
+def test_sizes_ascend_as_curves_want_them(effort: Effort) -> None:
+    for sizes in (effort.rows, effort.moved, effort.copied, [side for side, _ in effort.images]):
+        assert list(sizes) == sorted(set(sizes))
+    assert len(effort.copied) == 2
+
+
+def test_the_two_models_are_one_of_many_small_matrices_and_one_of_few_large_ones() -> None:
+    for effort in (Effort(), QUICK):
+        (narrow, deep), (wide, shallow) = effort.models
+        assert narrow < wide
+        assert deep > shallow
+
+
+def test_quick_is_less_of_everything() -> None:
+    whole = Effort()
+    for name in ("width", "spread", "at_least", "repeats", "file", "prompt"):
+        assert getattr(QUICK, name) < getattr(whole, name)

@@ -1,10 +1,123 @@
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from bigmodel.profile import profile_units
+from bigmodel.profile import find_no_split_classes, find_units, named_tensors, profile_units
+from bigmodel.profile.model.units import combining_module
+from bigmodel.profile.profile import profile_model
+from bigmodel.profile.trace.trace import Leave
 
-from ..models import Flat, Stack
+from ..models import Block, Flat, Stack, on_meta, tiny_llama
+
+
+def names(model: nn.Module, classes: list[str] | None = None) -> list[str]:
+    return [unit.name for unit in find_units(model, classes)]
+
+
+def test_transformers_models_say_what_must_not_be_split() -> None:
+    assert find_no_split_classes(tiny_llama()) == {"LlamaDecoderLayer"}
+
+
+def test_repeated_composite_modules_are_blocks() -> None:
+    assert find_no_split_classes(Stack()) == {"Block"}
+    assert find_no_split_classes(nn.Sequential(Block(4), Block(4))) == {"Block"}
+
+
+def test_repeated_leaves_are_not_blocks() -> None:
+    assert find_no_split_classes(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == frozenset()
+
+
+def test_a_lone_block_in_a_module_list_is_one() -> None:
+    assert find_no_split_classes(Stack(depth=1)) == {"Block"}
+
+
+def test_experts_inside_a_block_do_not_split_it() -> None:
+    class Expert(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Linear(2, 2)
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList(Expert() for _ in range(4))
+
+    assert find_no_split_classes(nn.ModuleList(Layer() for _ in range(2))) == {"Layer"}
+
+
+def test_units_are_blocks_and_what_stands_beside_them() -> None:
+    assert names(Stack(depth=2)) == ["embed", "blocks.0", "blocks.1", "norm", "head"]
+
+
+def test_tensors_that_a_split_module_holds_itself_are_units() -> None:
+    units = {unit.name: unit for unit in find_units(Stack(depth=2, direct=True))}
+    assert units["scale"].class_name == "Parameter"
+    assert units["offset"].class_name == "Buffer"
+    assert units["scale"].is_tensor
+    assert not units["blocks.0"].is_tensor
+
+
+def test_composite_modules_beside_blocks_stay_whole() -> None:
+    class WithEmbeddings(Stack):
+        def __init__(self) -> None:
+            super().__init__(depth=2)
+            self.embed = nn.ModuleDict({"word": nn.Embedding(4, 4)})
+            self.pooler = Block(4)
+
+    assert names(WithEmbeddings()) == ["embed.word", "blocks.0", "blocks.1", "norm", "head", "pooler"]
+
+
+def test_named_classes_replace_the_search_and_an_empty_list_splits_to_leaves() -> None:
+    model = Stack(depth=1)
+    assert names(model, []) == ["embed", "blocks.0.up", "blocks.0.down", "norm", "head"]
+    assert names(model, ["Linear"]) == ["embed", "blocks.0.up", "blocks.0.down", "norm", "head"]
+    assert names(nn.Sequential(Flat(), Flat()), ["Flat"]) == ["0", "1"]
+
+
+def test_a_model_that_is_one_leaf_is_one_unit() -> None:
+    assert names(nn.Linear(2, 2)) == [""]
+
+
+def test_plain_embeddings_are_lookups() -> None:
+    lookups = {unit.name for unit in find_units(Stack()) if unit.is_lookup}
+    assert lookups == {"embed"}
+    assert not find_units(nn.Embedding(2, 2, max_norm=1.0))[0].is_lookup
+
+
+def test_units_cover_every_tensor_once() -> None:
+    for model in (Stack(direct=True), Flat(), on_meta(Stack, tied=True), tiny_llama()):
+        owners = names(model)
+        for name, *_ in named_tensors(model):
+            holding = [owner for owner in owners if name == owner or name.startswith(f"{owner}.")]
+            assert len(holding) == 1, name
+
+
+def test_a_model_that_does_not_say_what_must_stay_whole_computes_with_all_its_parts_return() -> None:
+    modules = dict(on_meta(Stack).named_modules())
+    assert combining_module(modules, "blocks.0", {"Block"}) == ""
+    assert combining_module(modules, "blocks.0.up", {"Block"}) == "blocks.0"
+    assert combining_module(modules, "", {"Block"}) is None
+
+
+def test_one_that_says_so_passes_on_what_its_blocks_return() -> None:
+    modules, whole = dict(tiny_llama().named_modules()), {"LlamaDecoderLayer"}
+    assert combining_module(modules, "model.layers.0", whole) is None
+    assert combining_module(modules, "lm_head", whole) is None
+
+
+def test_but_not_past_a_module_that_holds_tensors_or_must_stay_whole() -> None:
+    model = tiny_llama()
+    modules, whole = dict(model.named_modules()), {"LlamaDecoderLayer"}
+    assert combining_module(modules, "model.layers.0.mlp", whole) == "model.layers.0"
+    model.get_submodule("model").register_buffer("scale", torch.ones(1))
+    assert combining_module(modules, "model.layers.0", whole) == "model"
+
+
+def test_a_profile_tells_what_is_given_back_rows_of_tables_and_the_models_own_output() -> None:
+    profile = profile_model(tiny_llama(), context_length=16, new_tokens=2)
+    given_back = {e.unit for e in profile.phases[0].trace.events if isinstance(e, Leave) and e.outputs}
+    assert {profile.units[index].name for index in given_back} == {"model.embed_tokens", "lm_head"}
 
 
 def test_bytes_of_units_add_up_to_the_model() -> None:

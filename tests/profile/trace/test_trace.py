@@ -1,8 +1,33 @@
+"""Fewer events, the same books: the twin is a ledger that is given every event."""
+
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from bigmodel.profile import profile_model
 from bigmodel.profile.model.experts import Choice
-from bigmodel.profile.trace.trace import Allocate, Enter, Free, Held, Leave, Operation, Route, Trace
-from bigmodel.profile.trace.work import Work
+from bigmodel.profile.trace.ledger import Ledger, replay
+from bigmodel.profile.trace.trace import (
+    Allocate,
+    Burst,
+    Enter,
+    Event,
+    Free,
+    Held,
+    Leave,
+    Operation,
+    Route,
+    Scratch,
+    Trace,
+    condense,
+    cut,
+)
+from bigmodel.profile.trace.work import CALL, Work
 
 
 def test_units_in_the_order_they_first_ran() -> None:
@@ -23,3 +48,76 @@ def test_what_a_unit_leaves_alive_is_its_cache() -> None:
 def test_choices_of_routers_are_told_by_unit_and_by_the_place_of_the_experts_in_it() -> None:
     choice = Choice(tokens=4, per_token=2, count=8)
     assert Trace((Enter(1), Route(0, choice), Leave(1))).choices() == {1: {0: choice}}
+
+
+def test_a_recording_is_cut_into_traces_that_know_what_was_alive() -> None:
+    events = [Enter(1), Allocate(0, 8), Leave(1), Allocate(1, 4), Free(1), Enter(2), Free(0), Leave(2)]
+    first, second = cut(events, [(0, 3), (5, 8)])
+    assert first.initial == ()
+    assert [(held.storage, held.nbytes, held.unit) for held in second.initial] == [(0, 8, 1)]
+    assert second.events == tuple(events[5:8])
+
+
+def book_every_event(trace: Trace, runs_on: dict[int, Any], **options: Any) -> Ledger[Any]:
+    ledger: Ledger[Any] = Ledger(runs_on, 0, **options)
+    for held in trace.initial:
+        ledger.hold(held)
+    for event in trace.events:
+        ledger.book(event)
+    return ledger
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Draw units that run one after another, allocate, free what is alive by then, and hand on what they made last."""
+    events: list[Event] = []
+    alive, made, handed = [0], 0, 0
+    for unit in range(draw(st.integers(1, 5))):
+        events.append(Enter(unit, ((handed, 8),) if handed in alive else ()))
+        for action in draw(st.lists(st.sampled_from(["make", "free", "scratch", "operate"]), max_size=12)):
+            if action == "make":
+                made += 1
+                alive.append(made)
+                events.append(Allocate(made, draw(st.integers(1, 99))))
+            elif action == "free" and alive:
+                events.append(Free(alive.pop(draw(st.integers(0, len(alive) - 1)))))
+            elif action == "scratch":
+                events.append(Scratch(draw(st.integers(1, 99))))
+            else:
+                events.append(Operation(Work(CALL)))
+        handed = made
+        events.append(Leave(unit, ((handed, 8),) if handed in alive else ()))
+    return Trace(tuple(events), (Held(0, 50, 0),))
+
+
+@given(traces(), st.lists(st.sampled_from([0, 1, "cpu"]), min_size=5, max_size=5))
+def test_every_device_map_gets_the_books_that_every_event_gives(trace: Trace, devices: list[Any]) -> None:
+    runs_on = dict(enumerate(devices))
+    expected, books = book_every_event(trace, runs_on), replay(trace, runs_on, 0)
+    assert (books.peak, books.now) == (expected.peak, expected.now)
+
+
+def test_a_mixture_in_little_room_gets_them_too_from_a_tenth_of_the_events() -> None:
+    config = MixtralConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, num_local_experts=8, num_experts_per_tok=2,
+    )  # fmt: skip
+    with torch.device("meta"):
+        profile = profile_model(MixtralForCausalLM(config), context_length=64)
+    room = {(index, 0): 3 for index, unit in enumerate(profile.units) if unit.experts}
+    for phase in profile.phases:
+        for runs_on in ({}, {index: index % 2 for index in range(len(profile.units))}):
+            expected = book_every_event(phase.trace, runs_on, brought_to="cpu", experts=room)
+            books = replay(phase.trace, runs_on, 0, brought_to="cpu", experts=room)
+            assert (books.peak, books.now) == (expected.peak, expected.now)
+        assert len(phase.trace.condensed) < len(phase.trace.events) / 2
+
+
+def test_what_lives_and_dies_in_one_turn_is_one_burst() -> None:
+    turn = [Enter(0), Allocate(1, 10), Allocate(2, 20), Free(1), Scratch(5), Free(2), Leave(0)]
+    assert list(condense(turn)) == [Enter(0), Burst(30, 0), Leave(0)]
+
+
+def test_what_outlives_the_turn_is_named() -> None:
+    turn = [Enter(0), Allocate(1, 10), Allocate(2, 20), Free(1), Leave(0, ((2, 20),))]
+    assert list(condense(turn)) == [Enter(0), Burst(10, 10), Allocate(2, 20), Burst(0, -10), Leave(0, ((2, 20),))]

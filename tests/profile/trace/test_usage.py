@@ -1,5 +1,8 @@
+"""What a generation takes, against the virtual accelerator's own books: to the byte."""
+
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,13 +10,194 @@ import pytest
 import torch
 import transformers as t
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from bigmodel.profile import profile_units
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.plan import Plan, make_plan
+from bigmodel.profile import profile_model, profile_units
+from bigmodel.profile.trace import usage as generation
 from bigmodel.profile.trace.dry_run import dry_run
-from bigmodel.profile.trace.usage import image_shape, sound_shape
+from bigmodel.profile.trace.usage import image_shape, keeps_mask, sound_shape
 from bigmodel.profile.trace.workload import Workload
 
 from ..models import Flat, on_meta, tiny_llama
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+DEVICE = "virtual:0"
+
+
+def small(family: str) -> Any:
+    """A model with real weights, small."""
+    import transformers as t
+
+    if family == "gpt2":
+        return t.GPT2LMHeadModel(t.GPT2Config(n_embd=64, n_layer=6, n_head=4, vocab_size=160, n_positions=128)).eval()
+    sizes: dict[str, Any] = {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 128,
+    }  # fmt: skip
+    if family == "mixtral":
+        return t.MixtralForCausalLM(t.MixtralConfig(**sizes, num_local_experts=4)).eval()
+    return t.LlamaForCausalLM(t.LlamaConfig(**sizes)).eval()
+
+
+def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int) -> int:
+    """The device's highest mark while `generate` feeds `new_tokens` tokens after the prompt, ids and mask included."""
+    gc.collect()
+    reset_peak_memory(DEVICE)
+    ids = torch.arange(batch_size * prompt, device="cpu").reshape(batch_size, prompt).to(DEVICE) % 160
+    # The token that generate returns last is not fed to the model.
+    # The token that ends a text is one that never comes.
+    asked = {"max_new_tokens": new_tokens + 1, "eos_token_id": 10**6, "pad_token_id": 0}
+    with torch.inference_mode():
+        model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **asked)
+    return max_memory_allocated(DEVICE)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+@pytest.mark.parametrize(("batch_size", "prompt", "new_tokens"), [(1, 60, 1), (3, 40, 2), (2, 3, 37)])
+def test_the_peak_of_generate_is_predicted_to_the_byte(
+    family: str, batch_size: int, prompt: int, new_tokens: int
+) -> None:
+    model = small(family)
+    profile = profile_model(
+        model, batch_size=batch_size, context_length=prompt + new_tokens, new_tokens=new_tokens, device_type="virtual"
+    )
+    dynamic = profile.dynamic_peaks({}, main=0)[0]
+    predicted = profile.weights + profile.buffers + dynamic
+    assert peak_of_generating(model.to(DEVICE), batch_size, prompt, new_tokens) == predicted
+
+
+def planned(model: Any, share: float, **shapes: Any) -> Plan:
+    """A plan under which only part of the weights can stay on the accelerator."""
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    profile = profile_model(model, device_type="virtual", **shapes)
+    return make_plan(profile, {0: int(share * weights) + profile.activations + sum(profile.kv_cache), "cpu": "1GB"})
+
+
+def test_the_peak_of_a_streamed_model_is_predicted_to_the_byte() -> None:
+    from bigmodel.dispatch import dispatch_model
+
+    model = small("llama")
+    plan = planned(model, 0.7, batch_size=2, context_length=64, new_tokens=1)
+    assert len(plan.streamed) > 1
+    dispatch_model(model, plan.device_map, main_device=plan.main_device)
+    assert peak_of_generating(model, 2, 63, 1) == plan.devices[0].total
+
+
+def test_when_nothing_is_said_of_new_tokens_the_prompt_may_fill_the_context() -> None:
+    """A plain forward of the whole context holds the plan: it has no mask and no positions of its own."""
+    from bigmodel.dispatch import dispatch_model
+
+    model = small("llama")
+    plan = planned(model, 0.8, batch_size=1, context_length=128)
+    dispatch_model(model, plan.device_map, main_device=plan.main_device)
+    gc.collect()
+    reset_peak_memory(DEVICE)
+    with torch.inference_mode():
+        model(torch.zeros(1, 128, dtype=torch.long, device=DEVICE))
+    measured = max_memory_allocated(DEVICE)
+    not_there = 2 * 128 * 8 + 5 * 8
+    assert plan.devices[0].total - not_there <= measured <= plan.devices[0].total
+
+
+def test_the_last_step_of_a_full_context_is_planned_for_too() -> None:
+    profile = profile_model(small("llama"), context_length=64)
+    one = profile_model(small("llama"), context_length=64, new_tokens=1)
+    assert [phase.tokens for phase in profile.phases] == [64, 1]
+    assert [phase.tokens for phase in one.phases] == [63, 1]
+    assert profile.kv_cache == one.kv_cache
+
+
+@pytest.mark.parametrize(("batch_size", "source", "new_tokens"), [(1, 39, 1), (2, 60, 4)])
+def test_the_peak_of_an_encoder_decoder_is_predicted_to_the_byte(batch_size: int, source: int, new_tokens: int) -> None:
+    import transformers as t
+
+    sizes: dict[str, Any] = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 128))
+    }
+    model = t.BartForConditionalGeneration(t.BartConfig(d_model=64, vocab_size=160, forced_eos_token_id=None, **sizes))
+    profile = profile_model(
+        model.eval(),
+        batch_size=batch_size,
+        context_length=source + new_tokens,
+        new_tokens=new_tokens,
+        device_type="virtual",
+    )
+    predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
+    # An encoder-decoder is fed the token it starts with, so one new token less than a decoder.
+    assert peak_of_generating(model.to(DEVICE), batch_size, source, new_tokens - 1) == predicted
+
+
+def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> None:
+    """`generate` brings them to the model's first weights, and the dispatched model back to where it runs."""
+    from bigmodel.dispatch import dispatch_model
+
+    model = small("llama")
+    profile = profile_model(model, batch_size=2, context_length=64, new_tokens=1, device_type="virtual")
+    device_map = {unit.name: "cpu" if unit.name == "model.embed_tokens" else 0 for unit in profile.units}
+    runs = {index: device_map[unit.name] for index, unit in enumerate(profile.units)}
+    predicted = profile.dynamic_peaks(runs, 0, brought_to="cpu")[0]
+    table = model.model.embed_tokens.weight.nbytes
+    dispatch_model(model, device_map, main_device=0)
+    assert peak_of_generating(model, 2, 63, 1) == profile.weights + profile.buffers - table + predicted
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("apart", [1, 2, 7])
+def test_what_crosses_between_two_accelerators_is_predicted_to_the_byte(family: str, apart: int) -> None:
+    """GPT-2 adds positions to words, each of which may lie elsewhere; scores come back to where the inputs are."""
+    from bigmodel.dispatch import dispatch_model
+
+    model = small(family)
+    profile = profile_model(model, batch_size=2, context_length=64, new_tokens=2, device_type="virtual")
+    runs = {index: int(index >= apart) for index in range(len(profile.units))}
+    predicted = profile.dynamic_peaks(runs, 0, brought_to=runs[profile.first])
+    before = [memory_allocated(f"virtual:{index}") for index in range(2)]
+    dispatch_model(model, {unit.name: runs[index] for index, unit in enumerate(profile.units)}, main_device=0)
+    there = [memory_allocated(f"virtual:{index}") - before[index] for index in range(2)]
+    reset_peak_memory("virtual:1")
+    peak_of_generating(model, 2, 62, 2)
+    peaks = [max_memory_allocated(f"virtual:{index}") - before[index] for index in range(2)]
+    assert peaks == [there[index] + predicted.get(index, 0) for index in range(2)]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+def test_a_cache_cut_by_one_token_is_that_of_a_shorter_prompt(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin runs the shorter prompt."""
+    model = small(family)
+
+    def facts() -> list[object]:
+        found = profile_model(model, context_length=32, batch_size=2)
+        maps: list[dict[int, Any]] = [{}, {unit: unit % 2 or "cpu" for unit in range(len(found.units))}]
+        alive = [sorted((held.unit, held.nbytes) for held in phase.trace.initial) for phase in found.phases]
+        return [found.kv_cache, alive, *(found.dynamic_peaks(runs_on, 0) for runs_on in maps)]
+
+    cut = facts()
+    monkeypatch.setattr(generation, "_shorter_by_one", lambda *_: None)
+    assert cut == facts()
+
+
+def test_other_models_get_the_mask_if_and_only_if_the_watched_one_does() -> None:
+    model: Any = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8, n_positions=8))
+    seen = []
+    model.register_forward_pre_hook(lambda _m, _a, kwargs: seen.append(kwargs.get("attention_mask")), with_kwargs=True)
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, do_sample=False, pad_token_id=0)
+    assert seen
+    assert all((mask is not None) is keeps_mask() for mask in seen)
+
+
+def test_watching_leaves_random_numbers_as_they_were() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    keeps_mask.cache_clear()
+    torch.manual_seed(1)
+    keeps_mask()
+    assert torch.rand(1) == pytest.approx(expected)
 
 
 def phases(model: nn.Module, **shapes: Any) -> list[tuple[str, int]]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bigmodel.checkpoint.slots import find_slots, parameter_like
+from bigmodel.checkpoint.model_tensors import find_slots, parameter_like
 from tests.checkpoint.helpers import Tied
 
 

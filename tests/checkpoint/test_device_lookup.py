@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bigmodel.checkpoint.placement import Placement
+from bigmodel.checkpoint.device_lookup import Placement
 from bigmodel.errors import DeviceError, DeviceMapError
 
 

@@ -1,5 +1,3 @@
-"""."""
-
 from __future__ import annotations
 
 import pytest
@@ -8,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from bigmodel.profile.trace.layer_repeat import CONTEXT, CannotRepeat, Shortening, kind_of, lengthen, shorten
+from bigmodel.profile.trace.extrapolate import CONTEXT, CannotRepeat, Shortening, kind_of, lengthen, shorten
 from bigmodel.profile.trace.ledger import replay
 from bigmodel.profile.trace.trace import Allocate, Enter, Free, Held, Leave, Trace
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from ..model.units import UnitProfile
 from .trace import Allocate, Call, Enter, Event, Free, Held, Leave, Return, Trace
 
 
@@ -218,3 +219,17 @@ def kind_of(block: nn.Module) -> object:
         )
         parts.append((name, type(module), tuple(tensors), tuple(map(repr, settings))))
     return tuple(parts)
+
+
+def find_shortenings(model: nn.Module, units: Sequence[UnitProfile]) -> list[Shortening]:
+    """Return the lists of blocks of `model` that can be cut, and how."""
+    number = {unit.name: index for index, unit in enumerate(units) if unit.is_block}
+    found = []
+    for path, module in model.named_modules():
+        names = [f"{path}.{child}" if path else child for child in module._modules]
+        if not isinstance(module, nn.ModuleList) or not all(name in number for name in names):
+            continue
+        cut = shorten([kind_of(block) for block in module])
+        if cut is not None:
+            found.append(Shortening(path, tuple(number[name] for name in names), *cut))
+    return found
