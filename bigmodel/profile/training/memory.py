@@ -14,7 +14,7 @@ from torch import nn
 from ...arguments import check_choice, check_flags, check_model, optional_whole_number, whole_number
 from ...devices import HOST, virtual
 from ..model.units import UnitProfile, profile_units
-from .step import TrainingStep, check_optimizer
+from .step import BACKWARD, FORWARD, LOSS, OPTIMIZER, PHASES, REDUCING, TrainingStep, check_optimizer
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,6 @@ def training_memory(
 
 DDP, FSDP = "ddp", "fsdp"
 STRATEGIES = (DDP, FSDP)
-FORWARD, LOSS, BACKWARD, REDUCING, OPTIMIZER = "forward", "loss", "backward", "reducing", "optimizer"
-PHASES = (FORWARD, LOSS, BACKWARD, REDUCING, OPTIMIZER)
-"""Of a step of training: the backward is that of the "loss" until it comes to the last block, and "reducing" from the
-first gradient of a block on."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,12 @@ from ..trace.session import ConstantsThroughHost
 from ..trace.trace import Allocate, Free, Scratch
 from ..trace.usage import image_shape
 from ..trace.workload import trained_length
-from .memory import PHASES
 from .streamed_call import hold_on_host
+
+FORWARD, LOSS, BACKWARD, REDUCING, OPTIMIZER = "forward", "loss", "backward", "reducing", "optimizer"
+PHASES = (FORWARD, LOSS, BACKWARD, REDUCING, OPTIMIZER)
+"""Of a step of training: the backward is that of the "loss" until it comes to the last block, and "reducing" from the
+first gradient of a block on."""
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 """Called with a list of parameters."""

@@ -113,7 +113,7 @@ def test_the_command_shows_what_is_known(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
     )
     assert done.returncode == 0, done.stderr
     assert "round figures" in done.stdout

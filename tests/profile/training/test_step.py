@@ -9,9 +9,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from bigmodel.errors import PlanError
-from bigmodel.profile.training.memory import BACKWARD, FORWARD, OPTIMIZER, REDUCING
 from bigmodel.profile.training.step import (
+    BACKWARD,
+    FORWARD,
+    OPTIMIZER,
     OPTIMIZERS,
+    REDUCING,
     TrainingStep,
     check_optimizer,
     make_optimizer,
