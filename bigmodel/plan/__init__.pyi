@@ -1,5 +1,6 @@
 from .accelerate_api import check_device_map as check_device_map
 from .accelerate_api import clean_device_map as clean_device_map
+from .accelerate_api import get_balanced_memory as get_balanced_memory
 from .accelerate_api import infer_auto_device_map as infer_auto_device_map
 from .accelerate_api import owner_of as owner_of
 from .memory.windows import AHEAD_BYTES as AHEAD_BYTES
@@ -14,7 +15,6 @@ from .result.plan import DevicePlan as DevicePlan
 from .result.plan import Part as Part
 from .result.plan import Plan as Plan
 from .result.plan import Prediction as Prediction
-from .search.balance import balanced_caps as balanced_caps
-from .search.balance import get_balanced_memory as get_balanced_memory
+from .search.greedy import balanced_caps as balanced_caps
 from .search.searcher import OFFLOADS as OFFLOADS
 from .training import plan_training as plan_training

@@ -1,7 +1,4 @@
-"""`infer_auto_device_map`: this planner behind accelerate's signature.
-
-Device maps as accelerate writes them: checking and tidying.
-"""
+"""Accelerate's functions about device maps, with accelerate's signatures, on this planner."""
 
 from __future__ import annotations
 
@@ -14,15 +11,15 @@ from typing import Any
 
 from torch import nn
 
-from ..arguments import check_flags, check_names
+from ..arguments import check_flags, check_model, check_names
 from ..devices import DeviceLike, format_size
 from ..errors import DeviceMapError
 from ..profile import DtypeLike, UnitProfile, named_tensors, profile_units
 from .memory.shortage import budget_error
-from .result.budgets import Key, is_accelerator, read_budgets
+from .result.budgets import HEADROOM, Key, is_accelerator, read_budgets
 from .search.capacity import Item, Placement, Room
-from .search.greedy import place_greedily
-from .search.groups import Group, tie_groups
+from .search.greedy import balanced_caps, place_greedily
+from .search.items import Group, tie_groups
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +37,10 @@ def infer_auto_device_map(
 ) -> OrderedDict[str, int | str]:
     """Return a device map that fills accelerators in order, then RAM, then disk. Counts weights only.
 
-    Where it differs from accelerate's: room for the largest streamed layer is kept only when a layer is
-    streamed; an accelerator that was passed over is tried again, so one huge layer pushes nothing else away;
-    buffers and parameters that a split module holds itself are placed too; units that must not be split are
-    found when none are named. `bigmodel.plan.plan` also counts KV cache and activations and predicts time.
+    It differs from accelerate's in that room for the largest streamed layer is reserved only when a layer is streamed;
+    an accelerator that was passed over is tried again, so one huge layer pushes nothing else away; buffers and
+    parameters that a split module holds itself are placed too; and classes that must not be split are found when none
+    are named. `make_plan` also counts KV cache and activations, and predicts time.
 
     Args:
         model: any module, also on meta.
@@ -54,7 +51,7 @@ def infer_auto_device_map(
         verbose: log every decision.
         clean_result: replace siblings on one device by their parent.
         offload_buffers: False: buffers of units that are not resident count on the main device.
-        fallback_allocation: accepted; a device that was left empty is always tried with later layers.
+        fallback_allocation: accepted and ignored: a device that was left empty is always tried with later layers.
 
     Raises:
         BudgetError: nothing fits, because `"disk"` was given a budget that is too small.
@@ -98,7 +95,7 @@ def _in_order(
 
 
 def _warn_about_buffers(groups: Sequence[Group], placement: Placement, room: Room) -> None:
-    """Warn when buffers of units that are not resident will not fit beside what the main device holds."""
+    """Warn when the buffers of units that are not resident do not fit beside what the main device holds."""
     if not is_accelerator(placement.main):
         return
     held = list(zip(groups, placement.held, strict=True))
@@ -115,21 +112,61 @@ def _warn_about_buffers(groups: Sequence[Group], placement: Placement, room: Roo
         )
 
 
+def get_balanced_memory(
+    model: nn.Module,
+    max_memory: Mapping[DeviceLike, int | str] | None = None,
+    no_split_module_classes: Iterable[str] | str | None = None,
+    dtype: DtypeLike | None = None,
+    special_dtypes: Mapping[str, DtypeLike] | None = None,
+    low_zero: bool = False,
+) -> dict[int | str, int]:
+    """Return budgets under which filling the accelerators in order spreads the model evenly over them.
+
+    They are the smallest caps under which everything still fits in order. The budgets stay as they are if the model
+    does not fit the accelerators together.
+
+    Args:
+        model: any module, also on meta.
+        max_memory: budgets as `get_max_memory` takes them; None: what is free.
+        no_split_module_classes: class names not to be split; None: find them.
+        dtype: floating point tensors count as this dtype.
+        special_dtypes: dtype by tensor name, stronger than `dtype`.
+        low_zero: keep the first accelerator as empty as possible (it will do other work, such as generation).
+
+    Raises:
+        PlanError: an argument makes no sense; the message names it.
+        SizeError: a budget is not a size.
+        DeviceError: a budget is of no device.
+    """
+    check_model(model)
+    check_flags(low_zero=low_zero)
+    budgets = read_budgets(max_memory)
+    keys = [key for key, size in budgets.items() if size > 0 and is_accelerator(key)]
+    if len(keys) == 1 and max_memory is None:
+        budgets[keys[0]] = int(budgets[keys[0]] * HEADROOM)
+    if len(keys) < 2:
+        return budgets
+    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
+    caps = balanced_caps([group.nbytes for group in tie_groups(units)], [budgets[k] for k in keys], low_zero)
+    budgets.update(zip(keys, caps, strict=True))
+    return budgets
+
+
 def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
-    """Check that every parameter and buffer of `model` has a place in `device_map`.
+    """Check that `device_map` gives every parameter and buffer of `model` a device.
 
     Keys may be modules, parameters or buffers. A key that names nothing in the model is warned about.
 
     Raises:
-        DeviceMapError: tensors without a place; the message names them.
-        PlanError: the map is no mapping by name, or the model no module.
+        DeviceMapError: tensors have no device; the message names them.
+        PlanError: the map is no mapping by name, or the model is no module.
     """
     check_names("device_map", device_map)
     tensors = {name: persistent for name, _tensor, _is_buffer, persistent in named_tensors(model)}
     modules = {name for name, _ in model.named_modules(remove_duplicate=False)}
     unknown = [key for key in device_map if key not in modules and key not in tensors]
     if unknown:
-        logger.warning("the device map names what is not in the model: %s", ", ".join(sorted(unknown)))
+        logger.warning("the device map has keys that are not in the model: %s", ", ".join(sorted(unknown)))
     missing = [name for name, persistent in tensors.items() if persistent and owner_of(name, device_map) is None]
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
@@ -137,7 +174,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
 
 
 def owner_of(name: str, device_map: Mapping[str, Any]) -> str | None:
-    """Return the longest key of `device_map` that is `name` or holds it; None if there is none."""
+    """Return the longest key of `device_map` that is `name` or a module around it; None if there is none."""
     key = name
     while key:
         if key in device_map:

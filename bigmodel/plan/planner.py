@@ -26,8 +26,7 @@ from .result.plan import Plan
 from .search.capacity import Room
 from .search.fit import checked_main, greedy_assignment, room_around
 from .search.searcher import OFFLOADS, Searcher
-from .time.cost import CostModel
-from .time.objective import Objective
+from .time.cost import CostModel, Objective
 from .time.unit_cost import device_name
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")

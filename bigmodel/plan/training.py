@@ -28,7 +28,7 @@ from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, w
 from .result.plan import DevicePlan, Plan
 from .search.capacity import Room
 from .search.fit import checked_main
-from .search.groups import tie_groups
+from .search.items import tie_groups
 
 STRATEGY = "training"
 

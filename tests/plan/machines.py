@@ -1,12 +1,24 @@
-"""A machine of round figures with virtual accelerators, for tests that must not depend on this one."""
+"""A machine with set speeds and profiles of small models, shared by the tests of planning."""
 
 from __future__ import annotations
 
+from functools import cache
+
+from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.machine import Curve, DeviceLinks, DeviceSpeed, LinkSpeed, MachineProfile
+
+from ..profile.models import tiny_llama
 
 
 def machine(link: float = 1e8, accelerator: float = 1e-10, host: float = 1e-9, call: float = 1e-7) -> MachineProfile:
-    """`link`: bytes per second; `accelerator`, `host`: seconds for each number of a matrix."""
+    """Return a machine with one virtual accelerator.
+
+    Args:
+        link: bytes per second.
+        accelerator: its seconds for each number of a matrix.
+        host: the same of the host.
+        call: seconds of one operation beside that.
+    """
 
     def device(seconds: float) -> DeviceSpeed:
         curve = Curve((1.0, 64.0), (seconds, 4 * seconds), grows=True)
@@ -22,4 +34,18 @@ def machine(link: float = 1e8, accelerator: float = 1e-10, host: float = 1e-9, c
         disk_cold=1e7,
         disk_warm=1e9,
         memory_bytes=2**36,
+    )
+
+
+@cache
+def llama_profile(
+    context_length: int = 32, new_tokens: int | None = None, batch_size: int = 1, **config: int
+) -> Profile:
+    """Return the profile of a tiny Llama on virtual accelerators; `config` changes its config."""
+    return profile_model(
+        tiny_llama(**config),
+        batch_size=batch_size,
+        context_length=context_length,
+        new_tokens=new_tokens,
+        device_type="virtual",
     )

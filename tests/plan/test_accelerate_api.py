@@ -1,4 +1,4 @@
-"""."""
+"""Device maps and budgets as accelerate makes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bigmodel.errors import BudgetError, DeviceMapError
-from bigmodel.plan import check_device_map, clean_device_map, infer_auto_device_map, owner_of
+from bigmodel.plan import check_device_map, clean_device_map, get_balanced_memory, infer_auto_device_map, owner_of
 from bigmodel.profile import compute_module_sizes, find_tied_parameters, named_tensors
 
 from ..profile.models import Block, Flat, Stack, on_meta
@@ -162,3 +162,37 @@ def test_tidying_changes_no_tensors_device_and_agrees_with_accelerate(device_map
     tidy = clean_device_map(dict(device_map))
     assert all(tidy[str(owner_of(name, tidy))] == device for name, device in device_map.items())
     assert tidy == reference(dict(device_map))
+
+
+def test_two_devices_share_a_model_evenly() -> None:
+    model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(8)))
+    budgets = get_balanced_memory(model, {0: 10_000, 1: 10_000, "cpu": 50})
+    assert budgets == {0: 4 * 440, 1: 4 * 440, "cpu": 50}
+    assert list(infer_auto_device_map(model, budgets, clean_result=False).values()) == [0] * 4 + [1] * 4
+
+
+def test_gaps_in_device_ids_are_no_trouble() -> None:
+    model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(4)))
+    budgets = get_balanced_memory(model, {1: 10_000, 3: 10_000}, low_zero=True)
+    assert budgets == {1: 0, 3: 4 * 440}
+
+
+def test_one_device_is_left_as_it_is() -> None:
+    assert get_balanced_memory(Flat(), {0: 300, "cpu": 9}) == {0: 300, "cpu": 9}
+
+
+def test_mixed_blocks_are_weighed_as_they_are() -> None:
+    class Dense(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.inner = nn.Linear(width, width, bias=False)
+
+    model = nn.ModuleList([*(Dense(4) for _ in range(3)), *(Dense(64) for _ in range(3))])
+    budgets = get_balanced_memory(model, {0: 10**6, 1: 10**6})
+    assert max(budgets.values()) == 2 * 64 * 64 * 4
+
+
+def test_ties_are_counted_once() -> None:
+    model = on_meta(Stack, depth=2, tied=True)
+    budgets = get_balanced_memory(model, {0: 10**6, 1: 10**6})
+    assert set(infer_auto_device_map(model, budgets).values()) == {0, 1}

@@ -1,4 +1,4 @@
-"""."""
+"""`plan`: which parts it leaves where, that budgets hold and bytes are exact, what it predicts, what it refuses."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as t
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from bigmodel.devices import virtual
-from bigmodel.errors import BudgetError, PlanError
-from bigmodel.plan import Plan, make_plan, plan
+from bigmodel.errors import BudgetError, DeviceError, PlanError, SizeError
+from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, owner_of, plan, planner
 from bigmodel.plan.memory.assignment import Assignment
 from bigmodel.plan.memory.evaluate import device_uses, over_budget
 from bigmodel.plan.planner import without_garbage_collection
 from bigmodel.plan.time.cost import CostModel
-from bigmodel.profile import Profile, profile_model
+from bigmodel.profile import Profile, find_tied_parameters, named_tensors
 
-from ..profile.models import Stack, on_meta, tiny_llama
-from .machines import machine
+from ..profile.models import Flat, Stack, on_meta, tiny_llama
+from .machines import llama_profile, machine
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
-MODEL = tiny_llama(num_hidden_layers=16, hidden_size=128, intermediate_size=256)
+DEEP = {"num_hidden_layers": 16, "hidden_size": 128, "intermediate_size": 256}
 MACHINE = machine()
 
 
 def profile(context: int = 32) -> Profile:
-    return profile_model(MODEL, context_length=context, new_tokens=2, device_type="virtual")
+    return llama_profile(context, new_tokens=2, **DEEP)
 
 
 def assignment_of(found: Plan, of: Profile) -> Assignment:
@@ -37,6 +39,26 @@ def assignment_of(found: Plan, of: Profile) -> Assignment:
     held = tuple(found.device_map.get(unit.name, found.main_device) for unit in of.units)
     runs = tuple(found.execution.get(unit.name, found.main_device) for unit in of.units)
     return Assignment(held, runs, found.main_device, found.slots, found.slot_bytes)
+
+
+def measured_weights(model: nn.Module, made: Plan) -> dict[object, int]:
+    """Bytes of parameters on each device of the map, tied ones once per device: the slow, obvious way."""
+    found: dict[object, dict[int, int]] = {}
+    for name, tensor, is_buffer, _ in named_tensors(model):
+        if not is_buffer:
+            device = made.device_map[str(owner_of(name, made.device_map))]
+            found.setdefault(device, {})[id(tensor)] = tensor.nbytes
+    return {device: sum(sizes.values()) for device, sizes in found.items()}
+
+
+def assert_sound(model: nn.Module, made: Plan, budgets: dict[int | str, int]) -> None:
+    check_device_map(model, made.device_map)
+    for device, planned in made.devices.items():
+        assert planned.total <= budgets.get(device, planned.total)
+    weights = {device: planned.weights for device, planned in made.devices.items() if planned.weights}
+    assert weights == measured_weights(model, made)
+    for names in find_tied_parameters(model):
+        assert len({made.device_map[str(owner_of(name, made.device_map))] for name in names}) == 1
 
 
 def test_streamed_blocks_lie_between_resident_ones_and_the_step_is_shorter_than_greedily() -> None:
@@ -69,7 +91,7 @@ def test_a_link_that_binds_is_named_and_one_more_gib_would_save_time() -> None:
 
 
 def test_a_model_that_fits_is_resident_and_bound_by_computing() -> None:
-    found = plan(MODEL, {0: "1GB", "cpu": "1GB"}, context_length=32, machine=MACHINE)
+    found = plan(profile(), {0: "1GB", "cpu": "1GB"}, machine=MACHINE)
     assert set(found.device_map.values()) == {0}
     assert found.prediction is not None
     assert found.prediction.binds.startswith("computing")
@@ -106,7 +128,7 @@ def test_throughput_weighs_the_prompt_too() -> None:
 
 
 def test_a_plan_with_its_prediction_survives_json() -> None:
-    found = plan(MODEL, {0: "2MB", "cpu": "1GB"}, context_length=16, machine=MACHINE)
+    found = plan(profile(), {0: "2MB", "cpu": "1GB"}, machine=MACHINE)
     assert found.prediction is not None
     assert Plan.from_json(found.to_json()) == found
     assert "predicted:" in str(found)
@@ -114,7 +136,7 @@ def test_a_plan_with_its_prediction_survives_json() -> None:
 
 def test_for_a_machine_that_is_not_here_no_time_is_predicted() -> None:
     virtual.disable()
-    found = plan(MODEL, {0: "3MB", "cpu": "1GB"}, context_length=16, objective="latency")
+    found = plan(profile(), {0: "3MB", "cpu": "1GB"}, objective="latency")
     assert found.prediction is None
     assert any("no time is predicted" in note for note in found.notes)
 
@@ -124,12 +146,6 @@ def test_without_known_shapes_the_plan_is_greedy_and_says_nothing_of_time() -> N
     found = plan(model, {0: 20_000, "cpu": 10**6}, machine=MACHINE)
     assert found.prediction is None
     assert found.device_map == make_plan(model, {0: 20_000, "cpu": 10**6}).device_map
-
-
-@pytest.mark.parametrize("wrong", [{"objective": "speed"}, {"offload": "sometimes"}])
-def test_an_unknown_choice_is_refused(wrong: dict[str, str]) -> None:
-    with pytest.raises(PlanError, match=next(iter(wrong.values()))):
-        plan(MODEL, {0: "1GB"}, context_length=8, machine=MACHINE, **wrong)  # type: ignore[arg-type]
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -165,7 +181,7 @@ def in_accelerates_order(of: Profile, budgets: dict[int | str, int]) -> Assignme
     slots = 2 * max(unit.slab() for unit in of.units)
     beside = of.activations + sum(of.kv_cache) + of.buffers + slots
     given = {key: max(budgets[key] - beside, 0) for key in (0, 1, "cpu") if key in budgets}
-    device_map = infer_auto_device_map(MODEL, given, no_split_module_classes=["LlamaDecoderLayer"])
+    device_map = infer_auto_device_map(tiny_llama(**DEEP), given, no_split_module_classes=["LlamaDecoderLayer"])
     held = []
     for unit in of.units:
         key = next((key for key in _prefixes(unit.name) if key in device_map), None)
@@ -188,23 +204,60 @@ def _prefixes(name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
+        ("strategy", ["auto"]),
+        ("strategy", "fastest"),
         ("objective", ["latency"]),
+        ("objective", "speed"),
+        ("offload", "sometimes"),
         ("offload_dtype", ""),
+        ("offload_dtype", 4),
         ("offload_dtype", torch.ones(2)),
         ("offload", None),
         ("offload_buffers", "yes"),
         ("per_pass", 3),
         ("slots", 0),
         ("slots", 1.5),
+        ("slots", float("nan")),
         ("machine", "this one"),
-        ("batch_size", float("nan")),
         ("model", 3),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> None:
-    given: dict[str, Any] = {"model": tiny_llama(), "max_memory": {"cpu": "1GB"}, "context_length": 16, argument: value}
+    given: dict[str, Any] = {"model": llama_profile(), "max_memory": {"cpu": "1GB"}, argument: value}
     with pytest.raises(PlanError, match=argument):
         plan(**given)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("batch_size", float("nan")),
+        ("batch_size", 2**31),
+        ("context_length", "16"),
+        ("new_tokens", 1.5),
+        ("no_split_module_classes", {"Layer": 1}),
+    ],
+)
+def test_a_shape_that_makes_no_sense_is_named(argument: str, value: Any) -> None:
+    with pytest.raises(PlanError, match=argument):
+        plan(tiny_llama(), {"cpu": "1GB"}, **{argument: value})
+
+
+def test_a_search_objective_contradicts_a_strategy_that_does_not_search() -> None:
+    with pytest.raises(PlanError, match=r"strategy='sequential'.*objective='latency'"):
+        plan(llama_profile(), {0: "1GB"}, "sequential", objective="latency")
+
+
+def test_a_strategy_without_search_is_predicted_with_the_objective_fit() -> None:
+    of = profile()
+    budget = {0: of.weights // 2 + of.activations, "cpu": "1GB"}
+    found = plan(of, budget, "sequential", objective="fit", machine=MACHINE)
+    assert found.prediction is not None
+    assert found.device_map == plan(of, budget, "sequential").device_map
+
+
+def test_the_top_level_name_is_the_same_function() -> None:
+    assert make_plan is plan
 
 
 def test_the_collector_rests_meanwhile_and_goes_on_also_after_an_error() -> None:
@@ -222,3 +275,230 @@ def test_one_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_model_that_fits_has_nothing_streamed() -> None:
+    made = make_plan(llama_profile(), {0: "10MB", "cpu": "10MB"})
+    assert set(made.device_map.values()) == {0}
+    assert made.streamed == ()
+    assert made.slots == 0
+
+
+def test_the_map_is_in_the_order_the_parts_run() -> None:
+    names = list(make_plan(llama_profile(), {"cpu": "10MB"}).device_map)
+    assert names[0] == "model.embed_tokens"
+    assert names[-1] == "lm_head"
+    assert names.index("model.rotary_emb") < names.index("model.layers.0")
+
+
+def test_without_accelerators_all_runs_on_the_cpu_and_the_rest_is_viewed_on_disk() -> None:
+    made = make_plan(llama_profile(), {"cpu": "500kB"})
+    assert set(made.execution.values()) == {"cpu"}
+    assert set(made.device_map.values()) == {"cpu", "disk"}
+    assert_sound(tiny_llama(), made, {"cpu": 500_000})
+
+
+def test_streamed_blocks_have_two_slots_on_the_main_device() -> None:
+    model = tiny_llama(num_hidden_layers=12, hidden_size=128, intermediate_size=512)
+    made = make_plan(model, {0: "4MB", "cpu": "100MB"}, context_length=16)
+    assert made.slots == 2
+    assert len(made.streamed) > 1
+    assert made.devices[0].slots == 2 * made.slot_bytes
+    assert made.slot_bytes >= max(part.bytes for part in made.streamed)
+    assert_sound(model, made, {0: 4_000_000, "cpu": 100_000_000})
+
+
+def test_embeddings_that_are_not_resident_are_looked_up_where_they_lie() -> None:
+    model = tiny_llama(vocab_size=20_000)
+    made = make_plan(model, {0: "8MB", "cpu": "100MB"}, context_length=16)
+    assert (made.device_map["model.embed_tokens"], made.execution["model.embed_tokens"]) == ("cpu", "cpu")
+    assert made.device_map["lm_head"] == 0
+
+
+def test_kv_cache_and_activations_count_against_the_device_that_runs_the_layer() -> None:
+    profile = llama_profile(256, batch_size=2, num_hidden_layers=8)
+    each = (profile.weights + sum(profile.kv_cache)) * 2 // 3 + profile.activations
+    made = make_plan(profile, {0: each, 1: each})
+    assert sum(device.kv_cache for device in made.devices.values()) == sum(profile.kv_cache)
+    for device in (0, 1):
+        layers = [name for name, at in made.execution.items() if at == device and "layers" in name]
+        assert made.devices[device].kv_cache == len(layers) * max(profile.kv_cache)
+        assert made.devices[device].activations > 0
+    assert_sound(tiny_llama(num_hidden_layers=8), made, {0: each, 1: each})
+
+
+def test_balanced_shares_and_low_zero_spares_the_first() -> None:
+    budgets = {0: "8MB", 1: "8MB"}
+    even, low, ordered = (
+        make_plan(llama_profile(num_hidden_layers=8), budgets, strategy)
+        for strategy in ("balanced", "balanced_low_0", "sequential")
+    )
+    assert abs(even.devices[0].weights - even.devices[1].weights) < 200_000
+    assert low.devices[0].weights == 0
+    assert ordered.devices[1].weights == 0
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sequential"])
+def test_where_the_first_accelerator_is_too_small_for_any_block_another_runs_them(strategy: str) -> None:
+    model = on_meta(Stack, width=64, depth=4)
+    block = sum(p.nbytes for p in model.blocks[0].parameters())  # type: ignore[index]
+    found = make_plan(model, {0: block - 1, 1: 3 * block, "cpu": 2**30}, strategy, context_length=0)
+    assert found.main_device == 1
+    assert {found.execution[f"blocks.{index}"] for index in range(4)} == {1}
+    assert list(found.device_map.values()).count("cpu") > 0
+    assert all(use.total <= use.budget for use in found.devices.values() if use.budget is not None)
+
+
+def test_the_main_device_can_be_chosen() -> None:
+    profile = llama_profile(num_hidden_layers=12)
+    made = make_plan(profile, {0: "600kB", 1: "600kB", "cpu": "100MB"}, main_device="virtual:1")
+    assert made.main_device == 1
+    assert {part.runs_on for part in made.streamed} == {1}
+
+
+def test_a_main_device_without_a_budget_is_refused() -> None:
+    with pytest.raises(PlanError, match="main_device"):
+        make_plan(Flat(), {0: 1000}, main_device=1)
+
+
+def test_direct_tensors_of_a_split_module_are_on_the_main_device() -> None:
+    model = on_meta(Stack, width=32, depth=8, direct=True)
+    made = make_plan(model, {0: 120_000, "cpu": 10**6})
+    assert made.device_map["scale"] == made.device_map["offset"] == 0
+    assert "cpu" in made.device_map.values()
+    assert_sound(model, made, {0: 120_000, "cpu": 10**6})
+
+
+def test_tied_embeddings_go_together() -> None:
+    profile = llama_profile(tie_word_embeddings=True, vocab_size=4000)
+    for budget in ("900kB", "3MB", "6MB"):
+        made = make_plan(profile, {0: budget, "cpu": "100MB"})
+        assert made.device_map["model.embed_tokens"] == made.device_map["lm_head"]
+
+
+def test_mixed_dense_and_expert_layers_and_their_slots() -> None:
+    config = t.DeepseekV3Config(
+        hidden_size=32, intermediate_size=64, moe_intermediate_size=64, num_hidden_layers=6, n_routed_experts=8,
+        num_attention_heads=4, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=8, qk_rope_head_dim=8,
+        v_head_dim=8, qk_nope_head_dim=8, n_group=2, topk_group=1, num_experts_per_tok=2, vocab_size=64,
+        first_k_dense_replace=2,
+    )  # fmt: skip
+    model = on_meta(t.DeepseekV3ForCausalLM, config)
+    made = make_plan(model, {0: "900kB", "cpu": "100MB"}, context_length=16)
+    assert made.slot_bytes >= max(part.bytes for part in made.streamed)
+    assert_sound(model, made, {0: 900_000, "cpu": 100_000_000})
+
+
+def test_encoder_and_decoder_are_planned_together() -> None:
+    config = t.T5Config(d_model=32, d_ff=64, d_kv=8, num_layers=4, num_heads=4, vocab_size=64)
+    model = on_meta(t.T5ForConditionalGeneration, config)
+    made = make_plan(model, {0: "300kB", "cpu": "100MB"}, context_length=32, new_tokens=8)
+    assert_sound(model, made, {0: 300_000, "cpu": 100_000_000})
+    assert made.devices[0].kv_cache > 0
+
+
+def test_a_budget_of_zero_is_a_device_that_is_not_there() -> None:
+    made = make_plan(llama_profile(), {0: 0, 1: "10MB", "cpu": 0})
+    assert set(made.device_map.values()) == {1}
+    assert made.main_device == 1
+
+
+def test_a_plan_that_cannot_exist_names_budgets_that_do() -> None:
+    profile = llama_profile()
+    with pytest.raises(BudgetError) as caught:
+        make_plan(profile, {"cpu": "100kB", "disk": 0})
+    text = str(caught.value)
+    enough = int(text.split("'cpu': ")[2].split("(")[1].split(" bytes")[0])
+    assert make_plan(profile, {"cpu": enough, "disk": 0})
+    with pytest.raises(BudgetError):
+        make_plan(profile, {"cpu": enough - 1, "disk": 0})
+
+
+@pytest.mark.parametrize("budgets", [{0: -1}, {0: "many"}, {"cpu": "10 GiBs"}])
+def test_budgets_that_are_no_sizes_are_refused(budgets: dict[int | str, int | str]) -> None:
+    with pytest.raises(SizeError):
+        make_plan(Flat(), budgets)
+
+
+def test_activations_that_are_not_known_are_said_to_be_so() -> None:
+    class Choosy(Stack):
+        def forward(self, ids):  # type: ignore[no-untyped-def]
+            return ids[: int(ids.sum())]
+
+    model = Choosy()
+    model.config, model.main_input_name = t.LlamaConfig(), "input_ids"
+    assert any("not known" in note for note in make_plan(model, {"cpu": 10**6}, context_length=8).notes)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(STRATEGIES),
+    st.lists(st.integers(0, 700_000), min_size=0, max_size=2),
+    st.integers(0, 700_000),
+    st.booleans(),
+    st.sampled_from([0, 16, 64]),
+)
+def test_budgets_hold_and_bytes_are_exact_whatever_the_budgets(
+    strategy: str, accelerators: list[int], host: int, tied: bool, context: int
+) -> None:
+    budgets: dict[int | str, int] = {**dict(enumerate(accelerators)), "cpu": host}
+    try:
+        made = make_plan(llama_profile(context, tie_word_embeddings=tied), budgets, strategy)
+    except BudgetError:
+        return
+    assert_sound(tiny_llama(tie_word_embeddings=tied), made, budgets)
+    assert {part.name for part in made.parts} == set(made.device_map)
+
+
+def test_a_profile_stands_in_for_its_model() -> None:
+    assert make_plan(llama_profile(), {0: "10MB"}) == make_plan(tiny_llama(), {0: "10MB"}, context_length=32)
+
+
+def test_without_budgets_what_is_free_is_planned_with_less_headroom() -> None:
+    virtual.configure(0, "10MB")
+    virtual.configure(1, "10MB")
+    made = make_plan(llama_profile())
+    assert made.devices[0].budget == 9_000_000
+
+
+def test_auto_goes_by_the_search_where_something_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = machine(link=1.5e10)
+    monkeypatch.setattr(planner, "known_machine", lambda: fast)
+    of = profile()
+    budgets = {0: of.weights * 3 // 5 + of.activations + sum(of.kv_cache), "cpu": "1GB"}
+    found = make_plan(of, budgets)
+    assert found.device_map == plan(of, budgets, machine=fast).device_map
+    assert found.device_map != plan(of, budgets, machine=fast, objective="fit").device_map
+    assert make_plan(of, budgets, "sequential").device_map != found.device_map
+
+
+@pytest.mark.parametrize(
+    "budgets", ["cpu=1GB", {"cpu": float("nan")}, {"cpu": 10**40}, {None: 1}, {"gpu": 1}, {True: 1}]
+)
+def test_budgets_of_no_device_or_no_size_are_refused(budgets: object) -> None:
+    with pytest.raises((SizeError, DeviceError)):
+        make_plan(Flat(), budgets)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("main_device", [True, 1.5, b"cpu", "gpu"])
+def test_a_main_device_that_is_none_is_refused(main_device: object) -> None:
+    with pytest.raises((PlanError, DeviceError)):
+        make_plan(Flat(), {0: 1000, 1: 1000}, main_device=main_device)  # type: ignore[arg-type]
+
+
+def test_where_nothing_is_streamed_the_machine_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner, "known_machine", lambda: pytest.fail("the machine was asked"))
+    assert make_plan(llama_profile(), {0: "10MB", "cpu": "10MB"}).streamed == ()
+    assert make_plan(Flat(), {"cpu": "10MB"}).streamed == ()
+
+
+def test_only_where_it_is_allowed_does_the_host_compute_what_streams_too_slowly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planner, "known_machine", lambda: machine(link=1e5))
+    profile = llama_profile(num_hidden_layers=8)
+    budgets = {0: profile.weights // 2 + profile.activations + sum(profile.kv_cache), "cpu": "1GB"}
+    layers = {name for name in make_plan(profile, budgets).device_map if "layers" in name}
+    for offload in ("stream", "auto"):
+        runs_on = make_plan(profile, budgets, offload=offload).execution
+        assert ("cpu" in {runs_on[name] for name in layers}) is (offload == "auto")

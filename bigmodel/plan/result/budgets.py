@@ -16,15 +16,15 @@ HEADROOM = 0.9
 
 
 def is_accelerator(key: Key) -> bool:
-    """Whether a key names a device with memory and computing power of its own. The machine is not asked."""
+    """Whether a key names an accelerator, of this machine or another."""
     return key not in (HOST, DISK, "meta")
 
 
 def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> dict[Key, int]:
     """Return bytes by device key: accelerators ascending, then "mps", "cpu", "disk".
 
-    As `get_max_memory`, but a number may also mean an accelerator of another machine, when this one has none: plans
-    are made in one place for another.
+    As `get_max_memory`, but on a machine without accelerators a number means one of another machine: plans may be made
+    on one machine for another.
 
     Args:
         max_memory: budgets by device; None: what is free here.
@@ -49,14 +49,14 @@ def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> di
 
 
 def with_headroom(budgets: Mapping[Key, int]) -> dict[Key, int]:
-    """Return what is free, less a tenth for what nobody plans: other programs, contexts, fragments."""
+    """Return `HEADROOM` of the budgets: the rest is for other programs, device contexts and fragmentation."""
     return {key: size if key == DISK else int(size * HEADROOM) for key, size in budgets.items()}
 
 
 def device_type_of(budgets: Mapping[Key, int]) -> str:
-    """Return the kind of device whose kernels a plan with these budgets runs.
+    """Return the type of device whose kernels a plan with these budgets runs.
 
-    That of the first accelerator with a budget; "cpu" if there is none, or none of that kind on this machine.
+    It is that of the first accelerator with a budget, "cpu" if there is none or none of that type on this machine.
     """
     present = {name.partition(":")[0] for name in accelerators()}
     for key, size in budgets.items():

@@ -1,4 +1,4 @@
-"""A plan as a picture: a bar for each device, its parts as coloured segments, in SVG written by hand."""
+"""A plan as an SVG picture: a bar for each device, its parts and the other uses of its memory as segments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLOURS = {
 }
 
 Segment = tuple[str, int, int, str]
-"""Label, bytes, bytes that its length stands for (fewer where much is free), colour."""
+"""Label, bytes, bytes that its length stands for (fewer where much of the budget is free), colour."""
 
 
 def svg(plan: Plan) -> str:
@@ -55,14 +55,14 @@ def page(plan: Plan) -> str:
 
 
 def write(plan: Plan, path: str | os.PathLike[str]) -> Path:
-    """Write the picture to `path`, atomically, and return it: a page with the tables if its name ends in `.html`."""
+    """Write the picture to `path` atomically and return the path: `page` if its name ends in `.html`, else `svg`."""
     target = Path(path)
     write_text(target, page(plan) if target.suffix == ".html" else svg(plan))
     return target
 
 
 def _length(device: DevicePlan) -> int:
-    """Return the bytes a device's bar stands for: its budget, unless that is far more than it holds."""
+    """Return the bytes that a device's bar stands for: its budget, at most twice what it holds."""
     if device.budget is None:
         return device.total
     return max(device.total, min(device.budget, 2 * device.total))
@@ -80,7 +80,7 @@ def _segments(plan: Plan, device: DevicePlan) -> Iterator[Segment]:
     shade, counted = 0, 0
     for run in runs_of(held):
         nbytes = min(sum(part.bytes for part in run), device.weights + device.buffers - counted)
-        if nbytes > 0:  # parts tied to others count once
+        if nbytes > 0:  # tied parts count once
             yield label_of(run), nbytes, nbytes, PARTS[shade]
             shade, counted = 1 - shade, counted + nbytes
     rest = device.weights + device.buffers - counted

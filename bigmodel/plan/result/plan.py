@@ -195,7 +195,7 @@ class Plan:
 
     def explain(self) -> str:
         """Return, in sentences, why the plan is as it is."""
-        from .explain import explain
+        from .tables import explain
 
         return explain(self)
 

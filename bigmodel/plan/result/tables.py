@@ -1,4 +1,4 @@
-"""A plan as tables for people."""
+"""A plan for people: as tables, and as sentences that say why."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ def plain_text(plan: Plan) -> str:
     stream = io.StringIO()
     Console(file=stream, width=PLAIN_WIDTH, color_system=None).print(table(plan))
     return stream.getvalue().rstrip()
+
+
+def explain(plan: Plan) -> str:
+    """Return sentences: why each part is where it is, what each device holds, what more memory would save."""
+    return "\n".join([*_part_sentences(plan), *_device_sentences(plan), *_time_sentences(plan), *plan.notes])
 
 
 def _heading(plan: Plan) -> Text:
@@ -80,11 +85,40 @@ def _time(plan: Plan) -> Text:
     return Text(f"predicted: {prefill}{step}; bound by {plan.prediction.binds}")
 
 
+def _part_sentences(plan: Plan) -> Iterator[str]:
+    for run in runs_of(plan.parts):
+        yield f"{label_of(run)}: {run[0].reason}."
+
+
+def _device_sentences(plan: Plan) -> Iterator[str]:
+    for device in plan.devices.values():
+        purposes = {
+            "weights": device.weights,
+            "buffers": device.buffers,
+            "KV cache": device.kv_cache,
+            "activations": device.activations,
+            "workspace of kernels": device.workspace,
+            f"{plan.slots} slots for streamed parts": device.slots,
+            "gradients and optimizer state": device.training,
+        }
+        used = ", ".join(f"{format_size(nbytes)} {name}" for name, nbytes in purposes.items() if nbytes)
+        left = "" if device.free is None else f"; {format_size(device.free)} of its budget stay free"
+        yield f"Device {device.device} holds {used or 'nothing'}{left}."
+
+
+def _time_sentences(plan: Plan) -> Iterator[str]:
+    if plan.prediction is None:
+        return
+    yield f"A step takes {plan.prediction.token:.3g} s, bound by {plan.prediction.binds}."
+    for device, seconds in plan.prediction.seconds_saved_per_gib.items():
+        yield f"One more GiB on device {device} would take {seconds:.3g} s off a step."
+
+
 def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Yield neighbouring parts of one kind and fate together."""
+    """Yield runs of neighbouring parts that are alike: of one class, held and run alike for one reason."""
     run: list[Part] = []
     for part in parts:
-        if run and _fate(part) != _fate(run[0]):
+        if run and _likeness(part) != _likeness(run[0]):
             yield run
             run = []
         run.append(part)
@@ -93,7 +127,7 @@ def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 def label_of(run: Sequence[Part]) -> str:
-    """Return a name for neighbouring parts: "model.layers.0 … 11 (12)"."""
+    """Return the name of a run: "model.layers.0 … 11 (12)"."""
     first = run[0].name or "(the model)"
     if len(run) == 1:
         return first
@@ -104,5 +138,5 @@ def label_of(run: Sequence[Part]) -> str:
     return f"{first} … {last} ({len(run)})"
 
 
-def _fate(part: Part) -> tuple[object, ...]:
+def _likeness(part: Part) -> tuple[object, ...]:
     return part.kind, part.device, part.runs_on, part.computed_below, part.reason

@@ -12,11 +12,9 @@ from ..memory.assignment import Assignment
 from ..memory.evaluate import device_uses, over_budget
 from ..memory.shortage import budget_error
 from ..result.budgets import Key, is_accelerator
-from .balance import balanced_caps
 from .capacity import Item, Room
-from .greedy import place_greedily
-from .groups import tie_groups
-from .items import assignment_of, item_of
+from .greedy import balanced_caps, place_greedily
+from .items import assignment_of, item_of, tie_groups
 
 ATTEMPTS = 4
 """How often a placement is repeated with smaller budgets when its exact cost passes them."""

@@ -1,15 +1,15 @@
 """The greedy placement: as many bytes as possible resident on accelerators, the rest streamed through slots.
 
-What is not resident on an accelerator is held in RAM or viewed on disk. When a streamed unit's turn comes it is
-copied into a slot on the main device and runs there. A unit too big for the slots runs on the CPU where that is
-allowed. If the accelerators cannot host what they must, they are left out and the CPU runs it all.
+What is not resident on an accelerator is held in RAM or viewed on disk, copied into a slot on the main device when its
+turn comes, and run there. A unit too large for the slots runs on the CPU where that is allowed. If the accelerators
+cannot hold what they must, the CPU runs everything.
 
-Filling devices in order: quick, and good enough wherever speed does not depend on which item goes where.
+Devices are filled in order (`fill_in_order`); `balanced_caps` are the budgets under which that spreads a model evenly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...devices import DISK, HOST
@@ -31,7 +31,7 @@ def place_greedily(items: Sequence[Item], room: Room) -> Placement | None:
 
 
 def _score(items: Sequence[Item], placement: Placement) -> tuple[int, int]:
-    """More is better: bytes that run on accelerators, then bytes resident there."""
+    """Return the bytes that run on accelerators, then the bytes resident there: the more the better."""
     runs = sum(it.weights for it, key in zip(items, placement.runs, strict=True) if is_accelerator(key))
     held = sum(it.weights for it, key in zip(items, placement.held, strict=True) if is_accelerator(key))
     return runs, held
@@ -48,7 +48,7 @@ def _slot_choices(items: Sequence[Item], room: Room) -> Iterator[tuple[int, int]
 
 
 def _place_with_slots(items: Sequence[Item], room: Room, slab: int, slots: int) -> Placement | None:
-    """Place with `slots` slots of `slab` bytes set aside on the main device; None if that cannot be."""
+    """Place with `slots` slots of `slab` bytes reserved on the main device; None if that does not fit."""
     streamable = [item.slab <= slab for item in items]
     working = 0
     while True:
@@ -86,7 +86,7 @@ def _accelerator_bins(room: Room, reserve: int) -> list[Bin] | None:
 
 
 def _pin(items: Sequence[Item], room: Room, bins: Sequence[Bin]) -> bool:
-    """Place what must be on the main device; False if it does not fit."""
+    """Place the pinned items on the main device; False if they do not fit."""
     main = next((bin_ for bin_ in bins if bin_.device == room.main), None)
     for index, item in enumerate(items):
         if item.pinned:
@@ -97,7 +97,7 @@ def _pin(items: Sequence[Item], room: Room, bins: Sequence[Bin]) -> bool:
 
 
 def _on_host(items: Sequence[Item], room: Room) -> Placement | None:
-    """Leave the accelerators out: everything runs on the CPU."""
+    """Place everything on the host: the CPU runs it all."""
     return _hold_the_rest(items, room, {}, dict.fromkeys(range(len(items)), HOST), (0, 0))
 
 
@@ -108,7 +108,7 @@ def _hold_the_rest(
     runs: Mapping[int, Key],
     slots: tuple[int, int],
 ) -> Placement | None:
-    """Give what is on no accelerator a place in RAM, else on disk."""
+    """Return the placement with the items that are on no accelerator in RAM, or on disk where RAM is full."""
     host_runs = [index for index, key in runs.items() if key == HOST]
     working = sum(items[i].working for i in host_runs) + (room.activations if host_runs else 0)
     free = room.budgets.get(HOST, 0) - working
@@ -128,13 +128,13 @@ def _hold_the_rest(
 def _in_ram_or_on_disk(
     rest: Mapping[int, int], viewed: Collection[int], ram: int, disk: int | None
 ) -> list[Bin] | None:
-    """Fill RAM, beside the window that the `viewed` ones of those on disk are brought into; None if there is no way.
+    """Fill RAM, less the read-ahead window of the `viewed` items that end up on disk; None if they do not fit.
 
     Args:
         rest: bytes by item.
-        viewed: items that the host computes with.
-        ram: bytes that are free there.
-        disk: the same of the disk; None for no limit.
+        viewed: items that the host computes.
+        ram: free bytes of RAM.
+        disk: free bytes of the disk; None for no limit.
     """
     window = 0
     while window <= ram:
@@ -167,7 +167,7 @@ class Bin:
         return self.free is None or nbytes <= self.free
 
     def place(self, index: int, nbytes: int) -> None:
-        """Take item `index`, which needs `nbytes`."""
+        """Place item `index` of `nbytes`."""
         self.placed.append(index)
         if self.free is not None:
             self.free -= nbytes
@@ -176,9 +176,9 @@ class Bin:
 def fill_in_order(items: Iterable[tuple[int, int]], bins: Sequence[Bin]) -> list[int]:
     """Place items in order, keeping neighbours together, and return the indices of those that fit nowhere.
 
-    An item goes to the current bin, else to the next bin that has room, which becomes the current one. An item
-    too big for every bin from here on is passed over and the next one tried, so one huge item does not push
-    away all that follow it. In the end, items that were passed over get a second chance in any bin.
+    An item goes to the current bin, else to the next bin that has room, which becomes the current one. An item too
+    large for every bin from there on is passed over, so that one huge item does not push away all that follow it. In
+    the end the items that were passed over are tried in every bin.
 
     Args:
         items: (index, bytes) of each item, in execution order.
@@ -201,3 +201,41 @@ def _place_anywhere(index: int, cost: int, bins: Sequence[Bin]) -> bool:
             candidate.place(index, cost)
             return True
     return False
+
+
+def balanced_caps(costs: Sequence[int], capacities: Sequence[int], low_zero: bool = False) -> list[int]:
+    """Return caps, none above its capacity, under which filling in order is most even.
+
+    Args:
+        costs: bytes of each item, in execution order.
+        capacities: bytes of each device, in the order they are filled.
+        low_zero: the first device takes only what does not fit the others.
+
+    Returns:
+        The capacities themselves when the items do not all fit.
+    """
+    if not _all_fit(costs, capacities):
+        return list(capacities)
+    if low_zero and len(capacities) > 1:
+        first = _smallest(0, capacities[0], lambda cap: _all_fit(costs, [cap, *capacities[1:]]))
+        rest = _smallest(
+            0, max(capacities[1:]), lambda cap: _all_fit(costs, [first, *(min(cap, c) for c in capacities[1:])])
+        )
+        return [first, *(min(rest, capacity) for capacity in capacities[1:])]
+    cap = _smallest(0, max(capacities), lambda cap: _all_fit(costs, [min(cap, c) for c in capacities]))
+    return [min(cap, capacity) for capacity in capacities]
+
+
+def _all_fit(costs: Sequence[int], capacities: Sequence[int]) -> bool:
+    return not fill_in_order(enumerate(costs), [Bin(index, size) for index, size in enumerate(capacities)])
+
+
+def _smallest(low: int, high: int, enough: Callable[[int], bool]) -> int:
+    """Return the smallest value that is `enough`, by bisection; `high` is enough."""
+    while low < high:
+        middle = (low + high) // 2
+        if enough(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high

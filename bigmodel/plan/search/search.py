@@ -1,27 +1,36 @@
-"""The search: which groups stay, which are streamed, which the CPU computes, so that a pass takes least time.
+"""The search for the placement of least time: which groups stay, which are streamed, which the CPU computes.
 
-A model of few groups is searched to the end (branch and bound). A deep one is searched where good placements are:
-streamed groups spread between resident ones, so that the link brings the next while others compute; then improved by
-exchanging groups as long as that helps. Greedy's placement is where both begin, so nothing worse is returned.
+A model of few groups is searched exactly, by branch and bound. For a deep model the search starts from good candidates,
+streamed groups spread evenly between resident ones so that the link fetches while others compute, and improves the best
+by exchanging groups. Both start from the greedy placement, so the result is never slower than it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ...devices import DISK, HOST
-from .branch_and_bound import BranchAndBound, Least, Seconds
+from ..result.budgets import Key, is_accelerator
 from .capacity import Item, Placement, Room
 from .feasibility import Option, options_of, settle
 from .greedy import Bin, fill_in_order, place_greedily
 from .items import NEVER
 
+Seconds = Callable[[Placement], float]
+"""What the search minimises."""
+
+Least = Callable[[int, Option], tuple[float, float]]
+"""A lower bound of a group's seconds of computing, and of its seconds on the link, under an option."""
+
 EXACT = 12
-"""Up to so many groups are searched to the end, as long as that takes no more than `NODES` steps."""
+"""Models of at most this many groups are searched exactly, within `NODES` steps."""
+
+NODES = 60_000
+"""Steps of branch and bound; predicting the seconds of a whole placement counts as 30."""
 
 TRIES = 240
-"""Placements of a deep model that are looked at in improving."""
+"""Placements of a deep model that are tried to improve the best candidate."""
 
 
 def search(
@@ -32,9 +41,9 @@ def search(
     Args:
         items: the groups, in the order they run.
         room: the budgets.
-        seconds: what a placement takes.
-        least: what one group takes at least, whatever the others do.
-        thorough: False looks at a few good candidates only.
+        seconds: the seconds of a placement.
+        least: a lower bound for one group, whatever the options of the others.
+        thorough: False tries the candidates only.
     """
     best: Placement | None = None
     shortest = float("inf")
@@ -50,7 +59,7 @@ def search(
 
 
 def _candidates(items: Sequence[Item], room: Room) -> Iterator[Placement]:
-    """Yield placements that are good for some machine or other."""
+    """Yield placements each of which is good on some machine."""
     greedy = place_greedily(items, room)
     if greedy is not None:
         yield greedy
@@ -68,17 +77,17 @@ def _candidates(items: Sequence[Item], room: Room) -> Iterator[Placement]:
 
 
 def _spread(items: Sequence[Item], room: Room, lookups_stay: bool, computed: float) -> Placement | None:
-    """Return the placement with the fewest groups away from the accelerators, evenly spread; None if none fits.
+    """Return the placement with the fewest groups off the accelerators, evenly spread; None if none fits.
 
     Args:
         items: the groups.
         room: the budgets.
-        lookups_stay: lookups are resident if they can be.
-        computed: share of the groups away that the CPU computes.
+        lookups_stay: lookups are resident if they fit.
+        computed: share of the groups off the accelerators that the CPU computes.
     """
     movable = [index for index, item in enumerate(items) if item.streams and not item.pinned]
     low, high, found = 0, len(movable), None
-    while low <= high:  # with more groups away less is resident, so the fewest are found by bisection
+    while low <= high:  # the more groups are away, the less is resident
         middle = (low + high) // 2
         placement = _away(items, room, _evenly(movable, middle), lookups_stay, computed)
         if placement is None:
@@ -95,7 +104,7 @@ def _evenly(positions: Sequence[int], count: int) -> list[int]:
 def _away(
     items: Sequence[Item], room: Room, away: Sequence[int], lookups_stay: bool, computed: float
 ) -> Placement | None:
-    """Return the placement with these groups away from the accelerators and all others there; None past the budgets."""
+    """Return the placement with the groups `away` off the accelerators and all others on them; None if over budget."""
     on_host = set(_evenly(away, round(computed * len(away)))) if computed else set()
     gone = {index for index, item in enumerate(items) if not item.streams and not item.pinned and not lookups_stay}
     gone.update(away)
@@ -129,7 +138,7 @@ def _away(
 
 
 def _improved(items: Sequence[Item], room: Room, seconds: Seconds, best: Placement, shortest: float) -> Placement:
-    """Return `best` after exchanging and changing single groups as long as that makes it shorter, for some time."""
+    """Return `best` improved by local search: the first better neighbour is taken, as long as there is one."""
     tries = TRIES
     going = True
     while going and tries > 0:
@@ -149,7 +158,7 @@ def _improved(items: Sequence[Item], room: Room, seconds: Seconds, best: Placeme
 
 
 def _neighbours(items: Sequence[Item], room: Room, chosen: list[Option]) -> Iterator[list[Option]]:
-    """Yield what a small change makes of the options: one group's changed, or those of two near groups exchanged."""
+    """Yield neighbours: one group's option changed, or the options of two groups exchanged, near ones first."""
     for index, item in enumerate(items):
         for option in options_of(item, room):
             if option != chosen[index]:
@@ -161,3 +170,68 @@ def _neighbours(items: Sequence[Item], room: Room, chosen: list[Option]) -> Iter
                 changed = list(chosen)
                 changed[index], changed[index + distance] = other, one
                 yield changed
+
+
+@dataclass
+class BranchAndBound:
+    """Branch and bound over the options of every group.
+
+    Attributes:
+        items: the groups, in the order they run.
+        room: the budgets.
+        seconds: the seconds of a placement.
+        least: a lower bound for one group, whatever the options of the others.
+        best: the best placement known.
+        shortest: its seconds.
+        left: steps that remain.
+    """
+
+    items: Sequence[Item]
+    room: Room
+    seconds: Seconds
+    least: Least
+    best: Placement | None
+    shortest: float
+    left: float = NODES
+
+    def run(self) -> Placement | None:
+        """Return the best placement of all, or the best found when the steps ran out."""
+        options = [options_of(item, self.room) for item in self.items]
+        self._options = [
+            [(option, *self.least(index, option)) for option in given] for index, given in enumerate(options)
+        ]
+        self._rest = [0.0]
+        for given in reversed(self._options):
+            self._rest.append(self._rest[-1] + min(compute for _, compute, _ in given))
+        self._rest.reverse()
+        self._descend([], 0.0, 0.0, 0, {})
+        return self.best
+
+    def _descend(self, chosen: list[Option], compute: float, link: float, streamed: int, used: dict[Key, int]) -> None:
+        index = len(chosen)
+        busy = link if streamed > self.room.slots else 0.0
+        self.left -= 1
+        if self.left <= 0 or max(compute + self._rest[index], busy) >= self.shortest * (1 - 1e-6):
+            return
+        if index == len(self.items):
+            self._try(chosen)
+            return
+        item = self.items[index]
+        for option, own, fetch in self._options[index]:
+            held, runs = option
+            taken = dict(used)
+            streams = is_accelerator(runs) and not is_accelerator(held)
+            taken[held] = taken.get(held, 0) + item.held_bytes(streams)
+            taken[runs] = taken.get(runs, 0) + item.working
+            if any(taken[key] > self.room.budgets.get(key, taken[key] if key == DISK else 0) for key in (held, runs)):
+                continue
+            turns = item.streams if fetch else 0
+            self._descend([*chosen, option], compute + own, link + fetch, streamed + turns, taken)
+
+    def _try(self, chosen: Sequence[Option]) -> None:
+        placement = settle(self.items, self.room, chosen)
+        if placement is not None:
+            self.left -= 30
+            taken = self.seconds(placement)
+            if taken < self.shortest:
+                self.best, self.shortest = placement, taken

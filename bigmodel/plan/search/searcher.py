@@ -13,13 +13,12 @@ from ..memory.assignment import Assignment
 from ..memory.evaluate import device_uses, over_budget
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import Prediction
-from ..time.objective import Objective
+from ..time.cost import Objective
 from ..time.per_pass import per_pass
 from .capacity import Placement, Room
 from .feasibility import Option
 from .fit import ATTEMPTS
-from .groups import tie_groups
-from .items import assignment_of, item_of
+from .items import assignment_of, item_of, tie_groups
 from .search import search
 
 OFFLOADS = ("stream", "compute", "auto")

@@ -1,1 +1,1 @@
-"""What a placement takes in seconds."""
+"""Predicted seconds of an assignment."""

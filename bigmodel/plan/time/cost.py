@@ -1,4 +1,4 @@
-"""Predicted seconds of a placement: the one place that says what it costs in time. Plan, search and tests ask it."""
+"""Predicted seconds of an assignment: of one pass (`CostModel`), and of what a plan minimises (`Objective`)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,22 @@ from ..result.budgets import Key, is_accelerator
 from .schedule import Visit, seconds_of_pass
 from .unit_cost import UnitCost
 
+PROMPT_SHARE = 1e-3
+"""Weight of the prompt's seconds beside a step's under "latency": it only breaks ties."""
+
+UNKNOWN_NEW_TOKENS = 128
+"""New tokens of a job whose number of new tokens is not given."""
+
 
 @dataclass(frozen=True)
 class StepTime:
-    """Where the time of one pass goes.
+    """The time of one pass, and what it is spent on.
 
     Attributes:
-        seconds: all of it.
+        seconds: the whole pass; less than the sum of the others where they overlap.
         compute: seconds of computing by device key.
-        link: seconds that the main device's link is busy with weights.
-        disk: seconds that weights are read from disk.
+        link: seconds in which the main device's link transfers weights.
+        disk: seconds in which weights are read from disk.
     """
 
     seconds: float
@@ -34,7 +40,7 @@ class StepTime:
 
     @property
     def binds(self) -> str:
-        """What the time is spent on first of all."""
+        """The resource that is busy longest."""
         parts = {f"computing on {key}": seconds for key, seconds in self.compute.items()}
         parts["the link to the main device"] = self.link
         parts["reading from disk"] = self.disk
@@ -42,8 +48,8 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class _Circumstances:
-    """What of an assignment the time of each unit depends on, beside where the unit itself is."""
+class _Surroundings:
+    """What the time of every unit depends on, beside the devices of the unit itself."""
 
     on_disk: int
     from_host: bool
@@ -52,8 +58,8 @@ class _Circumstances:
 
 
 @dataclass(frozen=True)
-class _Turn:
-    """One unit's part of a pass, its inputs being there."""
+class _UnitTime:
+    """The time of one unit in a pass, without the transfer of its inputs."""
 
     compute: float
     visit: Visit
@@ -68,19 +74,19 @@ class CostModel:
         machine: what the machine gives.
 
     Attributes:
-        units: what single units take.
+        units: the seconds of single units.
     """
 
     def __init__(self, profile: Profile, machine: MachineProfile) -> None:
         self.profile = profile
         self.units = UnitCost(profile, machine)
-        self._turns: dict[object, _Turn] = {}
-        self._brought: dict[object, tuple[float, float]] = {}
-        self._last: tuple[Assignment, _Circumstances] | None = None
+        self._unit_times: dict[object, _UnitTime] = {}
+        self._transfer_times: dict[object, tuple[float, float]] = {}
+        self._last: tuple[Assignment, _Surroundings] | None = None
 
     def seconds(self, phase: int, assignment: Assignment) -> StepTime:
         """Return the time of one pass of phase number `phase` under an assignment."""
-        around = self._circumstances(assignment)
+        around = self._surroundings(assignment)
         if self.profile.phases[phase].name == STEP:
             assignment = assignment.in_steps()
         main = assignment.main
@@ -89,43 +95,43 @@ class CostModel:
         link = disk = 0.0
         visits: list[Visit] = []
         for unit, (held, runs) in enumerate(zip(assignment.held, assignment.runs, strict=True)):
-            turn = self._turn(phase, unit, held, runs, around)
-            visit = turn.visit
-            compute[runs] = compute.get(runs, 0.0) + turn.compute
+            time = self._unit_time(phase, unit, held, runs, around)
+            visit = time.visit
+            compute[runs] = compute.get(runs, 0.0) + time.compute
             if self.units.works[phase].get(unit):
                 visit = self._with_inputs(visit, phase, unit, assignment)
             if is_accelerator(runs):
-                link += visit.fetch + visit.asked
-            disk += turn.disk
+                link += visit.fetch + visit.on_demand
+            disk += time.disk
             visits.append(visit)
         visits.append(Visit(between))
         seconds = seconds_of_pass(visits, assignment.slots)
         if is_accelerator(main):
             return StepTime(seconds, compute, link, disk)
-        kept = self.units.is_kept(around.on_disk)
-        return StepTime(seconds if kept else max(seconds, disk), compute, link, 0.0 if kept else disk)
+        cached = self.units.fits_page_cache(around.on_disk)
+        return StepTime(seconds if cached else max(seconds, disk), compute, link, 0.0 if cached else disk)
 
     def _with_inputs(self, visit: Visit, phase: int, unit: int, assignment: Assignment) -> Visit:
-        """Return a unit's turn that begins with bringing what it is called with from other devices."""
+        """Return a visit that begins with the transfer of the unit's inputs from other devices."""
         runs, main = assignment.runs[unit], assignment.main
-        brought = tuple(self.units.crossings[phase].from_elsewhere(unit, assignment.runs, main))
-        if not brought:
+        transfers = tuple(self.units.input_transfers[phase].from_elsewhere(unit, assignment.runs, main))
+        if not transfers:
             return visit
-        key = runs, main, brought
-        if key not in self._brought:
-            leaving = sum(self.units.leaving(inputs, lies) for lies, inputs in brought)
-            arriving = sum(self.units.arriving(inputs, runs) for _, inputs in brought)
-            # To the main device they come over the link that brings weights, too.
-            self._brought[key] = (leaving, arriving) if runs == main else (leaving + arriving, 0.0)
-        before, behind = self._brought[key]
-        return Visit(visit.compute + before, visit.fetch, visit.asked, behind)
+        key = runs, main, transfers
+        if key not in self._transfer_times:
+            leaving = sum(self.units.to_host(inputs, source) for source, inputs in transfers)
+            arriving = sum(self.units.from_host(inputs, runs) for _, inputs in transfers)
+            # Inputs of the main device share its link with streamed weights.
+            self._transfer_times[key] = (leaving, arriving) if runs == main else (leaving + arriving, 0.0)
+        before, behind = self._transfer_times[key]
+        return Visit(visit.compute + before, visit.fetch, visit.on_demand, behind)
 
-    def _circumstances(self, assignment: Assignment) -> _Circumstances:
-        """Return what is found once for all phases and units of an assignment."""
+    def _surroundings(self, assignment: Assignment) -> _Surroundings:
+        """Return what all phases and units of an assignment have in common."""
         if self._last is None or self._last[0] is not assignment:
             units = self.profile.units
             rooms = expert_rooms(self.profile, assignment)
-            found = _Circumstances(
+            found = _Surroundings(
                 on_disk=sum(unit.weights for unit, held in zip(units, assignment.held, strict=True) if held == DISK),
                 from_host=bool(assignment.held) and not is_accelerator(assignment.held[self.profile.first]),
                 stream_buffers=assignment.stream_buffers,
@@ -137,29 +143,63 @@ class CostModel:
             self._last = assignment, found
         return self._last[1]
 
-    def _turn(self, phase: int, unit: int, held: Key, runs: Key, around: _Circumstances) -> _Turn:
+    def _unit_time(self, phase: int, unit: int, held: Key, runs: Key, around: _Surroundings) -> _UnitTime:
         rooms = around.rooms.get(unit, ())
-        kept = self.units.is_kept(around.on_disk)
-        key = phase, unit, held, runs, around.from_host, around.stream_buffers, kept, rooms
-        if key not in self._turns:
-            self._turns[key] = self._new_turn(phase, unit, held, runs, around)
-        return self._turns[key]
+        cached = self.units.fits_page_cache(around.on_disk)
+        key = phase, unit, held, runs, around.from_host, around.stream_buffers, cached, rooms
+        if key not in self._unit_times:
+            self._unit_times[key] = self._new_unit_time(phase, unit, held, runs, around)
+        return self._unit_times[key]
 
-    def _new_turn(self, phase: int, unit: int, held: Key, runs: Key, around: _Circumstances) -> _Turn:
+    def _new_unit_time(self, phase: int, unit: int, held: Key, runs: Key, around: _Surroundings) -> _UnitTime:
         units, profile, option, on_disk = self.units, self.profile.units[unit], (held, runs), around.on_disk
         rooms, choices = around.rooms.get(unit, ()), units.choices[phase].get(unit, {})
         compute = taken = units.compute(phase, unit, runs, around.from_host)
-        ahead = asked = 0.0
+        ahead = on_demand = 0.0
         for position, choice in choices.items():
             room = rooms[position] if rooms else None
             if room is not None:
                 soon, then = room.brought(choice)
-                ahead, asked = ahead + soon * room.expert_bytes, asked + then * room.expert_bytes
+                ahead, on_demand = ahead + soon * room.expert_bytes, on_demand + then * room.expert_bytes
         fetch = units.fetch(phase, unit, option, on_disk, around.stream_buffers, ahead)
         if fetch or ahead:
             whole = profile.weights - profile.expert_weights if is_accelerator(runs) else 0
             taken += (whole + ahead) * units.machine.link(units.name(runs)).disturbance
         if rooms:
-            taken += units.asking(phase, unit)
+            taken += units.expert_overhead(phase, unit)
         disk = profile.weights / units.disk_rate(on_disk) if held == DISK else 0.0
-        return _Turn(compute, Visit(taken, fetch, units.asked(asked, option, on_disk)), disk)
+        return _UnitTime(compute, Visit(taken, fetch, units.fetch_on_demand(on_demand, option, on_disk)), disk)
+
+
+class Objective:
+    """The weighted seconds of all phases, which a plan minimises.
+
+    Args:
+        cost: predicts seconds.
+        name: "latency" (a step), "throughput" (the prompt and all steps); "fit" has the weights of "latency".
+    """
+
+    def __init__(self, cost: CostModel, name: str = "latency") -> None:
+        self.cost = cost
+        self.name = name
+        self.weights = self._weights()
+
+    def _weights(self) -> Mapping[int, float]:
+        """Return the weight of each phase."""
+        phases = self.cost.profile.phases
+        if len(phases) == 1:
+            return {0: 1.0}
+        if self.name == "throughput":
+            asked = self.cost.profile.workload.new_tokens
+            return {0: 1.0, 1: float(UNKNOWN_NEW_TOKENS if asked is None else max(asked - 1, 1))}
+        return {0: PROMPT_SHARE, 1: 1.0}
+
+    def seconds(self, assignment: Assignment) -> float:
+        """Return the weighted seconds."""
+        return sum(
+            weight * self.cost.seconds(phase, assignment).seconds for phase, weight in self.weights.items() if weight
+        )
+
+    def steps(self, assignment: Assignment) -> list[StepTime]:
+        """Return the time of one pass of each phase."""
+        return [self.cost.seconds(phase, assignment) for phase in range(len(self.cost.profile.phases))]

@@ -1,7 +1,7 @@
-"""Parts that are streamed to the accelerator for prompts and computed on the host in steps of generation.
+"""Variants of an assignment that stream units to the accelerator for prompts and compute them on the host in steps.
 
-A step multiplies each weight with a row or few: the host reads its weights about as fast as a link would bring them, or
-faster, and nothing but activations moves. A prompt multiplies them with many rows, which is worth the way.
+A step of generation multiplies each weight by a few rows: the host reads its weights about as fast as a link transfers
+them, and only activations move. A prompt multiplies them by many rows, which is worth the transfer.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .unit_cost import UnitCost
 
 
 def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignment]:
-    """Yield variants of an assignment in which parts are computed in steps and streamed for prompts.
+    """Yield variants of an assignment that stream some units for prompts and compute them on the host in steps.
 
-    The parts are those in host memory that take less time this way each, by `streamed_from`: all that the
-    assignment computes, all that it streams, and both. Budgets are not looked at.
+    These units are held in host memory and each takes less time this way, by `streamed_from`: in one variant all that
+    `known` computes there, in one all that it streams, in one both. Budgets are not checked.
 
     Args:
         cost: predicts seconds.
-        known: an assignment in which they are one or the other.
+        known: an assignment that either streams or computes each of them.
         slots: how many streamed units may be on the main device at once.
     """
     if not is_accelerator(known.main) or cost.profile.offload_dtype is not None:
@@ -39,8 +39,8 @@ def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignm
 
 
 def _movable(cost: CostModel, known: Assignment) -> Iterator[int]:
-    """Yield the units in host memory that share no tensor with others and of which nothing comes in parts, as rows of
-    a table and experts do."""
+    """Yield the units in host memory that share no tensor with others and are fetched whole, unlike lookups and
+    experts."""
     units = cost.profile.units
     holders: dict[int, int] = {}
     for unit in units:
@@ -48,8 +48,8 @@ def _movable(cost: CostModel, known: Assignment) -> Iterator[int]:
             holders[storage] = holders.get(storage, 0) + 1
     for index, unit in enumerate(units):
         alone = all(holders[storage] == 1 for storage in unit.storages)
-        in_parts = unit.is_lookup or unit.is_tensor or unit.experts
-        if known.held[index] == HOST and unit.weights and alone and not in_parts:
+        whole = not (unit.is_lookup or unit.is_tensor or unit.experts)
+        if known.held[index] == HOST and unit.weights and alone and whole:
             yield index
 
 
@@ -70,11 +70,13 @@ def _slabs(cost: CostModel, found: Assignment, below: Collection[int]) -> list[i
 
 
 def streamed_from(cost: UnitCost, unit: int, main: Key) -> int | None:
-    """Return of how many tokens a call is that takes a unit in host memory less time streamed to `main` than computed
-    on the host; None if prompt and step do not differ in that.
+    """Return the least tokens of a call for which streaming a unit to `main` beats computing it on the host.
 
-    Between the two, operations are taken to ask in proportion to tokens. What a fetch hides behind is not known here:
-    it counts whole.
+    Operations between a step and a prompt are scaled in proportion to tokens. A fetch counts whole, because what it
+    overlaps with is not known here.
+
+    Returns:
+        Tokens (sequences x tokens of each); None if streaming wins for both prompt and step, or for neither.
     """
     tokens = [phase.tokens * cost.profile.workload.batch_size for phase in cost.profile.phases]
     if len(tokens) != 2 or not cost.works[1].get(unit):

@@ -1,11 +1,9 @@
-"""How long a pass over a model takes when some of its parts are fetched while others compute.
+"""Seconds of a pass in which the link fetches some units while others compute.
 
-    compute   runs part after part, in order
-    link      brings streamed parts into slots, one after another, beside compute
-
-With two slots or more, the next streamed part's fetch begins when the one before it is wanted; with one, when that
-part itself is wanted. The link brings one thing after another: a part's inputs, be they few bytes, wait for the weights
-that are on their way. What is simulated is what `dispatch`'s streamer does, pass after pass.
+Units compute one after another, in order; the link fetches streamed units into slots, one after another, beside them.
+With two slots or more, the next streamed unit's fetch is queued when the one before it is wanted; with one slot, when
+the unit itself is wanted. The link serves requests in order: a unit's inputs, however few bytes, wait for the weights
+queued before them. This is what the streamer of `dispatch` does, pass after pass.
 """
 
 from __future__ import annotations
@@ -14,37 +12,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 PASSES = 3
-"""Passes that are simulated; the last is one of many equal ones."""
+"""Passes to simulate; from then on all passes take as long as the last one."""
 
 
 @dataclass(frozen=True)
 class Visit:
-    """One part's turn.
+    """One unit in a pass.
 
     Attributes:
-        compute: seconds it computes where it runs, and its inputs come there over other links.
-        fetch: seconds the link brings it; 0 if it does not come over the link.
-        asked: seconds the link brings what the part asks for while it runs, and waits for: experts just chosen.
-        inputs: seconds the link brings what the part is called with, before all else.
+        compute: seconds it computes, and in which its inputs cross other links than the main device's.
+        fetch: seconds in which the link fetches its weights; 0 if it is not streamed.
+        on_demand: seconds in which the link fetches the experts its router has chosen, while it waits.
+        inputs: seconds in which the link transfers its inputs, before all else.
     """
 
     compute: float
     fetch: float = 0.0
-    asked: float = 0.0
+    on_demand: float = 0.0
     inputs: float = 0.0
 
 
 def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
-    """Return how long one pass of many takes.
+    """Return the seconds of one pass among many.
 
     Args:
         visits: in the order of execution.
-        slots: how many fetched parts may be on the device at once.
+        slots: how many fetched units may be on the device at once.
     """
-    total = sum(visit.compute + visit.asked + visit.inputs for visit in visits)
+    total = sum(visit.compute + visit.on_demand + visit.inputs for visit in visits)
     streamed = [position for position, visit in enumerate(visits) if visit.fetch]
     if len(streamed) <= max(slots, 1):
-        return total  # they stay in their slots
+        return total  # they stay in their slots from one pass to the next
     if slots < 2:
         return total + sum(visits[position].fetch for position in streamed)
     return _simulated(visits, streamed)
@@ -52,19 +50,18 @@ def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
 
 def _simulated(visits: Sequence[Visit], streamed: Sequence[int]) -> float:
     following = {position: streamed[(turn + 1) % len(streamed)] for turn, position in enumerate(streamed)}
-    now = link_free = begun = 0.0
-    arrived = visits[streamed[0]].fetch
-    link_free = arrived
+    now = started = 0.0
+    arrived = link_free = visits[streamed[0]].fetch
     for _ in range(PASSES):
-        begun = now
+        started = now
         for position, visit in enumerate(visits):
             if visit.inputs:
                 link_free = now = max(now, link_free) + visit.inputs
             if visit.fetch:
-                # Wanted now: the next one's fetch is queued behind its own.
+                # Its own fetch was queued before; the next one's is queued now.
                 link_free = max(now, link_free) + visits[following[position]].fetch
                 now, arrived = max(now, arrived), link_free
-            if visit.asked:
-                link_free = now = max(now, link_free) + visit.asked
+            if visit.on_demand:
+                link_free = now = max(now, link_free) + visit.on_demand
             now += visit.compute
-    return now - begun
+    return now - started

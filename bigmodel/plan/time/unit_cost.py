@@ -1,14 +1,9 @@
-"""Predicted seconds of one unit: computing, being fetched, having its inputs brought, asking for its experts.
-
-How much there is to do in asking for experts: the chosen ones are found, held, and let go of.
-
-It is counted in calls that `dispatch` makes in Python between a router and its experts, all of them being there. What a
-call takes, the machine says.
-"""
+"""Predicted seconds of one unit: to compute, to fetch its weights and experts, to transfer its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from ...devices import DISK, HOST, accelerators, normalize_device
@@ -16,16 +11,22 @@ from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ...profile.model.experts import Choice
 from ...profile.model.quantized import offloaded_bytes
+from ...profile.trace.trace import OUTSIDE, Allocate, Enter, Leave, Trace
 from ...profile.trace.work import Work
 from ..memory.slots import NEARLY_ALL
 from ..result.budgets import Key, is_accelerator
-from .input_transfers import Crossings, Inputs
 
 WARM_SHARE = 0.7
-"""Share of the host's memory that files may take for the kernel to keep them."""
+"""Files up to this share of the host's memory stay in the page cache from one pass to the next."""
 
 Option = tuple[Key, Key]
-"""Where a unit is held, and where it runs."""
+"""The device that holds a unit, and the device that runs it."""
+
+CALLS_PER_MODULE, CALLS_PER_EXPERT = 310, 23
+"""Python calls that `dispatch` makes between a router and its experts, all cached: per module and per expert chosen."""
+
+CALLS_PER_PREFETCHED_EXPERT = 28
+"""Python calls per expert of the next module, where so many experts are chosen that all of them are prefetched."""
 
 
 class UnitCost:
@@ -44,24 +45,24 @@ class UnitCost:
         self._works_from_host = [
             None if phase.from_host is None else phase.from_host.work() for phase in profile.phases
         ]
-        self.crossings = [Crossings(phase.trace) for phase in profile.phases]
+        self.input_transfers = [InputTransfers(phase.trace) for phase in profile.phases]
         self._known: dict[tuple[int, int, Key, bool], float] = {}
         self._names: dict[Key, str] = {}
 
     @cached_property
     def cached_share(self) -> float:
-        """Share of the weights that stays in the processor's cache from one pass to the next."""
+        """Share of the weights that stays in the processor's last-level cache from one pass to the next."""
         cache = max(self.machine.cache_bytes, 1)
         return min(1.0, max(0.0, 2.0 - self.profile.weights / (0.75 * cache)))
 
     def compute(self, phase: int, unit: int, runs: Key, from_host: bool = False) -> float:
-        """Return the seconds that `unit` computes on a device, its weights being there.
+        """Return the seconds that `unit` computes on a device that already has its weights.
 
         Args:
             phase: number of the phase.
-            unit: position of the unit; `OUTSIDE`: what is between units.
+            unit: position of the unit; `OUTSIDE`: operations between units.
             runs: the device.
-            from_host: the model's first weights lie on the host: see `Phase.from_host`.
+            from_host: the first weights of the model are held on the host: see `Phase.from_host`.
         """
         other = self._works_from_host[phase] if from_host else None
         key = (phase, unit, runs, other is not None)
@@ -71,11 +72,11 @@ class UnitCost:
         return self._known[key]
 
     def least_compute(self, phase: int, unit: int, runs: Key) -> float:
-        """Return the seconds that `unit` computes on a device at least, wherever other units lie."""
+        """Return a lower bound of `compute`, wherever other units are held."""
         return min(self.compute(phase, unit, runs, from_host) for from_host in (False, True))
 
     def of_works(self, works: Sequence[Work], runs: Key) -> float:
-        """Return the seconds of operations that run one after another on a device."""
+        """Return the seconds of a sequence of operations on a device."""
         speed, share = self.machine.device(self.name(runs)), self.cached_share
         cold = speed.total(works) if share < 1 else 0.0
         return cold if not share else (1 - share) * cold + share * speed.total(works, cached=True)
@@ -89,15 +90,15 @@ class UnitCost:
         with_buffers: bool = False,
         experts: float | None = None,
     ) -> float:
-        """Return the seconds that the link brings a streamed unit's weights; 0 for one that is not streamed.
+        """Return the seconds in which the link transfers a streamed unit's weights; 0 for a unit that is not streamed.
 
         Args:
             phase: number of the phase.
             unit: position of the unit.
-            option: where it is held and where it runs.
+            option: the devices that hold and run it.
             on_disk: bytes of all weights on disk.
-            with_buffers: its buffers come with it.
-            experts: bytes of its experts that come with it; None: all that are wanted.
+            with_buffers: its buffers are streamed with it.
+            experts: bytes of its experts that are fetched with it; None: of all that a pass chooses.
         """
         held, runs = option
         if is_accelerator(held) or not is_accelerator(runs):
@@ -115,8 +116,8 @@ class UnitCost:
         seconds = self.machine.link(self.name(runs)).to_device.seconds(int(nbytes))
         return max(seconds, nbytes / self.disk_rate(on_disk)) if held == DISK else seconds
 
-    def asked(self, nbytes: float, option: Option, on_disk: int) -> float:
-        """Return the seconds that a unit waits for `nbytes` of experts that it asks for."""
+    def fetch_on_demand(self, nbytes: float, option: Option, on_disk: int) -> float:
+        """Return the seconds that a unit waits for `nbytes` of experts which its router has just chosen."""
         held, runs = option
         if not nbytes:
             return 0.0
@@ -124,31 +125,31 @@ class UnitCost:
         from_disk = nbytes / self.disk_rate(on_disk) if held == DISK else 0.0
         return max(copied, from_disk) if is_accelerator(runs) else copied + from_disk
 
-    def asking(self, phase: int, unit: int) -> float:
-        """Return the seconds in which the host finds which experts of a unit are chosen and where they are."""
-        calls = sum(calls_of_asking(choice) for choice in self.choices[phase].get(unit, {}).values())
+    def expert_overhead(self, phase: int, unit: int) -> float:
+        """Return the seconds of Python in which the host finds the chosen experts of a unit."""
+        calls = sum(expert_calls(choice) for choice in self.choices[phase].get(unit, {}).values())
         return calls * self.machine.python_call
 
-    def leaving(self, inputs: Inputs, lies: Key) -> float:
-        """Return the seconds that something takes from the device it is on to the host."""
-        if not is_accelerator(lies):
+    def to_host(self, inputs: Inputs, source: Key) -> float:
+        """Return the seconds of the transfer of inputs from a device to the host."""
+        if not is_accelerator(source):
             return 0.0
-        link = self.machine.link(self.name(lies)).to_host
+        link = self.machine.link(self.name(source)).to_host
         return link.seconds(inputs.nbytes) + (inputs.tensors - 1) * link.latency
 
-    def arriving(self, inputs: Inputs, runs: Key) -> float:
-        """Return the seconds that something takes from the host to a device, once the link is free."""
+    def from_host(self, inputs: Inputs, runs: Key) -> float:
+        """Return the seconds of the transfer of inputs from the host to a device, once the link is free."""
         if not is_accelerator(runs):
             return 0.0
         link = self.machine.link(self.name(runs)).to_device_pageable
         return link.seconds(inputs.nbytes) + (inputs.tensors - 1) * link.latency
 
     def disk_rate(self, on_disk: int) -> float:
-        """Return the bytes per second that weights are read at, `on_disk` of them lying there."""
-        return self.machine.disk_warm if self.is_kept(on_disk) else self.machine.disk_cold
+        """Return the bytes per second at which weights are read, when `on_disk` bytes of them are on disk."""
+        return self.machine.disk_warm if self.fits_page_cache(on_disk) else self.machine.disk_cold
 
-    def is_kept(self, on_disk: int) -> bool:
-        """Whether the kernel keeps so many bytes of files in memory."""
+    def fits_page_cache(self, on_disk: int) -> bool:
+        """Whether files of `on_disk` bytes stay in memory from one pass to the next."""
         return on_disk <= WARM_SHARE * self.machine.memory_bytes
 
     def name(self, key: Key) -> str:
@@ -159,7 +160,7 @@ class UnitCost:
 
 
 def device_name(key: Key) -> str:
-    """Return the canonical name of a device key; of an accelerator that this machine does not have, its likeliest."""
+    """Return the canonical name of a device key; `cuda:N` for number N where this machine has no accelerator."""
     if key in (HOST, DISK):
         return HOST
     if isinstance(key, int) and not accelerators():
@@ -167,14 +168,78 @@ def device_name(key: Key) -> str:
     return normalize_device(key)
 
 
-OF_MODULE, OF_EXPERT = 310, 23
-"""Calls for a module, and for each expert that is chosen."""
+def expert_calls(choice: Choice) -> float:
+    """Return how many Python calls look up, hold and release the experts of one module in one call."""
+    ahead = CALLS_PER_PREFETCHED_EXPERT * choice.count if choice.wanted >= NEARLY_ALL * choice.count else 0
+    return CALLS_PER_MODULE + CALLS_PER_EXPERT * choice.wanted + ahead
 
-OF_NEXT = 28
-"""Calls for each expert of the module that follows, where nearly all are wanted and it is seen to ahead."""
+
+Maker = tuple[int, bool]
+"""The unit that made a tensor, and whether the unit returned it to the module that called it."""
+
+NOBODY: Maker = (OUTSIDE, False)
 
 
-def calls_of_asking(choice: Choice) -> float:
-    """Return how many calls in Python one module's experts are asked for with."""
-    ahead = OF_NEXT * choice.count if choice.wanted >= NEARLY_ALL * choice.count else 0
-    return OF_MODULE + OF_EXPERT * choice.wanted + ahead
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of a unit that one other unit made.
+
+    Attributes:
+        maker: position of the unit that made them; `OUTSIDE`: operations between units, on the main device.
+        tensors: how many tensors.
+        nbytes: bytes of all of them.
+        returned: the unit returned them, so outputs of a unit on the host are on the main device.
+    """
+
+    maker: int
+    tensors: int
+    nbytes: int
+    returned: bool = False
+
+
+class InputTransfers:
+    """The inputs of every unit in a trace, and which of them cross a link under an assignment.
+
+    Args:
+        trace: one forward.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        self._inputs: dict[int, tuple[Inputs, ...]] = {}
+        makers = {held.storage: (held.unit, False) for held in trace.initial}
+        running = [OUTSIDE]
+        for event in trace.events:
+            if isinstance(event, Allocate):
+                outside = running[-1] == OUTSIDE
+                makers[event.storage] = makers.get(event.source, NOBODY) if outside else (running[-1], False)
+            elif isinstance(event, Enter):
+                self._inputs.setdefault(event.unit, _by_maker(event, makers))
+                running.append(event.unit)
+            elif isinstance(event, Leave):
+                running.pop()
+                made = (storage for storage, _ in event.outputs if makers.get(storage) == (event.unit, False))
+                makers.update(dict.fromkeys(made, (event.unit, True)))
+
+    def from_elsewhere(self, unit: int, runs: Sequence[Key], main: Key) -> list[tuple[Key, Inputs]]:
+        """Return the inputs of `unit` that are not on the device it runs on, each with the device they are on.
+
+        Args:
+            unit: position of the unit.
+            runs: where each unit runs.
+            main: the device of the model's own inputs, and of outputs that units on the host return.
+        """
+        found = []
+        for inputs in self._inputs.get(unit, ()):
+            source = main if inputs.maker == OUTSIDE else runs[inputs.maker]
+            if source == HOST and inputs.returned:
+                source = main
+            if source != runs[unit]:
+                found.append((source, inputs))
+        return found
+
+
+def _by_maker(event: Enter, makers: Mapping[int, Maker]) -> tuple[Inputs, ...]:
+    sizes: dict[Maker, list[int]] = {}
+    for storage, nbytes in event.inputs:
+        sizes.setdefault(makers.get(storage, NOBODY), []).append(nbytes)
+    return tuple(Inputs(unit, len(found), sum(found), back) for (unit, back), found in sizes.items())

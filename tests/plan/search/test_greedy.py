@@ -1,15 +1,13 @@
-"""."""
+"""The greedy placement, the filling of devices in order, and the caps that balance it."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigmodel.plan import balanced_caps
 from bigmodel.plan.search.capacity import Item, Placement, Room
 from bigmodel.plan.search.greedy import Bin, fill_in_order, place_greedily
-
-pytestmark = pytest.mark.usefixtures("accelerators")
 
 
 def items(*sizes: int, working: int = 0) -> list[Item]:
@@ -148,3 +146,31 @@ def test_no_bin_overflows_and_every_item_is_accounted_for(costs: list[int], capa
     for index in passed:
         for bin_, capacity in zip(placed, capacities, strict=True):
             assert sum(costs[i] for i in bin_) + costs[index] > capacity
+
+
+def test_unequal_devices_are_capped_by_what_they_have() -> None:
+    assert balanced_caps([10] * 10, [20, 1000]) == [20, 80]
+
+
+def test_low_zero_leaves_to_the_first_device_only_what_the_others_cannot_hold() -> None:
+    assert balanced_caps([10] * 10, [1000, 60, 30], low_zero=True) == [10, 60, 30]
+
+
+def test_a_model_that_does_not_fit_keeps_the_budgets() -> None:
+    assert balanced_caps([10] * 10, [20, 30]) == [20, 30]
+
+
+def test_one_large_embedding_does_not_leave_the_other_devices_empty() -> None:
+    costs = [100, *[10] * 10]
+    assert balanced_caps(costs, [150, 150]) == [100, 100]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1), st.lists(st.integers(1, 400), min_size=1, max_size=4), st.booleans())
+def test_what_fitted_still_fits_under_the_caps(costs: list[int], capacities: list[int], low_zero: bool) -> None:
+    caps = balanced_caps(costs, capacities, low_zero)
+    assert all(cap <= capacity for cap, capacity in zip(caps, capacities, strict=True))
+
+    def passed(sizes: list[int]) -> list[int]:
+        return fill_in_order(enumerate(costs), [Bin(index, size) for index, size in enumerate(sizes)])
+
+    assert passed(caps) == passed(capacities)

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigmodel.devices import HOST
 from bigmodel.plan.result.budgets import is_accelerator
 from bigmodel.plan.search.capacity import Item, Placement, Room
 from bigmodel.plan.search.feasibility import Option, options_of, settle
 from bigmodel.plan.search.greedy import place_greedily
-from bigmodel.plan.search.search import search
+from bigmodel.plan.search.search import BranchAndBound, search
 from bigmodel.plan.time.schedule import Visit, seconds_of_pass
 
 Costs = Sequence[tuple[float, float, float]]
@@ -138,3 +139,29 @@ def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
     assert seconds_with(costs)(found) <= seconds_with(costs)(greedy)
     for key, size in room.budgets.items():
         assert sum(item.weights for item, held in zip(items, found.held, strict=True) if held == key) <= size
+
+
+ITEMS = [Item(weights=30 + 7 * number, slab=30 + 7 * number) for number in range(5)]
+ROOM = Room({0: 150, HOST: 1000}, slots=1)
+
+
+def seconds(placement: Placement) -> float:
+    """What is streamed takes its bytes, later groups more."""
+    return sum(
+        item.weights * (number + 1)
+        for number, (item, held) in enumerate(zip(ITEMS, placement.held, strict=True))
+        if held == HOST
+    )
+
+
+def test_it_finds_what_trying_everything_finds() -> None:
+    placements = (settle(ITEMS, ROOM, chosen) for chosen in itertools.product(*(options_of(i, ROOM) for i in ITEMS)))
+    best = min((placement for placement in placements if placement is not None), key=seconds)
+    found = BranchAndBound(ITEMS, ROOM, seconds, lambda _item, _option: (0.0, 0.0), None, float("inf")).run()
+    assert found is not None
+    assert seconds(found) == seconds(best)
+
+
+def test_what_is_known_already_is_returned_if_nothing_is_better() -> None:
+    known = Placement((0,) * 5, (0,) * 5, 0)
+    assert BranchAndBound(ITEMS, ROOM, seconds, lambda _item, _option: (0.0, 0.0), known, 0.0).run() is known

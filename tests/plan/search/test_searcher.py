@@ -10,8 +10,7 @@ from bigmodel.plan.memory.evaluate import device_uses, over_budget
 from bigmodel.plan.search.capacity import Room
 from bigmodel.plan.search.fit import greedy_assignment
 from bigmodel.plan.search.searcher import Searcher
-from bigmodel.plan.time.cost import CostModel
-from bigmodel.plan.time.objective import Objective
+from bigmodel.plan.time.cost import CostModel, Objective
 from bigmodel.profile import Profile, profile_model
 
 from ...profile.models import tiny_llama

@@ -47,7 +47,7 @@ def test_a_pass_takes_at_least_its_compute_and_its_link_and_at_most_both(
 
 @pytest.mark.parametrize("slots", [0, 1, 2])
 def test_what_a_part_asks_for_while_it_runs_is_waited_for(slots: int) -> None:
-    assert seconds_of_pass([Visit(1.0), Visit(1.0, asked=2.0)], slots) == 4.0
+    assert seconds_of_pass([Visit(1.0), Visit(1.0, on_demand=2.0)], slots) == 4.0
 
 
 @pytest.mark.parametrize("slots", [0, 1, 2])
@@ -65,7 +65,7 @@ def test_inputs_wait_behind_the_weights_that_are_on_their_way() -> None:
 
 
 def test_what_is_asked_for_waits_behind_what_the_link_already_brings() -> None:
-    asking = [Visit(1.0, 4.0), Visit(1.0, asked=2.0), Visit(1.0, 4.0), Visit(1.0, 4.0)]
+    asking = [Visit(1.0, 4.0), Visit(1.0, on_demand=2.0), Visit(1.0, 4.0), Visit(1.0, 4.0)]
     silent = [Visit(visit.compute, visit.fetch) for visit in asking]
     assert seconds_of_pass(silent, slots=2) == pytest.approx(3 * 4.0)
     # The link brings three parts and what is asked for, and has nothing to bring while the one that asked computes.

@@ -11,11 +11,11 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from bigmodel.dispatch import from_pretrained
-from bigmodel.plan.time.input_transfers import Inputs
-from bigmodel.plan.time.unit_cost import UnitCost, calls_of_asking, device_name
+from bigmodel.plan.time.unit_cost import Inputs, InputTransfers, UnitCost, device_name, expert_calls
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.probe_experts import calls_in
 from bigmodel.profile.model.experts import Choice
+from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Enter, Held, Leave, Trace
 
 from ...profile.models import tiny_llama
 from ..machines import machine
@@ -58,8 +58,8 @@ def test_computing_takes_what_the_device_takes_and_more_for_a_prompt_than_for_a_
 def test_inputs_cross_a_link_each_way() -> None:
     cost = UnitCost(profile(), MACHINE)
     two = Inputs(maker=0, tensors=2, nbytes=1000)
-    assert cost.arriving(two, 0) == cost.leaving(two, 0) == pytest.approx(2 * 1e-6 + 1000 / 1e8)
-    assert cost.arriving(two, "cpu") == cost.leaving(two, "cpu") == 0
+    assert cost.from_host(two, 0) == cost.to_host(two, 0) == pytest.approx(2 * 1e-6 + 1000 / 1e8)
+    assert cost.from_host(two, "cpu") == cost.to_host(two, "cpu") == 0
 
 
 def test_a_model_that_fits_the_processors_cache_is_read_from_it() -> None:
@@ -69,9 +69,9 @@ def test_a_model_that_fits_the_processors_cache_is_read_from_it() -> None:
 
 def test_experts_that_are_asked_for_are_waited_for() -> None:
     cost = UnitCost(profile(), MACHINE)
-    assert cost.asked(0, STREAMED, 0) == 0
-    assert cost.asked(1e6, STREAMED, 0) == pytest.approx(1e-6 + 1e6 / 1e8)
-    assert cost.asked(1e6, ("disk", 0), 2**40) == pytest.approx(1e6 / MACHINE.disk_cold)
+    assert cost.fetch_on_demand(0, STREAMED, 0) == 0
+    assert cost.fetch_on_demand(1e6, STREAMED, 0) == pytest.approx(1e-6 + 1e6 / 1e8)
+    assert cost.fetch_on_demand(1e6, ("disk", 0), 2**40) == pytest.approx(1e6 / MACHINE.disk_cold)
 
 
 def test_a_device_has_its_name_and_what_holds_files_is_the_host() -> None:
@@ -97,10 +97,49 @@ def test_calls_are_as_many_as_a_dispatched_mixture_makes(chosen: int, tmp_path: 
             model(ids)  # the experts are there afterwards
             counts.append(calls_in(lambda model=model: model(ids)))
     dispatched, alone = counts
-    assert (dispatched - alone) / LAYERS == pytest.approx(calls_of_asking(Choice(1, chosen, 32)), rel=0.3)
+    assert (dispatched - alone) / LAYERS == pytest.approx(expert_calls(Choice(1, chosen, 32)), rel=0.3)
 
 
 def test_where_nearly_all_are_wanted_the_next_modules_are_seen_to() -> None:
     few, nearly_all = Choice(1, 2, 8), Choice(64, 2, 8)
     assert nearly_all.wanted > 7
-    assert calls_of_asking(nearly_all) - calls_of_asking(few) > 8 * 28
+    assert expert_calls(nearly_all) - expert_calls(few) > 8 * 28
+
+
+MASK, ROTATION, HIDDEN, CACHE = 0, 1, 2, 3
+TRACE = Trace(
+    (
+        Allocate(MASK, 5),
+        Enter(0, ((MASK, 5),)),
+        Allocate(ROTATION, 10),
+        Leave(0),
+        Enter(1, ((MASK, 5), (ROTATION, 10))),
+        Allocate(HIDDEN, 100),
+        Leave(1, ((HIDDEN, 100),)),
+        Enter(2, ((HIDDEN, 100), (ROTATION, 10), (CACHE, 7))),
+        Leave(2),
+    ),
+    (Held(CACHE, 7, 1),),
+)
+"""Unit 1 gives back what it returns, and keeps a cache; it and unit 2 are called with what others made."""
+
+
+def test_on_one_device_nothing_crosses() -> None:
+    transfers = InputTransfers(TRACE)
+    assert [transfers.from_elsewhere(unit, (0, 0, 0), 0) for unit in range(3)] == [[], [], []]
+
+
+def test_each_unit_has_what_lies_elsewhere_brought_every_time() -> None:
+    found = InputTransfers(TRACE).from_elsewhere(1, (0, "cpu", "cpu"), 0)
+    assert found == [(0, Inputs(OUTSIDE, 1, 5)), (0, Inputs(maker=0, tensors=1, nbytes=10))]
+
+
+def test_what_the_host_gives_back_lies_on_the_main_device() -> None:
+    transfers = InputTransfers(TRACE)
+    assert transfers.from_elsewhere(2, ("cpu", "cpu", "cpu"), 0) == [(0, Inputs(1, 1, 100, returned=True))]
+    assert transfers.from_elsewhere(2, ("cpu", "cpu", "cpu"), "cpu") == []
+
+
+def test_what_is_made_between_units_lies_where_what_it_was_made_of_does() -> None:
+    trace = Trace((Enter(0), Allocate(0, 4), Leave(0), Allocate(1, 8, source=0), Enter(1, ((1, 8),)), Leave(1)))
+    assert InputTransfers(trace).from_elsewhere(1, (1, 0), 0) == [(1, Inputs(maker=0, tensors=1, nbytes=8))]
