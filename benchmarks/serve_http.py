@@ -120,7 +120,7 @@ def served(model: Any, tokenizer: Any, **engine: Any) -> Iterator[tuple[int, Any
     import uvicorn
 
     from bigmodel.server import EngineOptions, Settings, create_app
-    from bigmodel.server.run import bind
+    from bigmodel.server.http.run import bind
 
     options = EngineOptions(**{"kv_bytes": 1 << 30, **engine})
     app = create_app(model, tokenizer, settings=Settings("model", engine=options))

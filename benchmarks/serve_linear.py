@@ -17,7 +17,7 @@ from .serve_model import SIZES
 if TYPE_CHECKING:
     import torch
 
-    from bigmodel.server.engine.host_linear import HostLinear, Linear
+    from bigmodel.server.engine.compute.host_linear import HostLinear, Linear
 
 TORCH: HostLinear = "torch"
 ONEDNN: HostLinear = "onednn"
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> Report:
     """Measure the seconds of a layer's products with both; the one that the engine takes must not be the slower."""
     import torch
 
-    from bigmodel.server.engine.host_linear import choose_host_linear, linear_of
+    from bigmodel.server.engine.compute.host_linear import choose_host_linear, linear_of
 
     size = options.size or ("2x64" if options.quick else "8x1024")
     layers, flops = _layers(size)

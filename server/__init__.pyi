@@ -1,9 +1,9 @@
-from .app import Loaded as Loaded
-from .app import create_app as create_app
 from .batch import Generation as Generation
 from .batch import generate_batch as generate_batch
-from .engine import Engine as Engine
-from .engine import EngineOptions as EngineOptions
-from .engine import SamplingParams as SamplingParams
-from .state import Loading as Loading
-from .state import Settings as Settings
+from .engine.budget import EngineOptions as EngineOptions
+from .engine.engine import Engine as Engine
+from .engine.scheduling.request import SamplingParams as SamplingParams
+from .http.app import create_app as create_app
+from .http.state import Settings as Settings
+from .loading import Loaded as Loaded
+from .loading import Loading as Loading

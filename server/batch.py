@@ -1,7 +1,7 @@
-"""Offline generation: many prompts through the server's engine, without a server.
+"""Offline generation: many prompts through the engine, without HTTP.
 
-Every step computes one token of every running sequence, so a streamed block visits its device once per step for all of
-them: one weight fetch serves the whole batch. Prompts may be of any lengths; nothing is padded.
+Every step computes one token of every running sequence, so one fetch of a streamed block serves the whole batch.
+Prompts may have any lengths; nothing is padded.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import torch
 
 from bigmodel.dispatch import get_plan
 from bigmodel.errors import ServeError
-from bigmodel.server.engine import Delta, EngineOptions, Event, Failed, Request, SamplingParams, build_engine
+from bigmodel.server.engine.budget import EngineOptions
+from bigmodel.server.engine.build import build_engine
+from bigmodel.server.engine.scheduling.request import Delta, Event, Failed, Request, SamplingParams
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What was made of one prompt: its text, its tokens, and why it ended ("stop" or "length")."""
+    """Generated text and tokens of one prompt, and why it ended ("stop" or "length")."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -27,7 +29,7 @@ class Generation:
 
 
 class _Collected:
-    """Gathers the events of one request."""
+    """A sink that collects the events of one request."""
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -53,14 +55,14 @@ def generate_batch(
     options: EngineOptions | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Generation]:
-    """Generate from every prompt, as many at once as memory and the options allow.
+    """Continue every prompt, as many at once as memory and options allow.
 
     Args:
         model: A causal language model, dispatched or plain.
         tokenizer: Its transformers tokenizer.
         prompts: Texts, or lists of token ids.
-        params: How tokens are chosen, for all prompts or for each.
-        plan: What the memory for keys and values is taken from; None for the plan the model was placed by.
+        params: Sampling parameters, for all prompts or one for each.
+        plan: The plan that memory for keys and values is read from; None for the one the model was placed by.
         options: How many sequences run at once, and what they may hold; None for the defaults.
         on_step: Called after each step with the number of finished prompts and of all.
 

@@ -1,21 +1,70 @@
-"""From what a person types to a dispatched model with its tokenizer and plan."""
+"""Load a model with its tokenizer and plan, and report how far loading has come."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from bigmodel.checkpoint.progress import watching
+from bigmodel.devices import accelerators, memory_allocated
 from bigmodel.errors import ServeError, SizeError
-from bigmodel.server.app import Loaded
-from bigmodel.server.state import Loading
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to serve; ``draft_model`` proposes tokens that it verifies."""
+
+    model: Any
+    tokenizer: Any
+    plan: Any = None
+    draft_model: Any = None
+
+
+class LoadingCancelledError(ServeError):
+    """The server was stopped while its model was loading."""
+
+
+@dataclass
+class Loading:
+    """Progress of loading. ``fraction`` of the stage, from 0 to 1; None when unknown.
+
+    ``before``: bytes in use on each device before the model was loaded, where measured. Once ``cancelled`` is set, the
+    next progress report raises :class:`LoadingCancelledError`.
+    """
+
+    stage: str = "starting"
+    fraction: float | None = None
+    before: dict[str, int] = field(default_factory=dict)
+    cancelled: bool = False
+
+    def begin(self, stage: str) -> None:
+        """Start a stage of unknown length."""
+        self._raise_if_cancelled()
+        self.fraction = None
+        self.stage = stage
+
+    def report(self, done: int, total: int) -> None:
+        """Set the fraction from bytes done and in total."""
+        self._raise_if_cancelled()
+        self.fraction = done / total if total else 1.0
+
+    def measure(self) -> None:
+        """Record the bytes in use now, before the model is loaded."""
+        self.before = {device: memory_allocated(device) for device in ("cpu", *accelerators())}
+
+    def _raise_if_cancelled(self) -> None:
+        if self.cancelled:
+            raise LoadingCancelledError("loading was cancelled")
+
+
+Loader = Callable[[Loading], Loaded]
+"""Loads a model and reports its progress."""
 
 
 def parse_max_memory(text: str | None) -> dict[int | str | torch.device, int | str] | None:
@@ -24,7 +73,7 @@ def parse_max_memory(text: str | None) -> dict[int | str | torch.device, int | s
         return None
     budgets: dict[int | str | torch.device, int | str] = {}
     for part in text.split(","):
-        device, equals, size = (piece.strip() for piece in part.partition("="))
+        device, equals, size = (text.strip() for text in part.partition("="))
         if not (device and equals and size):
             raise SizeError(f"--max-memory: '{part}' is not DEVICE=SIZE, as in 0=10GiB,cpu=8GiB")
         budgets[int(device) if device.isdecimal() else device] = size
@@ -32,7 +81,7 @@ def parse_max_memory(text: str | None) -> dict[int | str | torch.device, int | s
 
 
 class LoadOptions(TypedDict, total=False):
-    """The arguments of ``bigmodel.from_pretrained`` that the command line knows; what is left out has its default."""
+    """Arguments of ``bigmodel.from_pretrained`` that the command line offers; missing ones have their defaults."""
 
     device_map: str
     max_memory: Mapping[int | str | torch.device, int | str] | None
@@ -49,17 +98,19 @@ class LoadOptions(TypedDict, total=False):
 def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadOptions]) -> Loaded:
     """Load ``model`` (a folder or a Hub id), placed by plan, with its tokenizer.
 
-    Memory for keys and values is planned for ``batch_size`` sequences of ``context_length`` tokens.
+    Memory for keys and values is planned for ``batch_size`` sequences of ``context_length`` tokens. Raises ServeError
+    when there is no tokenizer.
     """
     from transformers import AutoTokenizer
 
+    from bigmodel.checkpoint.progress import watching
     from bigmodel.dispatch import from_pretrained, get_plan
     from bigmodel.sources.resolve import open_source
 
     revision, trusted = options.get("revision"), options.get("trust_remote_code", False)
     progress = progress or Loading()
     progress.begin("looking for the model")
-    open_source(model, revision, trust_remote_code=trusted)  # says what is wrong before anything is loaded
+    open_source(model, revision, trust_remote_code=trusted)  # raises before anything is loaded
     progress.begin("loading the tokenizer")
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trusted)
@@ -68,26 +119,26 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     progress.measure()
     progress.begin("loading the weights")
     with watching(progress.report):
-        placed = from_pretrained(model, per_pass=False, **options)  # the engine keeps keys and values itself
+        placed = from_pretrained(model, per_pass=False, **options)  # the engine holds keys and values itself
     return Loaded(placed, tokenizer, get_plan(placed))
 
 
 def load_with_draft(
     model: str, draft_model: str | None, *, progress: Loading | None = None, **options: Unpack[LoadOptions]
 ) -> Loaded:
-    """As :func:`load`, with the draft model where there is one; that is loaded to where it fits, as it is stored."""
+    """As :func:`load`, with a draft model if given; that one is placed automatically, in its stored dtype."""
     loaded = load(model, progress=progress, **options)
     return loaded if draft_model is None else with_draft(loaded, load(draft_model, progress=progress))
 
 
 def with_draft(loaded: Loaded, draft: Loaded) -> Loaded:
-    """``loaded`` with the model of ``draft`` guessing for it. Raises ServeError unless they speak the same tokens."""
+    """``loaded`` with ``draft`` as its draft model. Raises ServeError unless their tokenizers are equal."""
     if loaded.tokenizer.get_vocab() != draft.tokenizer.get_vocab():
-        raise ServeError("the draft model's tokenizer is not the model's: a guess would mean another text")
+        raise ServeError("the draft model's tokenizer is not the model's: its tokens would mean another text")
     return replace(loaded, draft_model=draft.model)
 
 
 def display_name(model: str) -> str:
-    """What clients call a model: the Hub id, or the last part of a path."""
+    """Default name of a model for clients: the Hub id, or the last part of a path."""
     path = Path(model)
     return path.resolve().name if path.exists() else model

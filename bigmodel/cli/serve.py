@@ -13,8 +13,7 @@ from . import model_options as shared
 
 if TYPE_CHECKING:
     from bigmodel.server import Loaded, Loading, Settings
-    from bigmodel.server.app import Loader
-    from bigmodel.server.loading import LoadOptions
+    from bigmodel.server.loading import Loader, LoadOptions
 
 Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on.")]
 Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
@@ -90,7 +89,7 @@ def serve(
     """Serve MODEL over HTTP: OpenAI's completions and chat, batched, with a page to look at on /."""
     from bigmodel.devices import parse_size
     from bigmodel.server import EngineOptions, Settings
-    from bigmodel.server.engine.options import DEFAULT_SEQUENCES
+    from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
     from bigmodel.server.loading import LoadOptions, display_name, parse_max_memory
 
     keys = (*(api_key or ()), *(_keys(api_key_file) if api_key_file else ()))
@@ -142,7 +141,7 @@ def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: 
     import logging
 
     from bigmodel.server import create_app
-    from bigmodel.server.run import bind, run, url
+    from bigmodel.server.http.run import bind, run, url
 
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s")
     listener = bind(host, port)
@@ -157,9 +156,9 @@ def _serve(loader: Loader, settings: Settings, host: str, port: int, log_level: 
 
 def _replicate(loader: Loader, settings: Settings, host: str, port: int, replicas: int, cluster: str | None) -> int:
     from bigmodel.server import create_app
-    from bigmodel.server.engine.options import DEFAULT_SEQUENCES
-    from bigmodel.server.replicas import free_port, run_replicas
-    from bigmodel.server.run import url
+    from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
+    from bigmodel.server.http.run import url
+    from bigmodel.server.replicas.run import free_port, run_replicas
 
     port = port or free_port(host)
     typer.echo(f"serving {replicas} replicas of {settings.model_name} on {url(host, port)}", err=True)

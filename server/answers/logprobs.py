@@ -1,22 +1,22 @@
-"""Log-probabilities in the two shapes OpenAI gives them."""
+"""Log-probabilities in OpenAI's two formats: that of chats and that of completions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from bigmodel.server.engine import TokenLogprob
+from bigmodel.server.engine.scheduling.request import TokenLogprob
 from bigmodel.server.text.codec import TextCodec
-from bigmodel.server.text.detokenize import Detokenizer
+from bigmodel.server.text.incremental import Detokenizer
 
 LOWEST = -9999.0  # JSON has no minus infinity
 
 
 class TextOffsets:
-    """Where in the text of a choice its tokens begin, in characters.
+    """Character offsets of tokens in the text of a choice.
 
-    Not the sum of what tokens read as on their own: special ones show nothing, the bytes of a character stand where
-    it does, and of the first word's space nothing is seen. ``before`` are the tokens that the text continues.
+    They are not sums of the lengths of single tokens: special tokens have no text, bytes of one character share its
+    offset, and a leading space may be stripped. ``before`` are the tokens that the text continues.
     """
 
     def __init__(self, codec: TextCodec, before: Sequence[int] = ()) -> None:

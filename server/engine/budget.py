@@ -1,34 +1,88 @@
-"""What a plan allows an engine: sequences at once, tokens of a step, bytes of keys and values per device.
+"""What an engine may hold: sequences, tokens of a step, bytes of keys and values. Read from the plan, in one place.
 
-The planner counts keys and values of whole contexts beside weights and activations, and says how many sequences
-there is room for. The engine asks it and counts nothing again, so admission and placement cannot disagree.
+The planner counts keys and values of whole contexts beside weights and activations, and says for how many sequences
+there is memory. The engine takes its numbers from there, so admission and placement cannot disagree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from bigmodel.devices import format_size, free_memory_bytes, normalize_device
 from bigmodel.errors import ServeError
-from bigmodel.server.engine.attention import PROMPT_BLOCK
-from bigmodel.server.engine.options import DEFAULT_SEQUENCES, EngineOptions
-from bigmodel.server.engine.pool import KVBudget
+from bigmodel.server.engine.compute.host_linear import HostLinear
+from bigmodel.server.engine.kv.buffers import GROWTH, PROMPT_BLOCK
 
-DEFAULT_SHARE = 0.25  # of a device's free memory, for keys and values, when no plan says how much
+DEFAULT_SEQUENCES = 16  # at once, where the plan has memory for them
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine batches and what it may hold.
+
+    Args:
+        max_sequences: Sequences that run at once; None for :data:`DEFAULT_SEQUENCES`, or as many as the plan was made
+            for or has memory for.
+        max_batch_tokens: Tokens of one step; fewer where the plan was made for fewer, more where those are too few for
+            so many sequences.
+        max_queue: Sequences that may wait beyond those that run.
+        kv_bytes: Bytes for keys and values on every device; None for those of the plan, else a quarter of what is free.
+        max_length: Prompt plus output of one sequence, in tokens; None for the model's context.
+        prefix_cache: Whether to keep keys and values of prompts for later ones.
+        row_multiple: Padding of packed rows, see :mod:`bigmodel.server.engine.compute.host_linear`; 1 is fastest for a
+            single stream and gives up equal bits alone and in a batch.
+        draft_tokens: Tokens that a draft model proposes in a step.
+        host_linear: Library of float32 products on the host, see the same module.
+    """
+
+    max_sequences: int | None = None
+    max_batch_tokens: int = 512
+    max_queue: int = 128
+    kv_bytes: int | None = None
+    max_length: int | None = None
+    prefix_cache: bool = True
+    row_multiple: int | str = "auto"
+    draft_tokens: int = 4
+    host_linear: HostLinear = "auto"
+
+
+DEFAULT_SHARE = 0.25  # of a device's free memory, for keys and values, without a plan
+
+
+@dataclass(frozen=True)
+class KVBudget:
+    """Bytes for keys and values: ``bytes_per_token`` and ``bytes_total``, by device."""
+
+    bytes_per_token: Mapping[str, int]
+    bytes_total: Mapping[str, int]
+
+    @property
+    def tokens(self) -> int:
+        """Positions that fit every device's bytes, in whole growth steps. Raises ServeError when not even one does."""
+        fits = [self.bytes_total[device] // per for device, per in self.bytes_per_token.items() if per]
+        tokens = min(fits, default=0) // GROWTH * GROWTH
+        if not tokens:
+            device, per = min(self.bytes_per_token.items(), key=lambda item: self.bytes_total[item[0]] / (item[1] or 1))
+            raise ServeError(
+                f"{format_size(self.bytes_total[device])} for keys and values on {device} do not hold {GROWTH} tokens "
+                f"of {format_size(per)} each; give more, or offload more weights"
+            )
+        return tokens
 
 
 class HoldsKV(Protocol):
-    """Whatever keeps keys and values: the runner, and what guesses with a draft model."""
+    """Anything that holds keys and values: the runner, the draft model."""
 
     def bytes_per_token(self) -> dict[str, int]: ...
 
 
 def sequences_at_once(plan: Any, options: EngineOptions) -> int:
-    """How many sequences run at once: what the options say, else what the plan has room for, within the default.
+    """Sequences that run at once: the options' number, else what the plan has memory for, at most the default.
 
-    Never fewer than the plan was made for. Without a plan, or without a budget in it, the default.
+    Never fewer than the plan was made for. The default without a plan, or without a budget in it.
     """
     if options.max_sequences is not None:
         return options.max_sequences
@@ -38,9 +92,9 @@ def sequences_at_once(plan: Any, options: EngineOptions) -> int:
 
 
 def tokens_of_a_step(plan: Any, options: EngineOptions) -> int:
-    """How many tokens a step computes: what the options say, within those that the plan's activations are of.
+    """Tokens of a step: the options' number, at most those that the plan's activations were counted for.
 
-    Never so few that a prompt could wait for ever behind sequences that decode.
+    Never so few that a prompt could wait forever behind decoding sequences.
     """
     planned = 0 if plan is None else plan.batch_size * plan.context_length
     wanted = min(options.max_batch_tokens, planned or options.max_batch_tokens)
@@ -48,9 +102,9 @@ def tokens_of_a_step(plan: Any, options: EngineOptions) -> int:
 
 
 def kv_budget(holders: Seq[HoldsKV], plan: Any, options: EngineOptions) -> KVBudget:
-    """Bytes for keys and values per device: what the options say, else the plan, else a share of what is free.
+    """Bytes for keys and values by device: the options' number, else the plan's, else a share of what is free.
 
-    Raises ServeError when the options ask for more than the plan leaves on a device: its budget would not hold.
+    Raises ServeError when the options ask for more than the plan leaves on a device.
     """
     per_token: dict[str, int] = {}
     for holder in holders:
@@ -62,7 +116,7 @@ def kv_budget(holders: Seq[HoldsKV], plan: Any, options: EngineOptions) -> KVBud
 
 
 def plan_devices(plan: Any) -> dict[str, Any]:
-    """The plan's entry of each device, by canonical device name; empty without a plan."""
+    """The plan's entries by canonical device name; empty without a plan."""
     devices = getattr(plan, "devices", None)
     if not devices:
         return {}
@@ -71,7 +125,7 @@ def plan_devices(plan: Any) -> dict[str, Any]:
 
 
 def _share(plan: Any, options: EngineOptions) -> float:
-    """How often the planned keys and values are held: once for each batch that the plan was made for."""
+    """Factor of the planned keys and values: sequences at once, in units of the planned batch."""
     if plan is None or not plan.batch_size:
         return 1.0
     room = plan.max_sequences() or plan.batch_size
@@ -79,7 +133,7 @@ def _share(plan: Any, options: EngineOptions) -> float:
 
 
 def _kv_bytes(device: str, entry: Any, share: float, options: EngineOptions) -> int:
-    """Bytes for keys and values on ``device``, of which the plan says ``entry`` (None: nothing)."""
+    """Bytes for keys and values on ``device``; ``entry`` is the plan's entry of it, if any."""
     planned = 0 if entry is None else int(entry.kv_cache)
     if options.kv_bytes is None:
         return int(planned * share) or int(free_memory_bytes(device) * DEFAULT_SHARE)

@@ -1,4 +1,4 @@
-"""An engine from a model: runner, memory budget, scheduler, thread."""
+"""Build an engine for a model: runner, memory budget, scheduler, thread."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from typing import Any
 import torch
 
 from bigmodel.errors import ServeError
-from bigmodel.server.engine.budget import kv_budget, sequences_at_once, tokens_of_a_step
+from bigmodel.server.engine.budget import EngineOptions, kv_budget, sequences_at_once, tokens_of_a_step
+from bigmodel.server.engine.compute.choose_runner import choose_runner
+from bigmodel.server.engine.compute.draft import ModelDrafter
+from bigmodel.server.engine.compute.plain import PlainRunner
+from bigmodel.server.engine.compute.runner import Runner
 from bigmodel.server.engine.core import EngineCore
-from bigmodel.server.engine.draft import ModelDrafter
 from bigmodel.server.engine.engine import Engine
-from bigmodel.server.engine.observer import Observer
-from bigmodel.server.engine.options import EngineOptions
-from bigmodel.server.engine.plain import PlainRunner
-from bigmodel.server.engine.pool import TokenPool
-from bigmodel.server.engine.prefix import PrefixCache
-from bigmodel.server.engine.runner import Runner
-from bigmodel.server.engine.runner_choice import choose_runner
-from bigmodel.server.engine.scheduler import Scheduler
+from bigmodel.server.engine.kv.buffers import TokenPool
+from bigmodel.server.engine.kv.prefix import PrefixCache
+from bigmodel.server.engine.scheduling.request import Observer
+from bigmodel.server.engine.scheduling.scheduler import Scheduler
 from bigmodel.server.text.codec import TextCodec
 
 
@@ -33,7 +32,7 @@ def build_engine(
     observer: Observer | None = None,
     on_failure: Callable[[BaseException], None] | None = None,
 ) -> Engine:
-    """An engine for ``model``, not started yet; ``draft_model`` guesses tokens that it checks."""
+    """An engine for ``model``, not started yet; ``draft_model`` proposes tokens that the model verifies."""
     options = options or EngineOptions()
     model.eval()
     runner = choose_runner(model, row_multiple=options.row_multiple, host_linear=options.host_linear)
@@ -44,7 +43,7 @@ def build_engine(
     sequences = sequences_at_once(plan, options)
     scheduler = Scheduler(pool, prefix, max_sequences=sequences, max_batch_tokens=tokens_of_a_step(plan, options))
     codec = tokenizer if isinstance(tokenizer, TextCodec) else TextCodec(tokenizer)
-    # A tokenizer may know more tokens than the model was trained for; those cannot be computed.
+    # A tokenizer may have more tokens than the model; those cannot be computed.
     codec.vocabulary_size = min(codec.vocabulary_size, vocabulary_size(model))
     core = EngineCore(
         runner,
@@ -67,11 +66,13 @@ def build_engine(
 def make_drafter(
     model: torch.nn.Module, draft_model: torch.nn.Module | None, options: EngineOptions, runner: Runner
 ) -> ModelDrafter | None:
-    """What guesses tokens with ``draft_model``; None without one."""
+    """The drafter of ``draft_model``; None without one. Raises ServeError for a draft model that cannot be used."""
     if draft_model is None:
         return None
     if isinstance(runner, PlainRunner):
-        raise ServeError("a draft model needs a model that runs packed; this one is computed one by one")
+        raise ServeError(
+            "a draft model needs a model that is computed in packed batches; this one is computed one by one"
+        )
     if vocabulary_size(draft_model) != vocabulary_size(model):
         raise ServeError(
             f"the draft model has {vocabulary_size(draft_model)} tokens, the model {vocabulary_size(model)}; "
@@ -81,7 +82,7 @@ def make_drafter(
 
 
 def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:
-    """Tokens that end a text: those of the generation config, and the tokenizer's."""
+    """End-of-text tokens of the generation config and of the tokenizer."""
     found: set[int] = set()
     config = getattr(model, "generation_config", None)
     inner = getattr(tokenizer, "tokenizer", tokenizer)
@@ -91,12 +92,12 @@ def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:
 
 
 def context_length(model: torch.nn.Module) -> int:
-    """Positions the model was made for."""
+    """The model's maximum positions; 2**20 where its config names none."""
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     return int(getattr(config, "max_position_embeddings", None) or 1 << 20)
 
 
 def vocabulary_size(model: torch.nn.Module) -> int:
-    """The width of the model's logits."""
+    """Width of the model's logits."""
     config = model.config.get_text_config()  # type: ignore[operator, union-attr]
     return int(config.vocab_size)

@@ -1,4 +1,4 @@
-"""The requests at work, and one turn of the engine without threads: schedule, compute, choose tokens, send text."""
+"""One step of the engine, without threads: schedule, compute, sample, send text. And the requests at work."""
 
 from __future__ import annotations
 
@@ -7,22 +7,76 @@ from dataclasses import replace
 
 import torch
 
-from bigmodel.server.engine.choice import Choice
-from bigmodel.server.engine.draft import Drafter
-from bigmodel.server.engine.next_tokens import NextTokens, TokenCounts
-from bigmodel.server.engine.observer import Observer
-from bigmodel.server.engine.request import Delta, Done, Failed, Phase, Request, Sequence
-from bigmodel.server.engine.runner import Runner
-from bigmodel.server.engine.sampler import logprob_of
-from bigmodel.server.engine.scheduler import Grant, Scheduler
+from bigmodel.server.engine.compute.draft import Drafter
+from bigmodel.server.engine.compute.runner import Runner
+from bigmodel.server.engine.sampling.sampler import Sampler, TokenCounts, logprob_of
+from bigmodel.server.engine.scheduling.request import (
+    Delta,
+    Done,
+    Failed,
+    Observer,
+    Phase,
+    Request,
+    Sequence,
+    TokenLogprob,
+)
+from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens, Scheduler
 from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.incremental import Detokenizer, StopChecker
+
+
+class OutputStream:
+    """The text of one sequence as it grows: tokens are decoded, stop strings end it, deltas carry it away.
+
+    Tokens whose text is held back (a partial character, a possible beginning of a stop string) travel with the delta
+    that shows it. ``max_length`` bounds prompt plus output, in tokens.
+    """
+
+    def __init__(self, sequence: Sequence, codec: TextCodec, eos_ids: frozenset[int], max_length: int) -> None:
+        self._sequence = sequence
+        self._eos_ids = frozenset() if sequence.params.ignore_eos else eos_ids
+        self._limit = min(sequence.params.max_tokens, max_length - sequence.prompt_length)
+        self._detokenizer = Detokenizer(codec, sequence.request.prompt)
+        self._stop = StopChecker(sequence.params.stop)
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def take(self, token_id: int, logprob: TokenLogprob | None) -> Delta | None:
+        """Add a token (already in ``sequence.output``); a delta if there is text to send or the sequence ends."""
+        if token_id in self._eos_ids:
+            return self.finish("stop")
+        self._tokens.append(token_id)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+        text, stopped = self._stop.push(self._detokenizer.add(token_id))
+        if stopped:
+            return self._delta(text, "stop")
+        grammar = self._sequence.grammar_state
+        if grammar is not None and grammar.complete:
+            return self.finish("stop", text)
+        if len(self._sequence.output) >= self._limit:
+            return self.finish("length", text)
+        return self._delta(text, None) if text else None
+
+    def finish(self, reason: str, text: str = "") -> Delta:
+        """The last delta: ``text`` and everything that was held back."""
+        shown, stopped = self._stop.push(self._detokenizer.flush())
+        text += shown
+        if not stopped:
+            text += self._stop.flush()
+        return self._delta(text, "stop" if stopped else reason)
+
+    def _delta(self, text: str, reason: str | None) -> Delta:
+        delta = Delta(self._sequence.index, text, tuple(self._tokens), tuple(self._logprobs), finish_reason=reason)
+        self._tokens, self._logprobs = [], []
+        return delta
 
 
 class EngineCore:
     """Owns the requests at work. Single-threaded; :class:`bigmodel.server.engine.engine.Engine` gives it a thread.
 
-    ``max_length`` bounds prompt plus output of a sequence, in tokens; ``vocabulary_size`` is the
-    width of the model's logits; ``eos_ids`` are the tokens that end a text.
+    ``max_length`` bounds prompt plus output of a sequence, in tokens; ``vocabulary_size`` is the width of the model's
+    logits; ``eos_ids`` are the tokens that end a text.
     """
 
     def __init__(
@@ -39,54 +93,15 @@ class EngineCore:
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
-        self.requests: dict[str, Request] = {}
         self.drafter = drafter
-        self.steps = 0
         self.codec = codec
-        self._observer = observer
-        self._next_tokens = NextTokens(observer, self._send, self._fail_choosing)
         self.eos_ids = eos_ids
         self.max_length = max_length
         self.vocabulary_size = vocabulary_size
-
-    # --- requests ---------------------------------------------------------------------------------
-
-    def add(self, request: Request) -> None:
-        """Take a request in; its sequences wait for their turn."""
-        self.requests[request.request_id] = request
-        for sequence in request.sequences:
-            sequence.text = Choice(sequence, self.codec, self.eos_ids, self.max_length)
-            if request.params.grammar is not None:
-                sequence.grammar_state = request.params.grammar.state()
-            self.scheduler.add(sequence)
-
-    def fail(self, request: Request, kind: str, message: str) -> None:
-        """End a request early: its slots and memory are free at once, and it is told why."""
-        if self.requests.pop(request.request_id, None) is None:
-            return
-        for sequence in request.sequences:
-            if sequence.phase is not Phase.FINISHED:
-                self.scheduler.finish(sequence)
-        self._observer.finished(request, kind, time.monotonic() - request.arrived)
-        request.sink.put(Failed(kind, message))
-
-    def _fail_choosing(self, request: Request, message: str) -> None:
-        self.fail(request, "engine", message)
-
-    def expire(self, now: float) -> None:
-        """End the requests whose deadline has passed."""
-        late = [r for r in self.requests.values() if r.deadline is not None and now >= r.deadline]
-        for request in late:
-            self.fail(request, "timeout", f"not finished {now - request.arrived:.1f} s after it arrived")
-
-    @property
-    def counts(self) -> TokenCounts:
-        """Tokens chosen and guessed so far."""
-        return self._next_tokens.counts
-
-    @property
-    def idle(self) -> bool:
-        return not self.requests
+        self.requests: dict[str, Request] = {}
+        self.steps = 0
+        self._observer = observer
+        self._sampler = Sampler(observer, self._send, self._fail_sampling)
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -94,34 +109,38 @@ class EngineCore:
         """Compute one step. False when there was nothing to compute."""
         if self.drafter is not None:
             self.drafter.propose([s for s in self.scheduler.running if s.decoding])
-        grants = self.scheduler.schedule()
-        if not grants:
+        batch = self.scheduler.schedule()
+        if not batch:
             if self.requests:
                 raise RuntimeError(f"{len(self.requests)} requests wait and none can be scheduled")
             return False
         begun = time.monotonic()
-        self._note_starts(grants, begun)
-        logits = self.runner.run(grants)
-        for grant, rows in zip(grants, logits, strict=True):
-            self._account(grant, rows)
-        self._next_tokens.choose(
-            [(g, rows) for g, rows in zip(grants, logits, strict=True) if rows is not None and _caught_up(g)]
+        self._note_starts(batch, begun)
+        logits = self.runner.run(batch)
+        for scheduled, rows in zip(batch, logits, strict=True):
+            self._account(scheduled, rows)
+        self._sampler.sample(
+            [
+                (scheduled, rows)
+                for scheduled, rows in zip(batch, logits, strict=True)
+                if rows is not None and scheduled.sequence.remaining == 0
+            ]
         )
         self.steps += 1
-        self._observer.step(time.monotonic() - begun, len(grants))
+        self._observer.step(time.monotonic() - begun, len(batch))
         return True
 
-    def _note_starts(self, grants: list[Grant], now: float) -> None:
-        for grant in grants:
-            if grant.sequence.started_at is None:
-                grant.sequence.started_at = now
-                if grant.sequence.index == 0:
-                    request = grant.sequence.request
-                    self._observer.started(request, now - request.arrived)
+    def _note_starts(self, batch: list[ScheduledTokens], now: float) -> None:
+        for sequence in (scheduled.sequence for scheduled in batch):
+            if sequence.started_at is None:
+                sequence.started_at = now
+                if sequence.index == 0:
+                    self._observer.started(sequence.request, now - sequence.request.arrived)
 
-    def _account(self, grant: Grant, rows: torch.Tensor | None) -> None:
-        sequence = grant.sequence
-        start, sequence.computed = sequence.computed, sequence.computed + grant.tokens
+    def _account(self, scheduled: ScheduledTokens, rows: torch.Tensor | None) -> None:
+        """Count the computed tokens; cache a completed prompt and keep its log-probabilities."""
+        sequence = scheduled.sequence
+        start, sequence.computed = sequence.computed, sequence.computed + scheduled.tokens
         prompt = sequence.prompt_length
         if start < prompt:
             self._observer.tokens(min(sequence.computed, prompt) - start, 0)
@@ -139,8 +158,8 @@ class EngineCore:
 
     def _send(self, sequence: Sequence, delta: Delta) -> None:
         request = sequence.request
-        if sequence.prompt_logprobs and not sequence.prompt_sent:
-            sequence.prompt_sent = True
+        if sequence.prompt_logprobs and not sequence.prompt_logprobs_sent:
+            sequence.prompt_logprobs_sent = True
             delta = replace(delta, prompt_logprobs=tuple(sequence.prompt_logprobs))
         request.sink.put(delta)
         if delta.finish_reason is not None:
@@ -148,14 +167,49 @@ class EngineCore:
             if request.finished:
                 self._complete(request)
 
+    # --- requests ---------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Take a request in and queue its sequences."""
+        self.requests[request.request_id] = request
+        for sequence in request.sequences:
+            sequence.stream = OutputStream(sequence, self.codec, self.eos_ids, self.max_length)
+            if request.params.grammar is not None:
+                sequence.grammar_state = request.params.grammar.state()
+            self.scheduler.add(sequence)
+
+    def fail(self, request: Request, kind: str, message: str) -> None:
+        """End a request early: its memory is freed at once, and its sink receives :class:`Failed`."""
+        if self.requests.pop(request.request_id, None) is None:
+            return
+        for sequence in request.sequences:
+            if sequence.phase is not Phase.FINISHED:
+                self.scheduler.finish(sequence)
+        self._observer.finished(request, kind, time.monotonic() - request.arrived)
+        request.sink.put(Failed(kind, message))
+
+    def _fail_sampling(self, request: Request, message: str) -> None:
+        self.fail(request, "engine", message)
+
+    def expire(self, now: float) -> None:
+        """Fail the requests whose deadline has passed."""
+        late = [r for r in self.requests.values() if r.deadline is not None and now >= r.deadline]
+        for request in late:
+            self.fail(request, "timeout", f"not finished {now - request.arrived:.1f} s after it arrived")
+
     def _complete(self, request: Request) -> None:
         del self.requests[request.request_id]
         self._observer.finished(request, "ok", time.monotonic() - request.arrived)
-        # The first choice's: the others find what it has computed for them.
+        # The first sequence's: the others find in the cache what it computed for them.
         cached = request.sequences[0].cached_tokens
         request.sink.put(Done(len(request.prompt), request.completion_tokens, cached))
 
+    @property
+    def counts(self) -> TokenCounts:
+        """Tokens sampled and drafted so far."""
+        return self._sampler.counts
 
-def _caught_up(grant: Grant) -> bool:
-    """Whether the step computed all of the sequence's tokens, so that the next one can be chosen."""
-    return grant.sequence.remaining == 0
+    @property
+    def idle(self) -> bool:
+        """Whether no request is at work."""
+        return not self.requests

@@ -1,4 +1,4 @@
-"""The engine as the server sees it: submit, cancel, drain, stop. The model runs in one thread of its own."""
+"""The engine as the server uses it: submit, cancel, drain, stop. The model runs in a thread of its own."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from enum import Enum
 
 from bigmodel.errors import ServeError
 from bigmodel.server.engine.core import EngineCore
-from bigmodel.server.engine.request import Delta, Event, Request, Sink
+from bigmodel.server.engine.scheduling.request import Delta, Event, Request, Sink
 
 logger = logging.getLogger(__name__)
 
 
 class QueueFullError(ServeError):
-    """The engine has as many requests as it may hold."""
+    """The engine holds as many sequences as it may."""
 
 
 class EngineStoppedError(ServeError):
@@ -37,22 +37,22 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Cancel:
-    """Asks the thread to end a request."""
+    """Message to the thread: end a request."""
 
     request: Request
 
 
 @dataclass(frozen=True)
 class Wake:
-    """Asks the thread to look at the state again."""
+    """Message to the thread: check the state again."""
 
 
 class Engine:
     """Runs an :class:`EngineCore` in a thread.
 
-    ``max_requests`` is the number of choices (sequences) accepted and not finished, running ones included;
-    past it :meth:`submit` raises :class:`QueueFullError`. ``on_failure`` is called once, from the engine's
-    thread, when a step raises; every request has been failed by then.
+    ``max_requests`` bounds the sequences accepted and not finished, running ones included; past it :meth:`submit`
+    raises :class:`QueueFullError`. ``on_failure`` is called once, from the engine's thread, when a step raises; every
+    request has been failed by then.
     """
 
     def __init__(
@@ -84,21 +84,22 @@ class Engine:
 
     @property
     def healthy(self) -> bool:
+        """Whether the thread runs and takes or finishes requests."""
         return self.state in (State.RUNNING, State.DRAINING) and self._thread.is_alive()
 
     @property
     def unfinished(self) -> int:
-        """Choices accepted and not finished."""
+        """Sequences accepted and not finished."""
         with self._lock:
             return sum(self._accepted.values())
 
     @property
     def waiting(self) -> int:
-        """Choices that wait for a slot."""
+        """Sequences accepted that do not run yet."""
         return max(0, self.unfinished - len(self.core.scheduler.running))
 
     def submit(self, request: Request) -> None:
-        """Hand a request over; its events arrive at ``request.sink``.
+        """Queue a request; its events arrive at ``request.sink``.
 
         Raises :class:`QueueFullError` or :class:`EngineStoppedError`; the request is then not accepted.
         """
@@ -113,11 +114,11 @@ class Engine:
             self._inbox.put(request)
 
     def cancel(self, request: Request) -> None:
-        """End a request nobody waits for; its slot and memory are free before the next step."""
+        """End a request early; its memory is free before the next step."""
         self._inbox.put(Cancel(request))
 
     def drain(self, timeout: float) -> bool:
-        """Take no new requests, let the accepted ones finish for ``timeout`` seconds; whether all did."""
+        """Accept no new requests and wait up to ``timeout`` seconds for the accepted ones; whether all finished."""
         with self._lock:
             if self.state is State.RUNNING:
                 self.state = State.DRAINING
@@ -127,14 +128,14 @@ class Engine:
         return not self.unfinished
 
     def stop(self) -> None:
-        """End the thread; requests still at work are failed. Safe to call twice."""
+        """End the thread and fail the requests still at work. Idempotent."""
         self._stopping = True
         self._inbox.put(Wake())
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join()
 
     def released(self, request_id: str) -> None:
-        """A request has sent its last event."""
+        """Called when a request has sent its last event."""
         with self._lock:
             self._accepted.pop(request_id, None)
 
@@ -154,7 +155,7 @@ class Engine:
             self._close(State.STOPPED, None)
 
     def _receive(self) -> None:
-        """Take in what has arrived; wait for something while there is nothing to compute."""
+        """Process messages; block for one while there is nothing to compute."""
         block = self.core.idle
         while not self._stopping:
             try:
@@ -172,7 +173,7 @@ class Engine:
         with self._lock:
             self.state = state
             self.failure = error
-        while True:  # requests handed over but never taken in
+        while True:  # requests queued but never taken in
             try:
                 message = self._inbox.get(block=False)
             except queue.Empty:
@@ -186,7 +187,7 @@ class Engine:
 
 
 class _CountingSink:
-    """Passes events on, and tells the engine when the last one has gone."""
+    """Forwards events, and tells the engine when the last one was sent."""
 
     def __init__(self, inner: Sink, engine: Engine, request_id: str) -> None:
         self._put = inner.put

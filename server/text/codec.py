@@ -1,4 +1,4 @@
-"""The tokenizer as the server uses it: text to tokens and back, chat templates, the bytes of one token."""
+"""The tokenizer as the server uses it: encode, decode, chat templates, the bytes of one token."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import Any
 
 from bigmodel.errors import ServeError
 
-_REPLACEMENT = "\ufffd"
-
 
 @lru_cache(maxsize=1)
 def _byte_of_letter() -> dict[str, int]:
-    """Byte-level tokenizers write each byte as one printable letter; this is the way back.
+    """Inverse of the byte-to-letter table of byte-level tokenizers.
 
-    Printable Latin-1 letters stand for themselves, the other bytes, in order, for letters from U+0100 on.
+    Printable Latin-1 letters stand for themselves; the other bytes, in order, for letters from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -25,17 +23,17 @@ def _byte_of_letter() -> dict[str, int]:
 
 
 _FOR_CLIENTS = frozenset({"documents", "continue_final_message"})
-"""What transformers' `apply_chat_template` takes beside the template's own variables, and a client may say."""
+"""Arguments of transformers' `apply_chat_template` that clients may set, beside the template's variables."""
 
 
 class TemplateError(ServeError, ValueError):
-    """The chat template refuses what it was given."""
+    """The chat template refused its input."""
 
 
 class TextCodec:
-    """Wraps a transformers tokenizer. Every method may be called from any thread.
+    """Wraps a transformers tokenizer. Thread-safe.
 
-    ``not_for_templates``: names that a client's variables of the chat template cannot have; they are arguments here.
+    ``not_for_templates``: names that template variables cannot have, because they are arguments of the template call.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -53,7 +51,7 @@ class TextCodec:
         return ids
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ``ids``; bytes that are no whole character become U+FFFD."""
+        """Text of ``ids``; incomplete characters become U+FFFD."""
         text: str = self.tokenizer.decode(
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
@@ -67,9 +65,9 @@ class TextCodec:
         add_generation_prompt: bool = True,
         extra: dict[str, Any] | None = None,
     ) -> list[int]:
-        """Tokens of a conversation through the model's chat template (a plain one if it has none).
+        """Tokens of a conversation in the model's chat template (a plain one if it has none).
 
-        Raises TemplateError when the template refuses the messages, or has no place for the tools.
+        Raises TemplateError when the template raises, or takes no tools and some are given.
         """
         try:
             template = self._template(tools)
@@ -85,23 +83,23 @@ class TextCodec:
             )
         except TemplateError:
             raise
-        except Exception as error:  # a template is a program of its own: it may raise anything
+        except Exception as error:  # templates are programs: they may raise anything
             raise TemplateError(f"the chat template refused the messages: {error}") from error
         return self.encode(text, add_special_tokens=False)
 
     def _template(self, tools: list[dict[str, Any]] | None) -> str:
-        """The model's template, of several the one that is meant for ``tools``."""
+        """The model's template; of several, the one for ``tools``."""
         if not getattr(self.tokenizer, "chat_template", None):
             return _PLAIN_TEMPLATE
         template: str = self.tokenizer.get_chat_template(tools=tools)
         return template
 
     def token_text(self, token_id: int) -> str:
-        """How one token reads within a text."""
+        """Text of one token within a longer text."""
         alone = self.decode([token_id], skip_special_tokens=False)
         if self._byte_level:
             return alone
-        # Others may leave out the space that a text begins with.
+        # Other tokenizers may strip the leading space of a text.
         return self.decode([token_id, token_id], skip_special_tokens=False)[len(alone) :]
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bigmodel.cli.main import main
-from bigmodel.server.engine.packed import PackedRunner
+from bigmodel.server.engine.compute.runner import PackedRunner
 
 BREAKS = [7, 7, 7]
 """A prompt at which the device fails, where the process was told to break."""

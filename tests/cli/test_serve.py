@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import bigmodel.server.run
+import bigmodel.server.http.run
 from bigmodel.cli.serve import serve
 from bigmodel.errors import ServeError
 from bigmodel.server import EngineOptions, Settings
@@ -28,7 +28,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         listener.close()
         return int(seen["code"])
 
-    monkeypatch.setattr(bigmodel.server.run, "run", run)
+    monkeypatch.setattr(bigmodel.server.http.run, "run", run)
     return seen
 
 

@@ -6,7 +6,7 @@ import sys
 
 from fastapi import FastAPI
 
-from bigmodel.server.replicas import free_port, run_replicas
+from bigmodel.server.replicas.run import free_port, run_replicas
 
 
 def build() -> FastAPI:

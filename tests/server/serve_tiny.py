@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bigmodel.server import EngineOptions, Loaded, Loading, Settings, create_app
-from bigmodel.server.run import bind, run
+from bigmodel.server.http.run import bind, run
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 

@@ -9,8 +9,14 @@ import torch
 
 from bigmodel.errors import CheckpointNotFoundError, ServeError, SizeError
 from bigmodel.server import Loaded, Loading
-from bigmodel.server.loading import display_name, load, load_with_draft, parse_max_memory, with_draft
-from bigmodel.server.state import LoadingCancelledError
+from bigmodel.server.loading import (
+    LoadingCancelledError,
+    display_name,
+    load,
+    load_with_draft,
+    parse_max_memory,
+    with_draft,
+)
 from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
 
@@ -101,3 +107,29 @@ def test_a_draft_model_must_speak_the_same_tokens() -> None:
     assert with_draft(model, draft).draft_model == 2
     with pytest.raises(ServeError, match="tokenizer"):
         with_draft(model, Loaded(2, Other()))
+
+
+def test_progress_reports_stage_and_fraction() -> None:
+    loading = Loading()
+    loading.begin("reading")
+    assert (loading.stage, loading.fraction) == ("reading", None)
+    loading.report(1, 4)
+    assert loading.fraction == 0.25
+    loading.begin("preparing")
+    assert (loading.stage, loading.fraction) == ("preparing", None)
+    loading.report(0, 0)
+    assert loading.fraction == 1.0
+
+
+def test_cancelled_loading_ends_at_its_next_report() -> None:
+    loading = Loading(cancelled=True)
+    with pytest.raises(LoadingCancelledError):
+        loading.report(1, 4)
+    with pytest.raises(LoadingCancelledError):
+        loading.begin("reading")
+
+
+def test_bytes_in_use_before_loading_are_measured() -> None:
+    loading = Loading()
+    loading.measure()
+    assert loading.before["cpu"] > 0

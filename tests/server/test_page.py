@@ -13,11 +13,10 @@ import httpx
 import pytest
 
 from bigmodel.server import Settings, create_app
-from bigmodel.server.errors import APIError
-from bigmodel.server.fleet import Fleet
+from bigmodel.server.http.errors import APIError
+from bigmodel.server.http.status import view
 from bigmodel.server.loading import load
-from bigmodel.server.replica_board import Board, Word
-from bigmodel.server.view import view
+from bigmodel.server.replicas.fleet import Fleet, ReplicaReport, ReportBoard
 from tests.server.live import MODEL, serving, tiny_app
 from tests.server.serve_tiny import SlowOrBroken
 from tests.server.tiny import tiny_model, tiny_tokenizer
@@ -157,11 +156,11 @@ def test_what_was_planned_is_shown_beside_what_is_used(browser: Any, tmp_path: P
 
 
 def test_replicas_are_shown_together_and_each(browser: Any) -> None:
-    app, board = tiny_app(), Board(clock=lambda: 0.0)  # nobody is gone, however long the browser takes
+    app, board = tiny_app(), ReportBoard(clock=lambda: 0.0)  # nobody is gone, however long the browser takes
     state = app.state.server
-    state.fleet = Fleet(lambda: Word(state.metrics.render().decode(), view(state)), board, "here")
+    state.reporter = Fleet(state.reporter, board, "here")
     with serving(app) as url:
-        board.put("there", Word("", {**view(state), "machine": "elsewhere"}))
+        board.put("there", ReplicaReport("", {**view(state), "machine": "elsewhere"}))
         with open_page(browser, url) as page:
             shows(page, "#detail", "^2 replicas")
             shows(page, "#devices > h3", "^All replicas together$")
@@ -173,13 +172,13 @@ def test_replicas_are_shown_together_and_each(browser: Any) -> None:
 
 def test_a_server_that_cannot_say_how_it_is_says_why(browser: Any) -> None:
     class Unreachable:
-        def put(self, replica: str, word: Word) -> None: ...
+        def put(self, replica: str, report: ReplicaReport) -> None: ...
 
-        def words(self) -> Any:
+        def reports(self) -> Any:
             raise APIError(503, "the other replicas cannot be asked")
 
     app = tiny_app()
-    app.state.server.fleet = Fleet(lambda: Word("", {}), Unreachable(), "here")
+    app.state.server.reporter = Fleet(app.state.server.reporter, Unreachable(), "here")
     with serving(app) as url, open_page(browser, url) as page:
         shows(page, "#detail", "^the other replicas cannot be asked$")
 

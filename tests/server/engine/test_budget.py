@@ -1,7 +1,8 @@
-"""What the engine may hold is what the plan says: one truth for placement and admission."""
+"""Limits of the engine come from the plan, and from the options where those fit it."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -11,8 +12,16 @@ import pytest
 from bigmodel.errors import ServeError
 from bigmodel.plan import Plan
 from bigmodel.plan.result.plan import DevicePlan
-from bigmodel.server.engine.budget import kv_budget, plan_devices, sequences_at_once, tokens_of_a_step
-from bigmodel.server.engine.options import DEFAULT_SEQUENCES, EngineOptions
+from bigmodel.server.engine.budget import (
+    DEFAULT_SEQUENCES,
+    EngineOptions,
+    KVBudget,
+    kv_budget,
+    plan_devices,
+    sequences_at_once,
+    tokens_of_a_step,
+)
+from bigmodel.server.engine.kv.buffers import GROWTH
 
 SEQUENCES, CONTEXT, PER_TOKEN = 4, 256, 100
 KV = SEQUENCES * CONTEXT * PER_TOKEN
@@ -92,3 +101,24 @@ def test_devices_go_by_one_name() -> None:
     entry = DevicePlan("cpu", None)
     assert plan_devices(replace(planned(), devices={"cpu": entry})) == {"cpu": entry}
     assert plan_devices(None) == {}
+
+
+def test_what_depends_on_the_plan_and_the_machine_is_not_said() -> None:
+    options = EngineOptions()
+    assert (options.max_sequences, options.kv_bytes, options.max_length) == (None, None, None)
+    assert (options.row_multiple, options.host_linear) == ("auto", "auto")
+
+
+def test_options_do_not_change_under_an_engine() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EngineOptions().max_queue = 1  # type: ignore[misc]
+
+
+def test_the_tightest_device_decides() -> None:
+    budget = KVBudget({"cuda:0": 100, "cuda:1": 10}, {"cuda:0": 100 * GROWTH * 3, "cuda:1": 10 * GROWTH * 5})
+    assert budget.tokens == 3 * GROWTH
+
+
+def test_a_budget_for_nothing_is_refused_with_numbers() -> None:
+    with pytest.raises(ServeError, match=f"1000.*do not hold {GROWTH} tokens"):
+        _ = KVBudget({"cpu": 100}, {"cpu": 1000}).tokens

@@ -7,8 +7,8 @@ import pytest
 from bigmodel.errors import ServeError
 from bigmodel.server import Loaded
 from bigmodel.server.engine import Engine, EngineOptions, build_engine
+from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
 from bigmodel.server.engine.build import context_length, end_tokens
-from bigmodel.server.engine.options import DEFAULT_SEQUENCES
 from bigmodel.server.loading import load
 from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
@@ -47,9 +47,9 @@ def test_no_more_run_at_once_than_there_is_room_for(placed: Loaded) -> None:
 
     def watched() -> object:
         nonlocal most
-        grants = taken()
+        batch = taken()
         most = max(most, len(made.core.scheduler.running))
-        return grants
+        return batch
 
     made.core.scheduler.schedule = watched  # type: ignore[method-assign, assignment]
     collectors = [ask(made, "the cat", max_tokens=5, ignore_eos=True) for _ in range(3 * SEQUENCES)]

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from bigmodel.server.engine import Delta, Done, Engine, EngineStoppedError, Failed, QueueFullError, State
-from bigmodel.server.engine.attention import PROMPT_BLOCK
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from tests.server import oracle
 from tests.server.serve_tiny import SlowOrBroken
 from tests.server.tiny import Collector, ask, make_request, tiny_engine, tiny_model, tiny_tokenizer

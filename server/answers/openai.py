@@ -1,0 +1,230 @@
+"""OpenAI's JSON for engine events: chat completions and text completions, whole or as server-sent chunks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bigmodel.server.answers.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from bigmodel.server.engine.scheduling.request import Delta, Done, TokenLogprob
+from bigmodel.server.text.codec import TextCodec
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: str) -> bytes:
+    """One server-sent event with ``data``, which must be on one line."""
+    return f"data: {data}\n\n".encode()
+
+
+def usage(done: Done) -> dict[str, Any]:
+    """OpenAI's usage object."""
+    return {
+        "prompt_tokens": done.prompt_tokens,
+        "completion_tokens": done.completion_tokens,
+        "total_tokens": done.prompt_tokens + done.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": done.cached_tokens},
+    }
+
+
+class Chunks:
+    """Chunks of one answer. The common JSON of ``head`` is serialised once, not for every token.
+
+    With ``wants_usage`` a last chunk has the usage.
+    """
+
+    def __init__(self, head: Mapping[str, Any], wants_usage: bool) -> None:
+        self._wants_usage = wants_usage
+        self._head = json.dumps(head)[:-1]
+        self._before = f'{self._head}, "choices": [{{"index": '
+        self._after = '}], "usage": null}' if wants_usage else "}]}"
+
+    def of_choice(self, index: int, fields: str) -> bytes:
+        """A chunk of one choice; ``fields`` is the JSON of its members other than the index."""
+        return event(f"{self._before}{index}, {fields}{self._after}")
+
+    def closing(self, done: Done) -> bytes:
+        """The usage chunk, if requested."""
+        if not self._wants_usage:
+            return b""
+        numbers = json.dumps(usage(done))
+        return event(f'{self._head}, "choices": [], "usage": {numbers}}}')
+
+
+# --- text completions ---------------------------------------------------------------------------------
+
+
+@dataclass
+class _CompletionChoice:
+    prompt: list[int]
+    offsets: TextOffsets
+    text: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    reason: str | None = None
+    echoed: bool = False
+
+
+class CompletionAnswer:
+    """The answer to a completion of ``prompts``, ``n`` choices each; choice i of prompt p has index p * n + i."""
+
+    def __init__(
+        self,
+        answer_id: str,
+        created: int,
+        model: str,
+        prompts: list[list[int]],
+        n: int,
+        codec: TextCodec,
+        *,
+        echo: bool,
+        logprobs: bool,
+        usage: bool,
+    ) -> None:
+        self._head: dict[str, Any] = {"id": answer_id, "object": "text_completion", "created": created, "model": model}
+        self._chunks = Chunks(self._head, usage)
+        self._codec = codec
+        self._echo = echo
+        self._wants_logprobs = logprobs
+        self._choices = [
+            _CompletionChoice(prompt, TextOffsets(codec, () if echo else prompt))
+            for prompt in prompts
+            for _ in range(n)
+        ]
+
+    def opening(self) -> bytes:
+        """Empty: a completion names no role."""
+        return b""
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        """The event of a delta."""
+        choice = self._choices[index]
+        text, tokens, entries = self._with_echo(choice, delta)
+        logprobs = "null"
+        if self._wants_logprobs:
+            logprobs = json.dumps(completion_logprobs(entries, tokens, self._codec, choice.offsets))
+        reason = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
+        fields = f'"text": {json.dumps(text)}, "logprobs": {logprobs}, "finish_reason": {reason}'
+        return self._chunks.of_choice(index, fields)
+
+    def closing(self, done: Done) -> bytes:
+        """The usage chunk, if requested."""
+        return self._chunks.closing(done)
+
+    def _with_echo(
+        self, choice: _CompletionChoice, delta: Delta
+    ) -> tuple[str, tuple[int, ...], tuple[TokenLogprob | None, ...]]:
+        """Text, tokens and log-probabilities of a delta; the first of a choice starts with the echoed prompt."""
+        text, tokens = delta.text, delta.token_ids
+        entries: tuple[TokenLogprob | None, ...] = delta.logprobs
+        if self._echo and not choice.echoed:
+            text = self._codec.decode(choice.prompt) + text
+            tokens = (*choice.prompt, *tokens)
+            entries = (*(delta.prompt_logprobs or ()), *entries)
+        choice.echoed = True
+        return text, tokens, entries
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Collect a delta for :meth:`whole`."""
+        choice = self._choices[index]
+        text, tokens, entries = self._with_echo(choice, delta)
+        choice.text.append(text)
+        choice.tokens += tokens
+        choice.logprobs += entries
+        choice.reason = delta.finish_reason
+
+    def whole(self, done: Done) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [
+            {
+                "index": index,
+                "text": "".join(choice.text),
+                "logprobs": self._logprobs(choice),
+                "finish_reason": choice.reason,
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+        return {
+            **self._head,
+            "choices": choices,
+            "usage": usage(done),
+        }
+
+    def _logprobs(self, choice: _CompletionChoice) -> dict[str, Any] | None:
+        if not self._wants_logprobs:
+            return None
+        return completion_logprobs(tuple(choice.logprobs), tuple(choice.tokens), self._codec, choice.offsets)
+
+
+# --- chat completions ---------------------------------------------------------------------------------
+
+
+@dataclass
+class _ChatChoice:
+    text: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    reason: str | None = None
+
+
+class ChatAnswer:
+    """The answer to a chat of ``n`` choices."""
+
+    def __init__(
+        self, answer_id: str, created: int, model: str, n: int, codec: TextCodec, *, logprobs: bool, usage: bool
+    ) -> None:
+        self._head: dict[str, Any] = {"id": answer_id, "object": "chat.completion", "created": created, "model": model}
+        self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, usage)
+        self._codec = codec
+        self._wants_logprobs = logprobs
+        self._choices = [_ChatChoice() for _ in range(n)]
+
+    def opening(self) -> bytes:
+        """One chunk per choice, with the role."""
+        role = '{"role": "assistant", "content": ""}'
+        return b"".join(self._chunk(index, role, "null", "null") for index in range(len(self._choices)))
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        """The events of a delta; the finish reason is a chunk of its own."""
+        out = b""
+        if delta.text or delta.logprobs:
+            logprobs = "null"
+            if self._wants_logprobs:
+                logprobs = json.dumps(chat_logprobs(delta.logprobs, self._codec))
+            out = self._chunk(index, f'{{"content": {json.dumps(delta.text)}}}', logprobs, "null")
+        if delta.finish_reason is not None:
+            out += self._chunk(index, "{}", "null", f'"{delta.finish_reason}"')
+        return out
+
+    def closing(self, done: Done) -> bytes:
+        """The usage chunk, if requested."""
+        return self._chunks.closing(done)
+
+    def _chunk(self, index: int, delta: str, logprobs: str, reason: str) -> bytes:
+        fields = f'"delta": {delta}, "logprobs": {logprobs}, "finish_reason": {reason}'
+        return self._chunks.of_choice(index, fields)
+
+    def add(self, index: int, delta: Delta) -> None:
+        """Collect a delta for :meth:`whole`."""
+        choice = self._choices[index]
+        choice.text.append(delta.text)
+        choice.logprobs += delta.logprobs
+        choice.reason = delta.finish_reason
+
+    def whole(self, done: Done) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+                "logprobs": chat_logprobs(tuple(choice.logprobs), self._codec) if self._wants_logprobs else None,
+                "finish_reason": choice.reason,
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+        return {
+            **self._head,
+            "choices": choices,
+            "usage": usage(done),
+        }

@@ -1,0 +1,1 @@
+"""Forward passes of one step: runners, ragged attention, the draft model."""

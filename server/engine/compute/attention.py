@@ -1,0 +1,236 @@
+"""Attention over a ragged batch: every sequence attends to its own keys and values only.
+
+A step packs the new tokens of all its sequences into one row ``[1, tokens]``. Everything in a transformer except
+attention works token by token, so one forward serves them all; attention runs sequence by sequence, without padding.
+
+The shapes of every attention call depend on the sequence alone: prompt tokens are attended in blocks of
+:data:`~bigmodel.server.engine.kv.buffers.PROMPT_BLOCK` positions counted from the start of the prompt, generated tokens
+one at a time. So no bit of the result depends on the rest of the batch, on how a prompt was cut into chunks, or on
+whether a sequence was preempted and recomputed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import DynamicCache
+
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
+
+NAME = "bigmodel_ragged"
+
+_active = threading.local()
+
+
+@dataclass(frozen=True)
+class Span:
+    """Packed rows from ``row`` on: positions ``start`` to ``end`` of a sequence whose prompt has ``prompt_length``."""
+
+    kv: SequenceKV
+    row: int
+    start: int
+    end: int
+    prompt_length: int
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention call: packed rows from ``row`` on are positions ``start`` to ``end`` of ``kv``."""
+
+    kv: SequenceKV
+    row: int
+    start: int
+    end: int
+
+
+class RaggedCache(DynamicCache):
+    """The cache handed to the model for one packed step; writes go to each sequence's own buffers."""
+
+    def __init__(self, spans: Seq[Span]) -> None:
+        super().__init__()
+        self.spans = spans
+        self.calls: list[AttentionCall] = []
+        self.attended: set[int] = set()  # layers that attended through this cache
+        for span in spans:
+            for start, end in split_positions(span.start, span.end, span.prompt_length):
+                self.calls.append(AttentionCall(span.kv, span.row + start - span.start, start, end))
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the packed keys and values [1, heads, tokens, dim] of layer ``layer_idx``; returned unchanged."""
+        with torch._C.DisableTorchFunction():  # as in `ragged_attention`: many small calls
+            for span in self.spans:
+                rows = slice(span.row, span.row + span.end - span.start)
+                span.kv.write(layer_idx, span.start, key_states[0, :, rows], value_states[0, :, rows])
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Zero: positions are always given to the model explicitly."""
+        return 0
+
+
+def split_positions(start: int, end: int, prompt_length: int) -> Iterator[tuple[int, int]]:
+    """Cut positions ``start`` to ``end`` into attention calls: prompt blocks, then single positions."""
+    while start < min(end, prompt_length):
+        stop = min((start // PROMPT_BLOCK + 1) * PROMPT_BLOCK, prompt_length, end)
+        yield start, stop
+        start = stop
+    for position in range(start, end):
+        yield position, position + 1
+
+
+@contextmanager
+def ragged_step(cache: RaggedCache) -> Iterator[None]:
+    """Make forwards of this thread attend through ``cache`` inside the context."""
+    _active.cache = cache
+    try:
+        yield
+    finally:
+        _active.cache = None
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    offset: int,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Causal attention of consecutive positions of one sequence.
+
+    Query heads that share a key-value head become rows of one matrix, so keys and values are never repeated in memory.
+
+    Args:
+        query: [heads, tokens, dim]; token t is at position ``offset + t`` of the keys given.
+        key: [key-value heads, positions, dim].
+        value: [key-value heads, positions, value dim].
+        offset: Position of the first query token among the keys.
+        scale: Factor of the scores; None for ``dim ** -0.5``.
+        window: Positions that a token attends to, its own included; None for all before it.
+        softcap: Scores become ``softcap * tanh(score / softcap)``.
+        sinks: Logits [heads] that take part in the softmax and have no value.
+
+    Returns:
+        [tokens, heads, value dim].
+    """
+    heads, tokens, dim = query.shape
+    groups = heads // key.shape[0]
+    packed = query.reshape(key.shape[0], groups * tokens, dim)
+    mask = None
+    if tokens > 1 or softcap is not None or sinks is not None:
+        mask = _causal_mask(tokens, key.shape[1], offset, window, query.device)
+        mask = mask.repeat(groups, 1)
+    if softcap is None and sinks is None:
+        out = functional.scaled_dot_product_attention(
+            packed[None], key[None], value[None], attn_mask=mask, scale=scale
+        )[0]
+    else:
+        assert mask is not None
+        out = _plain_attention(packed, key, value, mask, scale, softcap, sinks, groups)
+    return out.reshape(heads, tokens, value.shape[-1]).transpose(0, 1)
+
+
+def _causal_mask(tokens: int, positions: int, offset: int, window: int | None, device: torch.device) -> torch.Tensor:
+    at = torch.arange(offset, offset + tokens, device=device)[:, None]
+    seen = torch.arange(positions, device=device)[None, :]
+    mask = seen <= at
+    if window is not None:
+        mask &= seen > at - window
+    return mask
+
+
+def _plain_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scale: float | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    groups: int,
+) -> torch.Tensor:
+    """Unfused attention, for soft-capped scores and attention sinks, which the fused kernel lacks."""
+    scores = query @ key.transpose(1, 2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is None:
+        return torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype) @ value
+    rows = scores.shape[1] // groups
+    sink = sinks.reshape(key.shape[0], groups, 1).repeat_interleave(rows, dim=1).to(scores.dtype)
+    weights = torch.softmax(torch.cat([scores, sink], dim=-1), dim=-1, dtype=torch.float32)
+    return weights[..., :-1].to(query.dtype) @ value
+
+
+def ragged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The attention function registered with transformers under :data:`NAME`.
+
+    ``query`` [1, heads, tokens, dim] is the packed step. Outside :func:`ragged_step` this is transformers' own
+    scaled-dot-product attention, so the model works as before.
+    """
+    cache: RaggedCache | None = getattr(_active, "cache", None)
+    if cache is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    cache.attended.add(layer)
+    out = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
+    # Many small calls, none of them a linear layer: function modes (see host_linear) need not see them.
+    with torch._C.DisableTorchFunction():
+        for call in cache.calls:
+            keys, values = call.kv.layer(layer)
+            first = 0 if sliding_window is None else max(0, call.start - sliding_window + 1)
+            tokens = call.end - call.start
+            out[call.row : call.row + tokens] = attend(
+                query[0, :, call.row : call.row + tokens],
+                keys[:, first : call.end],
+                values[:, first : call.end],
+                offset=call.start - first,
+                scale=scaling,
+                window=sliding_window,
+                softcap=softcap,
+                sinks=s_aux,
+            )
+    return out[None], None
+
+
+def _ragged_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """No mask for a packed step; outside one, the mask of scaled-dot-product attention."""
+    if getattr(_active, "cache", None) is not None:
+        return None
+    from transformers.masking_utils import sdpa_mask
+
+    mask: torch.Tensor | None = sdpa_mask(*args, **kwargs)
+    return mask
+
+
+def register() -> None:
+    """Register the attention with transformers under :data:`NAME`. Idempotent."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, ragged_attention)
+    AttentionMaskInterface.register(NAME, _ragged_mask)

@@ -1,0 +1,67 @@
+"""Choose the fastest runner whose logits equal those of the model's own forward."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from bigmodel.server.engine.compute.host_linear import HostLinear
+from bigmodel.server.engine.compute.plain import PlainRunner
+from bigmodel.server.engine.compute.runner import PackedRunner, Runner
+
+logger = logging.getLogger(__name__)
+
+_PROMPTS = ([1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0, 1])
+_CUTS = ((0, 3), (3, 4), (4, 7))
+
+
+def choose_runner(
+    model: torch.nn.Module, *, row_multiple: int | str = "auto", host_linear: HostLinear = "auto"
+) -> Runner:
+    """Return the packed runner, else the plain one with the model's cache, else the plain one without.
+
+    Each is checked on short sequences. The check fails for models whose layers do not use transformers' attention
+    interface or mix tokens outside attention, and for caches that cannot be continued in chunks.
+    """
+    previous = getattr(model.config, "_attn_implementation", None)
+    whole = PlainRunner(model, cached=False)
+    expected = [whole.forward(prompt)[-1] for prompt in _PROMPTS]
+    try:
+        packed = PackedRunner(model, row_multiple=row_multiple, host_linear=host_linear)
+        logits, attended = packed.last_logits(_PROMPTS)
+        layers = int(model.config.get_text_config().num_hidden_layers)  # type: ignore[operator, union-attr]
+        if attended != layers:
+            reason = f"{attended} of its {layers} layers attend through transformers' interface"
+        elif all(_close(a, b) for a, b in zip(logits, expected, strict=True)):
+            return packed
+        else:
+            reason = "its logits in a packed batch differ from those of its own forward"
+    except Exception as error:  # a model may raise anything: it decides the runner, and is logged
+        reason = f"{type(error).__name__}: {error}"
+    logger.warning("sequences are computed one by one: %s", reason)
+    if previous is not None:
+        model.set_attn_implementation(previous)  # type: ignore[operator]
+    return _plain(model, expected[1], whole)
+
+
+def _plain(model: torch.nn.Module, expected: torch.Tensor, whole: PlainRunner) -> PlainRunner:
+    try:
+        runner = PlainRunner(model)
+        cache = runner.empty_cache()
+        for start, end in _CUTS:
+            logits = runner.forward(_PROMPTS[1][start:end], start, cache)
+        if _close(logits[-1], expected):
+            return runner
+        reason = "its logits with a cache continued in chunks differ from those of its own forward"
+    except Exception as error:  # as above
+        reason = f"{type(error).__name__}: {error}"
+    logger.warning("every token recomputes its whole text, which is slow: %s", reason)
+    return whole
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal up to the rounding error that many layers accumulate."""
+    scale = other.float().abs().max().clamp(min=1e-6)
+    tolerance = 1e-4 if other.dtype == torch.float32 else 0.05
+    return bool((one.float() - other.float()).abs().max() <= tolerance * scale)

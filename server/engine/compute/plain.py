@@ -1,0 +1,88 @@
+"""The fallback runner: one forward per sequence, with the model's own attention and cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+
+from bigmodel.server.engine.compute.host_linear import HostLinear
+from bigmodel.server.engine.compute.runner import input_device, readable
+from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
+
+_CACHE_NAMES = ("past_key_values", "cache_params")
+
+
+class PlainRunner:
+    """Computes one sequence after the other.
+
+    ``cached`` False recomputes every sequence from its first token in each step: slow, for models that have no cache or
+    one that cannot be continued by several tokens.
+    """
+
+    name = "plain"
+    row_multiple = 1
+    host_linear: HostLinear = "torch"
+
+    def __init__(self, model: torch.nn.Module, *, cached: bool = True) -> None:
+        self.model = model
+        self.device = input_device(model)
+        self.cached = cached
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_name = next((name for name in _CACHE_NAMES if name in parameters), None)
+        self._takes_positions = "position_ids" in parameters
+        if cached and self._cache_name is None:
+            raise ValueError(f"{type(model).__name__} takes no cache")
+
+    def run(self, batch: Seq[ScheduledTokens]) -> list[torch.Tensor | None]:
+        """See :meth:`.runner.Runner.run`."""
+        return [self._run_one(scheduled) for scheduled in batch]
+
+    def _run_one(self, scheduled: ScheduledTokens) -> torch.Tensor | None:
+        sequence, start = scheduled.sequence, scheduled.sequence.computed
+        end = start + scheduled.tokens
+        wanted = scheduled.samples or scheduled.all_logits
+        assert sequence.kv is not None
+        if self.cached:
+            if sequence.kv.model_cache is None:
+                sequence.kv.model_cache = self.empty_cache()
+            logits = self.forward(sequence.token_slice(start, end), start, sequence.kv.model_cache)
+        elif wanted:
+            logits = self.forward(sequence.token_slice(0, end))[start:]
+        if not wanted:
+            return None
+        return logits if scheduled.all_logits else logits[-1:]
+
+    def forward(self, tokens: list[int], start: int = 0, cache: DynamicCache | None = None) -> torch.Tensor:
+        """Logits [tokens, vocabulary] of ``tokens`` at positions from ``start`` on."""
+        arguments: dict[str, Any] = {"use_cache": cache is not None}
+        if cache is not None and self._cache_name is not None:
+            arguments[self._cache_name] = cache
+        if self._takes_positions:
+            arguments["position_ids"] = torch.arange(start, start + len(tokens), device=self.device)[None]
+        with torch.inference_mode():
+            output = self.model(input_ids=torch.tensor([tokens], device=self.device), **arguments)
+        return readable(output.logits[0])
+
+    def empty_cache(self) -> DynamicCache:
+        """A new cache of the model."""
+        config: Any = self.model.config
+        return DynamicCache(config=config)
+
+    def bytes_per_token(self) -> dict[str, int]:
+        """Bytes of keys and values per position, by device; measured by a forward of a few tokens."""
+        tokens = 16
+        total: dict[str, int] = {}
+        if self.cached:
+            cache = self.empty_cache()
+            self.forward([0] * tokens, 0, cache)
+            for layer in cache.layers:
+                for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None)):
+                    if isinstance(tensor, torch.Tensor):
+                        key = str(tensor.device)
+                        total[key] = total.get(key, 0) + -(-tensor.nbytes // tokens)
+        # A state of fixed size takes no bytes per position, but the pool counts positions: one byte stands for it.
+        return total or {str(self.device): 1}

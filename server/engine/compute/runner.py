@@ -1,0 +1,167 @@
+"""Runners compute one step: scheduled tokens in, logits out. The protocol, and the runner of packed batches.
+
+:class:`PackedRunner` computes the new tokens of every sequence in one forward, so one pass over the weights serves the
+whole batch. :class:`.plain.PlainRunner` computes sequence by sequence, for models whose attention cannot be replaced.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from bigmodel.server.engine.compute.attention import NAME, RaggedCache, Span, ragged_step, register
+from bigmodel.server.engine.compute.host_linear import (
+    HostLinear,
+    choose_host_linear,
+    computing_with,
+    linear_of,
+    probe_row_multiple,
+)
+from bigmodel.server.engine.kv.buffers import SequenceKV
+from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
+
+
+class Runner(Protocol):
+    """Computes steps; ``row_multiple`` and ``host_linear`` say how (see :mod:`.host_linear`)."""
+
+    name: str
+    row_multiple: int
+    host_linear: HostLinear
+
+    def run(self, batch: Seq[ScheduledTokens]) -> list[torch.Tensor | None]:
+        """Logits of each entry: [tokens, vocabulary], or None where the step does not reach the sequence's end.
+
+        Rows are those of the last token and of its draft; of all tokens where ``all_logits`` is set.
+        """
+        ...
+
+    def bytes_per_token(self) -> dict[str, int]:
+        """Bytes of keys and values per position, by device."""
+        ...
+
+
+def input_device(model: torch.nn.Module) -> torch.device:
+    """Device of the model's input tokens: the main device of a dispatched model, else that of its weights."""
+    if not hasattr(model, "hf_device_map"):
+        device: torch.device = model.device  # type: ignore[assignment]
+        return device
+    from bigmodel.dispatch.attach.dispatched import dispatched
+
+    found = dispatched(model)
+    assert found is not None
+    return found.main_device
+
+
+def readable(logits: torch.Tensor) -> torch.Tensor:
+    """Logits where tokens can be sampled: left on CUDA, copied to the host from any other accelerator."""
+    return logits if logits.device.type in ("cpu", "cuda") else logits.cpu()
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """``tokens`` of one sequence from position ``start`` on; logits of the last ``keep`` of them are wanted."""
+
+    kv: SequenceKV
+    tokens: list[int]
+    start: int
+    prompt_length: int
+    keep: int
+
+
+def _packed_tokens(scheduled: ScheduledTokens) -> PackedTokens:
+    sequence, start = scheduled.sequence, scheduled.sequence.computed
+    assert sequence.kv is not None
+    tokens = [*sequence.token_slice(start, start + scheduled.tokens), *scheduled.draft]
+    keep = len(tokens) if scheduled.all_logits else (1 + len(scheduled.draft)) * scheduled.samples
+    return PackedTokens(sequence.kv, tokens, start, sequence.prompt_length, keep)
+
+
+class PackedRunner:
+    """Packs the new tokens of every sequence into one row and computes them in one forward.
+
+    ``row_multiple``: the packed row is padded to a multiple of so many tokens, with which the matrix
+    multiplications of this machine give a row the same bits whatever the other rows are. "auto" measures it.
+    ``host_linear``: see :mod:`bigmodel.server.engine.compute.host_linear`.
+    """
+
+    name = "packed"
+
+    def __init__(
+        self, model: torch.nn.Module, *, row_multiple: int | str = "auto", host_linear: HostLinear = "auto"
+    ) -> None:
+        register()
+        model.set_attn_implementation(NAME)  # type: ignore[operator]
+        self.model = model
+        self.device = input_device(model)
+        self.host_linear = choose_host_linear(host_linear)
+        if row_multiple == "auto":
+            row_multiple = probe_row_multiple(model, self.device, linear_of(self.host_linear))
+        self.row_multiple = int(row_multiple)
+        self._keeps_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def run(self, batch: Seq[ScheduledTokens]) -> list[torch.Tensor | None]:
+        """See :meth:`Runner.run`."""
+        return self.compute([_packed_tokens(scheduled) for scheduled in batch])
+
+    def compute(self, batch: Seq[PackedTokens]) -> list[torch.Tensor | None]:
+        """Logits [keep, vocabulary] of each entry of a packed batch, None where none are kept."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        spans: list[Span] = []
+        keep: list[int] = []
+        for packed in batch:
+            end = packed.start + len(packed.tokens)
+            spans.append(Span(packed.kv, len(tokens), packed.start, end, packed.prompt_length))
+            tokens += packed.tokens
+            positions += range(packed.start, end)
+            keep += range(len(tokens) - packed.keep, len(tokens))
+        logits = self._forward(tokens, positions, RaggedCache(spans), keep)
+        rows = logits.split([packed.keep for packed in batch])
+        return [own if packed.keep else None for packed, own in zip(batch, rows, strict=True)]
+
+    def _forward(self, tokens: list[int], positions: list[int], cache: RaggedCache, keep: list[int]) -> torch.Tensor:
+        pad = -len(tokens) % self.row_multiple
+        rows = keep + [0] * (max(1, -(-len(keep) // self.row_multiple)) * self.row_multiple - len(keep))
+        extra = {"logits_to_keep": torch.tensor(rows, device=self.device)} if self._keeps_rows else {}
+        with torch.inference_mode(), ragged_step(cache), computing_with(self.host_linear):
+            logits: torch.Tensor = self.model(
+                input_ids=torch.tensor([tokens + [0] * pad], device=self.device),
+                position_ids=torch.tensor([positions + [0] * pad], device=self.device),
+                past_key_values=cache,
+                use_cache=True,
+                **extra,
+            ).logits[0]
+        if not self._keeps_rows:
+            logits = logits[rows]
+        return readable(logits[: len(keep)])
+
+    def last_logits(self, prompts: Seq[list[int]]) -> tuple[list[torch.Tensor], int]:
+        """Logits [vocabulary] after each prompt, from one forward, and the number of layers that attended here."""
+        tokens: list[int] = []
+        spans: list[Span] = []
+        for prompt in prompts:
+            kv = SequenceKV()
+            kv.reserve(len(prompt))
+            spans.append(Span(kv, len(tokens), 0, len(prompt), len(prompt)))
+            tokens += prompt
+        positions = [position for prompt in prompts for position in range(len(prompt))]
+        ends = [span.row + span.end - 1 for span in spans]
+        cache = RaggedCache(spans)
+        logits = list(self._forward(tokens, positions, cache, ends))
+        return logits, len(cache.attended)
+
+    def bytes_per_token(self) -> dict[str, int]:
+        """Bytes of keys and values per position, by device; measured by a forward of one token."""
+        kv = SequenceKV()
+        kv.reserve(1)
+        self._forward([0], [0], RaggedCache([Span(kv, 0, 0, 1, 1)]), [0])
+        total: dict[str, int] = {}
+        for layer in kv.layers():
+            for tensor in kv.layer(layer):
+                key = str(tensor.device)
+                total[key] = total.get(key, 0) + tensor.nbytes // tensor.shape[1]
+        return total

@@ -1,0 +1,1 @@
+"""Keys and values: buffers of sequences, the pool of positions, the prefix cache."""

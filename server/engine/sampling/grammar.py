@@ -1,0 +1,204 @@
+"""Constrained decoding: outputs that match a JSON schema, by masking tokens that cannot lead to a match.
+
+xgrammar compiles and matches the grammars (``pip install bigmodel[json]``).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from bigmodel.errors import ServeError
+
+_WHITESPACE = 4  # consecutive whitespace characters; unbounded, a model may never end
+# Bounds of a schema: compile time grows with the square of each.
+_DEPTH = 64
+_PARTS = 1000
+_REPEATS = 1000
+_KEPT_BYTES = 64 << 20  # of compiled grammars, kept for requests with the same schema
+
+_REPETITION = re.compile(r"\{(\d+)(?:,(\d*))?\}")
+
+ANY_OBJECT = {"type": "object", "additionalProperties": True}
+
+# Keywords that xgrammar ignores. They are refused: an unenforced constraint would look enforced.
+_UNENFORCED = frozenset(
+    (
+        *("not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "multipleOf"),
+        *("dependentRequired", "dependentSchemas", "unevaluatedItems", "unevaluatedProperties"),
+    )
+)
+# Keywords whose members have names of the author's choice, not keywords.
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+
+
+class GrammarError(ServeError, ValueError):
+    """A schema cannot be enforced, or no token can continue the output."""
+
+
+def available() -> bool:
+    """Whether xgrammar is installed."""
+    return importlib.util.find_spec("xgrammar") is not None
+
+
+class GrammarCompiler:
+    """Compiles schemas for one tokenizer, with a cache. Thread-safe.
+
+    ``vocabulary_size`` is the width of the model's logits; ``stop_ids`` the tokens that end an output.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary_size: int, stop_ids: Iterable[int]) -> None:
+        import xgrammar
+
+        stops = sorted(stop_ids)
+        info = xgrammar.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=vocabulary_size, stop_token_ids=stops or None
+        )
+        self._vocabulary_size = vocabulary_size
+        self._stops = tuple(stops)
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=2, cache_limit_bytes=_KEPT_BYTES)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the cached grammars."""
+        return int(self._compiler.get_cache_size_bytes())
+
+    def compile(self, schema: dict[str, Any] | None) -> Grammar:
+        """A grammar for ``schema``, or for any JSON object with None. Raises :class:`GrammarError`.
+
+        Objects and arrays have no members beyond those of the schema, unless it allows them explicitly.
+        """
+        wanted = ANY_OBJECT if schema is None else schema
+        _refuse_too_large(wanted)
+        _refuse_unenforced(wanted, "schema")
+        try:
+            compiled = self._compiler.compile_json_schema(json.dumps(wanted), max_whitespace_cnt=_WHITESPACE)
+        except (RuntimeError, ValueError) as error:
+            raise GrammarError(f"the schema cannot be enforced: {_last_line(error)}") from error
+        grammar = Grammar(compiled, self._vocabulary_size, self._stops)
+        if not grammar.state().goes_on:
+            raise GrammarError("the schema cannot be enforced: no answer fits it that this model could begin")
+        return grammar
+
+
+class Grammar:
+    """A compiled grammar, shared by the sequences of a request."""
+
+    def __init__(self, compiled: Any, vocabulary_size: int, stop_ids: tuple[int, ...]) -> None:
+        self._compiled = compiled
+        self._vocabulary_size = vocabulary_size
+        self._stop_ids = stop_ids
+
+    def state(self) -> GrammarState:
+        """A new state, for one sequence."""
+        return GrammarState(self._compiled, self._vocabulary_size, self._stop_ids)
+
+
+class GrammarState:
+    """The position of one sequence in its grammar."""
+
+    def __init__(self, compiled: Any, vocabulary_size: int, stop_ids: tuple[int, ...]) -> None:
+        import xgrammar
+
+        self._xgrammar = xgrammar
+        self._matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=not stop_ids)
+        self._bitmask = xgrammar.allocate_token_bitmask(1, vocabulary_size)
+        self._stops = torch.zeros_like(self._bitmask)
+        for token in stop_ids:
+            self._stops[0, token // 32] |= _bit(token % 32)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the output is complete and nothing can follow."""
+        if self._matcher.is_terminated():
+            return True
+        if not self._matcher.is_completed():
+            return False
+        # A number may continue after it is valid: complete is only what end tokens alone can follow.
+        self._matcher.fill_next_token_bitmask(self._bitmask)
+        return not bool((self._bitmask & ~self._stops).any())
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any token can come next."""
+        self._matcher.fill_next_token_bitmask(self._bitmask)
+        return bool(self._bitmask.any())
+
+    def mask(self, scores: torch.Tensor) -> None:
+        """Set the scores [vocabulary] of tokens that cannot come next to minus infinity, in place.
+
+        Raises :class:`GrammarError` when none can.
+        """
+        if not self.goes_on:
+            raise GrammarError(
+                "no token can go on with the answer's format; does a token that ends a text belong to it?"
+            )
+        self._xgrammar.apply_token_bitmask_inplace(scores[None], self._bitmask.to(scores.device))
+
+    def advance(self, token_id: int) -> None:
+        """Account for a chosen token."""
+        if not self._matcher.accept_token(token_id):
+            raise RuntimeError(f"token {token_id} does not fit the grammar")
+
+
+def _refuse_too_large(schema: Any) -> None:
+    """Raise :class:`GrammarError` for a schema whose compilation would take too long."""
+    parts, level = 0, [schema]
+    for _ in range(_DEPTH):
+        parts += sum(isinstance(part, dict) for part in level)
+        if parts > _PARTS:
+            raise GrammarError(f"the schema has more than {_PARTS} parts; split it, or describe less of the answer")
+        _refuse_repeats(part["pattern"] for part in level if isinstance(part, dict) and "pattern" in part)
+        level = [inner for part in level for inner in _members(part)]
+    if level:
+        raise GrammarError(f"the schema is nested more than {_DEPTH} deep; use $ref and $defs")
+
+
+def _members(part: Any) -> Iterable[Any]:
+    if isinstance(part, dict):
+        return part.values()
+    return part if isinstance(part, list) else ()
+
+
+def _refuse_repeats(patterns: Iterable[Any]) -> None:
+    for pattern in patterns:
+        for least, most in _REPETITION.findall(pattern) if isinstance(pattern, str) else ():
+            if max(int(least[:9]), int(most[:9] or 0)) > _REPEATS:
+                raise GrammarError(f"the pattern {pattern[:80]!r} repeats a part more than {_REPEATS} times")
+
+
+def _refuse_unenforced(schema: Any, place: str) -> None:
+    """Raise :class:`GrammarError` for a part of ``schema`` that xgrammar would ignore."""
+    if isinstance(schema, list):
+        for index, part in enumerate(schema):
+            _refuse_unenforced(part, f"{place}[{index}]")
+    if not isinstance(schema, dict):
+        return
+    for keyword in sorted(_UNENFORCED & schema.keys()):
+        raise GrammarError(f"{place}: '{keyword}' is not supported")
+    if "pattern" in schema and schema.keys() & {"minLength", "maxLength"}:
+        raise GrammarError(f"{place}: 'pattern' together with a length is not supported; put it in the pattern")
+    if isinstance(schema.get("allOf"), list) and len(schema["allOf"]) > 1:
+        raise GrammarError(f"{place}: 'allOf' of several schemas is not supported")
+    for key, part in schema.items():
+        if key in _NAMED and isinstance(part, dict):
+            for name, inner in part.items():
+                _refuse_unenforced(inner, f"{place}.{key}.{name}")
+        elif key not in ("enum", "const", "default", "examples", "required"):
+            _refuse_unenforced(part, f"{place}.{key}")
+
+
+def _last_line(error: Exception) -> str:
+    """xgrammar's message without its source location."""
+    text = str(error).strip().splitlines()[-1]
+    return text.split(": ", 1)[-1] if text.startswith("[") else text
+
+
+def _bit(position: int) -> int:
+    """Bit ``position`` of a signed 32-bit word."""
+    return 1 << position if position < 31 else -(1 << 31)

@@ -1,0 +1,240 @@
+"""Sampling: from the logits of a step to the next tokens of each sequence.
+
+:class:`Sampler` handles the batch; :func:`choose` samples one token by a sequence's own parameters and random numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+
+from bigmodel.errors import ServeError
+from bigmodel.server.engine.scheduling.request import Delta, Observer, Phase, Request, Sequence, TokenLogprob
+from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
+
+logger = logging.getLogger(__name__)
+
+_FEW = 256  # tokens among which top_p usually ends
+_COLDEST = 1e-30  # lowest temperature: only the likeliest token is left; below, the division may overflow
+
+
+class NotNumbersError(ServeError):
+    """The model's logits are NaN, so no token can be sampled."""
+
+    def __init__(self) -> None:
+        super().__init__("the model computed logits that are not numbers; its data type may be too narrow for it")
+
+
+# --- a batch ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class TokenCounts:
+    """Tokens so far: sampled, proposed by a draft model, and accepted of those."""
+
+    generated: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Sampler:
+    """Samples the next tokens of the sequences of a step.
+
+    ``send`` receives the new text of a sequence; ``fail`` a request for which no token can be sampled, and why.
+    """
+
+    def __init__(
+        self, observer: Observer, send: Callable[[Sequence, Delta], None], fail: Callable[[Request, str], None]
+    ) -> None:
+        self.counts = TokenCounts()
+        self._observer = observer
+        self._send = send
+        self._fail = fail
+
+    def sample(self, batch: Seq[tuple[ScheduledTokens, torch.Tensor]]) -> None:
+        """Sample for each entry from its logits [tokens, vocabulary]; unadjusted greedy ones in one operation.
+
+        An error fails its own request only (a grammar that no token continues, logits that are NaN).
+        """
+        greedy = [(scheduled, rows[-1]) for scheduled, rows in batch if _plainly_greedy(scheduled)]
+        tokens = likeliest(torch.stack([row for _, row in greedy])) if greedy else []
+        known = {scheduled.sequence.order: token for (scheduled, _), token in zip(greedy, tokens, strict=True)}
+        for scheduled, rows in batch:
+            request = scheduled.sequence.request
+            try:
+                self._sample_one(scheduled, rows, known.get(scheduled.sequence.order))
+            except ServeError as error:
+                self._fail(request, str(error))
+            except Exception as error:
+                logger.exception("request %s failed while its token was sampled", request.request_id)
+                self._fail(request, f"sampling a token failed: {type(error).__name__}")
+
+    def _sample_one(self, scheduled: ScheduledTokens, rows: torch.Tensor, greedy: int | None) -> None:
+        sequence = scheduled.sequence
+        if sequence.params.max_tokens == 0:
+            self._send(sequence, sequence.stream.finish("length"))
+        elif greedy is not None:
+            self._append(sequence, rows[-1], greedy)
+        else:
+            self._verify(sequence, rows[-1 - len(scheduled.draft) :], scheduled.draft)
+
+    def _verify(self, sequence: Sequence, rows: torch.Tensor, draft: tuple[int, ...]) -> None:
+        """Sample token after token while each equals the drafted one, and one more.
+
+        Every token is sampled from the logits, and with the random number, that it would have had without a draft:
+        drafts change how fast tokens come, never which.
+        """
+        self.counts.drafted += len(draft)
+        for row, proposed in zip(rows, (*draft, None), strict=True):
+            token = choose(sequence, row)
+            self._append(sequence, row, token)
+            if token != proposed or sequence.phase is not Phase.RUNNING:
+                return
+            sequence.computed += 1
+            self.counts.accepted += 1
+
+    def _append(self, sequence: Sequence, row: torch.Tensor, token: int) -> None:
+        if sequence.phase is not Phase.RUNNING:
+            return  # another sequence of the request failed in this step
+        sequence.output.append(token)
+        if sequence.grammar_state is not None:
+            sequence.grammar_state.advance(token)
+        self._count(sequence)
+        wanted = sequence.params.logprobs
+        logprob = None if wanted is None else logprob_of(row, token, wanted)
+        delta: Delta | None = sequence.stream.take(token, logprob)
+        if delta is not None:
+            self._send(sequence, delta)
+
+    def _count(self, sequence: Sequence) -> None:
+        now = time.monotonic()
+        request = sequence.request
+        self.counts.generated += 1
+        self._observer.tokens(0, 1)
+        if request.first_token_at is None:
+            request.first_token_at = now
+            self._observer.first_token(now - request.arrived)
+        if sequence.last_token_at is not None:
+            self._observer.next_token(now - sequence.last_token_at)
+        sequence.last_token_at = now
+
+
+def _plainly_greedy(scheduled: ScheduledTokens) -> bool:
+    params = scheduled.sequence.params
+    return params.greedy and not params.adjusts_logits and not scheduled.draft and params.max_tokens > 0
+
+
+# --- one token ----------------------------------------------------------------------------------------
+
+
+def likeliest(logits: torch.Tensor) -> list[int | None]:
+    """The likeliest token of each row of ``logits`` [rows, vocabulary], the lowest id among equals; None for NaN."""
+    tokens = logits.argmax(dim=-1)
+    # argmax treats NaN as the largest value.
+    broken = logits.gather(-1, tokens[:, None])[:, 0].isnan()
+    return [None if token < 0 else token for token in tokens.masked_fill(broken, -1).tolist()]
+
+
+def choose(sequence: Sequence, logits: torch.Tensor) -> int:
+    """Sample the next token of ``sequence`` from ``logits`` [vocabulary].
+
+    Raises NotNumbersError when the logits are NaN.
+    """
+    params = sequence.params
+    scores = logits.float()
+    if params.adjusts_logits:
+        scores = adjust(sequence, scores.clone())
+    token = likeliest(scores[None])[0] if params.greedy else _draw(sequence, scores)
+    if token is None:
+        raise NotNumbersError
+    return token
+
+
+def adjust(sequence: Sequence, scores: torch.Tensor) -> torch.Tensor:
+    """Apply penalties, bias and grammar to ``scores`` [vocabulary] in place."""
+    params = sequence.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(sequence.request.prompt) | set(sequence.output)), device=scores.device)
+        held = scores[seen]
+        factor = params.repetition_penalty
+        scores[seen] = torch.where(held > 0, held / factor, held * factor)
+    if sequence.output and (params.presence_penalty or params.frequency_penalty):
+        counts = Counter(sequence.output)
+        ids = torch.tensor(list(counts), device=scores.device)
+        times = torch.tensor([float(n) for n in counts.values()], device=scores.device)
+        scores[ids] -= params.presence_penalty + params.frequency_penalty * times
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=scores.device)
+        scores[ids] += torch.tensor(list(params.logit_bias.values()), device=scores.device)
+    if sequence.grammar_state is not None:
+        sequence.grammar_state.mask(scores)
+    return scores
+
+
+def logprob_of(logits: torch.Tensor, token_id: int, top: int) -> TokenLogprob:
+    """The natural-log probability of ``token_id`` under ``logits`` [vocabulary], and of the ``top`` likeliest."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    best = torch.topk(logprobs, min(top, logprobs.numel()))
+    pairs = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return TokenLogprob(token_id, float(logprobs[token_id]), pairs)
+
+
+def _draw(sequence: Sequence, scores: torch.Tensor) -> int | None:
+    params = sequence.params
+    uniform = sequence.rng.random()
+    probabilities = torch.softmax(scores.double() / max(params.temperature, _COLDEST), dim=-1)
+    if params.min_p > 0.0:
+        probabilities[probabilities < params.min_p * probabilities.max()] = 0.0
+    if params.top_k <= 0 and params.top_p >= 1.0:
+        return _invert(probabilities, uniform)
+    ordered, ids = _kept(probabilities, params.top_k, params.top_p)
+    index = _invert(ordered, uniform)
+    return None if index is None else int(ids[index])
+
+
+def _kept(probabilities: torch.Tensor, top_k: int, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Probabilities and ids of the tokens that top_k and top_p keep, likeliest first."""
+    size = probabilities.numel()
+    count = min(top_k, size) if top_k > 0 else min(_FEW, size)
+    ordered, ids = _likeliest_first(probabilities, count)
+    whole = ordered.sum() if top_k > 0 else probabilities.sum()
+    reached = ordered.cumsum(-1)
+    while top_k <= 0 and count < size and reached[-1] < top_p * whole:
+        count = min(size, 8 * count)
+        ordered, ids = _likeliest_first(probabilities, count)
+        reached = ordered.cumsum(-1)
+    if top_p < 1.0:
+        # A token stays while those before it have not reached top_p; the first always stays.
+        kept = 1 + int((reached[:-1] < top_p * whole).sum())
+        ordered, ids = ordered[:kept], ids[:kept]
+    return ordered, ids
+
+
+def _likeliest_first(probabilities: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``count`` likeliest, in order; equally likely ones in the order of their ids.
+
+    Equals a stable sort of the whole vocabulary, without sorting all of it.
+    """
+    ids = None
+    if 4 * count < probabilities.numel():
+        least = torch.topk(probabilities, count, sorted=False).values.min()
+        ids = ((probabilities >= least) & (probabilities > 0.0)).nonzero()[:, 0]
+    ordered, order = torch.sort(probabilities if ids is None else probabilities[ids], descending=True, stable=True)
+    return ordered[:count], (order if ids is None else ids[order])[:count]
+
+
+def _invert(probabilities: torch.Tensor, uniform: float) -> int | None:
+    """The index at which the cumulative sum passes ``uniform`` of the total; None where the total is 0 or NaN."""
+    total = probabilities.cumsum(-1)
+    if not total[-1] > 0.0:
+        return None
+    index = int(torch.searchsorted(total, total[-1:] * uniform, right=True))
+    # Rounding may place the target past the end: take the last token with any probability.
+    last = int(probabilities.nonzero()[-1])
+    return min(index, last)

@@ -1,0 +1,1 @@
+"""Requests, their sequences, and which tokens the next step computes."""

@@ -1,0 +1,191 @@
+"""The scheduler: which sequences compute which tokens in the next step.
+
+First come, first served. Sequences that generate go first (decode), then prompts, old before new (prefill). When
+key-value memory runs out, the youngest running sequence gives its memory back and is recomputed later (preempt).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool, round_up
+from bigmodel.server.engine.kv.prefix import PrefixCache
+from bigmodel.server.engine.scheduling.request import Phase, Sequence
+
+
+@dataclass(frozen=True)
+class ScheduledTokens:
+    """The next ``tokens`` of a sequence, computed in this step, and ``draft`` tokens verified after them."""
+
+    sequence: Sequence
+    tokens: int
+    draft: tuple[int, ...] = ()
+
+    @property
+    def samples(self) -> bool:
+        """Whether this step computes the sequence's last token, so that the next one can be sampled."""
+        return self.tokens == self.sequence.remaining
+
+    @property
+    def all_logits(self) -> bool:
+        """Whether logits of all tokens are needed (log-probabilities of the prompt), not only the last one's."""
+        return self.sequence.params.prompt_logprobs and not self.sequence.output
+
+
+class Scheduler:
+    """Waiting and running sequences, and the key-value positions they hold.
+
+    ``max_batch_tokens`` bounds the tokens of one step, ``max_sequences`` the sequences that run at once.
+    """
+
+    def __init__(self, pool: TokenPool, prefix: PrefixCache, *, max_sequences: int, max_batch_tokens: int) -> None:
+        if max_batch_tokens < max_sequences + PROMPT_BLOCK:
+            raise ValueError(
+                f"max_batch_tokens={max_batch_tokens} must be at least max_sequences + {PROMPT_BLOCK} "
+                f"= {max_sequences + PROMPT_BLOCK}, or prompts could wait forever behind decoding sequences"
+            )
+        self.pool = pool
+        self.prefix = prefix
+        self.max_sequences = max_sequences
+        self.max_batch_tokens = max_batch_tokens
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # oldest first
+        self.preemptions = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self.waiting.append(sequence)
+
+    def schedule(self) -> list[ScheduledTokens]:
+        """The tokens of the next step, oldest sequence first; empty when there is nothing to compute."""
+        batch = self._decode()
+        batch += self._prefill(self.max_batch_tokens - sum(1 + len(scheduled.draft) for scheduled in batch))
+        return sorted(batch, key=lambda scheduled: scheduled.sequence.order)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Remove a sequence, waiting or running, and free what it holds."""
+        if sequence.phase is Phase.WAITING:
+            self.waiting.remove(sequence)
+        elif sequence.phase is Phase.RUNNING:
+            self.running.remove(sequence)
+            self._release(sequence)
+        sequence.phase = Phase.FINISHED
+
+    # --- decode: one token, and its draft, of every sequence that generates -----------------------------
+
+    def _decode(self) -> list[ScheduledTokens]:
+        batch = []
+        # One prompt block of the budget stays free for prefill: drafts never hold prompts up.
+        draft_budget = self.max_batch_tokens - self.max_sequences - PROMPT_BLOCK
+        for sequence in [s for s in self.running if s.decoding]:
+            # The iterations before this one may have preempted it.
+            if sequence.phase is Phase.RUNNING and self._reserve(sequence):
+                draft = self._affordable_draft(sequence, draft_budget)
+                draft_budget -= len(draft)
+                batch.append(ScheduledTokens(sequence, 1, draft))
+        # Sequences preempted after they were scheduled are not computed.
+        return [scheduled for scheduled in batch if scheduled.sequence.phase is Phase.RUNNING]
+
+    def _affordable_draft(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
+        """As much of the draft as budget and free memory allow; no sequence is preempted for a draft."""
+        assert sequence.kv is not None
+        draft = tuple(sequence.draft[: max(0, budget)])
+        capacity = round_up(len(sequence) + len(draft))
+        more = capacity - sequence.kv.capacity
+        if more > 0 and not self._take(more):
+            return ()
+        sequence.kv.reserve(capacity)
+        return draft
+
+    # --- prefill: prompts that were begun, then new sequences --------------------------------------------
+
+    def _prefill(self, budget: int) -> list[ScheduledTokens]:
+        batch = []
+        for sequence in [s for s in self.running if not s.decoding]:
+            tokens = self._chunk(sequence, budget)
+            if tokens:
+                batch.append(ScheduledTokens(sequence, tokens))
+                budget -= tokens
+        while self.waiting and len(self.running) < self.max_sequences and budget >= PROMPT_BLOCK:
+            sequence = self.waiting[0]
+            if self._shares_unfinished_prompt(sequence) or not self._admit(sequence):
+                break
+            self.waiting.popleft()
+            tokens = self._chunk(sequence, budget)
+            batch.append(ScheduledTokens(sequence, tokens))
+            budget -= tokens
+        return batch
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        """Tokens of the sequence that fit ``budget``; a cut within the prompt falls on a block boundary."""
+        end = sequence.computed + min(budget, sequence.remaining)
+        if end < sequence.prompt_length:
+            end = end // PROMPT_BLOCK * PROMPT_BLOCK
+        return max(0, end - sequence.computed)
+
+    def _shares_unfinished_prompt(self, sequence: Sequence) -> bool:
+        """Whether the request's first sequence still computes the prompt that this one will find in the cache."""
+        first = sequence.request.sequences[0]
+        return (
+            self.prefix.enabled
+            and first is not sequence
+            and first.phase is Phase.RUNNING
+            and first.computed < first.prompt_length
+            and sequence.prompt_length > PROMPT_BLOCK
+        )
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Start a sequence from its cached prefix; False when memory is short."""
+        prompt = sequence.request.prompt
+        # One position beyond the tokens at hand: a new sequence is not preempted at its first token.
+        capacity = min(round_up(len(sequence) + 1), self.pool.capacity)
+        self.prefix.match(prompt)  # marks the blocks as recently used: `_take` evicts others first
+        if not self._take(capacity):
+            return False
+        # Log-probabilities of the prompt need the logits of all its tokens: none may come from the cache.
+        cached = 0 if sequence.params.prompt_logprobs else self.prefix.match(prompt)
+        sequence.kv = SequenceKV()
+        sequence.kv.reserve(capacity)
+        self.prefix.copy_into(sequence.kv, prompt, cached)
+        self.prefix.lookups += sequence.prompt_length
+        self.prefix.hits += cached
+        sequence.computed = cached
+        if not sequence.preemptions:  # a recomputed sequence finds its own blocks: those do not count
+            sequence.cached_tokens = cached
+        sequence.phase = Phase.RUNNING
+        self.running.append(sequence)
+        self.running.sort(key=lambda s: s.order)
+        return True
+
+    # --- preempt: the youngest sequence gives way --------------------------------------------------------
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        """Hold positions for all tokens of a running sequence; False when it had to give way itself."""
+        assert sequence.kv is not None
+        more = round_up(len(sequence)) - sequence.kv.capacity
+        while more > 0 and not self._take(more):
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is sequence:
+                return False
+        sequence.kv.reserve(round_up(len(sequence)))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self.running.remove(sequence)
+        self._release(sequence)
+        sequence.phase = Phase.WAITING
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self.waiting.appendleft(sequence)
+
+    def _take(self, positions: int) -> bool:
+        """Take positions from the pool, evicting cached prefixes if need be; False when too few can be freed."""
+        return self.prefix.shrink(positions) and self.pool.take(positions)
+
+    def _release(self, sequence: Sequence) -> None:
+        assert sequence.kv is not None
+        self.pool.give_back(sequence.kv.capacity)
+        sequence.kv = None
+        sequence.computed = 0

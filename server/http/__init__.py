@@ -1,0 +1,1 @@
+"""HTTP: bodies in, engine requests out, engine events back as responses."""

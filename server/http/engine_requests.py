@@ -1,0 +1,196 @@
+"""From HTTP bodies to engine requests: tokenize, check limits, translate parameters, submit."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from bigmodel.server.engine.engine import Engine, EngineStoppedError, QueueFullError
+from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError, available
+from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
+from bigmodel.server.http.bodies import ChatBody, CompletionBody, Message, Sampling
+from bigmodel.server.http.errors import APIError, bad_value
+from bigmodel.server.http.state import ServerState
+from bigmodel.server.text.codec import TemplateError, TextCodec
+
+_LONG_TEXT = 4096  # characters from which tokenization leaves the event loop
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+def given_prompts(body: CompletionBody) -> list[Any]:
+    """Prompts of a completion, each a text or a list of tokens."""
+    prompt: Any = body.prompt
+    return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+
+
+async def completion_prompts(body: CompletionBody, codec: TextCodec) -> list[list[int]]:
+    """Prompts of a completion as tokens."""
+    prompts = []
+    for one in given_prompts(body):
+        if isinstance(one, str):
+            one = await _encode(codec, one, body.add_special_tokens)
+        for token in one:
+            if token >= codec.vocabulary_size:
+                raise bad_value("prompt", f"token {token} is not in the vocabulary of {codec.vocabulary_size}")
+        prompts.append(one)
+    return prompts
+
+
+async def chat_prompt(body: ChatBody, codec: TextCodec) -> list[int]:
+    """Tokens of a conversation in the model's chat template; 400 for variables that the template cannot have."""
+    taken = codec.not_for_templates & (body.chat_template_kwargs or {}).keys()
+    if taken:
+        raise bad_value("chat_template_kwargs", f"'{min(taken)}' is no variable of the chat template")
+    tools = None if body.tool_choice == "none" else body.tools
+    return await render(codec, body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs)
+
+
+async def render(
+    codec: TextCodec,
+    messages: list[Message],
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool,
+    extra: dict[str, Any] | None = None,
+) -> list[int]:
+    """Tokens of ``messages``; 400 when the template refuses them."""
+    try:
+        return await run_in_threadpool(
+            codec.render_chat,
+            [message.plain() for message in messages],
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            extra=extra,
+        )
+    except TemplateError as error:
+        raise bad_value("messages", str(error)) from error
+
+
+async def _encode(codec: TextCodec, text: str, special: bool) -> list[int]:
+    if len(text) < _LONG_TEXT:
+        return codec.encode(text, add_special_tokens=special)
+    return await run_in_threadpool(codec.encode, text, add_special_tokens=special)
+
+
+def make_request(state: ServerState, body: Sampling, prompt: list[int], params: SamplingParams, sink: Sink) -> Request:
+    """An engine request with its deadline."""
+    limits = [t for t in (body.timeout, state.settings.request_timeout) if t is not None]
+    deadline = time.monotonic() + min(limits) if limits else None
+    return Request(uuid.uuid4().hex, prompt, params, sink, n=body.n or 1, deadline=deadline)
+
+
+def token_limit(
+    asked: tuple[str, int | None], default: int | None, prompt: int, longest: int, field: str = "prompt"
+) -> int:
+    """Tokens to generate at most after ``prompt`` prompt tokens, with ``longest`` for both together.
+
+    ``asked`` is :attr:`.bodies.Sampling.limit`; ``default`` replaces a missing value, None for as many as fit.
+    ``field`` is the body's name of its prompt. Raises 400 or 413 when prompt and output do not fit.
+    """
+    name, wanted = asked
+    if prompt == 0:
+        raise bad_value(field, "the prompt has no tokens")
+    if (prompt >= longest and wanted != 0) or prompt > longest:
+        raise APIError(
+            413,
+            f"the prompt has {prompt} tokens; with at least one to generate, at most {longest} fit",
+            param=field,
+            code="context_length_exceeded",
+        )
+    if wanted is None:
+        return longest - prompt if default is None else min(default, longest - prompt)
+    if prompt + wanted > longest:
+        raise bad_value(
+            name,
+            f"{prompt} prompt tokens and {name}={wanted} make {prompt + wanted}; at most {longest} fit",
+            code="context_length_exceeded",
+        )
+    return wanted
+
+
+async def grammar_of(body: Sampling, state: ServerState) -> Grammar | None:
+    """The compiled ``response_format``; None for free text, 400 for one that cannot be enforced."""
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return None
+    if not available():
+        raise bad_value(
+            "response_format",
+            "this server cannot enforce a format: xgrammar is not installed",
+            code="unsupported_parameter",
+        )
+    schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
+    try:
+        return await run_in_threadpool(lambda: state.grammar_compiler().compile(schema))
+    except GrammarError as error:
+        raise bad_value("response_format", str(error)) from error
+
+
+def sampling_params(
+    body: Sampling,
+    codec: TextCodec,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: bool = False,
+    grammar: Grammar | None = None,
+) -> SamplingParams:
+    """The engine's sampling parameters; missing fields have OpenAI's defaults."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        min_p=body.min_p or 0.0,
+        seed=body.seed,
+        stop=body.stops,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        logit_bias=_logit_bias(body.logit_bias, codec),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        ignore_eos=body.ignore_eos,
+        grammar=grammar,
+    )
+
+
+def _logit_bias(bias: dict[str, float] | None, codec: TextCodec) -> dict[int, float]:
+    result = {}
+    for key, value in (bias or {}).items():
+        if not (key.isdecimal() and key.isascii() and len(key) < 10) or int(key) >= codec.vocabulary_size:
+            raise bad_value("logit_bias", f"'{key}' is no token id; ids are 0 to {codec.vocabulary_size - 1}")
+        result[int(key)] = value
+    return result
+
+
+def check_number(engine: Engine, prompts: int, choices: int) -> None:
+    """400 for more sequences than the engine can ever hold: retrying would not help."""
+    if prompts * choices > engine.max_requests:
+        raise bad_value(
+            "n" if prompts == 1 else "prompt",
+            f"{prompts} prompts with n={choices} ask for {prompts * choices} answers; "
+            f"this server holds at most {engine.max_requests} at once",
+        )
+
+
+def submit_all(engine: Engine, requests: list[Request]) -> None:
+    """Submit requests to the engine, all or none; 429 when the queue is full, 503 when it has stopped."""
+    submitted: list[Request] = []
+    try:
+        for request in requests:
+            engine.submit(request)
+            submitted.append(request)
+    except QueueFullError as error:
+        _take_back(engine, submitted)
+        raise APIError(429, str(error), code="queue_full", headers={"Retry-After": "1"}) from error
+    except EngineStoppedError as error:
+        _take_back(engine, submitted)
+        raise APIError(503, str(error), code="engine_stopped") from error
+
+
+def _take_back(engine: Engine, submitted: list[Request]) -> None:
+    for request in submitted:
+        engine.cancel(request)

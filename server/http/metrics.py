@@ -1,0 +1,124 @@
+"""Metrics for Prometheus: requests, tokens, latencies, memory, streaming."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from bigmodel.server.engine.scheduling.request import Observer, Request
+from bigmodel.server.http.state import ServerState
+from bigmodel.server.http.status import devices, streamed
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics(Observer):
+    """Records what the engine reports, in a registry of its own: several servers may share a process."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self._requests = Counter("bigmodel_requests", "Requests by outcome", ["outcome"], registry=r)
+        self._prompt = Counter("bigmodel_prompt_tokens", "Prompt tokens computed", registry=r)
+        self._generated = Counter("bigmodel_generated_tokens", "Tokens generated", registry=r)
+        self._queue = _histogram("bigmodel_queue_seconds", "Time from arrival to the first step", r)
+        self._first = _histogram("bigmodel_time_to_first_token_seconds", "Time from arrival to a token", r)
+        self._next = _histogram("bigmodel_inter_token_seconds", "Time between tokens of a sequence", r)
+        self._whole = _histogram("bigmodel_request_seconds", "Time from arrival to the end", r)
+        self._step = _histogram("bigmodel_step_seconds", "Time of an engine step", r)
+        sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+        self._batch = Histogram("bigmodel_step_sequences", "Sequences in a step", registry=r, buckets=sizes)
+        r.register(_State(state))
+
+    def render(self) -> bytes:
+        """The text format of Prometheus."""
+        return generate_latest(self.registry)
+
+    # --- observer ---------------------------------------------------------------------------------
+
+    def started(self, request: Request, waited: float) -> None:
+        self._queue.observe(waited)
+
+    def tokens(self, prompt: int, generated: int) -> None:
+        if prompt:
+            self._prompt.inc(prompt)
+        if generated:
+            self._generated.inc(generated)
+
+    def first_token(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    def next_token(self, seconds: float) -> None:
+        self._next.observe(seconds)
+
+    def finished(self, request: Request, outcome: str, seconds: float) -> None:
+        self._requests.labels(outcome).inc()
+        self._whole.observe(seconds)
+
+    def step(self, seconds: float, sequences: int) -> None:
+        self._step.observe(seconds)
+        self._batch.observe(sequences)
+
+    def refused(self, status: int) -> None:
+        """Count a request answered with an error before it reached the engine."""
+        self._requests.labels(f"refused_{status}").inc()
+
+
+def _histogram(name: str, text: str, registry: CollectorRegistry) -> Histogram:
+    return Histogram(name, text, registry=registry, buckets=_SECONDS)
+
+
+class _State(Collector):
+    """Values read from the server at each scrape, rather than counted as they occur."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._engine()
+        yield from self._devices()
+
+    def _engine(self) -> Iterator[Metric]:
+        engine = self._state.engine
+        if engine is None:
+            return
+        scheduler = engine.core.scheduler
+        running = len(scheduler.running)
+        gauges = {
+            "bigmodel_running_sequences": ("Sequences in the batch", running),
+            "bigmodel_waiting_sequences": ("Sequences waiting to run", engine.waiting),
+            "bigmodel_kv_usage_ratio": ("Key-value positions in use", scheduler.pool.used / scheduler.pool.capacity),
+            "bigmodel_prefix_cache_blocks": ("Prompt blocks kept", len(scheduler.prefix)),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value)
+        counters = {
+            "bigmodel_preemptions": ("Sequences preempted and recomputed", scheduler.preemptions),
+            "bigmodel_draft_tokens": ("Tokens proposed by the draft model", engine.core.counts.drafted),
+            "bigmodel_draft_accepted_tokens": ("Proposed tokens accepted", engine.core.counts.accepted),
+            "bigmodel_prefix_cache_hit_tokens": ("Prompt tokens served from the cache", scheduler.prefix.hits),
+            "bigmodel_prefix_cache_looked_up_tokens": ("Prompt tokens looked up", scheduler.prefix.lookups),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(name, text, value)
+
+    def _devices(self) -> Iterator[Metric]:
+        memory = GaugeMetricFamily("bigmodel_device_bytes", "Bytes by device and kind", labels=["device", "kind"])
+        for entry in devices(self._state):
+            for kind in ("weights", "kv_used", "kv_capacity", "predicted", "budget", "allocated", "peak"):
+                if entry[kind] is not None:
+                    memory.add_metric([entry["device"], kind], entry[kind])
+        yield memory
+        moved = CounterMetricFamily("bigmodel_streamed_bytes", "Weights fetched", labels=["device", "tier"])
+        waited = CounterMetricFamily(
+            "bigmodel_stream_wait_seconds", "Time forwards waited for weights", labels=["device"]
+        )
+        for entry in streamed(self._state):
+            moved.add_metric([entry["device"], "ram"], entry["bytes_from_ram"])
+            moved.add_metric([entry["device"], "disk"], entry["bytes_from_disk"])
+            waited.add_metric([entry["device"]], entry["seconds_waited"])
+        yield moved
+        yield waited

@@ -1,0 +1,272 @@
+"""From engine events to the HTTP response: into the event loop, then out as one body or as an event stream."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request as HTTPRequest
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from bigmodel.server.answers.openai import DONE, event
+from bigmodel.server.engine.engine import Engine
+from bigmodel.server.engine.scheduling.request import Delta, Done, Event, Failed, Request
+from bigmodel.server.http.errors import APIError
+
+T = TypeVar("T")
+
+
+# --- from the engine's thread to the event loop -------------------------------------------------------
+
+
+class Relay:
+    """Carries the events of all requests to one event loop, with one wake-up per burst."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._pending: deque[tuple[MailboxSink, Event]] = deque()
+        self._scheduled = False
+
+    @property
+    def undelivered(self) -> int:
+        """Events on their way to the loop."""
+        return len(self._pending)
+
+    def post(self, sink: MailboxSink, event: Event) -> None:
+        """Queue an event for the loop. Called from the engine's thread."""
+        self._pending.append((sink, event))
+        if not self._scheduled:
+            self._scheduled = True
+            try:
+                self._loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:
+                # The loop is closed: nobody reads this event or any later one.
+                self._pending.clear()
+                self._scheduled = False
+
+    def _deliver(self) -> None:
+        # Cleared first: an event appended from now on schedules another delivery.
+        self._scheduled = False
+        while self._pending:
+            sink, event = self._pending.popleft()
+            sink.mailbox.receive(sink.number, event)
+
+
+class Mailbox:
+    """Events of the engine requests of one HTTP request, in order of arrival.
+
+    ``at_once``: an engine request's events are delivered together with its last one, so that the event loop sleeps
+    while the engine computes a response that is not streamed.
+    """
+
+    def __init__(self, relay: Relay, *, at_once: bool = False) -> None:
+        self._relay = relay
+        self.at_once = at_once
+        self._events: list[tuple[int, Event]] = []
+        self._arrived = asyncio.Event()
+        self.finished: set[int] = set()
+
+    def sink(self, number: int) -> MailboxSink:
+        """The sink of engine request ``number``."""
+        return MailboxSink(self, self._relay, number)
+
+    def receive(self, number: int, event: Event) -> None:
+        """Store an event. Called in the event loop."""
+        self._events.append((number, event))
+        if isinstance(event, (Done, Failed)):
+            self.finished.add(number)
+        self._arrived.set()
+
+    async def take(self) -> list[tuple[int, Event]]:
+        """Wait for an event; all (request number, event) that have arrived."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        events, self._events = self._events, []
+        return events
+
+
+@dataclass(frozen=True)
+class MailboxSink:
+    """Puts the events of one engine request into a mailbox. Called from the engine's thread."""
+
+    mailbox: Mailbox
+    relay: Relay
+    number: int
+    _held: list[Event] = field(default_factory=list)
+
+    def put(self, event: Event, /) -> None:
+        """Post the event; hold it back where the mailbox wants all at once."""
+        self._held.append(event)
+        if self.mailbox.at_once and not isinstance(event, (Done, Failed)):
+            return
+        for held in self._held:
+            self.relay.post(self, held)
+        self._held.clear()
+
+
+class JoinedRequests:
+    """The engine requests of one HTTP request (one per prompt), read as one."""
+
+    def __init__(self, engine: Engine, requests: list[Request], mailbox: Mailbox) -> None:
+        self._engine = engine
+        self._requests = requests
+        self._mailbox = mailbox
+        self.done = Done(0, 0, 0)
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """(choice index, delta) pairs as they arrive, until every request is done. Raises APIError on failure."""
+        finished = 0
+        while finished < len(self._requests):
+            batch = []
+            for number, one in await self._mailbox.take():
+                if isinstance(one, Failed):
+                    raise failure(one)
+                if isinstance(one, Done):
+                    finished += 1
+                    self.done = _sum(self.done, one)
+                else:
+                    batch.append((number * self._requests[0].n + one.index, one))
+            if batch:
+                yield batch
+
+    def release(self) -> None:
+        """Cancel unfinished requests. Called when the response is complete or the client has gone."""
+        for number, request in enumerate(self._requests):
+            if number not in self._mailbox.finished:
+                self._engine.cancel(request)
+
+
+def failure(failed: Failed) -> APIError:
+    """The error response of a failed engine request."""
+    if failed.kind == "timeout":
+        return APIError(504, f"the request timed out: {failed.message}", code="timeout")
+    return APIError(500, failed.message, code="engine_failed")
+
+
+def _sum(a: Done, b: Done) -> Done:
+    return Done(
+        a.prompt_tokens + b.prompt_tokens,
+        a.completion_tokens + b.completion_tokens,
+        a.cached_tokens + b.cached_tokens,
+    )
+
+
+# --- the response -------------------------------------------------------------------------------------
+
+
+class Answer(Protocol):
+    """Formats deltas, as chunks of a stream (opening, chunk, closing) or as one body (add, whole)."""
+
+    def opening(self) -> bytes: ...
+
+    def chunk(self, index: int, delta: Delta) -> bytes: ...
+
+    def closing(self, done: Done) -> bytes: ...
+
+    def add(self, index: int, delta: Delta) -> None: ...
+
+    def whole(self, done: Done) -> dict[str, Any]: ...
+
+
+async def respond(http: HTTPRequest, joined: JoinedRequests, answer: Answer, *, stream: bool) -> Response:
+    """The HTTP response: an event stream, or one JSON body."""
+    if stream:
+        return EventStream(_stream(joined, answer), joined.release)
+    try:
+        body = await unless_disconnected(http.receive, _whole(joined, answer))
+    except ClientGoneError:
+        return Response(status_code=499)  # for the access log: the client has gone
+    finally:
+        joined.release()
+    return JSONResponse(body)
+
+
+async def _whole(joined: JoinedRequests, answer: Answer) -> dict[str, Any]:
+    async for batch in joined.batches():
+        for index, delta in batch:
+            answer.add(index, delta)
+    return answer.whole(joined.done)
+
+
+async def _stream(joined: JoinedRequests, answer: Answer) -> AsyncIterator[bytes]:
+    try:
+        opening = answer.opening()
+        if opening:
+            yield opening
+        async for batch in joined.batches():
+            yield b"".join([answer.chunk(index, delta) for index, delta in batch])
+        yield answer.closing(joined.done) + DONE
+    except APIError as error:
+        yield event(json.dumps(error.body))
+
+
+class EventStream(Response):
+    """Sends what ``chunks`` yields, each chunk one or more whole server-sent events.
+
+    ``release`` is called when the stream ends: complete, failed, or left by the client.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncIterator[bytes], release: Callable[[], None]) -> None:
+        self._chunks = chunks
+        self._release = release
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            self._release()
+            await _end(sending)
+            await _end(leaving)
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for chunk in self._chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before the response was complete."""
+
+
+async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of ``work``; when the client disconnects, cancels it and raises :class:`ClientGoneError`."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        await _end(working)
+        await _end(leaving)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _end(task: asyncio.Future[T]) -> None:
+    """Cancel a task if it still runs, and wait for its end."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # retrieved: asyncio logs exceptions that nobody retrieves

@@ -1,0 +1,115 @@
+"""Run the application: socket, signals, draining, access log, exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from types import FrameType
+from typing import cast
+
+import uvicorn
+from fastapi import FastAPI
+
+from bigmodel.errors import ServeError
+from bigmodel.server.http.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+_LINGER = 1.0  # seconds that /health answers 503 after a failure, before the process exits
+
+
+POLLED = frozenset({"/health", "/ready", "/plan", "/metrics"})  # by pages, probes and scrapers, every second
+
+
+class WithoutPolling(logging.Filter):
+    """Filter of uvicorn's access log: drops successful requests of polled paths, except at level debug."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        _client, _method, path, _version, status = cast(tuple[str, str, str, str, int], record.args)
+        polled = path.partition("?")[0] in POLLED and status < 400
+        return not polled or logging.getLogger(record.name).isEnabledFor(logging.DEBUG)
+
+
+_WITHOUT_POLLING = WithoutPolling()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes a free one. Raises ServeError when that fails."""
+    if not 0 <= port <= 65535:
+        raise ServeError(f"{port} is no port; ports are 0 (any free one) to 65535")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ServeError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    listener.listen(2048)
+    return listener
+
+
+def url(host: str, port: int) -> str:
+    """The URL of a server that listens on ``host``."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> int:
+    """Serve until a signal or a failure; returns the exit code.
+
+    SIGTERM or SIGINT: no new requests; accepted ones may finish within the drain timeout, then 0. A second signal ends
+    at once. When loading or the engine fails: 1.
+    """
+    state: ServerState = app.state.server
+    config = uvicorn.Config(app, log_level=log_level, lifespan="on", timeout_graceful_shutdown=5)
+    logging.getLogger("uvicorn.access").addFilter(_WITHOUT_POLLING)
+    server = DrainingServer(config, state)
+    watcher = threading.Thread(target=server.watch_for_failure, name="bigmodel-watch", daemon=True)
+    watcher.start()
+    server.run(sockets=[listener])
+    code = 1 if state.failure is not None else 0
+    if state.loader is not None and state.loader.is_alive():
+        # The loader cannot be interrupted in a download or a long computation: exit without waiting for it.
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+class DrainingServer(uvicorn.Server):
+    """Drains the engine between a signal and the end of the server."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config)
+        self._state = state
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """First signal: drain. Second: end now. Not passed on to uvicorn, which would raise it again afterwards."""
+        name = signal.Signals(sig).name
+        if self._state.draining:
+            logger.warning("%s again: ending at once", name)
+            # Connections are cut on purpose: no traceback for each.
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            self.force_exit = self.should_exit = True
+            return
+        self._state.draining = True
+        logger.info("%s: finishing what runs, within %g s", name, self._state.settings.drain_timeout)
+        threading.Thread(target=self._drain, name="bigmodel-drain", daemon=True).start()
+
+    def watch_for_failure(self) -> None:
+        """End the server soon after the engine or the loader has failed."""
+        while self._state.failure is None and not self.should_exit:
+            time.sleep(0.05)
+        if self._state.failure is not None:
+            time.sleep(_LINGER)
+            self.should_exit = True
+
+    def _drain(self) -> None:
+        engine = self._state.engine
+        if engine is not None and not engine.drain(self._state.settings.drain_timeout):
+            logger.warning("%d requests did not finish in time and are ended", engine.unfinished)
+            engine.stop()  # before the connections close, so that clients receive the error
+        self.should_exit = True

@@ -1,0 +1,133 @@
+"""The state that routes share: settings, engine, tokenizer, plan."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fastapi import Request as HTTPRequest
+
+from bigmodel.errors import ServeError
+from bigmodel.server.engine.budget import EngineOptions
+from bigmodel.server.engine.engine import Engine
+from bigmodel.server.engine.sampling.grammar import GrammarCompiler
+from bigmodel.server.http.errors import APIError
+from bigmodel.server.http.respond import Mailbox, Relay
+from bigmodel.server.loading import Loading
+from bigmodel.server.text.codec import TextCodec
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the server behaves.
+
+    Args:
+        model_name: Name of the model for clients.
+        api_keys: Any of them opens the API; without keys it is open to everybody.
+        max_body_bytes: Longest request body.
+        request_timeout: Seconds a request may take, waiting included; None for no limit. Requests may set a shorter
+            ``timeout``.
+        drain_timeout: Seconds that running requests have to finish after SIGTERM.
+        engine: How the engine batches and what it may hold.
+
+    Raises:
+        ServeError: A key is empty, or begins or ends with a space.
+    """
+
+    model_name: str
+    api_keys: tuple[str, ...] = ()
+    max_body_bytes: int = 8 << 20
+    request_timeout: float | None = None
+    drain_timeout: float = 30.0
+    engine: EngineOptions = field(default_factory=EngineOptions)
+
+    def __post_init__(self) -> None:
+        for key in self.api_keys:
+            if not key or key != key.strip():
+                raise ServeError("an API key is empty, or begins or ends with a space; no client could send it")
+
+
+class Reporter(Protocol):
+    """Answers GET /metrics and GET /plan. A process that is one of several may replace it, to answer for all."""
+
+    def metrics(self) -> bytes:
+        """Metrics in the format of Prometheus."""
+        ...
+
+    def plan(self) -> dict[str, Any]:
+        """The body of GET /plan."""
+        ...
+
+
+@dataclass
+class ServerState:
+    """State of one application. ``engine`` and ``codec`` are None while the model loads."""
+
+    settings: Settings
+    engine: Engine | None = None
+    codec: TextCodec | None = None
+    model: Any = None
+    plan: Any = None
+    weights: dict[str, int] | None = None  # bytes per device, counted at first use
+    loading: Loading = field(default_factory=Loading)
+    loader: threading.Thread | None = None  # while the model loads in the background
+    failure: BaseException | None = None
+    draining: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    metrics: Any = None  # Metrics, set by the application
+    reporter: Reporter | None = None  # set by the application
+    _relay: Relay | None = None
+    _grammars: GrammarCompiler | None = None
+    _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def mailbox(self, *, at_once: bool = False) -> Mailbox:
+        """A mailbox of the running event loop; ``at_once`` for responses that are not streamed."""
+        if self._relay is None:
+            self._relay = Relay(asyncio.get_running_loop())
+        return Mailbox(self._relay, at_once=at_once)
+
+    def grammar_compiler(self) -> GrammarCompiler:
+        """The grammar compiler, made at first use. Thread-safe."""
+        with self._grammar_lock:
+            if self._grammars is None:
+                assert self.engine is not None
+                assert self.codec is not None
+                core = self.engine.core
+                self._grammars = GrammarCompiler(self.codec.tokenizer, core.vocabulary_size, core.eos_ids)
+            return self._grammars
+
+    @property
+    def failed(self) -> bool:
+        """Whether loading or the engine has failed."""
+        return self.failure is not None or (self.engine is not None and not self.engine.healthy)
+
+    def ready_engine(self) -> tuple[Engine, TextCodec]:
+        """The engine and tokenizer; raises a 503 while there are none."""
+        if self.draining:
+            raise APIError(503, "the server is shutting down", code="draining", headers={"Retry-After": "5"})
+        if self.failed:
+            raise APIError(503, "the engine has stopped", code="engine_stopped")
+        if self.engine is None or self.codec is None:
+            raise APIError(
+                503, f"the model is loading ({self.loading.stage})", code="loading", headers={"Retry-After": "5"}
+            )
+        return self.engine, self.codec
+
+    def check_model(self, name: str | None) -> None:
+        """Raise a 404 unless ``name`` is the model served."""
+        if name is not None and name != self.settings.model_name:
+            raise APIError(
+                404,
+                f"the model '{name}' does not exist; this server has '{self.settings.model_name}'",
+                param="model",
+                code="model_not_found",
+            )
+
+
+def state_of(http: HTTPRequest) -> ServerState:
+    """State of the application that a request came to."""
+    state: ServerState = http.app.state.server
+    return state

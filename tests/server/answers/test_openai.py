@@ -1,0 +1,115 @@
+"""Completions and chat answers say the same in chunks and whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from bigmodel.server.answers.openai import ChatAnswer, CompletionAnswer
+from bigmodel.server.engine import Delta, Done, TokenLogprob
+from tests.server.answers.reading import CODEC, read
+
+DONE = Done(prompt_tokens=3, completion_tokens=2, cached_tokens=1)
+PROMPTS = [CODEC.encode("the"), CODEC.encode("cat")]
+
+
+def completion(n: int = 1, **options: bool) -> CompletionAnswer:
+    given = {"echo": False, "logprobs": False, "usage": False, **options}
+    return CompletionAnswer("cmpl-1", 7, "tiny", PROMPTS, n, CODEC, **given)
+
+
+def test_a_completion_chunk_has_text_and_finish_reason() -> None:
+    (chunk,) = read(completion().chunk(1, Delta(1, 'a "b"\n', finish_reason="stop")))
+    assert (chunk["object"], chunk["id"], chunk["model"], chunk["created"]) == ("text_completion", "cmpl-1", "tiny", 7)
+    assert chunk["choices"] == [{"index": 1, "text": 'a "b"\n', "logprobs": None, "finish_reason": "stop"}]
+    assert "usage" not in chunk
+
+
+def test_a_completion_stream_opens_with_nothing_and_ends_with_usage_if_requested() -> None:
+    assert (completion().opening(), completion().closing(DONE)) == (b"", b"")
+    requested = completion(usage=True)
+    (chunk,) = read(requested.chunk(0, Delta(0, "a")))
+    assert chunk["usage"] is None
+    (last,) = read(requested.closing(DONE))
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 5)
+
+
+def test_the_choices_of_a_prompt_stand_together_and_echo_it_once() -> None:
+    made = completion(n=2, echo=True)
+    for index in range(4):
+        made.add(index, Delta(index, "+"))
+        made.add(index, Delta(index, "-", finish_reason="length"))
+    assert [choice["text"] for choice in made.whole(DONE)["choices"]] == ["the+-", "the+-", "cat+-", "cat+-"]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_whole_completion_is_what_the_chunks_say(echo: bool) -> None:
+    a, b, c = CODEC.encode("abc")
+    of_prompt = (None, *(TokenLogprob(token, -1.0) for token in PROMPTS[0][1:]))
+    deltas = [
+        Delta(0, "a", (a,), (TokenLogprob(a, -0.5),), of_prompt),
+        Delta(0, "bc", (b, c), (TokenLogprob(b, -2.0), TokenLogprob(c, -3.0)), finish_reason="stop"),
+    ]
+    whole, streamed = completion(echo=echo, logprobs=True), completion(echo=echo, logprobs=True)
+    chunks = []
+    for delta in deltas:
+        whole.add(0, delta)
+        chunks += [chunk["choices"][0] for chunk in read(streamed.chunk(0, delta))]
+    choice = whole.whole(DONE)["choices"][0]
+    assert "".join(chunk["text"] for chunk in chunks) == choice["text"] == ("theabc" if echo else "abc")
+    for key, value in choice["logprobs"].items():
+        assert [part for chunk in chunks for part in chunk["logprobs"][key]] == value
+
+
+def chat(n: int = 1, **options: bool) -> ChatAnswer:
+    return ChatAnswer("chatcmpl-1", 7, "tiny", n, CODEC, **{"logprobs": False, "usage": False, **options})
+
+
+def test_a_chat_stream_opens_with_the_role_of_each_choice() -> None:
+    chunks = read(chat(n=2).opening())
+    assert [chunk["choices"][0]["index"] for chunk in chunks] == [0, 1]
+    assert all(chunk["choices"][0]["delta"] == {"role": "assistant", "content": ""} for chunk in chunks)
+    assert all(chunk["object"] == "chat.completion.chunk" and chunk["id"] == "chatcmpl-1" for chunk in chunks)
+
+
+def test_the_finish_reason_is_a_chat_chunk_of_its_own() -> None:
+    text, end = read(chat().chunk(0, Delta(0, 'a "quoted" ö', finish_reason="stop")))
+    assert text["choices"] == [
+        {"index": 0, "delta": {"content": 'a "quoted" ö'}, "logprobs": None, "finish_reason": None}
+    ]
+    assert end["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
+
+
+def test_a_chat_stream_ends_with_usage_if_requested() -> None:
+    assert chat().closing(DONE) == b""
+    asked = chat(usage=True)
+    (last,) = read(asked.closing(DONE))
+    assert last["choices"] == []
+    assert last["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
+    assert all(chunk["usage"] is None for chunk in read(asked.opening()))
+
+
+def test_a_whole_chat_answer_is_what_the_chunks_say() -> None:
+    deltas = [
+        Delta(0, "th", logprobs=(TokenLogprob(1, -0.5, ((2, -0.1),)),)),
+        Delta(1, "x", finish_reason="stop", logprobs=(TokenLogprob(3, -2.0),)),
+        Delta(0, "e", finish_reason="length", logprobs=(TokenLogprob(4, -1.0),)),
+    ]
+    whole, streamed = chat(n=2, logprobs=True), chat(n=2, logprobs=True)
+    chunks = []
+    for delta in deltas:
+        whole.add(delta.index, delta)
+        chunks += read(streamed.chunk(delta.index, delta))
+    result = whole.whole(DONE)
+    assert result["object"] == "chat.completion"
+    for choice in result["choices"]:
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
+        assert "".join(each["delta"].get("content", "") for each in own) == choice["message"]["content"]
+        assert [part for each in own if each["logprobs"] for part in each["logprobs"]["content"]] == choice["logprobs"][
+            "content"
+        ]
+        assert own[-1]["finish_reason"] == choice["finish_reason"]

@@ -1,0 +1,184 @@
+"""Which library multiplies float32 matrices on the host: chosen by the processor, the same result to rounding.
+
+The measured row multiple makes a row's bits independent of how many rows there are.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from bigmodel.errors import ServeError
+from bigmodel.server.engine.compute import host_linear
+from bigmodel.server.engine.compute.host_linear import (
+    CANDIDATES,
+    OneDnnLinear,
+    choose_host_linear,
+    computing_with,
+    onednn_linear,
+    probe_row_multiple,
+)
+from bigmodel.server.engine.compute.runner import PackedRunner
+from tests.server.tiny import ask, tiny_engine, tiny_model
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+
+
+def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, capability: str) -> None:
+    information = tmp_path / "cpuinfo"
+    information.write_text(f"processor\t: 0\nvendor_id\t: {vendor}\nmodel name\t: whatever\n")
+    monkeypatch.setattr(host_linear, "_PROCESSOR", information)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("vendor", "capability", "expected"),
+    [
+        ("AuthenticAMD", "AVX512", "onednn"),
+        ("AuthenticAMD", "AVX2", "torch"),
+        ("GenuineIntel", "AVX512", "torch"),
+        ("GenuineIntel", "AVX2", "torch"),
+    ],
+)
+def test_onednn_where_mkl_leaves_half_of_the_registers_unused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, capability: str, expected: str
+) -> None:
+    processor(monkeypatch, tmp_path, vendor, capability)
+    assert choose_host_linear("auto") == expected
+
+
+def test_a_processor_that_does_not_say_who_made_it_keeps_what_pytorch_uses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    processor(monkeypatch, tmp_path, "AuthenticAMD", "AVX512")
+    monkeypatch.setattr(host_linear, "_PROCESSOR", tmp_path / "absent")
+    assert choose_host_linear("auto") == "torch"
+
+
+def test_a_library_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert choose_host_linear("torch") == "torch"
+    with pytest.raises(ServeError, match="without oneDNN"):
+        choose_host_linear("onednn")
+
+
+@needs_onednn
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 33])
+def test_within_it_a_product_is_the_same_to_rounding(rows: int, biased: bool) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(48, 80, bias=biased)
+    x = torch.randn(1, rows, 48)
+    with torch.inference_mode():
+        expected = layer(x)
+        with computing_with("onednn"):
+            found = layer(x)
+        assert torch.equal(found, onednn_linear(x, layer.weight, layer.bias))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types_and_empty_batches_are_pytorchs(dtype: torch.dtype) -> None:
+    weight = torch.randn(8, 4, dtype=dtype)
+    x = torch.randn(3, 4, dtype=dtype)
+    with OneDnnLinear():
+        assert torch.equal(functional.linear(x, weight), x @ weight.T)
+        assert functional.linear(torch.empty(0, 4), torch.randn(8, 4)).shape == (0, 8)
+
+
+@needs_onednn
+def test_what_must_be_differentiated_is_pytorchs() -> None:
+    layer = torch.nn.Linear(4, 8)
+    with OneDnnLinear():
+        layer(torch.randn(3, 4)).sum().backward()
+    assert layer.weight.grad is not None
+
+
+@needs_onednn
+def test_rows_have_the_same_bits_in_any_company_and_at_any_address() -> None:
+    """A resident weight and one in a mapped file differ in where they begin; what is computed does not."""
+    model = tiny_model(hidden_size=256, intermediate_size=704)
+    assert probe_row_multiple(model, torch.device("cpu"), onednn_linear) == 1
+    weight = model.model.layers[0].mlp.up_proj.weight.detach()
+    elsewhere = torch.empty(weight.numel() + 3)[3:].view_as(weight).copy_(weight)
+    x = torch.randn(1200, 256)
+    with torch.inference_mode():
+        whole = onednn_linear(x, weight)
+        for count in (*range(1, 70), 129, 255, 300, 511, 512, 513, 700, 1024, 1199):
+            assert torch.equal(onednn_linear(x[:count], elsewhere), whole[:count]), count
+
+
+@needs_onednn
+def test_it_is_given_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each of them it keeps a program in memory: any number, as prompts have, would add up to gigabytes."""
+    given: set[int] = set()
+    real = functional.pad
+    monkeypatch.setattr(functional, "pad", lambda x, by: given.add(len(x) + by[3]) or real(x, by))
+    weight = torch.randn(8, 4)
+    for count in range(1, 1100):
+        assert onednn_linear(torch.randn(count, 4), weight).shape == (count, 8)
+    assert given <= set(host_linear.ROW_COUNTS)
+
+
+@needs_onednn
+def test_a_step_computes_with_the_chosen_one_and_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    real = onednn_linear
+    monkeypatch.setattr(host_linear, "onednn_linear", lambda *a, **k: calls.append(1) or real(*a, **k))
+    model = tiny_model()
+    runner = PackedRunner(model, row_multiple=2, host_linear="onednn")
+    runner.last_logits([[1, 2, 3]])
+    assert len(calls) == 2 * 7 + 1  # seven products in a layer, and the logits
+    model(input_ids=torch.tensor([[1, 2, 3]]))
+    assert len(calls) == 15
+
+
+@needs_onednn
+@pytest.mark.parametrize("library", ["torch", "onednn"])
+def test_a_request_gets_the_same_tokens_alone_and_in_a_batch(library: Any) -> None:
+    engine = tiny_engine(host_linear=library)
+    try:
+        alone = ask(engine, "the thing", seed=1, temperature=1.0)
+        alone.wait()
+        crowd = [ask(engine, "the thing" if n == 3 else f"other {n}", seed=1, temperature=1.0) for n in range(6)]
+        for collector in crowd:
+            collector.wait()
+        assert crowd[3].tokens() == alone.tokens()
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_padded_to_the_multiple_a_row_is_the_same_in_any_company(dtype: torch.dtype, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model = tiny_model(dtype=dtype, hidden_size=256, intermediate_size=704)
+        multiple = probe_row_multiple(model, torch.device("cpu"))
+        assert multiple in CANDIDATES
+        layer = model.model.layers[0].mlp.up_proj
+        torch.manual_seed(1)
+        rows = torch.randn(512, 256, dtype=dtype)
+        with torch.inference_mode():
+            whole = layer(rows)
+            for count in (1, 2, 3, 5, 8, 13, 17, 33, 100, 129, 400):
+                padded = rows[: -(-count // multiple) * multiple]
+                assert torch.equal(layer(padded)[:count], whole[:count]), count
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_where_nothing_helps_it_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(host_linear, "_invariant", lambda weight, multiple, linear: False)
+    with caplog.at_level(logging.WARNING):
+        assert probe_row_multiple(tiny_model(), torch.device("cpu")) == 1
+    assert "independent of the batch" in caplog.text

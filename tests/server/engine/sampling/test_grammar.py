@@ -1,0 +1,154 @@
+"""Answers held to a schema are valid, whatever the model would rather say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.live import MODEL
+
+pytest.importorskip("xgrammar", reason="xgrammar is not installed")
+
+from bigmodel.server.engine import Failed
+from bigmodel.server.engine.sampling.grammar import GrammarCompiler, GrammarError
+from tests.server.tiny import ask, tiny_engine, tiny_tokenizer
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "kind": {"enum": ["cat", "dog"]},
+    },
+    "required": ["name", "age", "kind"],
+    "additionalProperties": False,
+}
+
+
+def compiler(stops: tuple[int, ...] = (260,)) -> GrammarCompiler:
+    return GrammarCompiler(tiny_tokenizer(), 261, stops)
+
+
+@pytest.mark.parametrize("stops", [(260,), ()])
+def test_random_models_write_valid_answers(stops: tuple[int, ...]) -> None:
+    grammar = compiler(stops).compile(SCHEMA)
+    engine = tiny_engine()
+    collectors = [ask(engine, "the cat", max_tokens=200, seed=s, grammar=grammar) for s in range(12)]
+    answers = []
+    for collector in collectors:
+        collector.wait()
+        assert collector.finish_reason() == "stop"
+        answers.append(json.loads(collector.text()))
+    engine.stop()
+    for answer in answers:
+        assert set(answer) == {"name", "age", "kind"}
+        assert answer["name"].isalpha()
+        assert len(answer["name"]) <= 8
+        assert 0 <= answer["age"] <= 150
+        assert answer["kind"] in ("cat", "dog")
+    assert len({json.dumps(answer) for answer in answers}) > 6
+
+
+def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
+    with pytest.raises(GrammarError, match="nonsense"):
+        compiler().compile({"type": "nonsense"})
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"type": "string", "pattern": "a+", "maxLength": 3}, "pattern"),
+        ({"type": "integer", "multipleOf": 3}, "multipleOf"),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "uniqueItems"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "allOf"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(part: dict[str, Any], named: str) -> None:
+    with pytest.raises(GrammarError, match=f"schema.properties.x.*{named}"):
+        compiler().compile({"type": "object", "properties": {"x": part}})
+
+
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (nested(900), "nested"),
+        ({"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(1001)}}, "parts"),
+        ({"type": "string", "pattern": "(a|b){3,10000}"}, "repeats"),
+        ({"type": "string", "pattern": "(a|b){" + "9" * 5000 + "}"}, "repeats"),
+    ],
+)
+def test_what_would_take_minutes_to_compile_is_refused(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(GrammarError, match=why):
+        compiler().compile(schema)
+
+
+def test_a_list_of_many_values_is_small() -> None:
+    compiler().compile({"enum": [f"v{i}" for i in range(5000)]})
+
+
+def test_what_no_answer_fits_is_refused_before_anything_is_computed() -> None:
+    with pytest.raises(GrammarError, match="no answer fits"):
+        compiler().compile({"$ref": "#"})
+
+
+def test_only_so_many_compiled_schemas_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigmodel.server.engine.sampling.grammar._KEPT_BYTES", 100_000)
+    made = compiler()
+    for number in range(40):
+        made.compile({"type": "string", "pattern": f"^[a-z]{{{number + 1}}}$"})
+    assert 0 < made.kept_bytes < 200_000  # all of them take 500,000
+
+
+def test_a_format_that_no_token_can_go_on_with_fails_with_a_reason() -> None:
+    quote = tiny_tokenizer().encode('"')[0]  # said to end a text, so that no member can be named
+    grammar = compiler((quote,)).compile(SCHEMA)
+    engine = tiny_engine()
+    failed = ask(engine, "the cat", max_tokens=200, seed=0, grammar=grammar).wait()
+    engine.stop()
+    assert isinstance(failed, Failed)
+    assert "no token can go on" in failed.message
+
+
+def test_a_property_may_be_named_like_a_keyword() -> None:
+    compiler().compile({"type": "object", "properties": {"not": {"enum": [{"if": 1}]}}})
+
+
+def chat(url: str, response_format: dict[str, Any], **fields: Any) -> httpx.Response:
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "a cat"}],
+        "response_format": response_format,
+        "max_tokens": 200,
+        "seed": 4,
+        **fields,
+    }
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_over_http(url: str) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
+    answer = chat(url, wanted)
+    assert answer.status_code == 200, answer.text
+    assert json.loads(answer.json()["choices"][0]["message"]["content"])["kind"] in ("cat", "dog")
+    bad = chat(url, {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}})
+    assert bad.status_code == 400
+    assert bad.json()["error"]["param"] == "response_format"
+
+
+def test_any_json_object(url: str) -> None:
+    answer = chat(url, {"type": "json_object"}, seed=8, logit_bias={"92": 8, "1": 6}, temperature=0.7)
+    assert answer.status_code == 200
+    choice = answer.json()["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert isinstance(json.loads(choice["message"]["content"]), dict)

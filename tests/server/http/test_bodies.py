@@ -1,0 +1,194 @@
+"""What a field may hold is checked beyond its Python type.
+
+What cannot be is refused with the field at fault: alone, or together with another, or text that is no Unicode.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from bigmodel.server.http.bodies import MAX_STOP_LENGTH, FreeObject, Number, StopString, Text, TokenId
+from tests.server.live import MODEL
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (Text, "ö\U0001f600"),
+        (FreeObject, {"a": [{"b": "c"}, 1, None]}),
+        (Number, -0.5),
+        (TokenId, 0),
+        (TokenId, 2**31 - 1),
+        (StopString, "x" * MAX_STOP_LENGTH),
+    ],
+)
+def test_what_fits_stays_as_it_is(field: Any, value: Any) -> None:
+    assert TypeAdapter(field).validate_python(value) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (Text, "a\ud800"),
+        (FreeObject, {"a": [{"b": "\ud800"}]}),
+        (FreeObject, {"a": {"\ud800": 1}}),
+        (Number, float("nan")),
+        (Number, float("inf")),
+        (TokenId, -1),
+        (TokenId, 2**31),
+        (StopString, ""),
+        (StopString, "x" * (MAX_STOP_LENGTH + 1)),
+    ],
+)
+def test_what_does_not_fit_is_refused(field: Any, value: Any) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(field).validate_python(value)
+
+
+LONE = "\ud800"  # half of a surrogate pair: JSON can write it, UTF-8 cannot
+COMPLETION = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
+
+
+def schema(inner: dict[str, Any]) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": inner}}}
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": "a", **fields}]}
+
+
+SHARED: list[tuple[dict[str, Any], str]] = [
+    ({"model": LONE}, "model"),
+    ({"user": LONE}, "user"),
+    ({"stop": LONE}, "stop"),
+    ({"stop": ["a", LONE]}, "stop"),
+    ({"logit_bias": {LONE: 1}}, "logit_bias"),
+    ({"logit_bias": {"a" + LONE: 1}}, "logit_bias"),
+    (schema({"const": LONE}), "response_format"),
+    (schema({"type": "object", "properties": {LONE: {"type": "string"}}}), "response_format"),
+]
+OF_COMPLETIONS: list[tuple[dict[str, Any], str]] = [({"prompt": LONE}, "prompt"), ({"prompt": ["a", LONE]}, "prompt")]
+OF_CHAT: list[tuple[dict[str, Any], str]] = [
+    (message(content=LONE), "messages"),
+    (message(content=[{"type": "text", "text": LONE}]), "messages"),
+    (message(name=LONE), "messages"),
+    (message(tool_calls=[{"id": "1", "function": {"arguments": LONE}}]), "messages"),
+    (message(tool_calls=[{LONE: 1}]), "messages"),
+    (message(tool_call_id=LONE), "messages"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "description": LONE}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {LONE: 1}}]}, "tools"),
+    ({"chat_template_kwargs": {"a": [LONE]}}, "chat_template_kwargs"),
+]
+ELSEWHERE = [
+    ("/tokenize", {"prompt": LONE}, "prompt"),
+    ("/tokenize", {"messages": [{"role": "user", "content": LONE}]}, "messages"),
+    ("/tokenize", {"model": LONE, "prompt": "a"}, "model"),
+    ("/detokenize", {"model": LONE, "tokens": [1]}, "model"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {**COMPLETION, "stream_options": {"include_usage": True}}, "stream_options"),
+        ("/v1/completions", {**COMPLETION, "best_of": 2}, "best_of"),
+        ("/v1/completions", {**COMPLETION, "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ("/v1/chat/completions", {**CHAT, "top_logprobs": 2}, "top_logprobs"),
+        ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 3}, "max_completion_tokens"),
+        ("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
+    ],
+)
+def test_a_field_that_does_not_go_with_another_is_named(
+    url: str, path: str, fields: dict[str, Any], param: str
+) -> None:
+    answer = post(url, path, json.dumps(fields))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_value")
+    assert error["message"].startswith(f"'{param}': ")
+    assert "Value error" not in error["message"]
+
+
+def test_a_penalty_that_no_number_could_hold_is_refused(url: str) -> None:
+    answer = post(url, "/v1/completions", json.dumps({**COMPLETION, "repetition_penalty": 1e-300}))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "repetition_penalty")
+
+
+def test_what_is_null_is_not_given(url: str) -> None:
+    for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
+        nulls = {"suffix": None, "functions": None, "store": None, "ignore_eos": None}
+        assert post(url, path, json.dumps({**body, **nulls})).status_code == 200
+    missing = post(url, "/v1/completions", json.dumps({**COMPLETION, "prompt": None}))
+    assert (missing.status_code, missing.json()["error"]["code"]) == (422, "missing_required_parameter")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        *(("/v1/completions", {**COMPLETION, **fields}, param) for fields, param in SHARED + OF_COMPLETIONS),
+        *(("/v1/chat/completions", {**CHAT, **fields}, param) for fields, param in SHARED + OF_CHAT),
+        *ELSEWHERE,
+    ],
+)
+def test_half_a_character_is_refused_by_name(
+    url: str, path: str, body: dict[str, Any], param: str, stream: bool
+) -> None:
+    if stream and path.startswith("/v1"):
+        body = {**body, "stream": True}
+    answer = post(url, path, json.dumps(body))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"].split(".")[0]) == (400, param), error
+    assert "surrogate" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_half_a_character_in_a_name_is_refused_too(url: str, path: str) -> None:
+    answer = post(url, path, json.dumps({LONE: 1}))
+    assert answer.status_code in (400, 422)
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("name", ["top-k", "", "a b", "str"])
+def test_an_unknown_field_is_named_whatever_its_name(url: str, name: str) -> None:
+    answer = post(url, "/v1/completions", json.dumps({**COMPLETION, name: 1}))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", name or None)
+    assert f"'{name}' is not supported" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 200_000,
+        '{"a":' * 200_000,
+        '{"model": ' + "9" * 10_000 + "}",
+        '{"model": 1e999999}',
+        '"\\ud800"',
+        "\ufeff{}",
+    ],
+)
+def test_monstrous_json_is_refused(url: str, text: str) -> None:
+    answer = post(url, "/v1/completions", text)
+    assert answer.status_code in (400, 422)
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("fields", [{"tools": None}, {"chat_template_kwargs": None}, {"response_format": None}])
+def test_deeply_nested_objects_are_no_failure(url: str, fields: dict[str, Any]) -> None:
+    deep: Any = {}
+    for _ in range(400):
+        deep = {"items": deep}
+    (name,) = fields
+    value = {"tools": [deep], "chat_template_kwargs": {"a": deep}, **schema(deep)}[name]
+    answer = post(url, "/v1/chat/completions", json.dumps({**CHAT, name: value}))
+    assert answer.status_code < 500, answer.text
+
+
+def post(url: str, path: str, text: str) -> httpx.Response:
+    return httpx.post(f"{url}{path}", content=text, headers={"content-type": "application/json"}, timeout=60)

@@ -1,0 +1,185 @@
+"""From what a client sent to what the engine is given."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from bigmodel.server import Settings
+from bigmodel.server.engine import Engine, Failed, SamplingParams
+from bigmodel.server.http.bodies import ChatBody, CompletionBody
+from bigmodel.server.http.engine_requests import (
+    chat_prompt,
+    check_number,
+    completion_prompts,
+    make_request,
+    sampling_params,
+    submit_all,
+    token_limit,
+)
+from bigmodel.server.http.errors import APIError
+from bigmodel.server.http.state import ServerState
+from bigmodel.server.text.codec import TextCodec
+from tests.server.tiny import Collector, tiny_engine, tiny_tokenizer
+from tests.server.tiny import make_request as engine_request
+
+CODEC = TextCodec(tiny_tokenizer())
+
+
+def completion(prompt: Any = "x", **fields: Any) -> CompletionBody:
+    return CompletionBody.model_validate({"model": "tiny", "prompt": prompt, **fields})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ("the", [CODEC.encode("the")]),
+        (["the", "cat"], [CODEC.encode("the"), CODEC.encode("cat")]),
+        ([1, 2], [[1, 2]]),
+        ([[1, 2], [3]], [[1, 2], [3]]),
+        ("cat " * 2000, [CODEC.encode("cat " * 2000)]),  # long enough to be read in another thread
+    ],
+)
+async def test_prompts_in_each_of_their_shapes(prompt: Any, tokens: list[list[int]]) -> None:
+    assert await completion_prompts(completion(prompt), CODEC) == tokens
+
+
+@pytest.mark.anyio
+async def test_a_token_beyond_the_vocabulary_is_refused() -> None:
+    with pytest.raises(APIError, match="not in the vocabulary"):
+        await completion_prompts(completion([CODEC.vocabulary_size]), CODEC)
+
+
+@pytest.mark.anyio
+async def test_a_conversation_goes_through_the_template_with_its_tools() -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
+    shown = [
+        await chat_prompt(ChatBody.model_validate({**body, **more}), CODEC) for more in ({}, {"tool_choice": "none"})
+    ]
+    assert [CODEC.decode(tokens) for tokens in shown] == [
+        "[tools: 1]\n<user>hi\n<assistant>",
+        "<user>hi\n<assistant>",
+    ]
+
+
+def chat(**variables: Any) -> ChatBody:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    return ChatBody.model_validate({"model": "tiny", "messages": messages, "chat_template_kwargs": variables})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "self", "return_dict"])
+async def test_what_renders_the_template_is_not_the_client_s(name: str) -> None:
+    with pytest.raises(APIError, match=f"'{name}' is no variable") as refused:
+        await chat_prompt(chat(**{name: 1}), CODEC)
+    assert (refused.value.status, refused.value.param) == (400, "chat_template_kwargs")
+
+
+@pytest.mark.anyio
+async def test_a_last_message_may_be_continued() -> None:
+    body = chat(continue_final_message=True).model_copy(update={"add_generation_prompt": False})
+    assert CODEC.decode(await chat_prompt(body, CODEC)) == "<user>a\n<assistant>b"
+
+
+@pytest.mark.parametrize(
+    ("asked", "default", "prompt", "limit"),
+    [
+        (5, None, 10, 5),
+        (None, None, 10, 22),
+        (None, 16, 10, 16),
+        (None, 16, 30, 2),
+        (22, None, 10, 22),
+        (0, None, 32, 0),
+    ],
+)
+def test_as_many_tokens_as_asked_for_or_as_fit(asked: int | None, default: int | None, prompt: int, limit: int) -> None:
+    assert token_limit(("max_tokens", asked), default, prompt, 32) == limit
+
+
+@pytest.mark.parametrize(("asked", "prompt", "status"), [(23, 10, 400), (None, 32, 413), (0, 33, 413), (5, 0, 400)])
+def test_what_does_not_fit_is_refused(asked: int | None, prompt: int, status: int) -> None:
+    with pytest.raises(APIError) as refused:
+        token_limit(("max_tokens", asked), None, prompt, 32)
+    assert refused.value.status == status
+
+
+def test_the_field_that_asks_for_too_much_is_named() -> None:
+    messages = [{"role": "user", "content": "x"}]
+    for name in ("max_tokens", "max_completion_tokens"):
+        body = ChatBody.model_validate({"model": "tiny", "messages": messages, name: 100})
+        with pytest.raises(APIError, match=f"{name}=100") as refused:
+            token_limit(body.limit, None, 10, 32)
+        assert refused.value.param == name
+
+
+def test_fields_not_given_take_openai_s_defaults() -> None:
+    params = sampling_params(completion(), CODEC, max_tokens=3, logprobs=None)
+    assert params == SamplingParams(max_tokens=3)
+
+
+def test_every_field_given_reaches_the_engine() -> None:
+    fields: dict[str, Any] = {
+        **{"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 7, "presence_penalty": 1.0},
+        **{"frequency_penalty": -1.0, "repetition_penalty": 1.2, "ignore_eos": True},
+    }
+    body = completion(stop=["a"], logit_bias={"5": 2.0}, **fields)
+    params = sampling_params(body, CODEC, max_tokens=3, logprobs=2, prompt_logprobs=True)
+    wanted = SamplingParams(3, stop=("a",), logit_bias={5: 2.0}, logprobs=2, prompt_logprobs=True, **fields)
+    assert params == wanted
+
+
+@pytest.mark.parametrize("key", ["cat", "-1", "1.0", "", "²", "9" * 12, str(CODEC.vocabulary_size)])
+def test_a_bias_for_what_is_no_token_is_refused(key: str) -> None:
+    with pytest.raises(APIError, match="no token id"):
+        sampling_params(completion(logit_bias={key: 1.0}), CODEC, max_tokens=1, logprobs=None)
+
+
+@pytest.mark.parametrize(("asked", "server", "seconds"), [(None, None, None), (5, None, 5), (9, 3, 3), (None, 3, 3)])
+def test_the_shorter_deadline_holds(asked: float | None, server: float | None, seconds: float | None) -> None:
+    state = ServerState(Settings("tiny", request_timeout=server))
+    before = time.monotonic()
+    request = make_request(state, completion(timeout=asked), [1], SamplingParams(1), Collector())
+    if seconds is None:
+        assert request.deadline is None
+    else:
+        assert request.deadline is not None
+        assert before + seconds <= request.deadline <= time.monotonic() + seconds
+
+
+@pytest.fixture
+def engine() -> Any:
+    made = tiny_engine(max_sequences=1, max_queue=1)
+    yield made
+    made.stop()
+
+
+def test_more_than_the_engine_ever_holds_is_refused(engine: Engine) -> None:
+    check_number(engine, 1, 2)
+    for prompts, choices, param in ((1, 3, "n"), (3, 1, "prompt")):
+        with pytest.raises(APIError, match="at most 2 at once") as refused:
+            check_number(engine, prompts, choices)
+        assert (refused.value.status, refused.value.param) == (400, param)
+
+
+def test_all_are_submitted_or_none(engine: Engine) -> None:
+    requests = [engine_request("the cat", max_tokens=500, ignore_eos=True) for _ in range(3)]
+    first, second = (request.sink for request in requests[:2])
+    with pytest.raises(APIError) as refused:
+        submit_all(engine, requests)
+    assert (refused.value.status, refused.value.code) == (429, "queue_full")
+    for taken_back in (first, second):
+        assert isinstance(taken_back, Collector)
+        ended = taken_back.wait()
+        assert isinstance(ended, Failed)
+        assert ended.kind == "cancelled"
+    assert engine.unfinished == 0
+
+
+def test_an_engine_that_stopped_takes_nothing(engine: Engine) -> None:
+    engine.stop()
+    with pytest.raises(APIError) as refused:
+        submit_all(engine, [engine_request("x")])
+    assert (refused.value.status, refused.value.code) == (503, "engine_stopped")

@@ -1,0 +1,126 @@
+"""POST /v1/completions: what the route itself decides. The answer's shape is tested with the answers.
+
+POST /v1/chat/completions: what the route itself decides. The answer's shape is tested with the answers.
+
+What both routes that generate decide alike.
+
+Tokenizing and detokenizing are each other's reverse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.http.asking import CHAT, COMPLETIONS, post, refusal
+from tests.server.live import MODEL
+
+
+def test_a_completion_has_sixteen_tokens_unless_asked_otherwise(url: str) -> None:
+    assert post(url, COMPLETIONS).json()["usage"]["completion_tokens"] == 16
+    assert post(url, COMPLETIONS, max_tokens=3).json()["usage"]["completion_tokens"] == 3
+
+
+def test_choices_are_numbered_prompt_by_prompt(url: str) -> None:
+    answer = post(url, COMPLETIONS, prompt=["the cat", "in"], n=2, max_tokens=2, temperature=1).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["id"].startswith("cmpl-")
+    assert answer["model"] == MODEL
+
+
+def test_an_echo_begins_with_the_prompt_and_may_be_all_there_is(url: str) -> None:
+    (choice,) = post(url, COMPLETIONS, echo=True, max_tokens=0, logprobs=1).json()["choices"]
+    assert choice["text"] == "the cat"
+    assert len(choice["logprobs"]["tokens"]) == 5
+    assert choice["logprobs"]["token_logprobs"][0] is None
+
+
+def test_too_many_prompts_and_tokens_that_are_none_are_refused(url: str) -> None:
+    assert refusal(url, COMPLETIONS, prompt=["a"] * 9, n=64) == (400, "prompt")
+    assert refusal(url, COMPLETIONS, prompt=[10**6]) == (400, "prompt")
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_either_name_limits_the_tokens(url: str, name: str) -> None:
+    answer = post(url, CHAT, **{name: 3}).json()
+    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["id"].startswith("chatcmpl-")
+
+
+def test_each_choice_is_a_message_of_its_own(url: str) -> None:
+    choices = post(url, CHAT, n=2, max_tokens=2).json()["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1]
+    assert {choice["message"]["role"] for choice in choices} == {"assistant"}
+
+
+def test_logprobs_come_only_where_they_are_asked_for(url: str) -> None:
+    asked, plain = (
+        post(url, CHAT, max_tokens=2, **more).json()["choices"][0]["logprobs"]
+        for more in ({"logprobs": True, "top_logprobs": 2}, {})
+    )
+    assert plain is None
+    assert [len(token["top_logprobs"]) for token in asked["content"]] == [2, 2]
+
+
+def test_a_conversation_longer_than_the_context_is_refused(url: str) -> None:
+    long = [{"role": "user", "content": "a" * 2000}]
+    assert refusal(url, CHAT, messages=long) == (413, "messages")
+
+
+pytestmark = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+
+
+def test_no_tokens_and_another_model_cannot_be_asked_for(url: str, path: str) -> None:
+    assert refusal(url, path, max_tokens=0) == (400, "max_tokens")
+    assert refusal(url, path, model="other") == (404, "model")
+
+
+def test_a_stream_is_of_events_and_ends_with_done(url: str, path: str) -> None:
+    answer = post(url, path, stream=True, max_tokens=2)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_texts_tokens_give_the_text_back(url: str) -> None:
+    there = httpx.post(f"{url}/tokenize", json={"prompt": "the cat"}).json()
+    assert there["count"] == len(there["tokens"]) == 5
+    assert there["max_model_len"] == 1024
+    back = httpx.post(f"{url}/detokenize", json={"tokens": there["tokens"]}).json()
+    assert back == {"prompt": "the cat"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"), [({}, "<user>hi\n<assistant>"), ({"add_generation_prompt": False}, "<user>hi\n")]
+)
+def test_a_conversation_is_tokenized_as_the_chat_template_writes_it(
+    url: str, fields: dict[str, Any], text: str
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    tokens = httpx.post(f"{url}/tokenize", json=chat).json()["tokens"]
+    assert httpx.post(f"{url}/detokenize", json={"tokens": tokens}).json() == {"prompt": text}
+
+
+def test_special_tokens_are_shown(url: str) -> None:
+    tokens = httpx.post(f"{url}/tokenize", json={"prompt": "a<|end|>"}).json()["tokens"]
+    assert len(tokens) == 2
+    assert httpx.post(f"{url}/detokenize", json={"tokens": tokens}).json() == {"prompt": "a<|end|>"}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status", "param"),
+    [
+        ("tokenize", {}, 400, "prompt"),
+        ("tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
+        ("detokenize", {"tokens": [10**6]}, 400, "tokens"),
+        ("detokenize", {"tokens": [1], "model": "other"}, 404, "model"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused(
+    url: str, route: str, body: dict[str, Any], status: int, param: str
+) -> None:
+    answer = httpx.post(f"{url}/{route}", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param

@@ -1,0 +1,329 @@
+"""Events cross to the event loop in order and reach the client, streamed or as one body; a client that leaves ends the work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any
+
+import pytest
+from starlette.responses import Response
+
+from bigmodel.server.engine import Delta, Done, Failed, Request, SamplingParams
+from bigmodel.server.http.errors import APIError
+from bigmodel.server.http.respond import (
+    ClientGoneError,
+    EventStream,
+    JoinedRequests,
+    Mailbox,
+    Relay,
+    event,
+    failure,
+    respond,
+    unless_disconnected,
+)
+
+
+class EngineThatNotes:
+    """Notes what is cancelled."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[Request] = []
+
+    def cancel(self, request: Request) -> None:
+        self.cancelled.append(request)
+
+
+class Texts:
+    """An answer that is nothing but its texts."""
+
+    def __init__(self) -> None:
+        self.texts: dict[int, str] = {}
+
+    def opening(self) -> bytes:
+        return b"<"
+
+    def chunk(self, index: int, delta: Delta) -> bytes:
+        return f"{index}{delta.text}".encode()
+
+    def closing(self, done: Done) -> bytes:
+        return f">{done.completion_tokens} ".encode()
+
+    def add(self, index: int, delta: Delta) -> None:
+        self.texts[index] = self.texts.get(index, "") + delta.text
+
+    def whole(self, done: Done) -> dict[str, Any]:
+        return {"texts": self.texts, "tokens": done.completion_tokens}
+
+
+class Connection:
+    """Of a client that stays until it ``left``."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.body = b""
+
+    async def receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.body += message.get("body", b"")
+
+
+class Asked:
+    """Two engine requests of two choices each, which one HTTP request became."""
+
+    def __init__(self) -> None:
+        self.engine = EngineThatNotes()
+        self.mailbox = Mailbox(Relay(asyncio.get_running_loop()))
+        self.sinks = [self.mailbox.sink(number) for number in range(2)]
+        self.requests = [Request(str(n), [1], SamplingParams(3), sink, n=2) for n, sink in enumerate(self.sinks)]
+        self.connection = Connection()
+
+    async def respond(self, *, stream: bool) -> Response:
+        joined = JoinedRequests(self.engine, self.requests, self.mailbox)  # type: ignore[arg-type]
+        return await respond(self.connection, joined, Texts(), stream=stream)  # type: ignore[arg-type]
+
+    def say(self) -> None:
+        """All that the engine says, in the order of a step after the other."""
+        for index, text in ((0, "a"), (1, "b")):
+            for sink in self.sinks:
+                sink.put(Delta(index, text))
+        for sink in self.sinks:
+            sink.put(Done(1, 2, 0))
+
+
+@pytest.mark.anyio
+async def test_a_whole_answer_numbers_the_choices_through_and_adds_the_tokens_up() -> None:
+    asked = Asked()
+    asked.say()
+    answer = await asked.respond(stream=False)
+    assert json.loads(bytes(answer.body)) == {"texts": {"0": "a", "2": "a", "1": "b", "3": "b"}, "tokens": 4}
+    assert asked.engine.cancelled == []
+
+
+@pytest.mark.anyio
+async def test_a_stream_is_opened_filled_and_closed() -> None:
+    asked = Asked()
+    asked.say()
+    answer = await asked.respond(stream=True)
+    await answer({"type": "http"}, asked.connection.receive, asked.connection.send)
+    assert asked.connection.body == b"<0a2a1b3b>4 data: [DONE]\n\n"
+    assert asked.engine.cancelled == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [False, True])
+async def test_for_a_client_that_left_everything_is_cancelled(stream: bool) -> None:
+    asked = Asked()
+    asked.connection.left.set()
+    answer = await asked.respond(stream=stream)
+    if stream:
+        await answer({"type": "http"}, asked.connection.receive, asked.connection.send)
+    else:
+        assert answer.status_code == 499
+    assert asked.engine.cancelled == asked.requests
+
+
+@pytest.mark.anyio
+async def test_a_failure_ends_the_other_request_too() -> None:
+    asked = Asked()
+    asked.sinks[0].put(Failed("timeout", "too late"))
+    with pytest.raises(APIError, match="too late"):
+        await asked.respond(stream=False)
+    assert asked.engine.cancelled == [asked.requests[1]]
+
+
+@pytest.mark.anyio
+async def test_a_failure_is_the_last_event_of_a_stream() -> None:
+    asked = Asked()
+    asked.sinks[0].put(Failed("engine", "it broke"))
+    answer = await asked.respond(stream=True)
+    await answer({"type": "http"}, asked.connection.receive, asked.connection.send)
+    assert json.loads(asked.connection.body.removeprefix(b"<data: "))["error"]["message"] == "it broke"
+
+
+def test_a_timeout_is_told_from_a_failure() -> None:
+    assert [
+        (error.status, error.code) for error in (failure(Failed("timeout", "")), failure(Failed("engine", "")))
+    ] == [
+        (504, "timeout"),
+        (500, "engine_failed"),
+    ]
+
+
+def test_events_of_many_threads_arrive_whole_and_in_order() -> None:
+    async def collect() -> list[list[int]]:
+        relay = Relay(asyncio.get_running_loop())
+        boxes = [Mailbox(relay) for _ in range(4)]
+
+        def work(box: Mailbox) -> None:
+            sink = box.sink(3)
+            for number in range(500):
+                sink.put(Delta(number, "x"))
+            sink.put(Done(1, 500, 0))
+
+        threads = [threading.Thread(target=work, args=(box,)) for box in boxes]
+        for thread in threads:
+            thread.start()
+        seen: list[list[int]] = []
+        for box in boxes:
+            got: list[int] = []
+            while 3 not in box.finished or len(got) < 500:
+                got += [event.index for number, event in await box.take() if isinstance(event, Delta) and number == 3]
+            seen.append(got)
+        for thread in threads:
+            thread.join()
+        return seen
+
+    assert asyncio.run(collect()) == [list(range(500))] * 4
+
+
+def test_a_burst_wakes_the_loop_once() -> None:
+    async def count() -> tuple[int, int]:
+        loop = asyncio.get_running_loop()
+        calls = []
+        plain = loop.call_soon_threadsafe
+
+        def counted(*arguments: object) -> object:
+            calls.append(arguments)
+            return plain(*arguments)  # type: ignore[arg-type]
+
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign, assignment]
+        box = Mailbox(Relay(loop))
+        for number in range(100):
+            box.sink(0).put(Delta(number, "x"))
+        return len(calls), len(await box.take())
+
+    assert asyncio.run(count()) == (1, 100)
+
+
+def test_events_for_a_loop_that_is_gone_are_dropped() -> None:
+    loop = asyncio.new_event_loop()
+    relay = Relay(loop)
+
+    async def make() -> Mailbox:
+        return Mailbox(relay)
+
+    box = loop.run_until_complete(make())
+    loop.close()
+    for _ in range(3):
+        box.sink(0).put(Done(0, 0, 0))
+        assert relay.undelivered == 0
+
+
+def test_what_nobody_sees_before_the_end_arrives_with_the_end() -> None:
+    async def collect() -> tuple[bool, list[object]]:
+        box = Mailbox(Relay(asyncio.get_running_loop()), at_once=True)
+        first, second = box.sink(0), box.sink(1)
+        first.put(Delta(0, "a"))
+        second.put(Delta(0, "b"))
+        await asyncio.sleep(0)
+        taking = asyncio.ensure_future(box.take())
+        await asyncio.sleep(0)
+        early = taking.done()
+        first.put(Done(1, 1, 0))
+        return early, [(number, type(event)) for number, event in await taking]
+
+    assert asyncio.run(collect()) == (False, [(0, Delta), (0, Done)])
+
+
+Message = MutableMapping[str, Any]
+
+
+class Client:
+    """The other end of a connection: keeps what it is sent, and leaves when told to."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.left = asyncio.Event()
+
+    async def receive(self) -> Message:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+
+def test_an_event_is_one_line_of_data() -> None:
+    assert event('{"a": "ö"}') == 'data: {"a": "ö"}\n\n'.encode()
+
+
+@pytest.mark.anyio
+async def test_chunks_are_sent_one_by_one_and_then_released() -> None:
+    client, released = Client(), []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield event("1")
+        yield event("2")
+
+    await EventStream(chunks(), lambda: released.append(True))({}, client.receive, client.send)
+    first, *_, last = client.sent
+    assert (b"content-type", b"text/event-stream; charset=utf-8") in first["headers"]
+    assert client.body == b"data: 1\n\ndata: 2\n\n"
+    assert last == {"type": "http.response.body", "body": b"", "more_body": False}
+    assert released == [True]
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_ends_the_stream() -> None:
+    client, released, ended = Client(), [], []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield event("more")
+                client.left.set()
+                await asyncio.sleep(0)
+        finally:
+            ended.append(True)
+
+    await EventStream(chunks(), lambda: released.append(True))({}, client.receive, client.send)
+    assert (released, ended) == ([True], [True])
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_fails_is_released_and_raises() -> None:
+    client, released = Client(), []
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield event("1")
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        await EventStream(chunks(), lambda: released.append(True))({}, client.receive, client.send)
+    assert released == [True]
+
+
+@pytest.mark.anyio
+async def test_work_is_waited_for_while_the_client_stays() -> None:
+    async def work() -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    assert await unless_disconnected(Client().receive, work()) == "done"
+
+
+@pytest.mark.anyio
+async def test_work_for_a_client_that_left_is_cancelled() -> None:
+    client, cancelled = Client(), []
+
+    async def work() -> None:
+        client.left.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    with pytest.raises(ClientGoneError):
+        await unless_disconnected(client.receive, work())
+    assert cancelled == [True]

@@ -1,0 +1,216 @@
+"""Signals, draining and exit codes of a server process.
+
+What is asked every second does not fill the log; what a client did, and what failed, is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bigmodel.errors import ServeError
+from bigmodel.server.http.run import WithoutPolling, bind, url
+from tests.server.serve_tiny import serve
+
+
+@contextlib.contextmanager
+def process(delay: float, drain_timeout: float, loading: str = "") -> Iterator[tuple[Child, str]]:
+    # Forked from a fresh process that has imported everything: one import for all of them.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.server.serve_tiny"])
+    ours, theirs = context.Pipe(duplex=False)
+    with tempfile.NamedTemporaryFile() as log:
+        child = context.Process(target=serve, args=(theirs, log.name, delay, drain_timeout, loading))
+        child.start()
+        theirs.close()
+        try:
+            yield Child(child, Path(log.name)), f"http://127.0.0.1:{ours.recv()}"
+        finally:
+            child.kill()
+            child.join()
+
+
+@dataclass(frozen=True)
+class Child:
+    process: Any
+    log: Path
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def wait(self, seconds: float) -> int | None:
+        """The exit code; None if it has not ended."""
+        self.process.join(seconds)
+        return self.process.exitcode
+
+
+def wait_ready(url: str) -> None:
+    for _ in range(600):
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        time.sleep(0.05)
+    raise AssertionError("never ready")
+
+
+def request(prompt: object = "the cat", **fields: object) -> dict[str, object]:
+    return {"model": "tiny", "prompt": prompt, "ignore_eos": True, "seed": 1, **fields}
+
+
+def test_sigterm_lets_running_requests_finish_and_exits_zero() -> None:
+    with process(0.02, 30) as (child, url):
+        wait_ready(url)
+        with httpx.stream("POST", f"{url}/v1/completions", json=request(max_tokens=60, stream=True)) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            child.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert json.loads(rest[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert child.wait(20) == 0
+
+
+def test_a_second_signal_ends_at_once_and_says_so() -> None:
+    with process(0.05, 60) as (child, url):
+        wait_ready(url)
+        with httpx.stream("POST", f"{url}/v1/completions", json=request(max_tokens=900, stream=True)) as stream:
+            next(stream.iter_lines())
+            child.send_signal(signal.SIGINT)
+            while httpx.get(f"{url}/ready").json()["status"] != "draining":
+                time.sleep(0.01)
+            child.send_signal(signal.SIGINT)
+            assert child.wait(20) == 0
+        assert child.log.read_text().splitlines() == ["SIGINT again: ending at once"]
+
+
+def test_no_new_requests_while_draining() -> None:
+    with process(0.05, 30) as (child, url):
+        wait_ready(url)
+        running = threading.Thread(
+            target=httpx.post,
+            args=(f"{url}/v1/completions",),
+            kwargs={"json": request(max_tokens=30), "timeout": 60},
+        )
+        running.start()
+        while httpx.get(f"{url}/plan").json()["engine"]["running"] == 0:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGTERM)
+        while httpx.get(f"{url}/ready").json()["status"] != "draining":
+            time.sleep(0.01)
+        refused = httpx.post(f"{url}/v1/completions", json=request(max_tokens=1))
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert httpx.get(f"{url}/health").status_code == 200
+        running.join(30)
+        assert child.wait(20) == 0
+
+
+def test_what_outlasts_the_drain_timeout_is_ended() -> None:
+    with process(0.05, 0.2) as (child, url):
+        wait_ready(url)
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=request(max_tokens=900, stream=True), timeout=30
+        ) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            child.send_signal(signal.SIGTERM)
+            rest = [line for line in lines if line]
+        assert "engine_failed" in rest[-1]
+        assert child.wait(20) == 0
+
+
+def test_an_engine_failure_fails_its_requests_and_the_process() -> None:
+    with process(0, 1) as (child, url):
+        wait_ready(url)
+        answer = httpx.post(f"{url}/v1/completions", json=request([7, 7, 7], max_tokens=3), timeout=30)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
+        assert httpx.get(f"{url}/health").status_code == 503
+        assert httpx.post(f"{url}/v1/completions", json=request(max_tokens=1)).status_code == 503
+        assert child.wait(20) == 1
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_process() -> None:
+    with process(0, 1, "broken") as (child, _):
+        assert child.wait(30) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_loading_ends_the_process_in_order(number: int) -> None:
+    with process(0, 1, "endless") as (child, url):
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/ready").json()["progress"] == 0.25:
+                    break
+        child.send_signal(number)
+        assert child.wait(20) == 0
+        assert child.log.read_text() == ""
+
+
+def test_an_address_in_use_is_named() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ServeError, match=f"127.0.0.1:{port}"):
+            bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_what_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(ServeError, match=f"{port} is no port"):
+        bind("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("127.0.0.1", "http://127.0.0.1:80"), ("::1", "http://[::1]:80"), ("box", "http://box:80")]
+)
+def test_an_address_is_shown_as_browsers_write_it(host: str, shown: str) -> None:
+    assert url(host, 80) == shown
+
+
+@pytest.fixture
+def logger() -> Iterator[logging.Logger]:
+    made = logging.getLogger("tests.access")
+    made.setLevel(logging.INFO)
+    made.addFilter(only := WithoutPolling())
+    yield made
+    made.removeFilter(only)
+
+
+def logged(logger: logging.Logger, path: str, status: int) -> bool:
+    """Whether a request is in the log, written as uvicorn writes it."""
+    arguments = ("127.0.0.1:9", "GET", path, "1.1", status)
+    return bool(logger.filter(logger.makeRecord(logger.name, logging.INFO, "", 0, "%s %s %s %s %s", arguments, None)))
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/plan?parts=false"])
+def test_polling_is_left_out_unless_it_fails(logger: logging.Logger, path: str) -> None:
+    assert not logged(logger, path, 200)
+    assert logged(logger, path, 503)
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/completions", "/v1/models", "/planet"])
+def test_what_a_client_did_is_there(logger: logging.Logger, path: str) -> None:
+    assert logged(logger, path, 200)
+
+
+def test_at_level_debug_everything_is_there(logger: logging.Logger) -> None:
+    logger.setLevel(logging.DEBUG)
+    assert logged(logger, "/health", 200)
