@@ -1,11 +1,4 @@
-"""POST /v1/completions: what the route itself decides. The answer's shape is tested with the answers.
-
-POST /v1/chat/completions: what the route itself decides. The answer's shape is tested with the answers.
-
-What both routes that generate decide alike.
-
-Tokenizing and detokenizing are each other's reverse.
-"""
+"""POST routes: what the routes themselves decide. The form of answers is tested with the answers."""
 
 from __future__ import annotations
 
@@ -70,14 +63,13 @@ def test_a_conversation_longer_than_the_context_is_refused(url: str) -> None:
     assert refusal(url, CHAT, messages=long) == (413, "messages")
 
 
-pytestmark = pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-
-
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_no_tokens_and_another_model_cannot_be_asked_for(url: str, path: str) -> None:
     assert refusal(url, path, max_tokens=0) == (400, "max_tokens")
     assert refusal(url, path, model="other") == (404, "model")
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_a_stream_is_of_events_and_ends_with_done(url: str, path: str) -> None:
     answer = post(url, path, stream=True, max_tokens=2)
     assert answer.headers["content-type"].startswith("text/event-stream")

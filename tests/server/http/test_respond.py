@@ -1,4 +1,4 @@
-"""Events cross to the event loop in order and reach the client, streamed or as one body; a client that leaves ends the work."""
+"""Events cross to the event loop in order and reach the client; a client that leaves ends the work."""
 
 from __future__ import annotations
 

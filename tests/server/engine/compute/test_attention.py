@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.server.engine.compute.attention import PROMPT_BLOCK, attend, split_positions
+from bigmodel.server.engine.compute.attention import RaggedCache, Span, attend, split_positions
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
 
 
 def formula(

@@ -46,14 +46,20 @@ def by_itself(tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("row_multiple", [1, 4])
-def test_a_step_of_prompts_half_prompts_and_guesses(row_multiple: int) -> None:
+def test_a_step_of_prompts_half_prompts_and_drafts(row_multiple: int) -> None:
     runner = PackedRunner(tiny_model(), row_multiple=row_multiple, host_linear="torch")
-    whole, half, guessed = running([5, 6, 7]), running([8, 9, 10, 11]), running([12])
-    first, second, third = runner.run([ScheduledTokens(whole, 3), ScheduledTokens(half, 2), ScheduledTokens(guessed, 1,
-    draft=(13, 14))]) assert second is None assert first is not None assert third is not None
-    torch.testing.assert_close(first, by_itself([5, 6, 7])[-1:], atol=1e-4, rtol=1e-4) torch.testing.assert_close(third,
-    by_itself([12, 13, 14]), atol=1e-4, rtol=1e-4) half.computed = 2 (rest,) = runner.run([ScheduledTokens(half, 2)])
-    assert rest is not None torch.testing.assert_close(rest, by_itself([8, 9, 10, 11])[-1:], atol=1e-4, rtol=1e-4)
+    whole, half, drafted = running([5, 6, 7]), running([8, 9, 10, 11]), running([12])
+    batch = [ScheduledTokens(whole, 3), ScheduledTokens(half, 2), ScheduledTokens(drafted, 1, draft=(13, 14))]
+    first, second, third = runner.run(batch)
+    assert second is None
+    assert first is not None
+    assert third is not None
+    torch.testing.assert_close(first, by_itself([5, 6, 7])[-1:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(third, by_itself([12, 13, 14]), atol=1e-4, rtol=1e-4)
+    half.computed = 2
+    (rest,) = runner.run([ScheduledTokens(half, 2)])
+    assert rest is not None
+    torch.testing.assert_close(rest, by_itself([8, 9, 10, 11])[-1:], atol=1e-4, rtol=1e-4)
 
 
 def test_the_last_logits_of_several_prompts_come_from_one_forward() -> None:
