@@ -70,8 +70,8 @@ class Instant:
         self._row = torch.zeros(1, VOCABULARY)
         self._row[0, 1] = 1.0
 
-    def run(self, grants: Any) -> list[Any]:
-        return [self._row if grant.samples else None for grant in grants]
+    def run(self, batch: Any) -> list[Any]:
+        return [self._row if scheduled.samples else None for scheduled in batch]
 
     def bytes_per_token(self) -> dict[str, int]:
         return {"cpu": 1}

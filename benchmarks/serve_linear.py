@@ -1,6 +1,6 @@
 """Which library multiplies by float32 weights faster on this host, at the numbers of rows that a step has?
 
-`server/engine/host_linear.py` chooses one of them by the processor; this is what that choice rests on.
+`server/engine/compute/host_linear.py` chooses one of them by the processor; this is what that choice rests on.
 All the products of one layer of a Llama are timed, over more layers than the caches hold.
 """
 
