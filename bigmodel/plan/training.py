@@ -1,8 +1,8 @@
-"""`plan_training`: where the parts of a model lie while it is trained, for budgets to hold with all that is kept.
+"""`plan_training`: where the parts of a model are held while it is trained.
 
-Weights that are streamed lie on the host, and their gradients and the optimizer's state with them: the accelerator has
-their slots, and what is computed with. A part that stays on the accelerator keeps all of that there, and what its
-backward needs of its forward. As many parts stay as fit.
+A streamed part keeps its weights, gradients and optimizer state on the host; the accelerator holds its slot and the
+activations it computes with. A resident part keeps all of that on the accelerator, with the activations that its
+backward needs. As many parts are resident as fit.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .search.items import tie_groups
 
 STRATEGY = "training"
 
-EXPERTS_WHOLE = "experts are counted as if all of them were brought together, which is more than are"
-NOT_ON_DISK = "the disk is of no use here: what is trained may not lie there"
+EXPERTS_WHOLE = "experts are counted as if all of them were fetched together, which is an upper bound"
+NOT_ON_DISK = "the disk does not help: weights that are trained are not held there"
 
 Attempt = tuple[Assignment, dict[Key, DevicePlan]]
-"""Where everything is, and what that takes of each device."""
+"""An assignment, and the bytes of each device under it."""
 
 
 def plan_training(
@@ -50,27 +50,27 @@ def plan_training(
 ) -> Plan:
     """Return a plan under which no device passes its budget while `model` is trained.
 
-    Steps are run on fake tensors, with the parts on the host streamed as `dispatch_model` streams them, until the most
-    parts are found that can stay on the accelerator. Weights on disk are not planned: what is trained may not lie
-    there. Of a mixture all experts are taken to be brought together, more than are.
+    Training steps are run on fake tensors, with the parts on the host streamed as `dispatch_model` streams them; a
+    bisection finds the most parts that can be resident. No weights are planned on disk. All experts of a mixture are
+    counted as if they were fetched together, which is an upper bound.
 
     Args:
-        model: a transformers model of texts or images, also on meta; not changed. What requires no gradient gets none.
+        model: a transformers model of texts or images, also on meta; not changed. Frozen parameters get no gradient.
         max_memory: budgets as `get_max_memory` takes them, of one accelerator and the host; None: what is free.
         batch_size: samples of a step.
         context_length: tokens of each; None: as `profile_model` does.
         optimizer: one of `OPTIMIZERS`, or a function that makes one from parameters.
-        main_device: the accelerator, where inputs are; None: the one with a budget. Others are not used.
+        main_device: the accelerator to train on; None: the one with a budget. Others are not used.
         no_split_module_classes: class names not to be split; None: find them.
 
     Returns:
-        The plan, to be given to `dispatch_model`. Each device's `training` is what gradients and the optimizer keep.
+        The plan, for `dispatch_model`. Each device's `training` is the bytes of gradients and optimizer state.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
         PlanError: an argument makes no sense, or the model has no loss.
         SizeError: a budget is not a size.
-        DeviceError: a budget's or the main device is none.
+        DeviceError: a budget's device or the main device does not exist.
     """
     check_model(model)
     check_optimizer(optimizer)
@@ -112,16 +112,16 @@ def plan_training(
 
 
 def _first_that_fits(attempt: Callable[[int], Attempt], count: int, budgets: Mapping[Key, int]) -> Attempt | None:
-    """Return the attempt with the fewest parts away from the accelerator that keeps to the budgets; None if none does.
+    """Return the first attempt that keeps to the budgets, by bisection; None if none does.
 
     Args:
-        attempt: trains with ever more parts away, by number.
-        count: how many numbers there are.
+        attempt: by number; the higher the number, the more parts are on the host.
+        count: how many attempts there are.
         budgets: bytes by device key.
     """
     low, high = 0, count - 1
     found: Attempt | None = None
-    while low <= high:  # with more parts away the accelerator holds less
+    while low <= high:  # the accelerator holds less with every part on the host
         middle = (low + high) // 2
         made = attempt(middle)
         over = over_budget(made[1], budgets)
@@ -131,14 +131,14 @@ def _first_that_fits(attempt: Callable[[int], Attempt], count: int, budgets: Map
 
 
 def _shortage(attempt: Callable[[int], Attempt], count: int, budgets: Mapping[Key, int]) -> BudgetError:
-    """Return the error that names the smallest budgets with which one of the attempts would fit."""
+    """Return the error that names the smallest budgets under which an attempt fits."""
     enough = max(use.total for number in (0, count - 1) for use in attempt(number)[1].values())
     error = budget_error(budgets, enough, lambda given: _first_that_fits(attempt, count, given) is not None)
     return BudgetError(f"{error}; {NOT_ON_DISK}") if budgets.get(DISK) else error
 
 
 def _budgets(max_memory: Mapping[DeviceLike, int | str] | None, main_device: DeviceLike | None) -> dict[Key, int]:
-    """Return the budgets that were given, or what is free; PlanError if it is not clear which accelerator is meant."""
+    """Return the given budgets, or what is free; PlanError if they leave open which accelerator to train on."""
     if max_memory is None:
         return with_headroom(read_budgets(None))
     budgets = read_budgets(max_memory)
@@ -152,7 +152,7 @@ def _budgets(max_memory: Mapping[DeviceLike, int | str] | None, main_device: Dev
 
 
 def _candidates(profile: Profile, main: Key) -> list[tuple[int, ...]]:
-    """Return which units lie on the host, from none to all: blocks, evenly spread, then others, then tables."""
+    """Return the units held on the host in each attempt: none, spread blocks, all blocks, others, then lookups."""
     if not is_accelerator(main):
         return [()]
     units = profile.units

@@ -125,8 +125,8 @@ def test_the_budget_that_would_do_is_the_smallest() -> None:
         planned_with(int(named[1]) - 1)
 
 
-def test_a_disk_that_is_given_is_said_to_be_of_no_use() -> None:
-    with pytest.raises(BudgetError, match="what is trained may not lie there"):
+def test_a_disk_budget_is_said_not_to_help() -> None:
+    with pytest.raises(BudgetError, match="weights that are trained are not held there"):
         plan_training(llama(num_hidden_layers=1), {0: 100_000, "cpu": 100_000, "disk": "1GB"}, 1, 8)
 
 

@@ -1,4 +1,4 @@
-"""From a profile and budgets to the assignment of least time, by way of groups, and back."""
+"""The assignment of least time for a profile: the search over groups, checked to the byte."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .items import assignment_of, item_of, tie_groups
 from .search import search
 
 OFFLOADS = ("stream", "compute", "auto")
-"""What may happen to parts that do not fit the accelerators."""
+"""What happens to parts that do not fit the accelerators."""
 
 GIB = 2**30
 
 
 class Searcher:
-    """Searches assignments of one profile.
+    """Searches the assignments of one profile.
 
     Args:
         profile: the model.
-        goal: what is to be made least.
+        goal: what to minimise.
         offload: one of `OFFLOADS`.
-        stream_buffers: buffers lie with the weights, and not where the unit runs.
+        stream_buffers: buffers are held with the weights, and not where the unit runs.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class Searcher:
     def best(self, room: Room, known: Assignment, thorough: bool = True) -> Assignment:
         """Return the assignment of least time under the budgets, `known` if none is better.
 
-        What the search takes for activations is an upper bound, what units between devices take is not known to it:
-        what it finds is checked to the byte, and searched again under budgets smaller by what was too much.
+        The search counts an upper bound of the activations and no transfers between devices. Its result is evaluated
+        exactly; if that is over a budget, the search is repeated with the budget lowered by the excess.
         """
         return self._best(room, known, lambda found: [found], thorough)
 
     def best_per_pass(self, room: Room, known: Assignment) -> Assignment:
-        """Return what is better than `known` by having parts run elsewhere for prompts than in steps; else `known`."""
+        """Return the best variant in which units run elsewhere for prompts than in steps; `known` if none is better."""
         at_hand = [found for found in self._per_pass(room, known) if not self._over(found, room)]
         best = min([known, *at_hand], key=self.goal.seconds)
         return self._best(room, best, lambda found: self._per_pass(room, found))
@@ -74,7 +74,7 @@ class Searcher:
         variants: Callable[[Assignment], Sequence[Assignment]],
         thorough: bool = True,
     ) -> Assignment:
-        """Return the best of `known` and the variants of what is searched under ever smaller budgets."""
+        """Return the best of `known` and the variants of each search result, under budgets lowered until one fits."""
         given, best = dict(room.budgets), known
         for _ in range(ATTEMPTS):
             seconds = partial(self._seconds, main_device=room.main_device)
@@ -94,7 +94,7 @@ class Searcher:
         return best
 
     def predict(self, room: Room, assignment: Assignment) -> Prediction:
-        """Return the predicted time of an assignment, and what one more GiB on each device would take off."""
+        """Return the predicted time of an assignment, and the seconds that one more GiB on each device would save."""
         steps = self.goal.steps(assignment)
         now = self.goal.seconds(assignment)
         saved = {}
