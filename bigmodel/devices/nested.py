@@ -1,4 +1,5 @@
-"""Nested containers: the one walk through lists, tuples, named tuples, mappings and dataclasses.
+"""Nested containers of tensors: the one walk through lists, tuples, named tuples, mappings and dataclasses; and moving
+and copying the tensors in them.
 
 `open_container` says what a container is: its members, and how to make another of its kind. Everything else is built on
 that. Whatever it does not open is a leaf: tensors, numbers, text, None, modules, caches.
@@ -12,7 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, M
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
+
+from .virtual.tensor import VirtualTensor
 
 Predicate = Callable[[Any], bool]
 
@@ -133,6 +137,75 @@ def flatten(value: Any, registered: bool = False) -> tuple[list[Any], Callable[[
 
     make = read(value)
     return leaves, lambda new: make(iter(new))
+
+
+def send_to_device(
+    tensor: Any,
+    device: int | str | torch.device,
+    non_blocking: bool = False,
+    skip_keys: str | Collection[str] | None = None,
+) -> Any:
+    """Return `tensor` with every tensor in it on `device`.
+
+    Containers are rebuilt only where something in them moves: an argument that is already in place comes back as the
+    same object.
+
+    Args:
+        tensor: A tensor, or lists, tuples, named tuples, mappings and dataclasses of them, nested to any depth; an
+            object that has a ``to`` method of its own is asked to move itself; anything else is passed on.
+        device: Where tensors go.
+        non_blocking: Let a copy from pinned memory return before it is done.
+        skip_keys: Keys of mappings whose values stay where they are.
+    """
+    skip = {skip_keys} if isinstance(skip_keys, str) else set(skip_keys or ())
+    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+
+    def send(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf if leaf.device == target else leaf.to(target, non_blocking=non_blocking)
+        return leaf.to(target) if _moves_itself(leaf) else leaf
+
+    return map_leaves(send, tensor, is_leaf=_is_packed, skip_keys=skip)
+
+
+def copied_out_of(value: Any, storage: int) -> Any:
+    """Return `value` with a copy of every tensor in it that lies in the memory `storage` (see `storage_of`).
+
+    A module may return one of its weights or a part of it, as tables of positions do.
+    """
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone() if storage_of(tensor) == storage else tensor
+
+    return copied(value) if isinstance(value, torch.Tensor) else map_tensors(copied, value)
+
+
+def are_all_on(values: Iterable[Any], device: torch.device) -> bool:
+    """Whether `values` are tensors on `device` and plain values only, so that there is nothing to send."""
+    return all(value.device == device if isinstance(value, torch.Tensor) else _is_plain(value) for value in values)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, int, float, str, bytes))
+
+
+def _is_packed(value: Any) -> bool:
+    """Whether `value` is a packed sequence: a named tuple, but with parts that must stay on the host."""
+    return isinstance(value, PackedSequence)
+
+
+def _moves_itself(value: Any) -> bool:
+    return hasattr(value, "to") and not isinstance(value, (torch.nn.Module, type))
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return what tells the memory that `tensor` lies in from other memory while both are there; 0 if there is none."""
+    if isinstance(tensor, VirtualTensor):
+        tensor = tensor.held
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # tensor subclasses without a storage of their own
+        return 0
 
 
 def _sequence(value: Any) -> Container:

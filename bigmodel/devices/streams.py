@@ -1,6 +1,6 @@
 """Copy streams: bytes that reach a device beside its compute.
 
-A copy stream does what it is given in order, without holding up the thread that gives it. Where the device has real
+A copy stream does its work in order, without blocking the thread that submits it. Where the device has real
 streams (CUDA, XPU) the work is queued on one, ordered by events; elsewhere a worker thread does it.
 """
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -209,3 +211,52 @@ class ThreadCopyStream:
     def _is_idle(self, after: Sequence[Event]) -> bool:
         """Whether everything queued before has been done, and everything that must come before."""
         return (self._last is None or self._last.done()) and all(event.done() for event in after)
+
+
+class TimedCopyStream:
+    """A copy stream whose busy time is counted.
+
+    Args:
+        stream: The copy stream.
+        device: Where it leads.
+        count: Called with the seconds that a copy took, in whatever thread finds it finished.
+    """
+
+    def __init__(self, stream: CopyStream, device: torch.device, count: Callable[[float], None]) -> None:
+        self._stream = stream
+        self._count = count
+        self._module: Any = torch.get_device_module(device.type) if device.type in ("cuda", "xpu") else None
+        self._running: deque[tuple[Any, Any]] = deque()
+        self._lock = threading.Lock()
+
+    def submit(self, work: Callable[[], None], after: Sequence[Event] = (), nbytes: int | None = None) -> Event:
+        if self._module is None:
+            return self._stream.submit(partial(self._timed_by_host, work), after, nbytes)
+        self._count_finished()
+        return self._stream.submit(partial(self._timed_by_device, work), after, nbytes)
+
+    def compute_mark(self) -> Event:
+        return self._stream.compute_mark()
+
+    def _timed_by_host(self, work: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        try:
+            work()
+        finally:
+            self._count(time.perf_counter() - started)
+
+    def _timed_by_device(self, work: Callable[[], None]) -> None:
+        # The copy stream is the current one here, and what it had to wait for lies before the first of these.
+        begin, end = self._module.Event(enable_timing=True), self._module.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        with self._lock:
+            self._running.append((begin, end))
+
+    def _count_finished(self) -> None:
+        """Count the copies that have ended, without waiting for the others."""
+        with self._lock:
+            while self._running and self._running[0][1].query():
+                begin, end = self._running.popleft()
+                self._count(begin.elapsed_time(end) / 1000)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..devices import DISK, HOST, DeviceLike, accelerators, torch_device
-from ..devices.move import send_to_device
+from ..devices.nested import send_to_device
 from ..errors import DispatchError
 from .dispatch import place_and_attach
 from .placement.offload_files import fill_meta

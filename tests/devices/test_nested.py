@@ -13,7 +13,19 @@ from torch import nn
 from torch.utils import _pytree
 from transformers.modeling_outputs import BaseModelOutput
 
-from bigmodel.devices.nested import first_tensor, flatten, iter_leaves, iter_tensors, map_leaves, map_tensors
+from bigmodel.devices.nested import (
+    copied_out_of,
+    first_tensor,
+    flatten,
+    iter_leaves,
+    iter_tensors,
+    map_leaves,
+    map_tensors,
+    send_to_device,
+    storage_of,
+)
+
+from ..accelerators import at
 
 Pair = namedtuple("Pair", "left right")
 
@@ -37,7 +49,15 @@ class Registered:
 
 _pytree.register_pytree_node(Registered, lambda value: ([value.tensor], None), lambda new, _: Registered(new[0]))
 
+
+@dataclass
+class Batch:
+    ids: torch.Tensor
+    note: str
+
+
 X = torch.ones(2)
+THERE = "virtual:0"
 CONTAINERS = {
     "list": [X],
     "tuple": (X, 3),
@@ -115,3 +135,68 @@ def test_classes_known_to_pytrees_are_opened_where_that_is_asked_for() -> None:
     made = rebuild([X + 1, leaves[1]])
     assert (made[0].tensor.tolist(), made[1] is value[1]) == ([2, 2], True)
     assert len(list(iter_tensors(value, registered=True))) == 1
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_every_container_is_rebuilt_with_its_tensors_moved() -> None:
+    x = torch.ones(2)
+    value = {"a": [x, (x, 3)], "b": Pair(x, "text"), "c": Batch(x, "note"), "d": OrderedDict(e=x)}
+    moved = send_to_device(value, THERE)
+    assert str(moved["a"][0].device) == str(moved["a"][1][0].device) == THERE
+    assert isinstance(moved["b"], Pair)
+    assert (str(moved["b"].left.device), moved["b"].right) == (THERE, "text")
+    assert (str(moved["c"].ids.device), moved["c"].note) == (THERE, "note")
+    assert isinstance(moved["d"], OrderedDict)
+    assert value["c"].ids is x
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_model_outputs_keep_their_class() -> None:
+    moved = send_to_device(BaseModelOutput(last_hidden_state=torch.ones(2)), THERE)
+    assert isinstance(moved, BaseModelOutput)
+    assert str(moved.last_hidden_state.device) == str(moved["last_hidden_state"].device) == THERE
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_what_is_in_place_comes_back_as_the_same_object() -> None:
+    value = {"a": [torch.ones(1, device=THERE)], "b": (None, 1, "x")}
+    assert send_to_device(value, THERE) is value
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_skipped_keys_stay_where_they_are() -> None:
+    moved = send_to_device({"a": torch.ones(1), "cache": torch.ones(1)}, THERE, skip_keys="cache")
+    assert str(moved["a"].device) == THERE
+    assert str(moved["cache"].device) == "cpu"
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_an_object_that_can_move_itself_does() -> None:
+    class Encoding:
+        device = None
+
+        def to(self, device: torch.device) -> str:
+            return f"moved to {device}"
+
+    assert send_to_device([Encoding()], THERE) == ["moved to virtual:0"]
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_packed_sequence_moves_as_it_knows_it_may() -> None:
+    packed = nn.utils.rnn.pack_padded_sequence(torch.ones(3, 2, 8), [3, 2])
+    moved = send_to_device((packed,), at(0))[0]
+    assert type(moved) is type(packed)
+    assert (str(moved.data.device), str(moved.batch_sizes.device)) == (at(0), "cpu")
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_tensors_are_copied_out_of_one_memory_and_others_left() -> None:
+    slab, other = torch.zeros(16), torch.zeros(4)
+    value = {"part": slab[2:6], "deep": [(slab[8:], other)], "number": 3}
+    found = copied_out_of(value, storage_of(slab))
+    slab.fill_(1)
+    assert found["part"].tolist() == [0] * 4
+    assert found["deep"][0][0].tolist() == [0] * 8
+    assert found["deep"][0][1] is other
+    untouched = [other, "text"]
+    assert copied_out_of(untouched, storage_of(slab)) is untouched

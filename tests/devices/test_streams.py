@@ -2,8 +2,10 @@ import os
 import threading
 
 import pytest
+import torch
 
-from bigmodel.devices.streams import HAND_OVER_BYTES, ThreadCopyStream
+from bigmodel.devices import copy_stream
+from bigmodel.devices.streams import HAND_OVER_BYTES, ThreadCopyStream, TimedCopyStream
 
 
 def test_work_runs_in_order_beside_the_caller() -> None:
@@ -114,3 +116,34 @@ def test_work_that_waits_for_a_failure_fails_with_it() -> None:
     with pytest.raises(OSError, match="no disk"):
         after.wait()
     assert done == []
+
+
+def timed(seconds: list[float]) -> TimedCopyStream:
+    host = torch.device("cpu")
+    return TimedCopyStream(copy_stream(host), host, seconds.append)
+
+
+def test_a_timed_stream_copies_in_order_and_counts_the_time() -> None:
+    seconds: list[float] = []
+    stream = timed(seconds)
+    gate, done = threading.Event(), []
+
+    def first() -> None:
+        assert gate.wait(30)
+        done.append(1)
+
+    stream.submit(first)
+    last = stream.submit(lambda: done.append(2))
+    assert done == []
+    gate.set()
+    last.wait()
+    assert done == [1, 2]
+    assert sum(seconds) > 0
+
+
+def test_a_timed_stream_counts_a_copy_that_fails() -> None:
+    seconds: list[float] = []
+    event = timed(seconds).submit(lambda: torch.zeros(2).copy_(torch.zeros(3)) and None)
+    with pytest.raises(RuntimeError, match="size"):
+        event.wait()
+    assert seconds[0] > 0

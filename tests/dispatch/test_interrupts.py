@@ -44,13 +44,13 @@ def test_a_reader_ahead_is_left(tmp_path: Path, budget: int | None) -> None:
 
         def visit_all(reader: ReadAhead = reader) -> None:
             for block, registry in zip(blocks, registries):
-                reader.visit(block, lambda registry=registry: registry["weight"][0])  # type: ignore[misc]
+                reader.visit(block, lambda _, registry=registry: registry["weight"][0])  # type: ignore[misc]
 
         interrupted = interrupted_at(number, visit_all, within="readahead")
         assert [block.users for block in blocks] == [0] * 4, number
         number += 1
     assert number > 20
-    assert in_another_thread(lambda: [reader.visit(block, lambda: True) for block in blocks])
+    assert in_another_thread(lambda: [reader.visit(block, lambda _: True) for block in blocks])
 
 
 @pytest.mark.usefixtures("accelerators")

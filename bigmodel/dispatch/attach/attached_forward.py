@@ -1,12 +1,4 @@
-"""The attachment: what stands in for a module's forward while its model is dispatched.
-
-What torch.compile traces of a dispatched model: the modules' own forwards, and nothing of what brings their weights.
-
-Dynamo skips the frames of the packages named here as it skips those of torch itself. Each attached module therefore
-breaks the graph once, and its forward is compiled as a graph of its own, which modules of the same kind share.
-
-On virtual accelerators ``backend="eager"`` runs what was traced; there is nothing for which others could make code.
-"""
+"""The attachment: what stands in for a module's forward while its model is dispatched."""
 
 from __future__ import annotations
 
@@ -18,17 +10,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo import trace_rules
 
-from ...devices.move import are_all_on, send_to_device
-from ...devices.nested import first_tensor
+from ...devices.nested import are_all_on, first_tensor, send_to_device
 from ...errors import DispatchError
 from ..mapped.mapped_block import MappedBlock
 from ..mapped.readahead import ReadAhead
-from ..streaming.gradients import Compute, stream_and_compute
+from ..streaming.gradients import Compute, run_with_gradients
 from ..streaming.streamer import Streamer
 from ..weights.block import Block
-from .host_or_device import PerCall
+from .host_or_device import HostOrDevice
+from .untraced import leave_untraced
+
+UNTRACED = ("bigmodel.devices", "bigmodel.profile", "bigmodel.checkpoint", "bigmodel.dispatch")
+"""What torch.compile does not trace: of a dispatched model it compiles the modules' own forwards only. Each attached
+module breaks the graph once, and its forward is a graph of its own, which modules of the same kind share."""
 
 
 def refuse_copy(*_: object) -> Any:
@@ -62,7 +57,7 @@ class AttachedForward:
         self.blocks: list[tuple[Streamer, Block]] = []
         self.compute: Compute | None = None
         """What computes instead of the module's own forward."""
-        self.per_call: PerCall | None = None
+        self.host_or_device: HostOrDevice | None = None
         """What decides where each call is computed; None: always on `device`."""
         self.ahead: tuple[ReadAhead, MappedBlock] | None = None
         """What brings mapped weights into memory before the module computes with them."""
@@ -72,10 +67,8 @@ class AttachedForward:
 
     def attach(self) -> None:
         """Take the place of the module's forward."""
-        leave_untraced()
-        module = self._module()
-        assert module is not None
-        module.forward = self
+        leave_untraced(UNTRACED)
+        self._alive().forward = self
 
     def detach(self) -> None:
         """Give the module its own forward back."""
@@ -89,8 +82,8 @@ class AttachedForward:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         source = first_tensor((args, kwargs)) if self.returns_to_input else None
-        if self.per_call is not None:
-            output = self._run_where_it_pays(self.per_call, args, kwargs)
+        if self.host_or_device is not None:
+            output = self._run_where_it_pays(self.host_or_device, args, kwargs)
         else:
             args, kwargs = self._brought(args, kwargs, self.device)
             output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
@@ -106,30 +99,34 @@ class AttachedForward:
             return args, kwargs
         return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=self.skip_keys)
 
-    def _run_where_it_pays(self, per_call: PerCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_where_it_pays(self, host_or_device: HostOrDevice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.device is not None
-        device = per_call.device_of(args, kwargs, self.device)
+        device = host_or_device.device_of(args, kwargs, self.device)
         on_host = device != self.device
-        per_call.bring_cache(args, kwargs, device)
+        host_or_device.bring_cache(args, kwargs, device)
         args, kwargs = self._brought(args, kwargs, device)
         run = self._plain if on_host else self._run
-        return per_call.run(on_host, lambda: run(args, kwargs))
+        return host_or_device.visit(on_host, lambda _: run(args, kwargs))
 
     def _run_in_memory(
         self, ahead: tuple[ReadAhead, MappedBlock], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         reader, block = ahead
-        return reader.visit(block, lambda: self._run(args, kwargs))
+        return reader.visit(block, lambda _: self._run(args, kwargs))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.blocks:
-            return (self.compute or self._plain)(args, kwargs)
-        module = self._module()
-        assert module is not None
         run: Compute = self.compute or self._plain
         for streamer, block in self.blocks:
-            run = functools.partial(stream_and_compute, streamer, block, module, run)
+            if torch.is_grad_enabled():
+                run = functools.partial(run_with_gradients, streamer, block, self._alive(), run)
+            else:
+                run = functools.partial(streamer.run, block, run)
         return run(args, kwargs)
+
+    def _alive(self) -> nn.Module:
+        module = self._module()
+        assert module is not None, "the module is gone"
+        return module
 
     def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._own is not None:
@@ -157,13 +154,3 @@ class RefuseConversion:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return refuse_copy()
-
-
-UNTRACED = ("bigmodel.devices", "bigmodel.profile", "bigmodel.checkpoint", "bigmodel.dispatch")
-
-
-@functools.cache
-def leave_untraced() -> None:
-    """Tell Dynamo, once, to leave the frames of `UNTRACED` as they are."""
-    for package in UNTRACED:
-        trace_rules.add(package)

@@ -7,25 +7,22 @@ other.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from ...devices import HOST, torch_device
-from ...devices.move import send_to_device
-from ...devices.nested import first_tensor
-from ..weights.fork_safe import PerProcess
-
-T = TypeVar("T")
+from ...devices.nested import first_tensor, send_to_device
+from ..weights.visits import Visited
 
 _PARTS_OF_CACHE = ("self_attention_cache", "cross_attention_cache")
 
 
-class PerCall(PerProcess):
-    """Decides for each call of one block where it is computed, and keeps threads apart that differ in that.
+class HostOrDevice(Visited[bool, bool]):
+    """Decides for each call of one block where it is computed, and keeps threads apart that differ in that. A visit
+    asks whether it may compute on the host (True) or the device (False), and holds that.
 
     While a block is on the device its module shows the weights there, so that nobody can compute it on the host
     meanwhile, and the other way round.
@@ -41,8 +38,7 @@ class PerCall(PerProcess):
         self.start()
 
     def _start(self) -> None:
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        super()._start()
         self._on_host = False
         self._users = 0
 
@@ -58,29 +54,11 @@ class PerCall(PerProcess):
                     if index < len(layers):
                         move_layer(layers[index], device)
 
-    def run(self, on_host: bool, compute: Callable[[], T]) -> T:
-        """Return what `compute` returns, once no other thread computes the block elsewhere.
-
-        Ctrl-C may fall between any two steps of this: the block is given back all the same.
-        """
-        held: list[bool] = []
-        try:
-            self._enter(on_host, held)
-            return compute()
-        finally:
-            try:
-                self._leave(held)
-            except KeyboardInterrupt:
-                self._leave(held)
-                raise
-
     def _enter(self, on_host: bool, held: list[bool]) -> None:
-        if not self.is_started:
-            self.start()
+        """Wait until no other thread computes the block elsewhere."""
         with self._lock:
             while self._users and self._on_host != on_host:
                 self._changed.wait()
-            # An interrupt is noticed at calls alone: these happen together or not at all.
             self._on_host = on_host
             self._users += 1
             held.append(on_host)
@@ -89,7 +67,7 @@ class PerCall(PerProcess):
         with self._lock:
             if held:
                 self._users -= 1
-                held[:] = []
+                del held[:]
             self._changed.notify_all()
 
 

@@ -25,7 +25,7 @@ from ..weights.fused_view import lies_on_disk
 from ..weights.packing import WeightError
 from ..weights.quantized_block import QuantizedBlock, carry_on_disk, packings_of
 from .dispatched import Dispatched
-from .host_or_device import PerCall, layers_of
+from .host_or_device import HostOrDevice, layers_of
 from .pinned_memory import PinnedBudget
 
 Named = tuple[str, Block, bool]
@@ -75,10 +75,10 @@ class StreamBuilder:
                 forward = result.forward_of(name, self._modules[name])
                 forward.device = device
                 forward.blocks.append((streamer, block))
-                forward.per_call = self._per_call(name, block)
+                forward.host_or_device = self._host_or_device(name, block)
             result.streamers.append(streamer)
 
-    def _per_call(self, name: str, block: Block) -> PerCall | None:
+    def _host_or_device(self, name: str, block: Block) -> HostOrDevice | None:
         """Return what decides for each call of the module `name` where it is computed; None where it always streams.
 
         On the host it can be computed if all of it lies there as it is computed with.
@@ -88,7 +88,7 @@ class StreamBuilder:
         shown = sum(len(tensor.owners) for tensor in block.tensors)
         if not below or block.casts or block.encloses or shown != len(names):
             return None
-        return PerCall(below, layers_of(self._modules[name]))
+        return HostOrDevice(below, layers_of(self._modules[name]))
 
     def _runs_on(self, block: Block) -> torch.device:
         return torch_device(self._placed[block.tensors[0].name].runs_on)
@@ -105,7 +105,7 @@ def _shared_storages(blocks: Sequence[Block]) -> set[object]:
 
 
 def _packs(block: Block, device: torch.device, shared: set[object]) -> bool:
-    """Whether a block's host tensors may be moved into one slab of their own."""
+    """Whether a block's host tensors may be moved into one packed buffer of their own."""
     return (
         is_accelerator(device)
         and not block.casts

@@ -1,37 +1,45 @@
-"""The hot experts of all layers on one device: a fixed number of slots, filled by what routers choose.
+"""The expert cache: a fixed number of slots on one device, filled by what the routers of all layers choose.
 
 acquire(layer, experts, held):  find the experts in slots, fetch those that are missing, hold them all
 release(held):                  let go of them; they stay until their room is needed
 
-Ctrl-C may fall between any two steps of these. The numbers of the slots are in the list `held` exactly as long as they
-are held, so that whoever made the list lets go of the right ones, however it came to that.
-
-What the caches of experts did, as people and the server are told it.
+Slots are held by number, in a list that a visit of the cache begins with: see `Visited`.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from ...devices import CopyStream, copy_stream
 from ..transfer.fetcher import Fetcher
-from ..weights.fork_safe import PerProcess
 from ..weights.stats import StreamStats
+from ..weights.visits import Visited
 from .layer import ExpertLayer
 from .policy import ExpertPolicy
-from .slots import ExpertSlot, ExpertSlots, Version
-
-T = TypeVar("T")
+from .slots import ExpertSlot, ExpertSlots
 
 
-class ExpertCache(PerProcess):
-    """Experts of equal size on one device.
+class Chosen(NamedTuple):
+    """What a visit of the cache asks for: at most as many experts of a layer as there are slots, none twice.
+
+    Attributes:
+        layer: Whose experts.
+        experts: Their numbers.
+        soon: Experts of this layer that are wanted next; they are overwritten last.
+    """
+
+    layer: ExpertLayer
+    experts: Sequence[int]
+    soon: Iterable[int] = ()
+
+
+class ExpertCache(Visited[Chosen, int]):
+    """Experts of equal size on one device. A visit holds the numbers of their slots, in their order.
 
     Args:
         device: Where they run.
@@ -52,8 +60,7 @@ class ExpertCache(PerProcess):
         self.start()
 
     def _start(self) -> None:
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        super()._start()
         self.stats = StreamStats()
         self._stream: CopyStream = copy_stream(self.device)
         self._fetcher = Fetcher(
@@ -70,7 +77,7 @@ class ExpertCache(PerProcess):
         """Return the layer that runs after `layer`; after the last, the first."""
         return self.layers[(self._number[layer] + 1) % len(self.layers)]
 
-    def visit(self, layer: ExpertLayer, chosen: Sequence[int]) -> None:
+    def record(self, layer: ExpertLayer, chosen: Sequence[int]) -> None:
         """Note which experts a layer's router chose: what is kept depends on it."""
         if not self.is_started:
             self.start()
@@ -80,16 +87,11 @@ class ExpertCache(PerProcess):
             self.stats.hits += found
             self.stats.misses += len(chosen) - found
 
-    def use(
-        self, layer: ExpertLayer, experts: Sequence[int], compute: Callable[[list[int]], T], soon: Iterable[int] = ()
-    ) -> T:
-        """Return what `compute` returns, given the slots that hold `experts` meanwhile. See `acquire`."""
-        held: list[int] = []
-        try:
-            self.acquire(layer, experts, held, soon=soon)
-            return compute(held)
-        finally:
-            self.release_surely(held)
+    def _enter(self, request: Chosen, held: list[int]) -> None:
+        self.acquire(request.layer, request.experts, held, soon=request.soon)
+
+    def _leave(self, held: list[int]) -> None:
+        self.release(held)
 
     def acquire(
         self,
@@ -106,7 +108,7 @@ class ExpertCache(PerProcess):
         Args:
             layer: Whose experts.
             experts: At most as many as there are slots, none twice.
-            held: Gets the numbers of their slots, in their order.
+            held: The numbers of their slots are appended, in their order.
             wait: Wait until the room is free and the experts have arrived. Otherwise nothing is held when the room is
                 not free, and `await_arrival` remains to be called.
             soon: Experts of this layer that are wanted next; they are overwritten last.
@@ -122,7 +124,6 @@ class ExpertCache(PerProcess):
                 self._changed.wait()
                 slots = self._bring(layer, experts, soon)
             numbers = [slot.number for slot in slots]
-            # An interrupt is noticed at calls alone: these two happen together or not at all.
             self._slots.users[numbers] += 1
             held += numbers
         if wait:
@@ -150,30 +151,24 @@ class ExpertCache(PerProcess):
         with self._lock:
             slots = [self._slots[number] for number in held]
             self._slots.users[held] -= 1
-            held[:] = []
+            del held[:]
             for slot in slots:
                 # Unless the wait was interrupted and the fetch goes on: then its content is still to come.
                 if not self._slots.users[slot.number] and slot.ready is not None and slot.ready.done():
                     self._slots.forget(slot)
             self._changed.notify_all()
 
-    def release(self, held: list[int]) -> None:
-        """Let go of slots; what the calling thread computes on them ends before they are overwritten."""
+    def release(self, held: list[int], count: int | None = None) -> None:
+        """Let go of the first `count` slots held; what the calling thread computes on them ends before they are
+        overwritten. None: of all."""
         mark = self._stream.compute_mark()
         with self._lock:
-            for slot in [self._slots[number] for number in held]:
-                slot.marks = [*(earlier for earlier in slot.marks if not earlier.done()), mark]
-            self._slots.users[held] -= 1
-            held[:] = []
+            numbers = held[:count]
+            for number in numbers:
+                self._slots[number].mark(mark)
+            self._slots.users[numbers] -= 1
+            del held[:count]
             self._changed.notify_all()
-
-    def release_surely(self, held: list[int]) -> None:
-        """Let go of slots, also if that is interrupted."""
-        try:
-            self.release(held)
-        except KeyboardInterrupt:
-            self.release(held)
-            raise
 
     def fetch_ahead(self, layer: ExpertLayer, experts: Sequence[int]) -> None:
         """Start fetching experts that are likely to be wanted next, as far as there is room that nobody uses."""
@@ -186,19 +181,18 @@ class ExpertCache(PerProcess):
         found = {expert: self._slots.find((number, expert), version) for expert in experts}
         present = {expert: slot for expert, slot in found.items() if slot is not None}
         missing = [expert for expert in experts if expert not in present]
-        victims = self._slots.victims(len(missing), present.values(), [(number, expert) for expert in soon])
-        if victims is None:
+        overwritten = self._slots.overwritable(len(missing), present.values(), [(number, expert) for expert in soon])
+        if overwritten is None:
             return None
-        for expert, victim in zip(missing, victims):
-            self._fetch(layer, expert, version, victim)
-            present[expert] = victim
+        for expert, slot in zip(missing, overwritten):
+            self._fetch(layer, expert, version, slot)
+            present[expert] = slot
         return [present[expert] for expert in experts]
 
-    def _fetch(self, layer: ExpertLayer, expert: int, version: Version, slot: ExpertSlot) -> None:
-        self._slots.forget(slot)
-        slot.ready = self._fetcher.fetch(layer.block(expert), slot.slab, slot.marks)
-        slot.marks = []
-        self._slots.put((self._number[layer], expert), version, slot)
+    def _fetch(self, layer: ExpertLayer, expert: int, version: object, slot: ExpertSlot) -> None:
+        key, block = (self._number[layer], expert), layer.block(expert)
+        self._slots.fill(slot, key, version, lambda memory, after: self._fetcher.fetch(block, memory, after))
+        self._slots.placed(key, slot)
 
 
 def expert_stats(caches: Iterable[ExpertCache]) -> dict[str, dict[str, float]]:

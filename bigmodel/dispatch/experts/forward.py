@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .cache import ExpertCache
+from .cache import Chosen, ExpertCache
 from .gradients import differentiable, wants_gradients
 from .layer import ExpertLayer, stand_in
-from .lazy_tensors import AskedTensor, ExpertQueue, fitting, split
+from .lazy_tensors import ExpertQueue, LazyTensor, fitting, split
 
 MOST_GROUPS = 512
 """Most slots that one call of an experts function is given; CUDA's grouped product takes fewer than 1024."""
@@ -63,45 +63,46 @@ class ExpertForward:
         assert module is not None
         numbers = index.cpu()
         chosen = [int(expert) for expert in torch.unique(numbers)]
-        self.cache.visit(self.layer, chosen)
+        self.cache.record(self.layer, chosen)
         fits = len(chosen) <= self.cache.slots
-        if _asks(module, fits):
-            return self._asking(module, chosen, hidden, index, weights)
+        if _indexes_experts(module, fits):
+            return self._lazily(module, chosen, hidden, index, weights)
         if fits and self.cache.slots <= MOST_GROUPS:
 
             def compute(slots: list[int]) -> torch.Tensor:
                 self._look_ahead(chosen)
                 return self._compute(module, hidden, _renumbered(numbers, chosen, slots), weights)
 
-            return self.cache.use(self.layer, chosen, compute)
-        return self._in_parts(module, chosen, hidden, numbers, weights)
+            return self.cache.visit(Chosen(self.layer, chosen), compute)
+        return self._in_chunks(module, chosen, hidden, numbers, weights)
 
-    def _asking(
+    def _lazily(
         self, module: nn.Module, chosen: list[int], hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        experts = ExpertQueue(self.cache, self.layer, chosen)
-        tensors = {name: AskedTensor(experts, name, self.cache.rows[name]) for name in self.layer.names}
-        try:
+
+        def compute(held: list[int]) -> torch.Tensor:
+            experts = ExpertQueue(self.cache, self.layer, chosen, held)
+            tensors = {name: LazyTensor(experts, name, self.cache.rows[name]) for name in self.layer.names}
             if chosen and len(chosen) <= self.cache.slots:
                 experts.slot(chosen[0])
                 self._look_ahead(chosen)
             output: torch.Tensor = stand_in(module, **tensors)(hidden, index, weights)
             return output
-        finally:
-            experts.close()
 
-    def _in_parts(
+        return self.cache.visit(Chosen(self.layer, ()), compute)
+
+    def _in_chunks(
         self, module: nn.Module, chosen: list[int], hidden: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Compute some experts after another, and then weigh and add up as transformers' experts functions do."""
         flat = numbers.reshape(-1)
         per_token = numbers.shape[-1]
         products: list[torch.Tensor] = []
-        parts = split(chosen, min(fitting(len(chosen), self.cache.slots), MOST_GROUPS))
+        chunks = split(chosen, min(fitting(len(chosen), self.cache.slots), MOST_GROUPS))
 
         def compute(number: int, held: list[int]) -> None:
-            self.cache.fetch_ahead(self.layer, parts[number + 1] if number + 1 < len(parts) else [])
-            for part, slots in _by_group(parts[number], held):
+            self.cache.fetch_ahead(self.layer, chunks[number + 1] if number + 1 < len(chunks) else [])
+            for part, slots in _by_group(chunks[number], held):
                 rows = torch.isin(flat, flat.new_tensor(part)).nonzero().squeeze(1)
                 index = _renumbered(flat[rows], part, slots).unsqueeze(1)
                 rows = rows.to(hidden.device)
@@ -110,8 +111,8 @@ class ExpertForward:
                     products.append(product.new_zeros(flat.numel(), product.shape[-1]))
                 products[0].index_copy_(0, rows, product)
 
-        for number, experts in enumerate(parts):
-            self.cache.use(self.layer, experts, partial(compute, number), soon=chosen)
+        for number, experts in enumerate(chunks):
+            self.cache.visit(Chosen(self.layer, experts, soon=chosen), partial(compute, number))
         (product,) = products  # there is at least one token
         weighted = product * weights.reshape(-1, 1)
         return weighted.view(-1, per_token, product.shape[-1]).sum(dim=1).to(hidden.dtype)
@@ -136,7 +137,7 @@ class ExpertForward:
                 self.cache.fetch_ahead(following, range(following.experts))
 
 
-def _asks(module: nn.Module, fits: bool) -> bool:
+def _indexes_experts(module: nn.Module, fits: bool) -> bool:
     """Whether the experts function that `module` is configured to use indexes the fused tensors by expert.
 
     "batched_mm" does as well, to make a copy for each token. It is given slots to index as long as all experts fit.

@@ -1,4 +1,4 @@
-"""Experts that are asked for: what stands for a layer's fused tensors where a function indexes them."""
+"""Lazy tensors: they stand for a layer's fused tensors, and fetch the experts that a function indexes them with."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from .layer import ExpertLayer
 
 
 class ExpertQueue:
-    """The experts of one call in the order in which they are asked for: as many at once as there is room for, the
-    next ones on their way if there is room for those too."""
+    """The experts of one call in the order in which they are asked for, in waves: as many at once as there is room
+    for, and the next wave on its way if there is room for that, too.
 
-    def __init__(self, cache: ExpertCache, layer: ExpertLayer, chosen: list[int]) -> None:
+    Args:
+        cache: Where they are brought to.
+        layer: Whose experts.
+        chosen: Their numbers.
+        held: What the call's visit of the cache holds: first the slots of the present wave, then of the next.
+    """
+
+    def __init__(self, cache: ExpertCache, layer: ExpertLayer, chosen: list[int], held: list[int]) -> None:
         self._cache = cache
         self._layer = layer
         self._waves = split(chosen, fitting(len(chosen), cache.slots))
         self._wave_of = {expert: number for number, wave in enumerate(self._waves) for expert in wave}
         self._slot_of: dict[int, int] = {}
-        self._held: list[int] = []
-        self._coming: list[int] = []
-        self._coming_wave: int | None = None
+        self._held = held
+        self._present = 0
+        self._coming: int | None = None
         self._gathered: dict[str, torch.Tensor] = {}
 
     def slot(self, expert: int) -> int:
@@ -42,35 +49,27 @@ class ExpertQueue:
                     copied[place].copy_(rows[name][slot])
         return self._gathered
 
-    def close(self) -> None:
-        """Let go of everything, also if that is interrupted."""
-        self._gathered, self._slot_of = {}, {}
-        try:
-            self._cache.release_surely(self._held)
-        finally:
-            self._cache.release_surely(self._coming)
-
     def _turn_to(self, number: int) -> None:
+        """Hold the wave with this number, and start fetching the one after it."""
         self._slot_of = {}
-        self._cache.release(self._held)
-        if self._coming_wave == number:
-            self._held, self._coming, self._coming_wave = self._coming, self._held, None
+        wave = self._waves[number]
+        self._cache.release(self._held, self._present if self._coming == number else None)
+        if self._held:
             self._cache.await_arrival(self._held)
         else:
-            self._cache.release(self._coming)
-            self._coming_wave = None
-            self._cache.acquire(self._layer, self._waves[number], self._held, soon=self._after(number))
-        self._slot_of = dict(zip(self._waves[number], self._held))
+            self._cache.acquire(self._layer, wave, self._held, soon=self._after(number))
+        self._present, self._coming = len(self._held), None
+        self._slot_of = dict(zip(wave, self._held))
         if number + 1 < len(self._waves):
             following, soon = self._waves[number + 1], self._after(number + 1)
-            if self._cache.acquire(self._layer, following, self._coming, wait=False, soon=soon):
-                self._coming_wave = number + 1
+            if self._cache.acquire(self._layer, following, self._held, wait=False, soon=soon):
+                self._coming = number + 1
 
     def _after(self, number: int) -> list[int]:
         return [expert for wave in self._waves[number + 1 :] for expert in wave]
 
 
-class AskedTensor:
+class LazyTensor:
     """What stands for the fused tensor `name`. It can be indexed with the number of an expert, which gives its share,
     or with several, which gives a copy of theirs."""
 
@@ -93,4 +92,5 @@ def fitting(count: int, slots: int) -> int:
 
 
 def split(experts: list[int], size: int) -> list[list[int]]:
+    """Return `experts` in lists of `size`, the last of which may be shorter."""
     return [experts[start : start + size] for start in range(0, len(experts), max(1, size))]

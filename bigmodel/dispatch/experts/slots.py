@@ -1,36 +1,30 @@
-"""The slots of an expert cache: what lies in each, who uses it, and which to overwrite next."""
+"""The slots of an expert cache: who uses them, and which to overwrite next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from ...devices import Event
+from ..streaming.slots import Slot, SlotCache
 from .policy import ExpertPolicy
-
-Version = tuple[int, int]
 
 Key = tuple[int, int]
 """Number of a layer, and of one of its experts."""
 
 
 @dataclass(eq=False)
-class ExpertSlot:
-    """Room for one expert. `marks` are the computations that must end before it may be overwritten."""
+class ExpertSlot(Slot[Key]):
+    """A slot for one expert; its users are counted in `ExpertSlots.users` under its number."""
 
-    number: int
-    slab: torch.Tensor
-    content: Key | None = None
-    version: Version = (0, 0)
-    ready: Event | None = None
-    marks: list[Event] = field(default_factory=list)
+    number: int = 0
 
 
-class ExpertSlots:
-    """A fixed number of slots, all empty at first. Not to be used by several threads at once.
+class ExpertSlots(SlotCache[Key, ExpertSlot]):
+    """The slots of one expert cache.
 
     Args:
         memory: uint8, (slots, bytes of an expert).
@@ -40,36 +34,32 @@ class ExpertSlots:
     """
 
     def __init__(self, memory: torch.Tensor, policy: ExpertPolicy, mark: Event | None = None) -> None:
-        self._policy = policy
         marks = [] if mark is None else [mark]
-        self._slots = [ExpertSlot(number, slab, marks=list(marks)) for number, slab in enumerate(memory)]
-        self._slot_of: dict[Key, ExpertSlot] = {}
-        self._contents = np.full((2, len(self._slots)), -1)
-        self.users = np.zeros(len(self._slots), dtype=np.int64)
-        """How many forwards compute with what is in each slot, or wait for it."""
+        super().__init__([ExpertSlot(each, marks=list(marks), number=number) for number, each in enumerate(memory)])
+        self._policy = policy
+        self._contents = np.full((2, len(self.slots)), -1)
+        self.users = np.zeros(len(self.slots), dtype=np.int64)
+        """How many forwards compute with what is in each slot, or wait for it: counted for many slots at once."""
 
     def __getitem__(self, number: int) -> ExpertSlot:
-        return self._slots[number]
+        return self.slots[number]
 
-    def __contains__(self, key: Key) -> bool:
-        return key in self._slot_of
+    def is_used(self, slot: ExpertSlot) -> bool:
+        return bool(self.users[slot.number])
 
     @property
     def free(self) -> int:
         """How many slots nobody uses."""
         return int(np.count_nonzero(self.users == 0))
 
-    def find(self, key: Key, version: Version) -> ExpertSlot | None:
-        """Return the slot of an expert, if it is there and the host's tensors have not changed since."""
-        slot = self._slot_of.get(key)
-        if slot is not None and slot.version != version and not self.users[slot.number]:
-            self.forget(slot)
-            return None
-        return slot
+    def overwritable(self, count: int, keep: Iterable[ExpertSlot], later: Iterable[Key]) -> list[ExpertSlot] | None:
+        """Return `count` slots to overwrite, None if there are not so many.
 
-    def victims(self, count: int, keep: Iterable[ExpertSlot], later: Iterable[Key]) -> list[ExpertSlot] | None:
-        """Return `count` slots to overwrite: none in use or in `keep`, those of the experts `later` last of all; None
-        if there are not so many."""
+        Args:
+            count: How many.
+            keep: Slots that are not to be overwritten, beside those in use.
+            later: Experts whose slots are overwritten last of all.
+        """
         if not count:
             return []
         waits = self._policy.waits(self._contents[0], self._contents[1])
@@ -80,17 +70,12 @@ class ExpertSlots:
         longest = np.argsort(-waits, kind="stable")[:count]
         if len(longest) < count or waits[longest[-1]] == -np.inf:
             return None
-        return [self._slots[number] for number in longest]
+        return [self.slots[number] for number in longest]
 
-    def put(self, key: Key, version: Version, slot: ExpertSlot) -> None:
-        """Note that an expert lies in `slot`, which is empty, or is on its way there."""
-        slot.content, slot.version = key, version
+    def placed(self, key: Key, slot: ExpertSlot) -> None:
+        """Note for the policy that an expert lies in `slot`."""
         self._contents[:, slot.number] = key
-        self._slot_of[key] = slot
 
     def forget(self, slot: ExpertSlot) -> None:
-        """Note that nothing lies in `slot`."""
-        if slot.content is not None:
-            self._slot_of.pop(slot.content, None)
-        slot.content = None
+        super().forget(slot)
         self._contents[:, slot.number] = -1

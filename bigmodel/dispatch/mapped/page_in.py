@@ -1,7 +1,4 @@
-"""Bring one step of a mapped block into memory.
-
-Whether the kernel has taken pages away that were brought into memory.
-"""
+"""Page-in: have the kernel read pages of a mapped block, and watch for pages that it has evicted since."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from ..weights.stats import StreamStats
 from .mapped_block import MappedBlock, Step
 
 
-def bring_in(block: MappedBlock, step: Step, stats: StreamStats) -> Exception | None:
+def page_in(block: MappedBlock, step: Step, stats: StreamStats) -> Exception | None:
     """Have the kernel read the pages of `step`, a part of `block`, that are not in memory; return what went wrong.
 
     Args:

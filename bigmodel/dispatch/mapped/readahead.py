@@ -13,28 +13,22 @@ Which blocks stay where not all of them may is `residency`'s to decide.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import TypeVar
 
-from ..weights.fork_safe import PerProcess
 from ..weights.stats import StreamStats
-from ..weights.visit_order import VisitOrder
+from ..weights.visits import Visited, VisitOrder
 from .mapped_block import MappedBlock
-from .page_in import PageWatch, bring_in
+from .page_in import PageWatch, page_in
 from .residency import Residency
-
-T = TypeVar("T")
 
 READERS = 2
 """Threads that bring steps in."""
 
 
-class ReadAhead(PerProcess):
-    """Brings mapped blocks into memory ahead of their use.
+class ReadAhead(Visited[MappedBlock, MappedBlock]):
+    """Brings mapped blocks into memory ahead of their use. A visit holds its block, unless all blocks stay anyway.
 
     Weights may be written at any time, except while another thread is in the forward of a model under a budget.
 
@@ -57,84 +51,53 @@ class ReadAhead(PerProcess):
             block.users = block.running = 0
 
     def _start(self) -> None:
+        super()._start()
         self.stats = StreamStats()
         self._residency = Residency(self.blocks, self._budget, self.stats)
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="read ahead")
         self._working = 0
         self._inside = 0
         self._waited_for: list[MappedBlock] = []
         self._watch = PageWatch()
 
-    @contextmanager
-    def use(self, block: MappedBlock) -> Iterator[bool]:
-        """Within this context `block` is in memory. What Ctrl-C may interrupt calls `visit` instead.
-
-        Yields whether `block` is held there; it is not where all blocks stay anyway.
-        """
-        held: list[MappedBlock] = []
-        try:
-            self._enter(block, held)
-            yield bool(held)
-        finally:
-            self._leave(held)
-
-    def visit(self, block: MappedBlock, compute: Callable[[], T]) -> T:
-        """Return what `compute` returns while `block` is in memory.
-
-        Ctrl-C may fall between any two steps of this: the block is left all the same.
+    def _enter(self, block: MappedBlock, held: list[MappedBlock]) -> None:
+        """Bring `block` into memory if need be.
 
         Raises:
-            CheckpointFormatError: A file was cut short or cannot be read. Nothing was computed then.
+            CheckpointFormatError: A file was cut short or cannot be read.
         """
-        held: list[MappedBlock] = []
-        try:
-            self._enter(block, held)
-            return compute()
-        finally:
-            if held:
-                try:
-                    self._leave(held)
-                except KeyboardInterrupt:
-                    self._leave(held)
-                    raise
-
-    def _enter(self, block: MappedBlock, held: list[MappedBlock]) -> None:
-        """Bring `block` into memory if need be. `held` gets it as soon as it has to be left again."""
         block.check_files()
         self._order.visit(block)
-        if not self.is_started:
-            self.start()
         if self._watch.all_ready and self._watch.seems_complete(block):
             self.stats.hits += 1
             return
-        self._bring_in(block, held)
+        self._page_in(block, held)
 
     def _leave(self, held: list[MappedBlock]) -> None:
-        """Leave the block in `held`, if there is one, and empty it. If that is interrupted it can be done again.
+        """Let the block be dropped again.
 
         Blocks are dropped only while forwards are inside one, and under the lock: what a thread writes to weights
         after its forward cannot meet a drop that looked at them before.
         """
+        if not held:
+            return
         with self._lock:
             if held:
                 block = held[0]
                 block.users -= 1
                 self._inside -= 1
-                held[:] = []
+                del held[:]
 
-    def _bring_in(self, block: MappedBlock, held: list[MappedBlock]) -> None:
+    def _page_in(self, block: MappedBlock, held: list[MappedBlock]) -> None:
         started = time.perf_counter()
         with self._lock:
             self._notice_loss(block)
             if block.failure is not None:
                 block.forget()
             self._count(block)
-            # An interrupt is noticed at calls alone: these happen together or not at all.
             block.users += 1
             self._inside += 1
-            held[:] = [block]
+            held.append(block)
             self._waited_for = [*self._waited_for, block]
             try:
                 self._residency.prepare(block)
@@ -173,16 +136,16 @@ class ReadAhead(PerProcess):
 
     def _work(self) -> None:
         try:
-            self._bring_in_steps()
+            self._page_in_steps()
         except BaseException as error:
             with self._lock:
                 for block in self._waited_for:
-                    block.failure = RuntimeError(f"bringing weights of {block.name!r} into memory failed: {error}")
+                    block.failure = RuntimeError(f"paging in the weights of {block.name!r} failed: {error}")
                 self._working -= 1
                 self._changed.notify_all()
             raise
 
-    def _bring_in_steps(self) -> None:
+    def _page_in_steps(self) -> None:
         """Bring in step after step, until there is none that should be."""
         while True:
             with self._lock:
@@ -195,7 +158,7 @@ class ReadAhead(PerProcess):
                 block, step = found
                 block.running += 1
                 block.held += step.nbytes
-            failure = bring_in(block, step, self.stats)
+            failure = page_in(block, step, self.stats)
             with self._lock:
                 block.running -= 1
                 if failure is not None:

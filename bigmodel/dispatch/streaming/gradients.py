@@ -14,20 +14,20 @@ again; of gradients, those of blocks that backward had already passed remain, as
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from ...devices.nested import iter_tensors
 from ...errors import DispatchError
 from ...profile.training.recompute import Gradients, RecomputedCall, gradients_of
 from ..weights.block import Block, version_of
 from ..weights.parameters import like
 from ..weights.quantized_block import QuantizedBlock
-from .replay_state import Surroundings, closed, opened, refuse_hidden_tensors, unchanged_buffers
+from .replay_state import Surroundings, refuse_hidden_tensors, unchanged_buffers
 from .streamer import Streamer
 
 Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -39,11 +39,10 @@ def wants_gradients(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any])
         return False
     if any(tensor.value.requires_grad for tensor in (*block.tensors, *block.nested)):
         return True
-    leaves = tree_leaves(opened((args, kwargs)))
-    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
+    return any(tensor.requires_grad for tensor in iter_tensors((args, kwargs), registered=True))
 
 
-def stream_and_compute(
+def run_with_gradients(
     streamer: Streamer,
     block: Block,
     module: nn.Module,
@@ -61,13 +60,11 @@ def stream_and_compute(
         args: What the module was called with.
         kwargs: Likewise.
     """
-    if not torch.is_grad_enabled():
-        return streamer.visit(block, compute, args, kwargs)
     if block.recomputed_by == threading.get_ident():
         return compute(args, kwargs)  # the module has called itself; its leaves are shown already
     streamer.adopt_replaced(block)
     if not wants_gradients(block, args, kwargs):
-        return streamer.visit(block, compute, args, kwargs)
+        return streamer.run(block, compute, args, kwargs)
     if block.encloses:
         return _through_copies(streamer, block, compute, args, kwargs)
     host = [tensor.value for tensor in (*block.tensors, *block.nested)]
@@ -86,7 +83,7 @@ class _Call(RecomputedCall):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        super().__init__(opened(args), opened(kwargs))
+        super().__init__(args, kwargs)
         self._streamer = streamer
         self._block = block
         self._module = module
@@ -94,11 +91,8 @@ class _Call(RecomputedCall):
         self._surroundings = Surroundings(streamer.device)
         self._versions = _versions(block)
 
-    def run(self, weights: Iterable[torch.Tensor]) -> Any:
-        return closed(super().run(weights))
-
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        output = opened(self._streamer.visit(self._block, self._compute, closed(args), closed(kwargs)))
+        output = self._streamer.run(self._block, self._compute, args, kwargs)
         refuse_hidden_tensors(output, (args, kwargs))
         return output
 
@@ -106,7 +100,7 @@ class _Call(RecomputedCall):
         _refuse_quantized(self._block)
         refuse_second_derivatives()
         self._refuse_changed_weights()
-        return self._streamer.visit_slot(self._block, lambda slot: self._gradients_in(slot.slab, inputs, received))
+        return self._streamer.visit(self._block, lambda held: self._gradients_in(held[0].memory, inputs, received))
 
     def _refuse_changed_weights(self) -> None:
         for (then, version), (now, version_now) in zip(self._versions, _versions(self._block), strict=True):
@@ -116,16 +110,16 @@ class _Call(RecomputedCall):
                     "them to compute it once more: call backward before the optimizer's step"
                 )
 
-    def _gradients_in(self, slab: torch.Tensor, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
-        """Return the gradients of the inputs, and on the host those of the weights, which lie in `slab` now."""
+    def _gradients_in(self, memory: torch.Tensor, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
+        """Return the gradients of the inputs, and on the host those of the weights, which lie in `memory` now."""
         block = self._block
-        weights = trainable_views(block, slab)
+        weights = trainable_views(block, memory)
         # The module shows one thread's leaves at a time.
         with block.recomputing(), unchanged_buffers(self._module):
             block.show(weights)
-            args, kwargs = closed(self.arguments_again(inputs))
+            args, kwargs = self.arguments_again(inputs)
             with torch.enable_grad(), self._surroundings.restored():
-                outputs = self.tensors_of(opened(self._compute(args, kwargs)))
+                outputs = self.tensors_of(self._compute(args, kwargs))
             # What is fetched by itself within the block takes part as the host tensor that it is.
             nested = [tensor.value for tensor in block.nested]
             with _reentrant_checkpoints_named():
@@ -185,11 +179,11 @@ def _through_copies(
                 tensor.show(tensor.value.to(streamer.device, tensor.device_dtype))
         return compute(args, kwargs)
 
-    return streamer.visit(block, run)
+    return streamer.run(block, run)
 
 
-def trainable_views(block: Block, slab: torch.Tensor) -> list[torch.Tensor]:
-    """Return fresh leaves viewing `slab` that require a gradient where the host tensors do."""
-    leaves = [like(t.value, view.detach()) for t, view in zip(block.tensors, block.layout.views(slab))]
+def trainable_views(block: Block, memory: torch.Tensor) -> list[torch.Tensor]:
+    """Return fresh leaves viewing `memory` that require a gradient where the host tensors do."""
+    leaves = [like(t.value, view.detach()) for t, view in zip(block.tensors, block.layout.views(memory))]
     # What was put in a parameter's place need not be one.
     return [leaf.requires_grad_(t.value.requires_grad) for leaf, t in zip(leaves, block.tensors)]

@@ -1,47 +1,129 @@
-"""A slot: device memory in which streamed blocks take turns.
+"""Slots: device memory in which blocks take turns, and which of them holds what.
 
-The slots of a streamer: which holds which block, which is overwritten next, what is fetched ahead.
+`SlotCache` is the mechanism, for streamed blocks and for experts: what lies in each slot, who uses it, what must end
+before it is overwritten. Which slot is overwritten next is the policy of whoever derives from it: `BlockSlots` gives up
+the block that was wanted longest ago.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 import torch
 
 from ...devices import CopyStream, Event
-from ...devices.storage import storage_of
+from ...devices.nested import storage_of
 from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
-from ..weights.visit_order import VisitOrder
+from ..weights.visits import VisitOrder
+
+K = TypeVar("K", bound=Hashable)
+
+EXPECTED = 3
+"""How many blocks on disk are read ahead of those that have slots, as far as staging memory holds them."""
 
 
 @dataclass(eq=False)
-class Slot:
+class Slot(Generic[K]):
     """Device memory that holds one block at a time.
 
-    `users` counts the forwards that run on its content now; `last_use` orders slots by when they were last wanted;
-    `prefetched` tells that its content was fetched before anybody asked for it, `shown` that the model refers to it;
-    `marks` are the computations that must end before the content may be overwritten; `storage` tells its memory from
-    other memory.
+    Attributes:
+        memory: uint8.
+        content: What lies in it, or is on its way there.
+        version: The content's version when its fetch began.
+        ready: The content's arrival.
+        marks: Computations that must end before the content is overwritten.
+        users: How many forwards compute with the content now, or wait for it.
     """
 
-    slab: torch.Tensor
-    transient: bool = False
-    content: Block | None = None
-    users: int = 0
-    last_use: int = 0
-    version: int = 0
-    prefetched: bool = False
-    shown: bool = False
+    memory: torch.Tensor
+    content: K | None = None
+    version: object = None
     ready: Event | None = None
     marks: list[Event] = field(default_factory=list)
+    users: int = 0
+
+    def mark(self, computation: Event) -> None:
+        """Have the content stay until `computation` has ended, too."""
+        if self.marks or not computation.done():
+            self.marks = [each for each in (*self.marks, computation) if not each.done()]
+
+
+S = TypeVar("S", bound=Slot)  # type: ignore[type-arg]
+
+
+class SlotCache(ABC, Generic[K, S]):
+    """A fixed number of slots, all empty at first. Not to be used by several threads at once."""
+
+    def __init__(self, slots: Sequence[S]) -> None:
+        self.slots = list(slots)
+        self._slot_of: dict[K, S] = {}
+
+    @abstractmethod
+    def is_used(self, slot: S) -> bool:
+        """Whether a forward computes with what is in `slot`, or waits for it."""
+
+    def __contains__(self, content: K) -> bool:
+        return content in self._slot_of
+
+    def find(self, content: K, version: object) -> S | None:
+        """Return the slot that holds `content` or will; None if there is none, or the host's tensors have changed."""
+        slot = self._slot_of.get(content)
+        if slot is not None and slot.version != version and not self.is_used(slot):
+            self.forget(slot)
+            return None
+        return slot
+
+    def holds(self, content: K | None, slot: S) -> bool:
+        """Whether `slot` is the one that holds `content` or will."""
+        return content is not None and self._slot_of.get(content) is slot
+
+    def fill(self, slot: S, content: K, version: object, fetch: Callable[[torch.Tensor, list[Event]], Event]) -> None:
+        """Start bringing `content` into `slot`.
+
+        Args:
+            slot: Nobody uses it.
+            content: What it will hold.
+            version: What tells whether the host's tensors have changed since.
+            fetch: Starts the copy into the given memory after the given events; returns the event of its arrival.
+        """
+        self.forget(slot)
+        slot.ready = fetch(slot.memory, slot.marks)
+        slot.content, slot.version, slot.marks = content, version, []
+        self._slot_of[content] = slot
+
+    def forget(self, slot: S) -> None:
+        """Note that nothing lies in `slot`."""
+        if slot.content is not None:
+            self._slot_of.pop(slot.content, None)
+        slot.content = None
+
+
+@dataclass(eq=False)
+class BlockSlot(Slot[Block]):
+    """A slot for streamed blocks.
+
+    Attributes:
+        last_use: Orders slots by when they were last wanted.
+        transient: It serves one visit only.
+        prefetched: Its content was fetched before anybody asked for it.
+        shown: The model refers to its content.
+        views: For each block that was here, its tensors in this memory.
+        storage: Tells its memory from other memory.
+    """
+
+    last_use: int = 0
+    transient: bool = False
+    prefetched: bool = False
+    shown: bool = False
     views: dict[Block, list[torch.Tensor]] = field(default_factory=dict)
     storage: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.storage = storage_of(self.slab)
+        self.storage = storage_of(self.memory)
 
     def show(self, block: Block) -> None:
         """Make the model refer to the tensors of `block`, the content, that lie here."""
@@ -49,7 +131,7 @@ class Slot:
         if not self.shown:
             views = self.views.get(block)
             if views is None:
-                views = self.views[block] = block.device_views(self.slab)
+                views = self.views[block] = block.device_views(self.memory)
             self.shown = True
             block.show(views)
 
@@ -71,110 +153,79 @@ class Slot:
             self.shown = False
 
 
-def least_wanted(slots: Sequence[Slot]) -> Slot:
-    """Return the one to overwrite: an empty one, else the one that was wanted longest ago."""
-    if len(slots) == 1:
-        return slots[0]
-    return min(slots, key=lambda slot: (slot.content is not None, slot.last_use))
-
-
-EXPECTED = 3
-"""How many blocks on disk are read ahead of those that have slots, as far as staging memory holds them."""
-
-
-class BlockSlots:
-    """A fixed number of slots, all empty at first. Not to be used by several threads at once.
+class BlockSlots(SlotCache[Block, BlockSlot]):
+    """The slots of a streamer, and what is fetched into them ahead of its use.
 
     Args:
-        device: Where they are.
-        slabs: Their memory: uint8, each large enough for any block that takes turns in them.
-        stream: The copy stream that writes to them.
-        fetcher: What fetches blocks into them, over that stream.
+        memory: Of each slot: uint8, large enough for any block that takes turns in them.
+        stream: The copy stream that writes to it.
+        fetcher: Fetches blocks over that stream.
         order: Which block is expected after which.
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        slabs: Sequence[torch.Tensor],
-        stream: CopyStream,
-        fetcher: Fetcher,
-        order: VisitOrder[Block],
+        self, memory: Sequence[torch.Tensor], stream: CopyStream, fetcher: Fetcher, order: VisitOrder[Block]
     ) -> None:
-        self._device = device
+        # A device that computes behind the host may not be done yet with what lay in this memory before.
+        super().__init__([BlockSlot(each, marks=[stream.compute_mark()]) for each in memory])
         self._stream = stream
-        self._slots = [self._empty(slab) for slab in slabs]
-        self._slot_of: dict[Block, Slot] = {}
         self._fetcher = fetcher
         self._order = order
+
+    def is_used(self, slot: BlockSlot) -> bool:
+        return slot.users > 0
 
     @property
     def in_use(self) -> int:
         """How many blocks forwards run on now, or wait for."""
         return sum(slot.users > 0 for slot in list(self._slot_of.values()))
 
-    def find(self, block: Block) -> Slot | None:
-        """Return the slot that holds `block` or will; None if there is none, or its content is of no use any more."""
+    def find_current(self, block: Block) -> BlockSlot | None:
+        """Return the slot that holds `block` as its host tensors are now, or will; None if there is none."""
         slot = self._slot_of.get(block)
-        if slot is not None and slot.users == 0 and _is_stale(block, slot):
+        if slot is None or slot.users:
+            return slot
+        if block.adopt_replaced():
             self.forget(slot)
             return None
-        return slot
+        return self.find(block, block.version())
 
-    def holds(self, block: Block, slot: Slot) -> bool:
-        """Whether `slot` is the one that holds `block` or will."""
-        return self._slot_of.get(block) is slot
-
-    def free(self) -> Slot | None:
+    def free(self) -> BlockSlot | None:
         """Return the slot to overwrite next; None if all are in use."""
-        free = [slot for slot in self._slots if slot.users == 0]
-        return least_wanted(free) if free else None
+        return least_wanted([slot for slot in self.slots if slot.users == 0])
 
-    def transient(self, block: Block) -> Slot:
+    def transient(self, block: Block, device: torch.device) -> BlockSlot:
         """Return a slot of its own for one visit of `block`."""
         with torch.inference_mode(False):  # other threads write to it and use it, whatever mode they are in
-            slab = torch.empty(block.layout.nbytes, dtype=torch.uint8, device=self._device)
-        return self._empty(slab, transient=True)
+            memory = torch.empty(block.layout.nbytes, dtype=torch.uint8, device=device)
+        return BlockSlot(memory, marks=[self._stream.compute_mark()], transient=True)
 
-    def fetch(self, block: Block, slot: Slot, ahead: bool = False) -> None:
+    def fetch(self, block: Block, slot: BlockSlot, ahead: bool = False) -> None:
         """Start fetching `block` into `slot`, `ahead` of anybody's asking for it or not."""
         block.adopt_replaced()
-        self.forget(slot)
-        version = block.version()
-        slot.ready = self._fetcher.fetch(block, slot.slab, slot.marks)
-        slot.content, slot.version, slot.prefetched, slot.marks = block, version, ahead, []
-        self._slot_of[block] = slot
-
-    def forget(self, slot: Slot) -> None:
-        """Note that nothing lies in `slot`."""
-        if slot.content is not None:
-            self._slot_of.pop(slot.content, None)
-        slot.content = None
+        self.fill(slot, block, block.version(), lambda memory, after: self._fetcher.fetch(block, memory, after))
+        slot.prefetched = ahead
 
     def prefetch(self, block: Block) -> None:
         """Start fetching the blocks that follow `block`, into slots whose content is wanted later than theirs."""
         wanted = {block}
-        for successor in self._order.after(block, len(self._slots) - 1):
+        for successor in self._order.after(block, len(self.slots) - 1):
             wanted.add(successor)
             if successor in self._slot_of:
                 continue
-            free = [slot for slot in self._slots if slot.users == 0 and slot.content not in wanted]
-            if not free:
+            free = least_wanted([slot for slot in self.slots if slot.users == 0 and slot.content not in wanted])
+            if free is None:
                 return
             try:
-                self.fetch(successor, least_wanted(free), ahead=True)
+                self.fetch(successor, free, ahead=True)
             except Exception:
-                # Nobody needs it yet. Who does fetches it, and is told what is wrong with it.
+                # Nobody needs it yet. The forward that does will fetch it, and raise the error.
                 return
 
     def beyond(self, block: Block) -> list[Block]:
         """Return the blocks after `block` that will be fetched next when there is room for them."""
-        following = self._order.after(block, len(self._slots) + EXPECTED)
+        following = self._order.after(block, len(self.slots) + EXPECTED)
         return [successor for successor in following if successor not in self._slot_of][:EXPECTED]
-
-    def _empty(self, slab: torch.Tensor, transient: bool = False) -> Slot:
-        # A device that computes behind the host may not be done yet with what lay in this memory before.
-        return Slot(slab, transient, marks=[self._stream.compute_mark()])
 
     def show_host(self) -> None:
         """Make the model refer to the host tensors of every block that is shown on the device."""
@@ -183,6 +234,8 @@ class BlockSlots:
                 block.show_host()
 
 
-def _is_stale(block: Block, slot: Slot) -> bool:
-    """Whether the host weights were changed, by an optimizer say, since they were fetched into `slot`."""
-    return block.adopt_replaced() or block.version() != slot.version
+def least_wanted(slots: Sequence[BlockSlot]) -> BlockSlot | None:
+    """Return the slot to overwrite: an empty one, else the one wanted longest ago; None if there are no slots."""
+    if len(slots) <= 1:
+        return slots[0] if slots else None
+    return min(slots, key=lambda slot: (slot.content is not None, slot.last_use))

@@ -1,8 +1,8 @@
 """The mechanism that makes streamed blocks visit a device: slots, fetches, prefetch.
 
-    acquire:  find the block in a slot, or take a free slot and fetch it; start fetching what comes next; wait for the
-              block's own fetch; show its weights to the module
-    release:  show the host weights again; the slot keeps its content until somebody needs the room
+    enter:  find the block in a slot, or take a free slot and fetch it; start fetching what comes next; wait for the
+            block's own fetch; show its weights to the module
+    leave:  show the host weights again; the slot keeps its content until somebody needs the room
 
 Which block comes next is learned. A wrong guess costs the time of one fetch and nothing else.
 """
@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from ...devices import CopyStream, copy_stream
-from ...devices.move import copied_out_of
+from ...devices.nested import copied_out_of
 from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
-from ..weights.fork_safe import PerProcess
 from ..weights.layout import largest
 from ..weights.stats import StreamStats
-from ..weights.visit_order import VisitOrder
-from .slots import BlockSlots, Slot
+from ..weights.visits import Visited, VisitOrder
+from .slots import BlockSlot, BlockSlots
 
 T = TypeVar("T")
 
@@ -36,8 +34,8 @@ class _Thread(threading.local):
     holds: int = 0
 
 
-class Streamer(PerProcess):
-    """Streams blocks to one device through a fixed number of slots.
+class Streamer(Visited[Block, BlockSlot]):
+    """Streams blocks to one device through a fixed number of slots. A visit holds the slot of its block.
 
     Args:
         device: Where the blocks run.
@@ -57,14 +55,13 @@ class Streamer(PerProcess):
         self.start()
 
     def _start(self) -> None:
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        super()._start()
         self._waiting = 0
         self._thread = _Thread()
         self.stats = StreamStats()
         self._stream: CopyStream = copy_stream(self.device)
         self._fetcher = Fetcher(self._stream, self.device, self.stats, self.blocks)
-        self._slots = BlockSlots(self.device, self._memory, self._stream, self._fetcher, self._order)
+        self._slots = BlockSlots(self._memory, self._stream, self._fetcher, self._order)
 
     def _forked(self) -> None:
         super()._forked()
@@ -74,58 +71,31 @@ class Streamer(PerProcess):
     @property
     def slot_bytes(self) -> int:
         """Bytes of device memory that the slots take, and what is staged on the way to them."""
-        return sum(slab.nbytes for slab in self._memory) + self._fetcher.staging_bytes
+        return sum(memory.nbytes for memory in self._memory) + self._fetcher.staging_bytes
 
     @property
     def in_use(self) -> int:
         """How many blocks forwards run on now, in whatever thread of this process."""
         return self._slots.in_use if self.is_started else 0
 
-    @contextmanager
-    def use(self, block: Block) -> Iterator[None]:
-        """Within this context `block`'s weights are on the device. What Ctrl-C may interrupt calls `visit` instead."""
-        held: list[Slot] = []
-        try:
-            self._acquire(block, held)
-            yield
-        finally:
-            self._release(held)
-
     def adopt_replaced(self, block: Block) -> None:
         """Take over what the user put in the place of host tensors, unless a forward shows the device's there now."""
         if not self.is_started:
             self.start()
         with self._lock:
-            if self._slots.find(block) is None:
+            if self._slots.find_current(block) is None:
                 block.adopt_replaced()
 
-    def visit(self, block: Block, compute: Callable[..., T], *args: Any) -> T:
-        """Return what ``compute(*args)`` returns while `block`'s weights are on the device, weights among it copied.
-
-        Ctrl-C may fall between any two steps of this: the slot is given back all the same.
+    def run(self, block: Block, compute: Callable[..., T], *args: Any) -> T:
+        """Return what ``compute(*args)`` returns while `block`'s weights are on the device, weights in it copied.
 
         Raises:
             Exception: Whatever the fetch or `compute` raised; nothing is held then.
         """
-        return self.visit_slot(block, lambda slot: copied_out_of(compute(*args), slot.storage))
+        return self.visit(block, lambda held: copied_out_of(compute(*args), held[0].storage))
 
-    def visit_slot(self, block: Block, compute: Callable[[Slot], T]) -> T:
-        """Do as `visit`; `compute` is called with the slot that holds the block."""
-        held: list[Slot] = []
-        try:
-            self._acquire(block, held)
-            return compute(held[0])
-        finally:
-            try:
-                self._release(held)
-            except BaseException:
-                self._release(held)
-                raise
-
-    def _acquire(self, block: Block, held: list[Slot]) -> None:
-        """Bring `block` to the device and show it. `held` gets its slot as soon as that is in use."""
-        if not self.is_started:
-            self.start()
+    def _enter(self, block: Block, held: list[BlockSlot]) -> None:
+        """Bring `block` to the device and show it."""
         slot = self._take(block, held)
         prefetched = slot.prefetched
         try:
@@ -134,14 +104,13 @@ class Streamer(PerProcess):
             if not prefetched:
                 raise
             # That happened before anybody needed the block. Whether it can be had now is what counts.
-            self._release(held)
+            self._leave(held)
             self._await(block, self._take(block, held))
 
-    def _take(self, block: Block, held: list[Slot]) -> Slot:
+    def _take(self, block: Block, held: list[BlockSlot]) -> BlockSlot:
         """Return the slot that holds `block` or will, marked as in use, and start fetching what follows."""
         with self._lock:
             slot = self._find_or_fetch(block)
-            # An interrupt is noticed at calls alone: these three happen together or not at all.
             slot.users += 1
             self._thread.holds += 1
             held.append(slot)
@@ -154,10 +123,10 @@ class Streamer(PerProcess):
                 self._fetcher.expect(self._slots.beyond(block) if alone else ())
         return slot
 
-    def _find_or_fetch(self, block: Block) -> Slot:
+    def _find_or_fetch(self, block: Block) -> BlockSlot:
         """Return the slot that holds `block` or will; if there is none, one in which its fetch was started."""
         while True:
-            slot = self._slots.find(block)
+            slot = self._slots.find_current(block)
             if slot is not None:
                 self.stats.hits += 1
                 return slot
@@ -173,15 +142,15 @@ class Streamer(PerProcess):
             finally:
                 self._waiting -= 1
 
-    def _room_for(self, block: Block) -> Slot | None:
+    def _room_for(self, block: Block) -> BlockSlot | None:
         """Return a slot to fetch `block` into; None if one must be waited for."""
         free = None if block.encloses else self._slots.free()
         # A thread that holds a block may hold what others wait for: waiting for a slot could last for ever.
         if free is None and (block.encloses or self._thread.holds):
-            return self._slots.transient(block)
+            return self._slots.transient(block, self.device)
         return free
 
-    def _await(self, block: Block, slot: Slot) -> None:
+    def _await(self, block: Block, slot: BlockSlot) -> None:
         """Wait for `block`'s arrival in `slot` and show it there."""
         ready = slot.ready
         assert ready is not None
@@ -199,14 +168,12 @@ class Streamer(PerProcess):
             self.stats.seconds_waited += waited
             slot.show(block)
 
-    def _release(self, held: list[Slot]) -> None:
-        """Give back the slot in `held` and empty it. If that is interrupted it can be done again."""
+    def _leave(self, held: list[BlockSlot]) -> None:
+        """Show the host's weights again; who computes with the slot's content must end before it is overwritten."""
         with self._lock:
             if held:
                 slot = held[0]
-                mark = self._stream.compute_mark()
-                if slot.marks or not mark.done():
-                    slot.marks = [each for each in (*slot.marks, mark) if not each.done()]
+                slot.mark(self._stream.compute_mark())
                 if slot.users == 1:
                     slot.show_host()
                     if slot.transient:

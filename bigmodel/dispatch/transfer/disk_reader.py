@@ -2,7 +2,7 @@
 
     readers   fill staging slots with chunks of files, several at once, in the order in which blocks were asked for
     pump      hands each filled slot to the copy stream, in that order too
-    stream    drains it into the device slab; then the staging slot is free for another chunk
+    stream    drains it into device memory; then the staging slot is free for another chunk
 
 So a block takes as long as the slowest of the three needs for its bytes, not as all of them one after another, and
 reading goes on into the next block while the last one's bytes are still being copied, also if that block has to wait
@@ -20,23 +20,22 @@ from functools import partial
 
 import torch
 
-from ...devices import Event
+from ...devices import CopyStream, Event
 from ..weights.block import Block
 from ..weights.stats import StreamStats
-from .copy_link import Link
 from .files import SourceFiles
 from .page_cache import ReadPolicy, is_cached
-from .quantized_transfer import Arrival
-from .read_job import BlockRead, DiskJob, Read, Stage
-from .read_plan import CHUNK_BYTES, Chunk, Reads, plan_reads
-from .speculative_reads import Anticipation
+from .quantized_transfer import Transfer
+from .read_job import Read, ReadEvent, ReadJob, Stage
+from .read_plan import CHUNK_BYTES, Chunk, ReadPlan, plan_reads
+from .speculative_reads import SpeculativeReads
 from .staging import StagingSlot, StagingSlots
 
 READERS = 2
 
 
 class DiskReader:
-    """Reads blocks from their files into device slabs.
+    """Reads blocks from their files into device memory.
 
     Its threads end when nobody holds it any more.
 
@@ -49,7 +48,12 @@ class DiskReader:
     """
 
     def __init__(
-        self, link: Link, policy: ReadPolicy, stats: StreamStats, pin: bool = False, chunk_bytes: int = CHUNK_BYTES
+        self,
+        link: CopyStream,
+        policy: ReadPolicy,
+        stats: StreamStats,
+        pin: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         self._link = link
         self._policy = policy
@@ -59,31 +63,31 @@ class DiskReader:
         self._files = SourceFiles()
         self._staging = StagingSlots(chunk_bytes, pin)
         self._lock = threading.Lock()
-        self._jobs: deque[DiskJob] = deque()
+        self._jobs: deque[ReadJob] = deque()
         self._stages: deque[Stage] = deque()
-        self._anticipation = Anticipation()
+        self._speculative = SpeculativeReads()
         self._pumping = False
         self._pump_thread = ThreadPoolExecutor(1, thread_name_prefix="disk pump")
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="disk reader")
 
-    def fetch(self, arrival: Arrival, after: Sequence[Event]) -> Event:
+    def fetch(self, transfer: Transfer, after: Sequence[Event]) -> Event:
         """Start bringing a block into its slot once the events `after` are done; return the event of its arrival."""
-        job = DiskJob(arrival, after)
+        job = ReadJob(transfer, after)
         with self._lock:
             for older in self._jobs:
-                if older.arrival.slab is arrival.slab:
+                if older.transfer.memory is transfer.memory:
                     # It was a wrong guess: nobody waits for it any more.
                     older.settle(CancelledError())
             self._jobs.append(job)
             if not self._pumping:
                 self._pump_thread.submit(self._pump)
                 self._pumping = True
-        return BlockRead(job)
+        return ReadEvent(job)
 
     def expect(self, blocks: Sequence[Block]) -> None:
         """Say which blocks will be fetched after those that are; they are read ahead into what staging memory is
         free. If others are fetched instead, that costs the time of those reads and nothing else."""
-        self._anticipation.expect(blocks)
+        self._speculative.expect(blocks)
 
     @property
     def is_busy(self) -> bool:
@@ -108,7 +112,7 @@ class DiskReader:
                     job.settle(error)
                 self._jobs.clear()
                 self._stages.clear()
-                self._anticipation = Anticipation()
+                self._speculative = SpeculativeReads()
                 self._staging, self._pumping = StagingSlots(self._chunk_bytes, self._pin), False
             raise
 
@@ -119,20 +123,20 @@ class DiskReader:
             assert job.chunks
             self._stages.append(Stage(job, self._begin(job.chunks.popleft())))
         try:
-            while self._staging.free and self._anticipation.next_read(self._plan, self._begin):
+            while self._staging.free and self._speculative.next_read(self._plan, self._begin):
                 pass
         except OSError:
             # Nobody needs it yet. Who does is told what is wrong.
-            self._anticipation.expect(())
+            self._speculative.expect(())
 
     def _begin(self, chunk: Chunk) -> Read:
         slot = self._staging.free.popleft()
         return Read(chunk, slot, self._readers.submit(self._read, chunk, slot))
 
-    def _plan(self, block: Block) -> Reads:
+    def _plan(self, block: Block) -> ReadPlan:
         return plan_reads(block, self._files, self._chunk_bytes)
 
-    def _current_job(self) -> DiskJob | None:
+    def _current_job(self) -> ReadJob | None:
         """Return the first job that is not read to its end, its reads planned."""
         while True:
             with self._lock:
@@ -143,7 +147,7 @@ class DiskReader:
                 return job
             self._open(job)
 
-    def _open(self, job: DiskJob) -> None:
+    def _open(self, job: ReadJob) -> None:
         """Find out how a job is read, and take over what was read of it ahead."""
         try:
             reads = self._plan(job.block)
@@ -153,19 +157,19 @@ class DiskReader:
         job.open(reads)
         in_memory = sum(job.block.tensors[index].value.nbytes for index in reads.from_memory)
         self._stats.add(from_disk=reads.nbytes, from_ram=in_memory)
-        # Copies in the order of the jobs: the first waits for the slab, which others must not be held up by.
+        # Copies in the order of the jobs: the first waits for the slot's memory, which others must not be held up by.
         self._stages.append(Stage(job))
-        begun = self._anticipation.asked(job.block, reads)
+        begun = self._speculative.asked(job.block, reads)
         if reads.chunks and not begun:
-            self._drop_guesses()
+            self._drop_speculative()
         assert job.chunks is not None
         for read in begun:
             job.chunks.popleft()
             self._stages.append(Stage(job, read))
 
-    def _drop_guesses(self) -> None:
+    def _drop_speculative(self) -> None:
         """Take back the slots of what was read ahead in vain."""
-        reads = self._anticipation.drop()
+        reads = self._speculative.drop()
         wait([read.staged for read in reads if not read.staged.cancel()])
         self._staging.free.extend(read.slot for read in reads)
 
@@ -189,7 +193,7 @@ class DiskReader:
             copies = stage.copies()
             if job.copied.done():  # it failed meanwhile
                 return
-            event = self._link.copy(partial(stage.copy, copies), job.before())
+            event = self._link.submit(partial(stage.copy, copies), job.before())
             if read is not None:
                 read.slot.drained = event
         except Exception as error:
@@ -200,8 +204,8 @@ class DiskReader:
                 self._staging.free.append(read.slot)
         job.left -= 1
         if job.left == 0:
-            self._finish(job, job.arrival.finish(event))
+            self._finish(job, job.transfer.finish(event))
 
-    def _finish(self, job: DiskJob, outcome: Event | Exception) -> None:
+    def _finish(self, job: ReadJob, outcome: Event | Exception) -> None:
         with self._lock:
             job.settle(outcome)

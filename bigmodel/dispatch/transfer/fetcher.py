@@ -1,4 +1,4 @@
-"""How a block's bytes get from where they lie to a device slab."""
+"""How a block's bytes get from where they lie to device memory."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from functools import partial
 import torch
 
 from ...devices import CopyStream, Event
+from ...devices.streams import TimedCopyStream
 from ...plan import staging
 from ..weights.block import Block
 from ..weights.quantized_block import QuantizedBlock
 from ..weights.stats import StreamStats
-from .copy_link import Link
 from .disk_reader import DiskReader
 from .page_cache import ReadPolicy
-from .quantized_transfer import Arrival, Staging
+from .quantized_transfer import QuantizedTransfers, Transfer
 from .staging import chunk_of
 
 
 class Fetcher:
-    """Fetches blocks to one device: from memory straight over its link, from disk by way of staging memory.
+    """Fetches blocks to one device: from host memory straight over its link, from disk by way of staging memory.
 
     Args:
         stream: The copy stream of the device.
@@ -33,39 +33,52 @@ class Fetcher:
     def __init__(
         self, stream: CopyStream, device: torch.device, stats: StreamStats, blocks: Sequence[Block] = ()
     ) -> None:
+        self._device = device
         self._stats = stats
-        self._link = Link(stream, device, stats)
-        fetched = [block.carrier if isinstance(block, QuantizedBlock) else block for block in blocks]
-        on_disk = [block.nbytes for block in fetched if block.on_disk]
-        chunk_bytes = chunk_of(staging(on_disk))
-        self.reads_files = bool(on_disk)
+        self._link = TimedCopyStream(stream, device, lambda seconds: stats.add(on_link=seconds))
+        self._on_disk = [block.nbytes for block in map(_carried, blocks) if block.on_disk]
+        self._disk: DiskReader | None = None
+        quantized = [block for block in blocks if isinstance(block, QuantizedBlock)]
+        self._quantized = QuantizedTransfers(device, quantized)
+
+    @property
+    def reads_files(self) -> bool:
         """Whether any of the blocks lies on disk."""
-        self._disk = DiskReader(self._link, ReadPolicy(sum(on_disk)), stats, device.type == "cuda", chunk_bytes)
-        self._staging = Staging(device, [block for block in blocks if isinstance(block, QuantizedBlock)])
+        return bool(self._on_disk)
 
     @property
     def staging_bytes(self) -> int:
         """Bytes of device memory in which quantised blocks arrive."""
-        return self._staging.nbytes
+        return self._quantized.nbytes
 
     def expect(self, blocks: Sequence[Block]) -> None:
         """Say which blocks will be fetched next, as soon as there is room: what lies on disk is read ahead."""
-        carried = [block.carrier if isinstance(block, QuantizedBlock) else block for block in blocks]
-        self._disk.expect([block for block in carried if block.on_disk])
+        self._reader().expect([block for block in map(_carried, blocks) if block.on_disk])
 
-    def fetch(self, block: Block, slab: torch.Tensor, after: Sequence[Event]) -> Event:
-        """Start bringing `block` into `slab` once the events `after` are done; return the event of its arrival.
+    def fetch(self, block: Block, memory: torch.Tensor, after: Sequence[Event]) -> Event:
+        """Start bringing `block` into `memory` once the events `after` are done; return the event of its arrival.
 
         Waiting for that event raises what went wrong: CheckpointFormatError for a file that was cut short, OSError
         for one that cannot be read.
         """
-        arrival = self._staging.arrival(block, slab) if isinstance(block, QuantizedBlock) else None
-        if block.on_disk or self._disk.is_busy:
-            # Behind reads that are under way, so that a slab is never written by an older fetch after a newer one.
+        transfer = self._quantized.start(block, memory) if isinstance(block, QuantizedBlock) else None
+        if block.on_disk or (self._disk is not None and self._disk.is_busy):
+            # Behind reads that are under way, so that memory is never written by an older fetch after a newer one.
             self._stats.add(fetches=1)
-            return self._disk.fetch(arrival or Arrival(block, slab), after)
-        if arrival is not None:
-            self._stats.add(fetches=1, from_ram=arrival.block.nbytes)
-            return arrival.bring(self._link, after)
+            return self._reader().fetch(transfer or Transfer(block, memory), after)
+        if transfer is not None:
+            self._stats.add(fetches=1, from_ram=transfer.block.nbytes)
+            return transfer.run(self._link, after)
         self._stats.add(fetches=1, from_ram=block.nbytes)
-        return self._link.copy(partial(block.fetch, slab), after, block.nbytes)
+        return self._link.submit(partial(block.fetch, memory), after, block.nbytes)
+
+    def _reader(self) -> DiskReader:
+        if self._disk is None:
+            policy, chunk_bytes = ReadPolicy(sum(self._on_disk)), chunk_of(staging(self._on_disk))
+            self._disk = DiskReader(self._link, policy, self._stats, self._device.type == "cuda", chunk_bytes)
+        return self._disk
+
+
+def _carried(block: Block) -> Block:
+    """Return the block whose bytes are copied for `block`."""
+    return block.carrier if isinstance(block, QuantizedBlock) else block

@@ -1,4 +1,4 @@
-"""What is copied to a device for a block, whereto, and what remains to be done there."""
+"""Transfers: what is copied to a device for a block, to where, and how quantised weights are restored there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from functools import partial
 
 import torch
 
-from ...devices import Event, copy_stream
+from ...devices import CopyStream, Event, copy_stream
 from ...profile.model.quantized import BUFFERS
 from ..weights.block import Block
 from ..weights.quantized_block import QuantizedBlock
-from .copy_link import Link
 
 PARTS = 2
 """Parts in which a quantised block comes over the link: after the last byte half of it remains to be restored."""
@@ -21,19 +20,19 @@ PART_BYTES = 256 * 2**10
 """Least bytes of a part: each takes a copy and a kernel of its own."""
 
 
-class Arrival:
+class Transfer:
     """One fetch of a block that is copied into its slot as it is.
 
     Attributes:
         block: Whose bytes are copied.
         into: The device memory that they are copied to.
-        slab: The slot that holds the block afterwards.
+        memory: The slot that holds the block afterwards.
     """
 
-    def __init__(self, block: Block, slab: torch.Tensor) -> None:
+    def __init__(self, block: Block, memory: torch.Tensor) -> None:
         self.block = block
-        self.into = slab
-        self.slab = slab
+        self.into = memory
+        self.memory = memory
 
     def before(self, after: Sequence[Event]) -> Sequence[Event]:
         """Return what must be done before the first copy, given what must be before the slot is overwritten."""
@@ -44,20 +43,22 @@ class Arrival:
         return copied
 
 
-class QuantizedArrival(Arrival):
+class QuantizedTransfer(Transfer):
     """One fetch of a quantised block: its carrier is copied into staging memory and restored from there.
 
     From host memory it comes in parts, each of which is restored while the next one is on its way.
 
     Args:
         block: The block.
-        slab: The slot that it is restored into.
+        memory: The slot that it is restored into.
         staging: Lends the memory.
         buffer: Which part of it.
     """
 
-    def __init__(self, block: QuantizedBlock, slab: torch.Tensor, staging: Staging, buffer: _Buffer) -> None:
-        super().__init__(block.carrier, slab)
+    def __init__(
+        self, block: QuantizedBlock, memory: torch.Tensor, staging: QuantizedTransfers, buffer: _Buffer
+    ) -> None:
+        super().__init__(block.carrier, memory)
         self.into = buffer.memory[: block.carrier.layout.nbytes]
         self._quantized = block
         self._staging = staging
@@ -71,13 +72,13 @@ class QuantizedArrival(Arrival):
     def finish(self, copied: Event) -> Event:
         return self._restore(0, self.block.layout.nbytes, copied)
 
-    def bring(self, link: Link, after: Sequence[Event]) -> Event:
+    def run(self, link: CopyStream, after: Sequence[Event]) -> Event:
         """Copy the block from host memory, part by part; return the event of its being there."""
         before, nbytes = self.before(after), self.block.layout.nbytes
         part = max(PART_BYTES, -(-nbytes // PARTS))
         for begin in range(0, nbytes, part):
             end = min(begin + part, nbytes)
-            copied = link.copy(partial(self._copy, begin, end), before, end - begin)
+            copied = link.submit(partial(self._copy, begin, end), before, end - begin)
             before = ()
             # What is restored of one part comes after what was of those before, and fails if that did.
             self._after = (self._restore(begin, end, copied),)
@@ -89,7 +90,7 @@ class QuantizedArrival(Arrival):
         self.into[begin:end].copy_(packed[begin:end], non_blocking=True)
 
     def _restore(self, begin: int, end: int, copied: Event) -> Event:
-        work = partial(self._staging.restore, self._quantized, self.into, self.slab, begin, end)
+        work = partial(self._staging.restore, self._quantized, self.into, self.memory, begin, end)
         self._buffer.restored = self._staging.stream.submit(work, (copied, *self._after))
         return self._buffer.restored
 
@@ -102,7 +103,7 @@ class _Buffer:
     restored: Event
 
 
-class Staging:
+class QuantizedTransfers:
     """Device memory in which the carriers of quantised blocks arrive in turns, and the stream that restores them.
 
     Args:
@@ -123,12 +124,12 @@ class Staging:
         self._buffers = [_Buffer(memory[index * carried : (index + 1) * carried], unused) for index in range(BUFFERS)]
         self._scratch = memory[BUFFERS * carried :]
 
-    def arrival(self, block: QuantizedBlock, slab: torch.Tensor) -> QuantizedArrival:
-        """Return the fetch of `block` into `slab`; what changed since it was carried last is carried anew."""
+    def start(self, block: QuantizedBlock, memory: torch.Tensor) -> QuantizedTransfer:
+        """Return the fetch of `block` into `memory`; what changed since it was carried last is carried anew."""
         block.refresh()
         self._buffers.append(self._buffers.pop(0))
-        return QuantizedArrival(block, slab, self, self._buffers[-1])
+        return QuantizedTransfer(block, memory, self, self._buffers[-1])
 
-    def restore(self, block: QuantizedBlock, staged: torch.Tensor, slab: torch.Tensor, begin: int, end: int) -> None:
-        """Write the part of `block` that is `staged` in these bytes into `slab`."""
-        block.restore(staged, slab, self._scratch, begin, end)
+    def restore(self, block: QuantizedBlock, staged: torch.Tensor, memory: torch.Tensor, begin: int, end: int) -> None:
+        """Write the part of `block` that is `staged` in these bytes into `memory`."""
+        block.restore(staged, memory, self._scratch, begin, end)

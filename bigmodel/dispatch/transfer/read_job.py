@@ -10,24 +10,24 @@ from dataclasses import dataclass
 import torch
 
 from ...devices import Event
-from .quantized_transfer import Arrival
-from .read_plan import Chunk, Reads
+from .quantized_transfer import Transfer
+from .read_plan import Chunk, ReadPlan
 from .staging import StagingSlot
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
 """What to copy: (to, from) pairs."""
 
 
-class DiskJob:
+class ReadJob:
     """One fetch of a block, part or all of which is read from files.
 
     Args:
-        arrival: What it is for.
+        transfer: What it is for.
         after: What must be done before its first copy.
 
     Attributes:
         block: Whose bytes are read.
-        slab: The device memory that they are copied to.
+        memory: The device memory that they are copied to.
         chunks: What is still to be read; None until it is its turn and its reads are planned.
         from_memory: Tensors that are copied from memory.
         left: How many copies are still to be queued.
@@ -35,10 +35,10 @@ class DiskJob:
         failure: What a copy raised.
     """
 
-    def __init__(self, arrival: Arrival, after: Sequence[Event]) -> None:
-        self.arrival = arrival
-        self.block = arrival.block
-        self.slab = arrival.into
+    def __init__(self, transfer: Transfer, after: Sequence[Event]) -> None:
+        self.transfer = transfer
+        self.block = transfer.block
+        self.memory = transfer.into
         self._after: Sequence[Event] | None = after
         self.chunks: deque[Chunk] | None = None
         self.from_memory: tuple[int, ...] = ()
@@ -63,34 +63,34 @@ class DiskJob:
     def before(self) -> Sequence[Event]:
         """Return what the next copy must wait for; asked for each in turn, and only the first has to wait."""
         after, self._after = self._after, None
-        return () if after is None else self.arrival.before(after)
+        return () if after is None else self.transfer.before(after)
 
-    def open(self, reads: Reads) -> None:
+    def open(self, reads: ReadPlan) -> None:
         """Take over how the block is read."""
         self.chunks, self.from_memory, self.left = deque(reads.chunks), reads.from_memory, 1 + len(reads.chunks)
 
     def copy_from_memory(self) -> None:
         """Copy the tensors that are not read from a file."""
         if len(self.from_memory) == len(self.block.tensors):
-            self.block.fetch(self.slab)
+            self.block.fetch(self.memory)
             return
-        views = self.block.layout.views(self.slab) if self.from_memory else []
+        views = self.block.layout.views(self.memory) if self.from_memory else []
         for index in self.from_memory:
             views[index].copy_(self.block.tensors[index].value.detach(), non_blocking=True)
 
     def copies(self, chunk: Chunk, staged: torch.Tensor) -> Copies:
-        """Return what has to be copied of a staged chunk, and where it belongs in the slab."""
+        """Return what has to be copied of a staged chunk, and where it belongs in device memory."""
         found = []
-        for piece in chunk.pieces:
-            source = staged[piece.offset : piece.offset + piece.nbytes]
-            tensor, place = self.block.tensors[piece.tensor], self.block.layout.places[piece.tensor]
+        for segment in chunk.segments:
+            source = staged[segment.offset : segment.offset + segment.nbytes]
+            tensor, place = self.block.tensors[segment.tensor], self.block.layout.places[segment.tensor]
             if place.dtype == tensor.value.dtype:
-                begin = place.offset + piece.start
-                found.append((self.slab[begin : begin + piece.nbytes], source))
+                begin = place.offset + segment.start
+                found.append((self.memory[begin : begin + segment.nbytes], source))
             else:
                 size = tensor.value.element_size()
-                begin, end = piece.start // size, (piece.start + piece.nbytes) // size
-                whole = self.slab[place.offset : place.offset + place.nbytes].view(place.dtype)
+                begin, end = segment.start // size, (segment.start + segment.nbytes) // size
+                whole = self.memory[place.offset : place.offset + place.nbytes].view(place.dtype)
                 found.append((whole[begin:end], source.view(tensor.value.dtype)))
         return found
 
@@ -119,7 +119,7 @@ class Read:
 class Stage:
     """One turn of the link for a job: what is copied from memory (`read` is None), or a chunk once it is staged."""
 
-    job: DiskJob
+    job: ReadJob
     read: Read | None = None
 
     def copies(self) -> Copies:
@@ -131,8 +131,8 @@ class Stage:
         return [] if self.read is None else self.job.copies(self.read.chunk, self.read.staged.result())
 
     def copy(self, copies: Copies) -> None:
-        """Copy it to the device. What goes wrong is told to whoever waits for the block; the slot is free all the
-        same."""
+        """Copy it to the device. Errors are stored and re-raised in whoever waits for the block; the staging slot is
+        free all the same."""
         try:
             with torch.no_grad():
                 if self.read is None:
@@ -145,10 +145,10 @@ class Stage:
             self.job.failure = error
 
 
-class BlockRead:
+class ReadEvent:
     """The event of a block's arrival: waiting for it waits for the disk, then for the last copy."""
 
-    def __init__(self, job: DiskJob) -> None:
+    def __init__(self, job: ReadJob) -> None:
         self._job = job
 
     def done(self) -> bool:

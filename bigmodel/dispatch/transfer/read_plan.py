@@ -18,7 +18,7 @@ GAP_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True)
-class Piece:
+class Segment:
     """A run of bytes of one tensor within a chunk.
 
     Attributes:
@@ -41,16 +41,16 @@ class Chunk:
     Attributes:
         file: What to read.
         offset: First byte in the file, a multiple of `ALIGNMENT`.
-        needed: How many bytes hold the pieces.
+        needed: How many bytes hold the segments.
         address: Where the same bytes are mapped.
-        pieces: What is in it.
+        segments: What is in it.
     """
 
     file: SourceFile
     offset: int
     needed: int
     address: int
-    pieces: tuple[Piece, ...]
+    segments: tuple[Segment, ...]
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +59,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Reads:
+class ReadPlan:
     """How a block is read.
 
     Attributes:
@@ -83,7 +83,7 @@ class _Run:
     """Where the file's byte 0 is mapped."""
 
 
-def plan_reads(block: Block, files: SourceFiles, chunk_bytes: int) -> Reads:
+def plan_reads(block: Block, files: SourceFiles, chunk_bytes: int) -> ReadPlan:
     """Return how `block` is read, given as few and as large reads as its tensors' places allow."""
     runs: list[_Run] = []
     from_memory: list[int] = []
@@ -94,7 +94,7 @@ def plan_reads(block: Block, files: SourceFiles, chunk_bytes: int) -> Reads:
         else:
             runs.append(run)
     runs.sort(key=lambda run: (str(run.file.path), run.base, run.offset))
-    return Reads(tuple(_chunks(runs, chunk_bytes)), tuple(from_memory), sum(run.nbytes for run in runs))
+    return ReadPlan(tuple(_chunks(runs, chunk_bytes)), tuple(from_memory), sum(run.nbytes for run in runs))
 
 
 def _run(index: int, value: torch.Tensor, files: SourceFiles) -> _Run | None:
@@ -131,7 +131,7 @@ class _ChunkBuilder:
         self._begin = position - position % ALIGNMENT
         self._end = position
         self._limit = limit
-        self._pieces: list[Piece] = []
+        self._pieces: list[Segment] = []
 
     def reaches(self, run: _Run, position: int) -> bool:
         """Whether what lies at `position` of the run's file can be part of this chunk."""
@@ -141,7 +141,7 @@ class _ChunkBuilder:
     def add(self, run: _Run, position: int) -> int:
         """Take as much of `run`, from `position` on, as there is room for; return where it stopped."""
         stop = min(run.offset + run.nbytes, self._begin + self._limit)
-        self._pieces.append(Piece(run.tensor, position - run.offset, position - self._begin, stop - position))
+        self._pieces.append(Segment(run.tensor, position - run.offset, position - self._begin, stop - position))
         self._end = max(self._end, stop)
         return stop
 

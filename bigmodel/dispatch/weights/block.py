@@ -1,7 +1,7 @@
 """A streamed block: weights that lie on the host and visit the device for the time of one forward.
 
 Between forwards every parameter of the block is the host tensor it was placed as. During a forward the module's
-slots in ``_parameters`` (or ``_buffers``) hold views of a device slab instead. Nothing is ever on meta.
+slots in ``_parameters`` (or ``_buffers``) hold views of device memory instead. Nothing is ever on meta.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...devices import HOST
 from ...devices.forks import new_rlock
 from ...errors import DispatchError
 from .layout import Layout
-from .parameters import Place, like
+from .parameters import SecondPlace, like
 
 Registry = dict[str, Any]
 """A module's own ``_parameters`` or ``_buffers``. Held instead of the module, so that no cycle keeps it alive."""
@@ -43,7 +43,7 @@ class HostTensor:
     owners: list[tuple[Registry, str]] = field(default_factory=list)
     is_buffer: bool = False
     name: str = ""
-    second_places: list[Place] = field(default_factory=list)
+    second_places: list[SecondPlace] = field(default_factory=list)
 
     def show(self, tensor: torch.Tensor) -> None:
         """Make every owner refer to `tensor`."""
@@ -54,11 +54,11 @@ class HostTensor:
 
 
 class Block:
-    """The tensors of one streamed module and how they lie in a slab.
+    """The tensors of one streamed module and how they lie side by side in a packed buffer.
 
     Args:
         name: The module's name in the model.
-        tensors: Its tensors, each once, in the order in which they lie in the slab.
+        tensors: Its tensors, each once, in the order in which they lie there.
     """
 
     def __init__(self, name: str, tensors: list[HostTensor]) -> None:
@@ -89,16 +89,16 @@ class Block:
         return self._on_disk
 
     def pack(self, pin: bool) -> None:
-        """Move the host tensors into one contiguous (pinned) slab of their own, so that one copy fetches them.
+        """Move the host tensors into one packed (pinned) buffer of their own, so that one copy fetches them.
 
         The tensors keep their identity: a Parameter stays the same Parameter. Blocks whose tensors are cast on the
         way, are tied to other places or lie in a memory map stay as they are.
         """
-        slab = torch.empty(self.layout.nbytes, dtype=torch.uint8, device=HOST, pin_memory=pin)
-        for tensor, view in zip(self.tensors, self.layout.views(slab)):
+        packed = torch.empty(self.layout.nbytes, dtype=torch.uint8, device=HOST, pin_memory=pin)
+        for tensor, view in zip(self.tensors, self.layout.views(packed)):
             view.copy_(tensor.value.detach())
             tensor.value.data = view
-        self.packed = slab
+        self.packed = packed
 
     def version(self) -> int:
         """Return a number that grows whenever a host tensor is written in place (other than through ``.data``)."""
@@ -128,18 +128,18 @@ class Block:
             tensor.show(current)
         return replaced
 
-    def device_views(self, slab: torch.Tensor) -> list[torch.Tensor]:
-        """Return what the module sees while its weights are in `slab`: parameters or buffers viewing it."""
-        return [like(t.value, view, requires_grad=False) for t, view in zip(self.tensors, self.layout.views(slab))]
+    def device_views(self, memory: torch.Tensor) -> list[torch.Tensor]:
+        """Return what the module sees while its weights are in `memory`: parameters or buffers viewing it."""
+        return [like(t.value, view, requires_grad=False) for t, view in zip(self.tensors, self.layout.views(memory))]
 
-    def fetch(self, slab: torch.Tensor) -> None:
-        """Copy the block's tensors into `slab`, in as few copies as they allow."""
+    def fetch(self, memory: torch.Tensor) -> None:
+        """Copy the block's tensors into `memory`, in as few copies as they allow."""
         if self.packed is not None:
-            whole = slab if slab.numel() == self.layout.nbytes else slab[: self.layout.nbytes]
+            whole = memory if memory.numel() == self.layout.nbytes else memory[: self.layout.nbytes]
             whole.copy_(self.packed, non_blocking=True)
             return
         with torch.no_grad():
-            for tensor, view in zip(self.tensors, self.layout.views(slab)):
+            for tensor, view in zip(self.tensors, self.layout.views(memory)):
                 view.copy_(tensor.value.detach(), non_blocking=True)
 
     def show(self, tensors: list[torch.Tensor]) -> None:

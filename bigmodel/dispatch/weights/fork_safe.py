@@ -1,4 +1,4 @@
-"""What belongs to one process, as threads and their locks do, and is made anew in a forked child."""
+"""Objects whose threads and locks belong to one process, and are made anew in a forked child."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from abc import ABC, abstractmethod
 from ...devices.forks import new_rlock
 
 _starting = new_rlock()
-_started: weakref.WeakSet[PerProcess] = weakref.WeakSet()
+_started: weakref.WeakSet[ForkSafe] = weakref.WeakSet()
 
 
-class PerProcess(ABC):
+class ForkSafe(ABC):
     """Something whose threads and locks serve the process that started it.
 
-    A fork copies locks as they are, but only the thread that forks: what the others held is never given back in the
-    child, and what they were doing is never finished. So a child starts anew, before its first use of the object.
+    A fork copies locks as they are, but only the thread that forks: locks that other threads held are never released
+    in the child, and what those threads were doing is never finished. A child therefore starts the object anew before
+    its first use.
 
     Attributes:
-        is_started: Whether what `_start` makes belongs to this process. Whoever uses it calls `start` first if not.
+        is_started: Whether what `_start` makes belongs to this process. Users call `start` first if it does not.
     """
 
     is_started = False
@@ -37,7 +38,7 @@ class PerProcess(ABC):
         """Make what belongs to one process."""
 
     def _forked(self) -> None:
-        """Note that this is a child now, and put right what must be before any use of it. No device is touched."""
+        """Note that this is a child now, and restore what must hold before any use. No device is touched."""
         self.is_started = False
 
 

@@ -1,4 +1,4 @@
-"""How the tensors of a block lie side by side in one contiguous slab, so that one copy moves them all."""
+"""How the tensors of a block lie side by side in one packed buffer, so that one copy moves them all."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 
 ALIGNMENT = 512
-"""Bytes at which each tensor of a slab starts: what CUDA's allocator and vectorised kernels expect."""
+"""Bytes at which each tensor of a packed buffer starts: what CUDA's allocator and vectorised kernels expect."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where one tensor lies in a slab: `offset` and `nbytes` in bytes, its dtype and shape."""
+    """Where one tensor lies in a packed buffer: `offset` and `nbytes` in bytes, its dtype and shape."""
 
     offset: int
     nbytes: int
@@ -23,7 +23,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """The places of a block's tensors in a slab of `nbytes` bytes."""
+    """The places of a block's tensors in a packed buffer of `nbytes` bytes."""
 
     places: tuple[Place, ...]
     nbytes: int
@@ -39,13 +39,13 @@ class Layout:
             offset = _align(offset + nbytes)
         return cls(tuple(places), offset)
 
-    def views(self, slab: torch.Tensor) -> list[torch.Tensor]:
-        """Return one tensor per place, viewing the uint8 tensor `slab`."""
-        return [slab[p.offset : p.offset + p.nbytes].view(p.dtype).view(p.shape) for p in self.places]
+    def views(self, packed: torch.Tensor) -> list[torch.Tensor]:
+        """Return one tensor per place, viewing the uint8 tensor `packed`."""
+        return [packed[p.offset : p.offset + p.nbytes].view(p.dtype).view(p.shape) for p in self.places]
 
 
 def largest(layouts: Sequence[Layout]) -> int:
-    """Return the bytes of a slab that any of `layouts` fits into."""
+    """Return the bytes of a packed buffer that any of `layouts` fits into."""
     return max((layout.nbytes for layout in layouts), default=0)
 
 

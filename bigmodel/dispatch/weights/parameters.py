@@ -1,6 +1,4 @@
-"""Parameters that stay what they are when their values move.
-
-Recurrent layers of PyTorch, which keep a second list of their weights and compute with that.
+"""Parameters that keep their class and attributes when their values move, also in recurrent layers.
 
 ``nn.LSTM`` and its like refer to each weight under its name and in ``_flat_weights``. Assigning an attribute keeps the
 two in step; what is put into ``_parameters`` directly, as dispatching does, has to be put into the list as well.
@@ -43,11 +41,11 @@ def moved_like(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | 
     return like(tensor, tensor.detach().to(device=device, dtype=dtype or tensor.dtype))
 
 
-Place = tuple[list[Any], int]
+SecondPlace = tuple[list[Any], int]
 """A list of weights, and which of them."""
 
 
-def second_places(module: nn.Module, key: str) -> list[Place]:
+def second_places(module: nn.Module, key: str) -> list[SecondPlace]:
     """Return where else `module` refers to its parameter `key`."""
     if not isinstance(module, nn.RNNBase) or key not in module._flat_weights_names:
         return []

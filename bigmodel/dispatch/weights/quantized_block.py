@@ -84,20 +84,20 @@ class QuantizedBlock(Block):
                 self._carried[index] = tensor.value, version_of(tensor.value)
 
     def restore(
-        self, staged: torch.Tensor, slab: torch.Tensor, scratch: torch.Tensor, begin: int = 0, end: int | None = None
+        self, staged: torch.Tensor, memory: torch.Tensor, scratch: torch.Tensor, begin: int = 0, end: int | None = None
     ) -> None:
-        """Write the weights that the carrier in `staged` stands for into `slab`; all three lie on the device.
+        """Write the weights that the carrier in `staged` stands for into `memory`; all three lie on the device.
 
         Args:
             staged: uint8, the carrier's bytes as its layout has them.
-            slab: uint8, where the block's own layout begins.
+            memory: uint8, where the block's own layout begins.
             scratch: uint8, of at least `scratch_bytes`.
             begin: What the bytes of the carrier up to this one are enough for was restored before.
             end: Up to this one they are there; None: all are.
         """
         layout, end = self.carrier.layout, self.carrier.layout.nbytes if end is None else end
         with torch.no_grad():
-            views = zip(self.packings, layout.places, layout.views(staged), self.layout.views(slab))
+            views = zip(self.packings, layout.places, layout.views(staged), self.layout.views(memory))
             for packing, place, carried, target in views:
                 before, now = begin - place.offset, end - place.offset
                 if packing is not None:

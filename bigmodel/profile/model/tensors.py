@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ...arguments import check_model
-from ...devices.storage import storage_of
+from ...devices.nested import storage_of
 from ...devices.virtual import VirtualTensor
 from .dtypes import CustomDtype, DtypeLike, dtype_bits, dtype_name, normalize_dtype, normalize_dtypes, planned_dtype
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ...devices.nested import flatten
 
 Gradients = Sequence[torch.Tensor | None]
 """One for each tensor; None where there is none."""
@@ -31,10 +32,10 @@ class RecomputedCall(ABC):
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._first, self._structure = tree_flatten((args, kwargs))
+        self._first, self._rebuild = flatten((args, kwargs), registered=True)
         self._positions = [at for at, leaf in enumerate(self._first) if isinstance(leaf, torch.Tensor)]
         self._others = [None if isinstance(leaf, torch.Tensor) else snapshot(leaf) for leaf in self._first]
-        self._output: tuple[list[Any], Any] = [], None
+        self._output: tuple[list[Any], Callable[[Iterable[Any]], Any]] | None = None
 
     @abstractmethod
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,26 +55,27 @@ class RecomputedCall(ABC):
         inputs = [self._first[at] for at in self._positions]
         tensors = _Run.apply(self, *inputs, *weights)
         remaining = iter(tensors)
-        leaves, structure = self._output
-        self._output = [], None
-        return tree_unflatten([next(remaining) if leaf is _TENSOR else leaf for leaf in leaves], structure)
+        assert self._output is not None
+        leaves, rebuild = self._output
+        self._output = None
+        return rebuild(next(remaining) if leaf is _TENSOR else leaf for leaf in leaves)
 
     def arguments_again(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of the second computation, with `inputs` as their tensors and caches as they were."""
         leaves = list(self._others)
         for position, tensor in zip(self._positions, inputs, strict=True):
             leaves[position] = tensor
-        args, kwargs = tree_unflatten(leaves, self._structure)
+        args, kwargs = self._rebuild(leaves)
         return args, kwargs
 
     def tensors_of(self, output: Any) -> tuple[torch.Tensor, ...]:
         """Return the tensors of an output, and keep what else it is made of."""
-        leaves, structure = tree_flatten(output)
-        self._output = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
+        leaves, rebuild = flatten(output, registered=True)
+        self._output = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], rebuild
         return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
     def _outputs(self) -> tuple[torch.Tensor, ...]:
-        args, kwargs = tree_unflatten(self._first, self._structure)
+        args, kwargs = self._rebuild(self._first)
         self._first = []
         return self.tensors_of(self.compute_first(args, kwargs))
 

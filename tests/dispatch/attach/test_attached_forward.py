@@ -1,28 +1,17 @@
-"""What stands in for a module's forward: inputs brought, outputs sent back, and the module's own forward kept.
-
-torch.compile of a dispatched model: the same numbers, and at most one graph break for each streamed block.
-"""
+"""What stands in for a module's forward: inputs brought, outputs sent back, and the module's own forward kept."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import pickle
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
-from transformers import LlamaForCausalLM
 
-from bigmodel.dispatch import dispatch_model, from_pretrained
 from bigmodel.dispatch.attach.attached_forward import AttachedForward, RefuseConversion
 from bigmodel.errors import DispatchError
-
-from ..models import llama
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -106,71 +95,3 @@ def test_it_keeps_no_module_alive() -> None:
 def test_it_is_not_copied(attempt: object, thing: object) -> None:
     with pytest.raises(DispatchError, match="undispatch"):
         attempt(thing)  # type: ignore[operator]
-
-
-TOKENS = torch.arange(12).view(2, 6)
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def streamed(tmp_path: Path) -> LlamaForCausalLM:
-    llama().save_pretrained(tmp_path)
-    return from_pretrained(tmp_path, device_map={"": "cpu", "model.layers": "disk"})
-
-
-@pytest.fixture
-def streamed_to_accelerator(accelerators: None) -> LlamaForCausalLM:
-    return dispatch_model(llama(), {"": 0, "model.layers": "cpu"})
-
-
-def run(model: torch.nn.Module) -> torch.Tensor:
-    with torch.no_grad():
-        return model(TOKENS, use_cache=False).logits
-
-
-def test_what_is_traced_gives_the_same_bits(streamed: LlamaForCausalLM) -> None:
-    compiled = torch.compile(streamed, backend="eager")
-    for _ in range(3):
-        assert torch.equal(run(compiled), run(streamed))
-
-
-def test_each_streamed_block_breaks_the_graph_at_most_once(streamed: LlamaForCausalLM) -> None:
-    run(torch.compile(streamed, backend="eager"))
-    assert 1 <= sum(counters["graph_break"].values()) <= len(streamed.model.layers)
-    assert all("AttachedForward" in reason for reason in counters["graph_break"])
-    assert counters["stats"]["calls_captured"] > 0
-
-
-def test_what_is_streamed_to_an_accelerator_is_traced_with_the_same_bits(
-    streamed_to_accelerator: LlamaForCausalLM,
-) -> None:
-    model = streamed_to_accelerator
-    compiled = torch.compile(model, backend="eager")
-    for _ in range(3):
-        assert torch.equal(run(compiled), run(model))
-    assert 1 <= sum(counters["graph_break"].values()) <= len(model.model.layers)
-    assert counters["stats"]["calls_captured"] > 0
-
-
-def test_a_virtual_accelerator_says_which_backend_it_can_be_compiled_with(
-    streamed_to_accelerator: LlamaForCausalLM,
-) -> None:
-    with pytest.raises(Exception, match="compile with backend='eager'"):
-        run(torch.compile(streamed_to_accelerator, backend="aot_eager"))
-    torch._dynamo.reset()
-    run(streamed_to_accelerator)
-    assert {parameter.device.type for parameter in streamed_to_accelerator.model.layers.parameters()} == {"cpu"}
-
-
-@pytest.mark.slow
-def test_compiled_code_gives_the_numbers_of_eager(streamed: LlamaForCausalLM) -> None:
-    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        pytest.skip("needs a C++ compiler, with which torch.compile makes code for the CPU")
-    torch.testing.assert_close(run(torch.compile(streamed, dynamic=False)), run(streamed))

@@ -27,7 +27,7 @@ from transformers import (
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model, undispatch
-from bigmodel.dispatch.attach.host_or_device import PerCall, layers_of, tokens_of
+from bigmodel.dispatch.attach.host_or_device import HostOrDevice, layers_of, tokens_of
 from bigmodel.dispatch.dispatch import place_and_attach
 from bigmodel.dispatch.placement.options import Options
 from bigmodel.dispatch.placement.resolve import ResolvedMap
@@ -49,7 +49,7 @@ BELOW = 6
 PROMPT = torch.arange(16).view(2, 8)
 
 
-def per_call(model: Any) -> Any:
+def host_or_device(model: Any) -> Any:
     """Dispatch a model such that some layers run on the host with few tokens, and on the accelerator with many."""
     devices: dict[str, Any] = {"": 0, **{f"model.layers.{layer}": "cpu" for layer in STREAMED}}
     below = {name: BELOW for name in devices if name}
@@ -118,13 +118,13 @@ def generated(model: Any, **options: Any) -> torch.Tensor:
 def test_a_text_is_the_one_of_the_whole_model(make: Any, cache: str | None) -> None:
     model = make()
     expected = generated(copy.deepcopy(model), cache_implementation=cache)
-    assert torch.equal(generated(per_call(model), cache_implementation=cache), expected)
+    assert torch.equal(generated(host_or_device(model), cache_implementation=cache), expected)
 
 
 def test_beams_and_several_turns_give_the_same_text_too() -> None:
     model = plain_llama()
     plain = copy.deepcopy(model)
-    per_call(model)
+    host_or_device(model)
     assert torch.equal(generated(model, num_beams=3), generated(plain, num_beams=3))
     caches = DynamicCache(config=model.config), DynamicCache(config=model.config)
     more = torch.arange(20).view(2, 10)
@@ -137,14 +137,14 @@ def test_beams_and_several_turns_give_the_same_text_too() -> None:
 def test_every_logit_has_the_bits_of_the_resident_model() -> None:
     model = plain_llama()
     resident = copy.deepcopy(model).to("virtual:0")
-    per_call(model)
+    host_or_device(model)
     with torch.no_grad():
         for ids in (PROMPT, PROMPT[:, :2]):
             assert torch.equal(model(ids).logits, resident(ids.to("virtual:0")).logits.cpu())
 
 
 def test_weights_come_to_the_device_for_a_prompt_and_not_for_a_step() -> None:
-    model = per_call(plain_llama())
+    model = host_or_device(plain_llama())
     seen = devices_seen(1, model)
     with torch.no_grad():
         cache = model(PROMPT, use_cache=True).past_key_values
@@ -153,7 +153,7 @@ def test_weights_come_to_the_device_for_a_prompt_and_not_for_a_step() -> None:
 
 
 def test_a_prompt_moves_weights_and_a_step_activations_and_the_cache_once() -> None:
-    model = per_call(plain_llama())
+    model = host_or_device(plain_llama())
     weights = sum(parameter.nbytes for layer in STREAMED for parameter in model.model.layers[layer].parameters())
     stats = model.dispatch_stats()["virtual:0"]
     with torch.no_grad():
@@ -176,7 +176,7 @@ def test_a_prompt_moves_weights_and_a_step_activations_and_the_cache_once() -> N
 
 
 def test_the_cache_lies_where_it_is_written_to() -> None:
-    model = per_call(plain_llama())
+    model = host_or_device(plain_llama())
     cache = StaticCache(config=model.config, max_cache_len=32)
     with torch.no_grad():
         for tokens, device in ((8, "virtual:0"), (1, "cpu"), (1, "cpu"), (8, "virtual:0")):
@@ -187,7 +187,7 @@ def test_the_cache_lies_where_it_is_written_to() -> None:
 
 
 def test_device_memory_is_slots_and_residents_and_comes_back() -> None:
-    model = per_call(plain_llama())
+    model = host_or_device(plain_llama())
     gc.collect()
     held = memory_allocated(0)
     with torch.no_grad():
@@ -217,7 +217,7 @@ def test_state_that_a_block_writes_stays_whereever_it_is_computed() -> None:
 def test_gradients_are_those_of_the_whole_model() -> None:
     model = plain_llama()
     plain = copy.deepcopy(model)
-    per_call(model)
+    host_or_device(model)
     for ids in (PROMPT, PROMPT[:, :2]):
         for one in (model, plain):
             one(input_ids=ids, labels=ids).loss.backward()
@@ -228,7 +228,7 @@ def test_gradients_are_those_of_the_whole_model() -> None:
 
 
 def test_a_forward_that_raises_leaves_weights_where_they_were() -> None:
-    model = per_call(plain_llama())
+    model = host_or_device(plain_llama())
     hook = model.model.layers[1].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
     for ids in (PROMPT, PROMPT[:, :1]):
         with pytest.raises(ZeroDivisionError), torch.no_grad():
@@ -243,7 +243,7 @@ def test_a_forward_that_raises_leaves_weights_where_they_were() -> None:
 def test_threads_may_prompt_and_step_at_once() -> None:
     model = plain_llama()
     plain = copy.deepcopy(model)
-    per_call(model)
+    host_or_device(model)
     with torch.no_grad():
         expected = {tokens: plain(PROMPT[:, :tokens]).logits for tokens in (1, 2, 4, 8)}
     wrong: list[int] = []
@@ -264,11 +264,11 @@ def test_threads_may_prompt_and_step_at_once() -> None:
 
 
 def test_an_interrupt_at_any_moment_leaves_the_block_free_for_everybody() -> None:
-    turns = PerCall(BELOW, ())
+    turns = HostOrDevice(BELOW, ())
     number = 0
-    while interrupted_at(number, lambda: turns.run(True, lambda: turns.run(True, list))):
+    while interrupted_at(number, lambda: turns.visit(True, lambda _: turns.visit(True, list))):
         with ThreadPoolExecutor(1) as another:
-            assert another.submit(turns.run, False, lambda: True).result(timeout=30), number
+            assert another.submit(turns.visit, False, lambda _: True).result(timeout=30), number
         number += 1
     assert number > 10
 

@@ -1,7 +1,4 @@
-"""Slots, fetches and what is given up, without modules.
-
-Counters of expert caches, together by device.
-"""
+"""The expert cache without modules: what it holds, fetches and gives up, and its counters by device."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import pytest
 import torch
 
 from bigmodel.devices import memory_allocated
-from bigmodel.dispatch.experts.cache import ExpertCache, expert_stats
+from bigmodel.dispatch.experts.cache import Chosen, ExpertCache, expert_stats
 from bigmodel.dispatch.experts.layer import ExpertLayer
 from bigmodel.dispatch.weights.block import HostTensor
 
@@ -51,8 +48,8 @@ def content(cache: ExpertCache, slots: list[int]) -> list[float]:
 
 def visit(cache: ExpertCache, layer: ExpertLayer, experts: list[int]) -> list[float]:
     """Use experts as a forward would; return what was in their slots."""
-    cache.visit(layer, experts)
-    return cache.use(layer, experts, lambda slots: content(cache, slots))
+    cache.record(layer, experts)
+    return cache.visit(Chosen(layer, experts), lambda slots: content(cache, slots))
 
 
 def test_experts_are_in_the_slots_that_are_handed_out() -> None:
@@ -119,7 +116,7 @@ def test_what_is_wanted_soon_is_overwritten_last() -> None:
     (layer,) = made = layers(count=1)
     cache = cache_of(made, slots=2)
     visit(cache, layer, [0, 1])
-    cache.visit(layer, [1, 2])
+    cache.record(layer, [1, 2])
     cache.release(acquired(cache, layer, [2], soon=[1]))
     cache.stats.reset()
     assert visit(cache, layer, [1]) == [1]
@@ -150,7 +147,7 @@ def test_a_failed_fetch_is_raised_and_nothing_stays_held(monkeypatch: pytest.Mon
     cache = cache_of(made, slots=2)
     block = layer.block(1)
 
-    def broken(slab: torch.Tensor) -> None:
+    def broken(memory: torch.Tensor) -> None:
         raise OSError("cannot be read")
 
     with monkeypatch.context() as patched:
@@ -194,8 +191,8 @@ def test_caches_of_one_device_are_counted_together() -> None:
     caches = [ExpertCache(torch.device("cpu"), [one], 4 * one.layout.nbytes) for one in made]
     for one, cache in zip(made, caches):
         for _ in range(2):
-            cache.visit(one, [0, 2])
-            cache.use(one, [0, 2], lambda held: held)
+            cache.record(one, [0, 2])
+            cache.visit(Chosen(one, [0, 2]), lambda held: held)
     found = expert_stats(caches)
     assert set(found) == {"cpu"}
     counters = found["cpu"]

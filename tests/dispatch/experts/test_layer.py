@@ -32,9 +32,9 @@ def test_bytes_of_one_expert_and_of_all() -> None:
 
 def test_a_block_is_one_experts_share() -> None:
     made = layer()
-    slab = torch.zeros(made.layout.nbytes, dtype=torch.uint8)
-    made.block(2).fetch(slab)
-    up, down = made.layout.views(slab)
+    memory = torch.zeros(made.layout.nbytes, dtype=torch.uint8)
+    made.block(2).fetch(memory)
+    up, down = made.layout.views(memory)
     assert (up.shape, down.shape) == ((4, 16), (16, 4))
     assert (up.unique().tolist(), down.unique().tolist()) == ([2], [-2])
 

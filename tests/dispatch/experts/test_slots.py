@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bigmodel.devices.streams import PastEvent
+from bigmodel.devices.streams import PAST, PastEvent
 from bigmodel.dispatch.experts.policy import ExpertPolicy
 from bigmodel.dispatch.experts.slots import ExpertSlots
 
@@ -15,9 +15,9 @@ def slots(count: int = 3, layers: int = 2, experts: int = 4) -> ExpertSlots:
 
 def put(made: ExpertSlots, *keys: tuple[int, int]) -> None:
     for key in keys:
-        (slot,) = made.victims(1, (), ()) or ()
-        made.forget(slot)
-        made.put(key, (0, 0), slot)
+        (slot,) = made.overwritable(1, (), ()) or ()
+        made.fill(slot, key, (0, 0), lambda memory, after: PAST)
+        made.placed(key, slot)
 
 
 def test_what_is_put_is_found_until_it_is_forgotten() -> None:
@@ -43,25 +43,25 @@ def test_what_changed_on_the_host_is_not_there_any_more_unless_it_is_in_use() ->
 def test_empty_slots_come_first_and_those_in_use_never() -> None:
     made = slots()
     put(made, (0, 0), (0, 1))
-    assert made.victims(1, (), ()) == [made[2]]
+    assert made.overwritable(1, (), ()) == [made[2]]
     made.users[2] += 1
     assert made.free == 2
-    assert set(map(id, made.victims(2, (), ()) or ())) == {id(made[0]), id(made[1])}
-    assert made.victims(3, (), ()) is None
+    assert set(map(id, made.overwritable(2, (), ()) or ())) == {id(made[0]), id(made[1])}
+    assert made.overwritable(3, (), ()) is None
 
 
 def test_what_is_kept_is_no_victim_and_what_is_wanted_soon_the_last() -> None:
     made = slots(2)
     put(made, (0, 0), (0, 1))
-    assert made.victims(1, [made[0]], ()) == [made[1]]
-    assert made.victims(1, (), [(0, 0)]) == [made[1]]
-    assert made.victims(2, [made[0]], ()) is None
+    assert made.overwritable(1, [made[0]], ()) == [made[1]]
+    assert made.overwritable(1, (), [(0, 0)]) == [made[1]]
+    assert made.overwritable(2, [made[0]], ()) is None
 
 
 def test_no_victims_are_always_to_be_had() -> None:
     made = slots(1)
     made.users[0] += 1
-    assert made.victims(0, (), ()) == []
+    assert made.overwritable(0, (), ()) == []
 
 
 def test_fresh_memory_is_written_to_after_the_mark_it_came_with() -> None:

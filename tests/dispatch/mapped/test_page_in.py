@@ -14,7 +14,7 @@ import torch
 from bigmodel.dispatch.mapped import page_in as module
 from bigmodel.dispatch.mapped import page_in as page_watch
 from bigmodel.dispatch.mapped.mapped_block import MappedBlock
-from bigmodel.dispatch.mapped.page_in import PageWatch, bring_in
+from bigmodel.dispatch.mapped.page_in import PageWatch, page_in
 from bigmodel.dispatch.transfer.page_cache import is_cached
 from bigmodel.dispatch.weights.stats import StreamStats
 from bigmodel.errors import CheckpointError, CheckpointFormatError
@@ -40,7 +40,7 @@ def raising(error: Exception) -> object:
 
 def test_its_pages_are_in_memory_afterwards(made: tuple[MappedBlock, Registry]) -> None:
     block, registry = made
-    assert bring_in(block, block.steps[0], StreamStats()) is None
+    assert page_in(block, block.steps[0], StreamStats()) is None
     weight = registry["weight"]
     assert is_cached(weight.data_ptr(), weight.nbytes)
 
@@ -52,7 +52,7 @@ def test_bytes_count_as_read_from_disk_unless_they_were_in_memory(
     monkeypatch.setattr(module, "is_page_cached", lambda address: cached)
     block, _ = made
     stats = StreamStats()
-    bring_in(block, block.steps[0], stats)
+    page_in(block, block.steps[0], stats)
     assert stats.bytes_from_disk == (0 if cached else STEP)
     assert stats.seconds_reading > 0
 
@@ -63,7 +63,7 @@ def test_a_read_error_is_returned_with_file_and_module_named(
     cause = CheckpointError("Input/output error")
     monkeypatch.setattr(module, "populate", raising(cause))
     block, _ = made
-    failure = bring_in(block, block.steps[0], StreamStats())
+    failure = page_in(block, block.steps[0], StreamStats())
     assert isinstance(failure, CheckpointFormatError)
     assert "model.safetensors" in str(failure)
     assert "'0'" in str(failure)
@@ -76,7 +76,7 @@ def test_any_other_error_is_returned_as_it_is(
     error = MemoryError("no page is free")
     monkeypatch.setattr(module, "populate", raising(error))
     block, _ = made
-    assert bring_in(block, block.steps[0], StreamStats()) is error
+    assert page_in(block, block.steps[0], StreamStats()) is error
 
 
 class Kernel:

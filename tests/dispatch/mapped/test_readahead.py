@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from bigmodel.checkpoint import populate
-from bigmodel.dispatch.mapped import page_in as bring_in
+from bigmodel.dispatch.mapped import page_in, readahead, residency
 from bigmodel.dispatch.mapped import page_in as page_watch
-from bigmodel.dispatch.mapped import readahead, residency
 from bigmodel.dispatch.mapped.mapped_block import MappedBlock
 from bigmodel.dispatch.mapped.readahead import ReadAhead
 from bigmodel.errors import CheckpointError, CheckpointFormatError
@@ -33,7 +32,7 @@ class Populated:
         self.gates: dict[int, threading.Event] = {}
         self.failures: dict[int, Exception] = {}
         self.begun = threading.Condition()
-        monkeypatch.setattr(bring_in, "populate", self)
+        monkeypatch.setattr(page_in, "populate", self)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> None:
         number = int(tensors[0].view(torch.float32)[0])
@@ -93,7 +92,7 @@ def nothing_on_its_way() -> Iterator[None]:
 
 def visit(reader: ReadAhead, block: MappedBlock) -> bool:
     with reader.use(block) as held:
-        return held
+        return bool(held)
 
 
 def settled(reader: ReadAhead) -> None:

@@ -1,7 +1,4 @@
-"""Which of several slots is overwritten first.
-
-Which slot holds which block, without threads.
-"""
+"""Which slot holds which block, and which is overwritten first, without threads."""
 
 from __future__ import annotations
 
@@ -12,15 +9,15 @@ import torch
 
 from bigmodel.devices import Event
 from bigmodel.devices.streams import PastEvent
-from bigmodel.dispatch.streaming.slots import BlockSlots, Slot, least_wanted
+from bigmodel.dispatch.streaming.slots import BlockSlot, BlockSlots, least_wanted
 from bigmodel.dispatch.transfer.fetcher import Fetcher
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.dispatch.weights.stats import StreamStats
-from bigmodel.dispatch.weights.visit_order import VisitOrder
+from bigmodel.dispatch.weights.visits import VisitOrder
 
 
-def slot(last_use: int, name: str | None = None) -> Slot:
-    return Slot(torch.empty(0), content=None if name is None else Block(name, []), last_use=last_use)
+def slot(last_use: int, name: str | None = None) -> BlockSlot:
+    return BlockSlot(torch.empty(0), content=None if name is None else Block(name, []), last_use=last_use)
 
 
 def test_an_empty_slot_comes_first_however_lately_it_was_used() -> None:
@@ -72,11 +69,11 @@ def blocks(count: int) -> list[Block]:
 
 
 def slots_of(made: list[Block], count: int, stream: Recording) -> BlockSlots:
-    slabs = [torch.empty(made[0].layout.nbytes, dtype=torch.uint8) for _ in range(count)]
-    return BlockSlots(HOST, slabs, stream, Fetcher(stream, HOST, StreamStats(), made), VisitOrder(made))
+    memory = [torch.empty(made[0].layout.nbytes, dtype=torch.uint8) for _ in range(count)]
+    return BlockSlots(memory, stream, Fetcher(stream, HOST, StreamStats(), made), VisitOrder(made))
 
 
-def fetched(slots: BlockSlots, block: Block) -> Slot:
+def fetched(slots: BlockSlots, block: Block) -> BlockSlot:
     slot = slots.free()
     assert slot is not None
     slots.fetch(block, slot)
@@ -86,12 +83,12 @@ def fetched(slots: BlockSlots, block: Block) -> Slot:
 def test_what_was_fetched_is_found_until_it_is_forgotten(stream: Recording) -> None:
     made = blocks(2)
     slots = slots_of(made, 2, stream)
-    assert slots.find(made[0]) is None
+    assert slots.find_current(made[0]) is None
     slot = fetched(slots, made[0])
-    assert slots.find(made[0]) is slot
+    assert slots.find_current(made[0]) is slot
     assert slots.holds(made[0], slot)
     slots.forget(slot)
-    assert slots.find(made[0]) is None
+    assert slots.find_current(made[0]) is None
 
 
 def test_what_was_written_on_the_host_since_is_found_no_more_unless_it_is_in_use(stream: Recording) -> None:
@@ -100,9 +97,9 @@ def test_what_was_written_on_the_host_since_is_found_no_more_unless_it_is_in_use
     slot = fetched(slots, made[0])
     slot.users = 1
     made[0].tensors[0].value.add_(1)
-    assert slots.find(made[0]) is slot
+    assert slots.find_current(made[0]) is slot
     slot.users = 0
-    assert slots.find(made[0]) is None
+    assert slots.find_current(made[0]) is None
 
 
 def test_slots_in_use_are_never_free(stream: Recording) -> None:
@@ -114,7 +111,7 @@ def test_slots_in_use_are_never_free(stream: Recording) -> None:
     assert slots.in_use == 1
     assert slots.free() is None
     slots.prefetch(made[0])
-    assert slots.find(made[0]) is slot
+    assert slots.find_current(made[0]) is slot
 
 
 def test_the_blocks_that_follow_are_fetched_into_what_is_free(stream: Recording) -> None:
@@ -122,7 +119,7 @@ def test_the_blocks_that_follow_are_fetched_into_what_is_free(stream: Recording)
     slots = slots_of(made, 3, stream)
     fetched(slots, made[0]).users = 1
     slots.prefetch(made[0])
-    ahead = [slots.find(block) for block in made]
+    ahead = [slots.find_current(block) for block in made]
     assert [slot is not None and slot.prefetched for slot in ahead] == [False, True, True, False, False]
     assert slots.beyond(made[0]) == [made[3], made[4]]
 
@@ -140,7 +137,7 @@ def test_a_prefetch_that_cannot_begin_is_left_to_whoever_needs_the_block(
     monkeypatch.setattr(made[1], "adopt_replaced", fail)
     slots.prefetch(made[0])
     with pytest.raises(OSError, match="the disk is gone"):
-        slots.fetch(made[1], slots.transient(made[1]))
+        slots.fetch(made[1], slots.transient(made[1], HOST))
 
 
 @pytest.mark.parametrize("transient", [False, True])
@@ -149,7 +146,7 @@ def test_memory_is_not_written_to_before_what_lay_there_is_done_with(stream: Rec
     made = blocks(1)
     slots = slots_of(made, 1, stream)
     if transient:
-        slots.fetch(made[0], slots.transient(made[0]))
+        slots.fetch(made[0], slots.transient(made[0], HOST))
     else:
         fetched(slots, made[0])
     assert stream.after == [[stream.marks[-1]]]

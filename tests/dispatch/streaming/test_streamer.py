@@ -113,7 +113,7 @@ def test_a_fetch_that_fails_is_reported_and_leaves_everything_as_it_was(monkeypa
     host = registries[0]["weight"]
     streamer = streamer_of(made)
 
-    def fail(slab: torch.Tensor) -> None:
+    def fail(memory: torch.Tensor) -> None:
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as broken:
@@ -129,7 +129,7 @@ def test_a_prefetch_that_failed_is_tried_again_by_who_needs_the_block(monkeypatc
     made, registries = blocks(3)
     streamer = streamer_of(made)
 
-    def fail(slab: torch.Tensor) -> None:
+    def fail(memory: torch.Tensor) -> None:
         raise OSError("the disk is gone")
 
     with monkeypatch.context() as broken:
@@ -167,7 +167,7 @@ def test_an_interrupt_at_any_moment_leaves_everything_as_it_was(slots: int) -> N
 
     def visit_all() -> None:
         for block, registry in zip(made, registries):
-            streamer.visit(block, registry.copy)
+            streamer.run(block, registry.copy)
 
     number = 0
     while interrupted_at(number, visit_all):
@@ -176,7 +176,7 @@ def test_an_interrupt_at_any_moment_leaves_everything_as_it_was(slots: int) -> N
         number += 1
     assert number > 100
     for expected, (block, registry) in enumerate(zip(made, registries)):
-        shown = streamer.visit(block, registry.copy)["weight"]
+        shown = streamer.run(block, registry.copy)["weight"]
         assert shown.cpu()[0] == expected
 
 
@@ -262,9 +262,9 @@ def test_what_is_shown_already_is_left_as_it_is() -> None:
 def test_a_weight_that_is_returned_is_a_copy_that_later_blocks_do_not_overwrite() -> None:
     made, registries = blocks(4)
     streamer = streamer_of(made)
-    part, others = streamer.visit(made[0], lambda: (registries[0]["weight"][2:5], {"all": registries[0]["weight"]}))
+    part, others = streamer.run(made[0], lambda: (registries[0]["weight"][2:5], {"all": registries[0]["weight"]}))
     for block in made[1:]:
-        streamer.visit(block, lambda: None)
+        streamer.run(block, lambda: None)
     assert part.cpu().tolist() == [0.0] * 3
     assert others["all"].cpu().tolist() == [0.0] * 100
 
@@ -286,6 +286,6 @@ def test_a_state_that_cannot_be_kept_is_an_error_and_leaves_the_slot_free() -> N
     block = Block("counter", [HostTensor(state, torch.float32, [(registry, "count")], is_buffer=True)])
     streamer = streamer_of([block])
     with pytest.raises(DispatchError, match=r"'count' of 'counter'.*changed its shape"):
-        streamer.visit(block, lambda: registry.update(count=torch.zeros(5)))
+        streamer.run(block, lambda: registry.update(count=torch.zeros(5)))
     assert streamer.in_use == 0
     assert registry["count"] is state

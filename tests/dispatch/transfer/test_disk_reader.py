@@ -14,11 +14,10 @@ from safetensors.torch import save_file
 
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.devices import Event, copy_stream
-from bigmodel.dispatch.transfer.copy_link import Link
 from bigmodel.dispatch.transfer.disk_reader import DiskReader
 from bigmodel.dispatch.transfer.files import SourceFile
 from bigmodel.dispatch.transfer.page_cache import ReadPolicy
-from bigmodel.dispatch.transfer.quantized_transfer import Arrival
+from bigmodel.dispatch.transfer.quantized_transfer import Transfer
 from bigmodel.dispatch.transfer.staging import SLOTS
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.dispatch.weights.stats import StreamStats
@@ -57,17 +56,17 @@ def stats() -> StreamStats:
 
 @pytest.fixture
 def reader(stats: StreamStats) -> DiskReader:
-    return DiskReader(Link(copy_stream(HOST), HOST, stats), ReadPolicy(0), stats, chunk_bytes=CHUNK)
+    return DiskReader(copy_stream(HOST), ReadPolicy(0), stats, chunk_bytes=CHUNK)
 
 
-def slab_for(block: Block) -> torch.Tensor:
+def memory_for(block: Block) -> torch.Tensor:
     return torch.zeros(block.layout.nbytes, dtype=torch.uint8)
 
 
 def fetched(reader: DiskReader, block: Block) -> list[torch.Tensor]:
-    slab = slab_for(block)
-    reader.fetch(Arrival(block, slab), ()).wait()
-    return block.layout.views(slab)
+    memory = memory_for(block)
+    reader.fetch(Transfer(block, memory), ()).wait()
+    return block.layout.views(memory)
 
 
 def block_of(path: Path, dtype: torch.dtype | None = None) -> Block:
@@ -96,7 +95,6 @@ def test_every_bit_arrives(reader: DiskReader, mixed: Path, stats: StreamStats) 
     assert stats.bytes_from_disk == block.nbytes
     assert stats.bytes_from_ram == 0
     assert stats.seconds_reading > 0
-    assert stats.seconds_on_link > 0
 
 
 def test_what_is_cast_on_the_way_arrives_cast(reader: DiskReader, tmp_path: Path) -> None:
@@ -121,7 +119,7 @@ def test_reading_goes_on_while_the_link_is_busy_and_no_further_than_there_are_sl
 ) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=8 * CHUNK // 4)
     stream = GatedStream()
-    reader = DiskReader(Link(stream, HOST, stats), ReadPolicy(0), stats, chunk_bytes=CHUNK)
+    reader = DiskReader(stream, ReadPolicy(0), stats, chunk_bytes=CHUNK)
     reads = threading.Semaphore(0)
     count = 0
     read = SourceFile.read
@@ -133,24 +131,24 @@ def test_reading_goes_on_while_the_link_is_busy_and_no_further_than_there_are_sl
         reads.release()
 
     monkeypatch.setattr(SourceFile, "read", counted)
-    slabs = [slab_for(block) for block in blocks]
-    arrivals = [reader.fetch(Arrival(block, slab), ()) for block, slab in zip(blocks, slabs)]
+    memorys = [memory_for(block) for block in blocks]
+    arrivals = [reader.fetch(Transfer(block, memory), ()) for block, memory in zip(blocks, memorys)]
     for _ in range(SLOTS):
         assert reads.acquire(timeout=30)
     assert (stream.copied, count) == (0, SLOTS), "all slots are filled before the first copy has ended"
     assert not any(arrival.done() for arrival in arrivals)
     stream.gate.set()
-    for block, slab, arrival in zip(blocks, slabs, arrivals):
+    for block, memory, arrival in zip(blocks, memorys, arrivals):
         arrival.synchronize()
         assert arrival.done()
-        assert torch.equal(block.layout.views(slab)[0], block.tensors[0].value)
+        assert torch.equal(block.layout.views(memory)[0], block.tensors[0].value)
 
 
 def test_expected_blocks_wait_in_free_slots_until_they_are_fetched(
     tmp_path: Path, stats: StreamStats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=CHUNK // 8)
-    reader = DiskReader(Link(copy_stream(HOST), HOST, stats), ReadPolicy(0), stats, chunk_bytes=CHUNK)
+    reader = DiskReader(copy_stream(HOST), ReadPolicy(0), stats, chunk_bytes=CHUNK)
     reads = threading.Semaphore(0)
     read = SourceFile.read
 
@@ -187,7 +185,7 @@ def test_a_file_cut_short_is_reported_where_the_block_is_needed(reader: DiskRead
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=CHUNK)
     path = tmp_path / "model.safetensors"
     os.truncate(path, path.stat().st_size - CHUNK)
-    arrivals = [reader.fetch(Arrival(block, slab_for(block)), ()) for block in blocks]
+    arrivals = [reader.fetch(Transfer(block, memory_for(block)), ()) for block in blocks]
     arrivals[0].wait()
     with pytest.raises(CheckpointFormatError, match=r"model\.safetensors.*cut short"):
         arrivals[2].wait()
@@ -226,17 +224,17 @@ def test_the_mapped_bytes_count_when_another_file_takes_the_name(reader: DiskRea
     assert fetched(reader, blocks[0])[0].unique().tolist() == [0]
 
 
-def test_the_later_of_two_fetches_into_one_slab_counts(tmp_path: Path, stats: StreamStats) -> None:
+def test_the_later_of_two_fetches_into_one_memory_counts(tmp_path: Path, stats: StreamStats) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=4 * CHUNK)
     stream = GatedStream()
-    reader = DiskReader(Link(stream, HOST, stats), ReadPolicy(0), stats, chunk_bytes=CHUNK)
-    slab = slab_for(blocks[0])
+    reader = DiskReader(stream, ReadPolicy(0), stats, chunk_bytes=CHUNK)
+    memory = memory_for(blocks[0])
     for block in blocks[:-1]:
-        reader.fetch(Arrival(block, slab), ())
-    last = reader.fetch(Arrival(blocks[-1], slab), ())
+        reader.fetch(Transfer(block, memory), ())
+    last = reader.fetch(Transfer(blocks[-1], memory), ())
     stream.gate.set()
     last.wait()
-    assert blocks[-1].layout.views(slab)[0].unique().tolist() == [2]
+    assert blocks[-1].layout.views(memory)[0].unique().tolist() == [2]
 
 
 def test_a_copy_that_fails_is_reported_and_frees_its_slots(reader: DiskReader, tmp_path: Path) -> None:
@@ -244,7 +242,7 @@ def test_a_copy_that_fails_is_reported_and_frees_its_slots(reader: DiskReader, t
     too_small = torch.zeros(16, dtype=torch.uint8)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="size"):
-            reader.fetch(Arrival(blocks[0], too_small), ()).wait()
+            reader.fetch(Transfer(blocks[0], too_small), ()).wait()
     assert fetched(reader, blocks[0])[0].unique().tolist() == [0]
 
 
@@ -257,7 +255,7 @@ def descriptors_of(folder: Path) -> int:
 def test_files_are_opened_once_and_closed_with_the_reader(tmp_path: Path, stats: StreamStats) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=4, elements=CHUNK)
     before = descriptors_of(tmp_path)
-    reader = DiskReader(Link(copy_stream(HOST), HOST, stats), ReadPolicy(0), stats)
+    reader = DiskReader(copy_stream(HOST), ReadPolicy(0), stats)
     fetched(reader, blocks[0])
     opened = descriptors_of(tmp_path)
     for _ in range(3):

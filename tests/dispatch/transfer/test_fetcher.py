@@ -44,6 +44,7 @@ def test_blocks_arrive_from_wherever_they_are(tmp_path: Path) -> None:
             assert seen(streamer, block, registries[n]) == [n]
     assert streamer.stats.bytes_from_ram > 0
     assert streamer.stats.bytes_from_disk > 0
+    assert streamer.stats.seconds_on_link > 0
 
 
 @pytest.mark.parametrize("step", [2, 3, 5])

@@ -4,12 +4,10 @@ import pytest
 import torch
 
 from bigmodel.devices import copy_stream
-from bigmodel.dispatch.transfer import quantized_transfer as arrival
-from bigmodel.dispatch.transfer.copy_link import Link
-from bigmodel.dispatch.transfer.quantized_transfer import Arrival, Staging
+from bigmodel.dispatch.transfer import quantized_transfer
+from bigmodel.dispatch.transfer.quantized_transfer import QuantizedTransfers, Transfer
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.dispatch.weights.quantized_block import QuantizedBlock, packings_of
-from bigmodel.dispatch.weights.stats import StreamStats
 from bigmodel.profile.model.quantized import BUFFERS
 
 HOST = torch.device("cpu")
@@ -28,7 +26,7 @@ def quantized(seed: int, rows: int = 16, kind: str = "int4") -> QuantizedBlock:
     return block
 
 
-def arrive(coming: Arrival) -> None:
+def arrive(coming: Transfer) -> None:
     """Copy as a link would, and wait until the block is there."""
     link = copy_stream(HOST)
     copied = link.submit(lambda: coming.block.fetch(coming.into), coming.before(()))
@@ -41,28 +39,28 @@ def slot_for(block: Block) -> torch.Tensor:
 
 def test_an_exact_block_is_copied_straight_into_its_slot() -> None:
     block = Block("exact", weights(0))
-    slab = slot_for(block)
-    arrive(Arrival(block, slab))
-    for shown, tensor in zip(block.layout.views(slab), block.tensors):
+    memory = slot_for(block)
+    arrive(Transfer(block, memory))
+    for shown, tensor in zip(block.layout.views(memory), block.tensors):
         assert torch.equal(shown, tensor.value)
 
 
 def test_carriers_take_turns_in_one_staging_memory() -> None:
     blocks = [quantized(seed, rows) for seed, rows in ((0, 16), (1, 64), (2, 32))]
-    staging = Staging(HOST, blocks)
+    staging = QuantizedTransfers(HOST, blocks)
     largest = blocks[1]
     assert staging.nbytes == BUFFERS * largest.carrier.layout.nbytes + largest.scratch_bytes
     for block in blocks:
-        slab = slot_for(block)
-        arrive(staging.arrival(block, slab))
-        matrix, vector = block.layout.views(slab)
+        memory = slot_for(block)
+        arrive(staging.start(block, memory))
+        matrix, vector = block.layout.views(memory)
         exact = block.tensors[0].value
         assert 0 < float((matrix - exact).norm() / exact.norm()) < 0.15
         assert torch.equal(vector, block.tensors[1].value)
 
 
 def test_nothing_quantised_needs_no_staging() -> None:
-    assert Staging(HOST, []).nbytes == 0
+    assert QuantizedTransfers(HOST, []).nbytes == 0
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -70,19 +68,19 @@ def test_nothing_quantised_needs_no_staging() -> None:
 def test_a_block_that_comes_in_parts_is_the_one_that_comes_whole(
     kind: str, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival, "PART_BYTES", least)
+    monkeypatch.setattr(quantized_transfer, "PART_BYTES", least)
     block = quantized(3, rows=48, kind=kind)
-    staging, whole, parts = Staging(HOST, [block]), slot_for(block), slot_for(block)
-    arrive(staging.arrival(block, whole))
-    staging.arrival(block, parts).bring(Link(copy_stream(HOST), HOST, StreamStats()), ()).wait()
+    staging, whole, parts = QuantizedTransfers(HOST, [block]), slot_for(block), slot_for(block)
+    arrive(staging.start(block, whole))
+    staging.start(block, parts).run(copy_stream(HOST), ()).wait()
     for one, other in zip(block.layout.views(whole), block.layout.views(parts)):
         assert torch.equal(one, other)
 
 
 def test_a_part_that_fails_fails_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "PART_BYTES", 1)
+    monkeypatch.setattr(quantized_transfer, "PART_BYTES", 1)
     block = quantized(3, rows=48)
-    coming = Staging(HOST, [block]).arrival(block, slot_for(block))
+    coming = QuantizedTransfers(HOST, [block]).start(block, slot_for(block))
     copied = iter([OSError("the link is gone"), None])
 
     def copy(begin: int, end: int) -> None:
@@ -91,6 +89,6 @@ def test_a_part_that_fails_fails_the_whole(monkeypatch: pytest.MonkeyPatch) -> N
             raise failure
 
     monkeypatch.setattr(coming, "_copy", copy)
-    event = coming.bring(Link(copy_stream(HOST), HOST, StreamStats()), ())
+    event = coming.run(copy_stream(HOST), ())
     with pytest.raises(OSError, match="the link is gone"):
         event.wait()

@@ -10,9 +10,9 @@ import torch
 
 from bigmodel.devices.streams import PastEvent
 from bigmodel.dispatch.transfer.files import SourceFiles
-from bigmodel.dispatch.transfer.quantized_transfer import Arrival
-from bigmodel.dispatch.transfer.read_job import BlockRead, DiskJob, Read, Stage
-from bigmodel.dispatch.transfer.read_plan import Chunk, Reads, plan_reads
+from bigmodel.dispatch.transfer.quantized_transfer import Transfer
+from bigmodel.dispatch.transfer.read_job import Read, ReadEvent, ReadJob, Stage
+from bigmodel.dispatch.transfer.read_plan import Chunk, ReadPlan, plan_reads
 from bigmodel.dispatch.transfer.staging import StagingSlot, StagingSlots
 from bigmodel.dispatch.weights.block import Block, HostTensor
 
@@ -48,11 +48,11 @@ def block_of(folder: Path, dtype: torch.dtype = torch.float32) -> Block:
     return Block("block", [HostTensor(owner["weight"], dtype, [(owner, "weight")]) for owner in owners])
 
 
-def job_of(block: Block) -> DiskJob:
-    return DiskJob(Arrival(block, torch.empty(block.layout.nbytes, dtype=torch.uint8)), ())
+def job_of(block: Block) -> ReadJob:
+    return ReadJob(Transfer(block, torch.empty(block.layout.nbytes, dtype=torch.uint8)), ())
 
 
-def opened(block: Block, files: SourceFiles) -> tuple[DiskJob, Reads]:
+def opened(block: Block, files: SourceFiles) -> tuple[ReadJob, ReadPlan]:
     job, reads = job_of(block), plan_reads(block, files, CHUNK)
     job.open(reads)
     return job, reads
@@ -69,7 +69,7 @@ def staged(chunk: Chunk) -> Read:
     return Read(chunk, lent, bytes_of_it)
 
 
-def copy_all(job: DiskJob, reads: Reads) -> None:
+def copy_all(job: ReadJob, reads: ReadPlan) -> None:
     for stage in (Stage(job), *(Stage(job, staged(chunk)) for chunk in reads.chunks)):
         stage.copy(stage.copies())
 
@@ -84,7 +84,7 @@ def test_all_stages_together_bring_the_whole_block_cast_or_not(
     assert reads.from_memory == (2,)
     copy_all(job, reads)
     assert job.failure is None
-    views = block.layout.views(job.slab)
+    views = block.layout.views(job.memory)
     assert [view.dtype for view in views] == [dtype] * 3
     assert [view.unique().tolist() for view in views] == [[0.0], [1.0], [2.0]]
 
@@ -95,7 +95,7 @@ def test_a_block_that_lies_in_memory_after_all_is_copied_from_there_alone(files:
     job, reads = opened(block, files)
     assert (len(reads.chunks), job.left, job.is_read) == (0, 1, True)
     copy_all(job, reads)
-    assert block.layout.views(job.slab)[0].tolist() == [0, 1, 2, 3, 4]
+    assert block.layout.views(job.memory)[0].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_it_is_read_when_no_read_is_left_to_begin_with(tmp_path: Path, files: SourceFiles) -> None:
@@ -113,7 +113,7 @@ def test_it_is_read_when_no_read_is_left_to_begin_with(tmp_path: Path, files: So
 
 def test_only_its_first_copy_waits_for_what_must_be_done_before(tmp_path: Path) -> None:
     block, event = block_of(tmp_path), Waiting()
-    job = DiskJob(Arrival(block, torch.empty(block.layout.nbytes, dtype=torch.uint8)), [event])
+    job = ReadJob(Transfer(block, torch.empty(block.layout.nbytes, dtype=torch.uint8)), [event])
     assert list(job.before()) == [event]
     assert list(job.before()) == []
 
@@ -121,7 +121,7 @@ def test_only_its_first_copy_waits_for_what_must_be_done_before(tmp_path: Path) 
 @pytest.mark.parametrize("outcome", [PastEvent(), OSError("the disk is gone"), CancelledError()])
 def test_how_it_ended_is_said_once(tmp_path: Path, outcome: PastEvent | BaseException) -> None:
     job = job_of(block_of(tmp_path))
-    read = BlockRead(job)
+    read = ReadEvent(job)
     assert not read.done()
     job.settle(outcome)
     job.settle(OSError("told too late"))
@@ -139,7 +139,7 @@ def test_how_it_ended_is_said_once(tmp_path: Path, outcome: PastEvent | BaseExce
 
 def test_a_block_has_arrived_when_its_last_copy_has(tmp_path: Path) -> None:
     job, last = job_of(block_of(tmp_path)), Waiting()
-    read = BlockRead(job)
+    read = ReadEvent(job)
     job.settle(last)
     assert not read.done()
     read.wait()
@@ -160,7 +160,7 @@ def test_what_a_copy_raises_is_told_to_whoever_waits_for_the_block(
     monkeypatch.setattr(StagingSlot, "check", fail)
     stage.copy(stage.copies())
     job.settle(PastEvent())
-    for wait in (BlockRead(job).wait, BlockRead(job).synchronize):
+    for wait in (ReadEvent(job).wait, ReadEvent(job).synchronize):
         with pytest.raises(OSError, match="cut short"):
             wait()
 

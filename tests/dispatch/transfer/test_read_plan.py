@@ -36,7 +36,7 @@ def test_chunks_cover_every_byte_once_and_are_aligned(
         assert chunk.nbytes % ALIGNMENT == 0
         assert chunk.needed <= chunk.nbytes <= pages * ALIGNMENT
         assert chunk.offset + chunk.needed <= len(content)
-        for piece in chunk.pieces:
+        for piece in chunk.segments:
             assert chunk.offset + piece.offset == start[names[piece.tensor]] + piece.start
             assert piece.offset + piece.nbytes <= chunk.needed
             for byte in range(piece.start, piece.start + piece.nbytes):

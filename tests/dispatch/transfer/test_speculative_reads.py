@@ -11,8 +11,8 @@ import torch
 
 from bigmodel.dispatch.transfer.files import SourceFiles
 from bigmodel.dispatch.transfer.read_job import Read
-from bigmodel.dispatch.transfer.read_plan import Chunk, Reads, plan_reads
-from bigmodel.dispatch.transfer.speculative_reads import Anticipation
+from bigmodel.dispatch.transfer.read_plan import Chunk, ReadPlan, plan_reads
+from bigmodel.dispatch.transfer.speculative_reads import SpeculativeReads
 from bigmodel.dispatch.transfer.staging import StagingSlots
 from bigmodel.dispatch.weights.block import Block
 
@@ -35,21 +35,21 @@ def made(tmp_path: Path) -> tuple[list[Block], list[Registry]]:
 
 
 @pytest.fixture
-def plan() -> Callable[[Block], Reads]:
+def plan() -> Callable[[Block], ReadPlan]:
     files = SourceFiles()
     return lambda block: plan_reads(block, files, CHUNK)
 
 
-def reads_ahead(anticipation: Anticipation, plan: Callable[[Block], Reads], count: int) -> None:
+def reads_ahead(anticipation: SpeculativeReads, plan: Callable[[Block], ReadPlan], count: int) -> None:
     for _ in range(count):
         assert anticipation.next_read(plan, begin)
 
 
 def test_expected_blocks_are_read_one_after_the_other_and_no_others(
-    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     first, second, _ = made[0]
-    anticipation = Anticipation()
+    anticipation = SpeculativeReads()
     assert not anticipation.next_read(plan, begin)
     anticipation.expect([first, second])
     reads_ahead(anticipation, plan, len(plan(first).chunks) + len(plan(second).chunks))
@@ -60,10 +60,10 @@ def test_expected_blocks_are_read_one_after_the_other_and_no_others(
 
 
 def test_a_block_that_is_asked_for_takes_over_what_has_begun_and_is_expected_no_more(
-    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     first, second, _ = made[0]
-    anticipation = Anticipation()
+    anticipation = SpeculativeReads()
     anticipation.expect([first, second])
     reads_ahead(anticipation, plan, 1)
     assert len(anticipation.asked(first, plan(first))) == 1
@@ -73,10 +73,10 @@ def test_a_block_that_is_asked_for_takes_over_what_has_begun_and_is_expected_no_
 
 
 def test_a_wrong_guess_gives_nothing_but_what_is_to_be_dropped(
-    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     first, second, third = made[0]
-    anticipation = Anticipation()
+    anticipation = SpeculativeReads()
     anticipation.expect([first, second])
     reads_ahead(anticipation, plan, 3)
     assert anticipation.asked(third, plan(third)) == []
@@ -85,10 +85,10 @@ def test_a_wrong_guess_gives_nothing_but_what_is_to_be_dropped(
 
 
 def test_what_was_read_before_a_weight_was_written_is_of_no_use(
-    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     (first, *_), (registry, *_) = made
-    anticipation = Anticipation()
+    anticipation = SpeculativeReads()
     anticipation.expect([first])
     reads_ahead(anticipation, plan, 1)
     registry["weight"].data[5] = 9
@@ -96,10 +96,10 @@ def test_what_was_read_before_a_weight_was_written_is_of_no_use(
 
 
 def test_what_could_not_be_read_ahead_is_read_anew(
-    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     first = made[0][0]
-    anticipation = Anticipation()
+    anticipation = SpeculativeReads()
     anticipation.expect([first])
 
     def fail(chunk: Chunk) -> Read:
@@ -113,11 +113,11 @@ def test_what_could_not_be_read_ahead_is_read_anew(
 
 
 def test_blocks_of_which_nothing_is_read_are_passed_over(
-    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], Reads]
+    made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     (first, second, _), (registry, *_) = made
     registry["weight"].data[5] = 9
-    anticipation = Anticipation()
+    anticipation = SpeculativeReads()
     anticipation.expect([first, second])
     reads_ahead(anticipation, plan, 1)
     assert anticipation.asked(first, plan(first)) == []

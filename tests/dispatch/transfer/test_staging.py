@@ -40,7 +40,7 @@ def every_chunk_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def weight_bytes(chunk: Chunk, staged: torch.Tensor) -> list[int]:
-    piece = chunk.pieces[0]
+    piece = chunk.segments[0]
     return staged[piece.offset : piece.offset + piece.nbytes].tolist()
 
 
@@ -52,8 +52,8 @@ def test_a_chunk_is_staged_bit_by_bit_each_way(
     monkeypatch.setattr(staging_slots, "SHOWN_BYTES", shown)
     slots = StagingSlots(CHUNK, pin=False).free
     for chunk, slot in zip(chunks, slots):
-        start = chunk.pieces[0].start
-        expected = [n % 256 for n in range(start, start + chunk.pieces[0].nbytes)]
+        start = chunk.segments[0].start
+        expected = [n % 256 for n in range(start, start + chunk.segments[0].nbytes)]
         assert weight_bytes(chunk, slot.fill(chunk, bypass)) == expected
         slot.check()
         slot.empty()

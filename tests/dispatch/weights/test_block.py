@@ -1,4 +1,4 @@
-"""A streamed block: host tensors, a slab, and what the module sees meanwhile."""
+"""A streamed block: host tensors, a memory, and what the module sees meanwhile."""
 
 import pytest
 import torch
@@ -20,12 +20,12 @@ def block_of(module: nn.Module) -> Block:
 
 
 def fetched(block: Block) -> list[torch.Tensor]:
-    slab = torch.zeros(block.layout.nbytes, dtype=torch.uint8)
-    block.fetch(slab)
-    return block.device_views(slab)
+    memory = torch.zeros(block.layout.nbytes, dtype=torch.uint8)
+    block.fetch(memory)
+    return block.device_views(memory)
 
 
-def test_a_module_sees_the_slab_while_it_is_shown_and_its_own_tensors_afterwards() -> None:
+def test_a_module_sees_device_memory_while_it_is_shown_and_its_own_tensors_afterwards() -> None:
     module = nn.Linear(3, 2)
     weight, bias = module.weight, module.bias
     block = block_of(module)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bigmodel.dispatch.weights.fork_safe import PerProcess
+from bigmodel.dispatch.weights.fork_safe import ForkSafe
 
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
@@ -50,7 +50,7 @@ def run(script: str, *arguments: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-class Counted(PerProcess):
+class Counted(ForkSafe):
     """Counts how often it is started; the start can be held up."""
 
     def __init__(self) -> None:

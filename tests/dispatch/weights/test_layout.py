@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.devices.storage import storage_of
+from bigmodel.devices.nested import storage_of
 from bigmodel.dispatch.weights.layout import ALIGNMENT, Layout, largest
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(torch.Size)
@@ -12,10 +12,10 @@ dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.bool,
 @given(st.lists(st.tuples(dtypes, shapes), max_size=8))
 def test_views_are_aligned_apart_and_of_the_right_kind(tensors: list[tuple[torch.dtype, torch.Size]]) -> None:
     layout = Layout.of(tensors)
-    slab = torch.zeros(layout.nbytes, dtype=torch.uint8)
-    for number, view in enumerate(layout.views(slab), start=1):
+    memory = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    for number, view in enumerate(layout.views(memory), start=1):
         view.copy_(torch.full(view.shape, number % 2, dtype=torch.float32))
-    for number, (view, place, (dtype, shape)) in enumerate(zip(layout.views(slab), layout.places, tensors), start=1):
+    for number, (view, place, (dtype, shape)) in enumerate(zip(layout.views(memory), layout.places, tensors), start=1):
         assert (view.dtype, view.shape) == (dtype, shape)
         assert place.offset % ALIGNMENT == 0
         assert view.double().sum() == (number % 2) * shape.numel()
@@ -27,8 +27,8 @@ def test_the_largest_layout_sets_the_slots_size() -> None:
     assert largest([]) == 0
 
 
-def test_views_of_a_slab_lie_in_its_memory_and_nothing_else_does() -> None:
-    slab = torch.empty(64, dtype=torch.uint8)
-    parameter = torch.nn.Parameter(slab[8:16].view(torch.float32))
-    assert {storage_of(part) for part in (slab[4:], parameter, parameter.detach())} == {storage_of(slab)}
-    assert storage_of(slab.clone()) != storage_of(slab)
+def test_views_of_packed_memory_lie_in_its_memory_and_nothing_else_does() -> None:
+    memory = torch.empty(64, dtype=torch.uint8)
+    parameter = torch.nn.Parameter(memory[8:16].view(torch.float32))
+    assert {storage_of(part) for part in (memory[4:], parameter, parameter.detach())} == {storage_of(memory)}
+    assert storage_of(memory.clone()) != storage_of(memory)

@@ -27,10 +27,10 @@ def matrix(seed: int = 0, rows: int = 32) -> torch.Tensor:
 
 def restored(block: QuantizedBlock) -> list[torch.Tensor]:
     staged = torch.empty(block.carrier.layout.nbytes, dtype=torch.uint8)
-    slab = torch.empty(block.layout.nbytes, dtype=torch.uint8)
+    memory = torch.empty(block.layout.nbytes, dtype=torch.uint8)
     block.carrier.fetch(staged)
-    block.restore(staged, slab, torch.empty(block.scratch_bytes, dtype=torch.uint8))
-    return block.layout.views(slab)
+    block.restore(staged, memory, torch.empty(block.scratch_bytes, dtype=torch.uint8))
+    return block.layout.views(memory)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

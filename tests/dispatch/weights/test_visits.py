@@ -7,7 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.dispatch.weights.visit_order import VisitOrder
+from bigmodel.dispatch.weights.visits import VisitOrder
 
 
 def test_at_first_the_given_order_is_the_guess_and_after_the_last_comes_the_first() -> None:

@@ -1,0 +1,115 @@
+"""torch.compile of a dispatched model: the same numbers, and at most one graph break for each streamed block."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from bigmodel.dispatch import dispatch_model, from_pretrained
+
+from ..models import llama
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+TOKENS = torch.arange(12).view(2, 6)
+
+
+@pytest.fixture(autouse=True)
+def counters() -> Iterator[dict[str, Counter[str]]]:
+    """What a fresh compiler counts. Dynamo takes seconds to import, so that collecting tests does without."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield counters
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def streamed(tmp_path: Path) -> LlamaForCausalLM:
+    llama().save_pretrained(tmp_path)
+    return from_pretrained(tmp_path, device_map={"": "cpu", "model.layers": "disk"})
+
+
+@pytest.fixture
+def streamed_to_accelerator(accelerators: None) -> LlamaForCausalLM:
+    return dispatch_model(llama(), {"": 0, "model.layers": "cpu"})
+
+
+def run(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS, use_cache=False).logits
+
+
+def test_what_is_traced_gives_the_same_bits(streamed: LlamaForCausalLM) -> None:
+    compiled = torch.compile(streamed, backend="eager")
+    for _ in range(3):
+        assert torch.equal(run(compiled), run(streamed))
+
+
+def test_each_streamed_block_breaks_the_graph_at_most_once(
+    streamed: LlamaForCausalLM, counters: dict[str, Counter[str]]
+) -> None:
+    run(torch.compile(streamed, backend="eager"))
+    assert 1 <= sum(counters["graph_break"].values()) <= len(streamed.model.layers)
+    assert all("AttachedForward" in reason for reason in counters["graph_break"])
+    assert counters["stats"]["calls_captured"] > 0
+
+
+def test_what_is_streamed_to_an_accelerator_is_traced_with_the_same_bits(
+    streamed_to_accelerator: LlamaForCausalLM, counters: dict[str, Counter[str]]
+) -> None:
+    model = streamed_to_accelerator
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(3):
+        assert torch.equal(run(compiled), run(model))
+    assert 1 <= sum(counters["graph_break"].values()) <= len(model.model.layers)
+    assert counters["stats"]["calls_captured"] > 0
+
+
+def test_a_virtual_accelerator_says_which_backend_it_can_be_compiled_with(
+    streamed_to_accelerator: LlamaForCausalLM,
+) -> None:
+    with pytest.raises(Exception, match="compile with backend='eager'"):
+        run(torch.compile(streamed_to_accelerator, backend="aot_eager"))
+    torch._dynamo.reset()
+    run(streamed_to_accelerator)
+    assert {parameter.device.type for parameter in streamed_to_accelerator.model.layers.parameters()} == {"cpu"}
+
+
+@pytest.mark.slow
+def test_compiled_code_gives_the_numbers_of_eager(streamed: LlamaForCausalLM) -> None:
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("needs a C++ compiler, with which torch.compile makes code for the CPU")
+    torch.testing.assert_close(run(torch.compile(streamed, dynamic=False)), run(streamed))
+
+
+LATER = """
+import sys
+import torch
+from bigmodel import dispatch_model
+from bigmodel.devices import virtual
+
+virtual.enable(count=1)
+model = dispatch_model(torch.nn.Sequential(torch.nn.Linear(3, 3)), {"": "cpu"}, main_device="virtual:0")
+assert "torch._dynamo" not in sys.modules
+with torch.no_grad():
+    torch.compile(model, backend="eager")(torch.ones(1, 3))
+from torch._dynamo import trace_rules
+from bigmodel.dispatch.attach.attached_forward import AttachedForward
+assert trace_rules.check(AttachedForward.__call__)
+"""
+
+
+@pytest.mark.slow
+def test_a_compiler_that_is_imported_after_dispatching_leaves_the_attachments_untraced() -> None:
+    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
