@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from transformers import LlamaForCausalLM
 
 from bigmodel.dispatch import dispatch_model, from_pretrained
@@ -23,13 +23,10 @@ TOKENS = torch.arange(12).view(2, 6)
 
 
 @pytest.fixture(autouse=True)
-def counters() -> Iterator[dict[str, Counter[str]]]:
-    """What a fresh compiler counts. Dynamo takes seconds to import, so that collecting tests does without."""
-    from torch._dynamo.utils import counters
-
+def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
-    yield counters
+    yield
     torch._dynamo.reset()
 
 
@@ -55,9 +52,7 @@ def test_what_is_traced_gives_the_same_bits(streamed: LlamaForCausalLM) -> None:
         assert torch.equal(run(compiled), run(streamed))
 
 
-def test_each_streamed_block_breaks_the_graph_at_most_once(
-    streamed: LlamaForCausalLM, counters: dict[str, Counter[str]]
-) -> None:
+def test_each_streamed_block_breaks_the_graph_at_most_once(streamed: LlamaForCausalLM) -> None:
     run(torch.compile(streamed, backend="eager"))
     assert 1 <= sum(counters["graph_break"].values()) <= len(streamed.model.layers)
     assert all("AttachedForward" in reason for reason in counters["graph_break"])
@@ -65,7 +60,7 @@ def test_each_streamed_block_breaks_the_graph_at_most_once(
 
 
 def test_what_is_streamed_to_an_accelerator_is_traced_with_the_same_bits(
-    streamed_to_accelerator: LlamaForCausalLM, counters: dict[str, Counter[str]]
+    streamed_to_accelerator: LlamaForCausalLM,
 ) -> None:
     model = streamed_to_accelerator
     compiled = torch.compile(model, backend="eager")

@@ -54,11 +54,13 @@ def stats(model: nn.Module) -> dict[str, float]:
 def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:
     expected = resident(build, implementation)
     prompt = tokens().to(DEVICE)
-    text = expected.generate(prompt[:, :3], max_new_tokens=6, do_sample=False).cpu()
+    found = logits(expected, prompt)
     for cache in CACHES:
         model = offloaded(build, implementation, expert_cache=cache)
-        assert torch.equal(logits(model, tokens()), logits(expected, prompt)), cache
-        assert torch.equal(model.generate(tokens()[:, :3], max_new_tokens=6, do_sample=False), text), cache
+        assert torch.equal(logits(model, tokens()), found), cache
+        if cache == 4 * EXPERT_BYTES:
+            text = expected.generate(prompt[:, :3], max_new_tokens=3, do_sample=False).cpu()
+            assert torch.equal(model.generate(tokens()[:, :3], max_new_tokens=3, do_sample=False), text)
 
 
 def test_bytes_fetched_are_those_of_the_chosen_experts_and_nothing_else() -> None:
@@ -155,12 +157,12 @@ def test_threads_share_the_cache(implementation: str, slots: int) -> None:
     wrong: list[int] = []
 
     def work(number: int) -> None:
-        for turn in range(8):
+        for turn in range(4):
             which = (number + turn) % len(inputs)
             if not torch.equal(logits(model, inputs[which]), outputs[which]):
                 wrong.append(which)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(6)]
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -265,8 +267,8 @@ def test_experts_on_disk_may_be_seen_first_in_inference_mode_and_later_without(t
     assert torch.equal(first, logits(resident(mixtral), tokens().to(DEVICE)))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_on_the_host_unchosen_experts_on_disk_are_not_touched(implementation: str, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_on_the_host_unchosen_experts_on_disk_are_not_touched(tmp_path: Path) -> None:
     """Their pages are made unreadable: touching one would end the process."""
     script = f"""
         import ctypes, mmap, torch
@@ -276,30 +278,32 @@ def test_on_the_host_unchosen_experts_on_disk_are_not_touched(implementation: st
         from tests.dispatch.mixtures import chosen_by, experts_of, mixtral, tokens
 
         torch.set_num_threads(1)
-        model = mixtral(hidden_size=64, intermediate_size=128)
-        model.set_experts_implementation({implementation!r})
-        chosen = chosen_by(model, tokens(1))
-        expected = model(tokens(1)).logits
-        names = [f"model.layers.{{n}}.mlp.experts.{{p}}" for n in range(3) for p in ("gate_up_proj", "down_proj")]
-        save_file({{n: model.get_parameter(n).detach().clone() for n in names}}, {str(tmp_path / "w.safetensors")!r})
-        checkpoint = Checkpoint.open({str(tmp_path / "w.safetensors")!r})
-        for name in names:
-            module, _, key = name.rpartition(".")
-            model.get_submodule(module)._parameters[key] = torch.nn.Parameter(checkpoint.tensor(name))
-        device_map = {{"": "cpu", **{{name.rpartition(".")[0]: "disk" for name in names}}}}
-        dispatch_model(model, device_map)
-        libc = ctypes.CDLL(None)
-        protected = 0
-        for layer in range(3):
-            for weights in experts_of(model, layer).parameters():
-                for expert in set(range(8)) - chosen[layer]:
-                    begin = -(-weights[expert].data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-                    end = (weights[expert].data_ptr() + weights[expert].nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-                    assert libc.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), 0) == 0
-                    protected += 1
-        assert protected == 3 * 2 * 6
-        with torch.no_grad():
-            assert torch.equal(model(tokens(1)).logits, expected)
+        for implementation in {IMPLEMENTATIONS!r}:
+            file = {str(tmp_path)!r} + "/" + implementation + ".safetensors"
+            model = mixtral(hidden_size=64, intermediate_size=128)
+            model.set_experts_implementation(implementation)
+            chosen = chosen_by(model, tokens(1))
+            expected = model(tokens(1)).logits
+            names = [f"model.layers.{{n}}.mlp.experts.{{p}}" for n in range(3) for p in ("gate_up_proj", "down_proj")]
+            save_file({{n: model.get_parameter(n).detach().clone() for n in names}}, file)
+            checkpoint = Checkpoint.open(file)
+            for name in names:
+                module, _, key = name.rpartition(".")
+                model.get_submodule(module)._parameters[key] = torch.nn.Parameter(checkpoint.tensor(name))
+            device_map = {{"": "cpu", **{{name.rpartition(".")[0]: "disk" for name in names}}}}
+            dispatch_model(model, device_map)
+            libc = ctypes.CDLL(None)
+            protected = 0
+            for layer in range(3):
+                for weights in experts_of(model, layer).parameters():
+                    for expert in set(range(8)) - chosen[layer]:
+                        begin = -(-weights[expert].data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+                        end = (weights[expert].data_ptr() + weights[expert].nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+                        assert libc.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), 0) == 0
+                        protected += 1
+            assert protected == 3 * 2 * 6
+            with torch.no_grad():
+                assert torch.equal(model(tokens(1)).logits, expected)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

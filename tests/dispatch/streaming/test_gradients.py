@@ -26,6 +26,9 @@ from ..models import ids, llama, stack
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
 
+EVERY = 7
+"""Of all moments at which Ctrl-C may come one in so many is tried."""
+
 MAPS = [
     {"": "cpu"},
     {"": 0, "blocks.1": "cpu", "blocks.3": "cpu"},
@@ -262,7 +265,7 @@ def test_an_interrupt_at_any_moment_of_a_forward_leaves_everything_as_it_was() -
     number = 0
     while interrupted_at(number, lambda: model(torch.ones(2, 8)), within="/bigmodel/dispatch/"):
         assert_untouched(model, host)
-        number += 3
+        number += EVERY
     assert number > 100
     check_still_trains(model)
 
@@ -283,7 +286,7 @@ def test_an_interrupt_at_any_moment_of_the_second_computation_does_so_too() -> N
         layer.first = lambda: None
         assert_untouched(model, host)
         came = interrupt.came
-        number += 3
+        number += EVERY
     assert number > 30
     check_still_trains(model)
 
