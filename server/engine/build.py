@@ -78,7 +78,12 @@ def make_drafter(
             f"the draft model has {vocabulary_size(draft_model)} tokens, the model {vocabulary_size(model)}; "
             "they must have the same vocabulary"
         )
-    return ModelDrafter(draft_model.eval(), options.draft_tokens, host_linear=options.host_linear)
+    return ModelDrafter(
+        draft_model.eval(),
+        options.draft_tokens,
+        max_length=context_length(draft_model),
+        host_linear=options.host_linear,
+    )
 
 
 def end_tokens(model: torch.nn.Module, tokenizer: Any) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from bigmodel.server.engine.scheduling.request import (
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens, Scheduler
 from bigmodel.server.text.codec import TextCodec
 from bigmodel.server.text.incremental import Detokenizer, StopChecker
+
+logger = logging.getLogger(__name__)
 
 
 class OutputStream:
@@ -107,8 +110,7 @@ class EngineCore:
 
     def step(self) -> bool:
         """Compute one step. False when there was nothing to compute."""
-        if self.drafter is not None:
-            self.drafter.propose([s for s in self.scheduler.running if s.decoding])
+        self._propose()
         batch = self.scheduler.schedule()
         if not batch:
             if self.requests:
@@ -116,19 +118,55 @@ class EngineCore:
             return False
         begun = time.monotonic()
         self._note_starts(batch, begun)
-        logits = self.runner.run(batch)
-        for scheduled, rows in zip(batch, logits, strict=True):
+        computed = self._compute(batch)
+        for scheduled, rows in computed:
             self._account(scheduled, rows)
         self._sampler.sample(
             [
                 (scheduled, rows)
-                for scheduled, rows in zip(batch, logits, strict=True)
+                for scheduled, rows in computed
                 if rows is not None and scheduled.sequence.remaining == 0
             ]
         )
         self.steps += 1
         self._observer.step(time.monotonic() - begun, len(batch))
         return True
+
+    def _propose(self) -> None:
+        if self.drafter is None:
+            return
+        decoding = [s for s in self.scheduler.running if s.decoding]
+        try:
+            self.drafter.propose(decoding)
+        except Exception:
+            logger.exception("the draft model failed; this step is computed without a draft")
+            for sequence in decoding:
+                sequence.draft = []
+
+    def _compute(self, batch: list[ScheduledTokens]) -> list[tuple[ScheduledTokens, torch.Tensor | None]]:
+        """The logits of each entry. Where the step raises, sequences are computed alone and those that raise fail.
+
+        Raises where the model cannot compute anything any more: then the engine has failed, not a sequence.
+        """
+        try:
+            return list(zip(batch, self.runner.run(batch), strict=True))
+        except Exception:
+            logger.exception("a step of %d sequences failed; each is computed alone", len(batch))
+        self.runner.bytes_per_token()  # a forward of its own: raises if the model is broken
+        computed: list[tuple[ScheduledTokens, torch.Tensor | None]] = []
+        for scheduled in batch:
+            sequence = scheduled.sequence
+            if sequence.phase is not Phase.RUNNING:
+                continue  # another sequence of the request failed
+            assert sequence.kv is not None
+            sequence.kv.model_cache = None  # the failed step may have advanced it
+            try:
+                (rows,) = self.runner.run([scheduled])
+            except Exception as error:
+                self.fail(sequence.request, "engine", f"computing a step failed: {type(error).__name__}")
+            else:
+                computed.append((scheduled, rows))
+        return [(scheduled, rows) for scheduled, rows in computed if scheduled.sequence.phase is Phase.RUNNING]
 
     def _note_starts(self, batch: list[ScheduledTokens], now: float) -> None:
         for sequence in (scheduled.sequence for scheduled in batch):

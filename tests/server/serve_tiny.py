@@ -15,19 +15,25 @@ from tests.server.tiny import tiny_model, tiny_tokenizer
 
 
 class SlowOrBroken(torch.nn.Module):
-    """Slows every forward down; raises when it meets the token 7 twice in a row."""
+    """Slows every forward; raises at the token 7 twice in a row, and from the token 9 twice in a row on for ever."""
 
     def __init__(self, inner: Any, delay: float) -> None:
         super().__init__()
         self.inner = inner
         self.delay = delay
+        self.broken = False
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         time.sleep(self.delay)
-        if (ids[..., 1:].eq(7) & ids[..., :-1].eq(7)).any():
+        self.broken = self.broken or _twice(ids, 9)
+        if self.broken or _twice(ids, 7):
             raise RuntimeError("secret detail of the failure")
         out: torch.Tensor = self.inner(ids)
         return out
+
+
+def _twice(ids: torch.Tensor, token: int) -> bool:
+    return bool((ids[..., 1:].eq(token) & ids[..., :-1].eq(token)).any())
 
 
 def serve(port: Any, log: str, delay: float, drain_timeout: float, loading: str) -> None:

@@ -42,10 +42,16 @@ class _DraftState:
 
 
 class ModelDrafter:
-    """Proposes up to ``count`` tokens for each sequence with ``model``, which must have the same vocabulary."""
+    """Proposes up to ``count`` tokens for each sequence with ``model``, which must have the same vocabulary.
 
-    def __init__(self, model: torch.nn.Module, count: int, *, host_linear: HostLinear = "auto") -> None:
+    ``max_length`` is the model's context, in tokens: nothing is proposed for sequences that exceed it.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, count: int, *, max_length: int, host_linear: HostLinear = "auto"
+    ) -> None:
         self.count = count
+        self.max_length = max_length
         self._runner = PackedRunner(model, row_multiple=1, host_linear=host_linear)
         self._states: dict[int, _DraftState] = {}
 
@@ -83,7 +89,8 @@ class ModelDrafter:
 
     def _room(self, sequence: Sequence) -> int:
         """Proposals of use: the token after the last one is sampled by the model itself."""
-        return min(self.count, sequence.params.max_tokens - len(sequence.output) - 1)
+        wanted = sequence.params.max_tokens - len(sequence.output) - 1
+        return min(self.count, wanted, self.max_length + 1 - len(sequence))
 
     def _unread(self, sequence: Sequence) -> list[int]:
         start = self._states[sequence.order].computed

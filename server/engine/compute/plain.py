@@ -47,9 +47,12 @@ class PlainRunner:
         wanted = scheduled.samples or scheduled.all_logits
         assert sequence.kv is not None
         if self.cached:
-            if sequence.kv.model_cache is None:
-                sequence.kv.model_cache = self.empty_cache()
-            logits = self.forward(sequence.token_slice(start, end), start, sequence.kv.model_cache)
+            cache, first = sequence.kv.model_cache, start
+            if cache is None:
+                cache, first = self.empty_cache(), 0
+            sequence.kv.model_cache = None  # a forward that raises leaves it incomplete
+            logits = self.forward(sequence.token_slice(first, end), first, cache)[start - first :]
+            sequence.kv.model_cache = cache
         elif wanted:
             logits = self.forward(sequence.token_slice(0, end))[start:]
         if not wanted:

@@ -12,7 +12,18 @@ import pytest
 import torch
 import transformers
 
-from bigmodel.server.engine import Delta, Done, Engine, EngineStoppedError, Failed, QueueFullError, State
+from bigmodel.server.engine import (
+    Delta,
+    Done,
+    Engine,
+    EngineOptions,
+    EngineStoppedError,
+    Failed,
+    QueueFullError,
+    State,
+    build_engine,
+)
+from bigmodel.server.engine.compute.plain import PlainRunner
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 from tests.server import oracle
 from tests.server.serve_tiny import SlowOrBroken
@@ -287,9 +298,31 @@ def test_stopping_fails_what_still_runs() -> None:
     assert "bigmodel-engine" not in [thread.name for thread in threading.enumerate() if thread is engine._thread]
 
 
-def test_a_failing_model_fails_every_request_and_is_reported() -> None:
-    from bigmodel.server.engine import EngineOptions, build_engine
+@pytest.mark.parametrize("runner", ["packed", "plain"])
+def test_a_sequence_whose_forward_raises_fails_alone_and_the_engine_goes_on(
+    runner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if runner == "plain":
+        monkeypatch.setattr("bigmodel.server.engine.build.choose_runner", lambda model, **_: PlainRunner(model))
+    model = tiny_model()
+    engine = build_engine(model, tiny_tokenizer(), options=EngineOptions(kv_bytes=64 << 20))
+    engine.start()
+    expected = ask(engine, "the cat", max_tokens=30, temperature=0, ignore_eos=True)
+    assert isinstance(expected.wait(), Done)
+    model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, 0.002)
+    beside = ask(engine, "the cat", max_tokens=30, temperature=0, ignore_eos=True)
+    beside.next()
+    failed = ask(engine, [7, 7, 7]).wait()
+    assert isinstance(failed, Failed)
+    assert (failed.kind, failed.message) == ("engine", "computing a step failed: RuntimeError")
+    assert isinstance(beside.wait(), Done)
+    assert beside.tokens() == expected.tokens()
+    assert engine.healthy
+    assert engine.core.scheduler.pool.used == PROMPT_BLOCK * len(engine.core.scheduler.prefix)
+    engine.stop()
 
+
+def test_a_failing_model_fails_every_request_and_is_reported() -> None:
     model = tiny_model()
     model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, 0.005)
     seen: list[BaseException] = []
@@ -297,7 +330,7 @@ def test_a_failing_model_fails_every_request_and_is_reported() -> None:
     engine.start()
     innocent = ask(engine, "the cat", max_tokens=900, ignore_eos=True)
     innocent.next()
-    broken = ask(engine, [7, 7, 7])
+    broken = ask(engine, [9, 9, 9])
     for collector in (broken, innocent):
         failed = collector.wait()
         assert isinstance(failed, Failed)

@@ -137,7 +137,7 @@ def test_what_outlasts_the_drain_timeout_is_ended() -> None:
 def test_an_engine_failure_fails_its_requests_and_the_process() -> None:
     with process(0, 1) as (child, url):
         wait_ready(url)
-        answer = httpx.post(f"{url}/v1/completions", json=request([7, 7, 7], max_tokens=3), timeout=30)
+        answer = httpx.post(f"{url}/v1/completions", json=request([9, 9, 9], max_tokens=3), timeout=30)
         assert answer.status_code == 500
         assert "secret" not in answer.text
         assert answer.json()["error"]["type"] == "server_error"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from bigmodel.errors import ServeError
 from bigmodel.server.engine import Done, Engine, EngineOptions, build_engine
@@ -67,6 +69,36 @@ def test_the_small_models_memory_is_part_of_the_budget() -> None:
     assert with_draft.core.scheduler.pool.capacity == without.core.scheduler.pool.capacity // 2
     with_draft.stop()
     without.stop()
+
+
+def test_a_draft_model_with_a_shorter_context_proposes_only_within_it() -> None:
+    torch.manual_seed(0)
+    short = transformers.GPT2Config(vocab_size=len(tiny_tokenizer()), n_embd=16, n_layer=1, n_head=2, n_positions=24)
+    asked = [list(range(1, 11)), list(range(1, 41))]
+    alone = expected(asked, 40)
+    engine = engine_with(transformers.GPT2LMHeadModel(short).eval())
+    collectors = [ask(engine, p, max_tokens=40, **settings(i)) for i, p in enumerate(asked)]
+    for collector, result in zip(collectors, alone, strict=True):
+        assert isinstance(collector.wait(), Done)
+        assert flat(collector) == result
+    assert engine.core.counts.drafted > 0
+    engine.stop()
+
+
+def test_a_draft_model_that_fails_costs_its_drafts_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = prompts(2)
+    alone = expected(asked, 10)
+    engine = engine_with(tiny_model(0))
+
+    def broken(sequences: Any) -> None:
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(engine.core.drafter, "propose", broken)
+    for index, (prompt, result) in enumerate(zip(asked, alone, strict=True)):
+        collector = ask(engine, prompt, max_tokens=10, **settings(index))
+        assert isinstance(collector.wait(), Done)
+        assert flat(collector) == result
+    engine.stop()
 
 
 def test_another_vocabulary_is_refused() -> None:
