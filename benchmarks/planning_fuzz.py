@@ -156,7 +156,7 @@ def peaks_of(model: Any, found: Any) -> dict[int, int]:
     gc.collect()
     before = {key: memory_allocated(key) for key in keys}
     with tempfile.TemporaryDirectory() as folder:
-        dispatch_model(model, dict(found.device_map), main_device=found.main_device, offload_dir=folder)
+        dispatch_model(model, found, offload_dir=folder)
         for key in keys:
             reset_peak_memory(key)
         with torch.inference_mode():

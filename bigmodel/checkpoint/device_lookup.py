@@ -8,6 +8,7 @@ import torch
 
 from ..devices import DeviceLike, normalize_device, torch_device
 from ..errors import DeviceMapError
+from ..module_names import owner_of
 
 
 class Placement:
@@ -25,11 +26,8 @@ class Placement:
 
     def find(self, name: str) -> str | None:
         """The canonical device of the tensor `name`, ``"disk"`` included; None if the map does not cover it."""
-        while name not in self._devices:
-            if not name:
-                return None
-            name = name.rpartition(".")[0]
-        return self._devices[name]
+        owner = owner_of(name, self._devices)
+        return None if owner is None else self._devices[owner]
 
     def torch_device(self, name: str) -> torch.device:
         """The device on which the tensor `name` lies; the CPU for one that stays on disk."""

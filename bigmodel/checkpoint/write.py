@@ -17,12 +17,10 @@ from typing import IO
 import torch
 
 from ..errors import CheckpointError
+from ..limits import FILE_ALIGNMENT
 from ..sources.headers import DTYPES
 from .mapping import MappedFile, mapped_region
 from .pages import is_untouched
-
-DATA_ALIGNMENT = 4096
-"""The header is padded so that the data begin on a page: most tensors then lie on whole pages of the file."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.float4_e2m1fn_x2: "F4"}
 
@@ -109,7 +107,8 @@ def _header(tensors: list[Outgoing], metadata: dict[str, str] | None) -> tuple[b
         }
         position += tensor.nbytes
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-(8 + len(text)) % DATA_ALIGNMENT)
+    # The data begin on a page: most tensors then lie on whole pages of the file.
+    text += b" " * (-(8 + len(text)) % FILE_ALIGNMENT)
     start = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, {name: start + begin for name, begin in begins.items()}
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from . import virtual
 from .budgets import get_max_memory
-from .memory import free_memory_bytes, max_memory_allocated, memory_allocated, release_cached_memory, reset_peak_memory
+from .memory import (
+    free_memory_bytes,
+    max_memory_allocated,
+    memory_allocated,
+    release_cached_memory,
+    reset_peak_memory,
+    total_host_bytes,
+)
 from .names import (
     DISK,
     HOST,
@@ -40,6 +47,7 @@ __all__ = [
     "release_cached_memory",
     "reset_peak_memory",
     "torch_device",
+    "total_host_bytes",
     "virtual",
 ]
 

@@ -73,6 +73,11 @@ def free_memory_bytes(device: DeviceLike) -> int:
     return free
 
 
+def total_host_bytes() -> int:
+    """Return the bytes of the host's memory."""
+    return int(psutil.virtual_memory().total)
+
+
 def release_cached_memory() -> None:
     """Collect garbage and hand the accelerators' cached memory back to their drivers."""
     gc.collect()

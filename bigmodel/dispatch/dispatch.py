@@ -18,12 +18,11 @@ from torch.nn.parameter import is_lazy
 
 from ..devices import HOST, DeviceLike, torch_device
 from ..errors import DispatchError
-from ..plan import check_device_map
 from .attach.builder import Builder
 from .attach.dispatched import dispatched
 from .placement.offload_files import fill_meta, write_to_disk
-from .placement.options import Options
-from .placement.resolve import DeviceMap, ResolvedMap, resolve_device_map, whole_classes
+from .placement.options import Options, PlanArguments
+from .placement.resolve import DeviceMap, ResolvedMap, resolve_device_map, resolve_given, whole_classes
 from .weights.parameters import moved_like, refresh_second_places
 
 
@@ -34,7 +33,7 @@ def dispatch_model(
     state_dict: Mapping[str, torch.Tensor] | None = None,
     offload_dir: str | Path | None = None,
     offload_index: Mapping[str, Mapping[str, str]] | None = None,
-    offload_buffers: bool = False,
+    offload_buffers: bool | None = None,
     skip_keys: str | Collection[str] | None = None,
     preload_module_classes: Collection[str] | None = None,
     force_hooks: bool = False,
@@ -42,7 +41,7 @@ def dispatch_model(
     no_split_module_classes: Collection[str] | None = None,
     expert_cache: int | str | None = None,
     pinned_memory: int | str | None = None,
-    offload: str = "stream",
+    offload: str | None = None,
     offload_dtype: str | None = None,
 ) -> nn.Module:
     """Spread `model` over devices so that it runs as if it were whole, and return it.
@@ -50,6 +49,9 @@ def dispatch_model(
     Modules mapped to an accelerator live and run there. Modules mapped to ``"cpu"`` or ``"disk"`` keep their weights
     in host memory or in the memory-mapped checkpoint; they run on `main_device`, to which their weights are streamed
     just in time, or, when the map has no accelerator, on the host with nothing moved at all.
+
+    What decides bytes or seconds is read from the model's plan (`get_plan`): the one given, or one made here from the
+    map and the arguments. An argument that contradicts a plan given is refused.
 
     Args:
         model: Any module. Weights on ``meta`` are filled from `state_dict`, `offload_index` or `offload_dir`.
@@ -60,7 +62,8 @@ def dispatch_model(
         offload_dir: A folder for weights mapped to ``"disk"`` that do not lie in a memory-mapped file yet; also a
             checkpoint to fill parameters on ``meta`` from.
         offload_index: For each such parameter its ``safetensors_file`` and ``weight_name``.
-        offload_buffers: Stream the buffers of offloaded modules too; by default they stay where the module runs.
+        offload_buffers: Stream the buffers of offloaded modules too; by default (None: no, or as the plan has it) they
+            stay where the module runs.
         skip_keys: Keyword arguments of forward that are not moved between devices.
         preload_module_classes: More classes whose weights are streamed as a whole.
         force_hooks: Bring inputs to the device and outputs back even for a model that lives on one device.
@@ -75,8 +78,9 @@ def dispatch_model(
             their weights to it, ``"compute"`` brings their inputs to the host and computes there, ``"auto"`` (with
             ``device_map="auto"``) does for each what is faster by this machine's speeds, which are measured the first
             time. That may be the one for prompts and the other for steps of generation: the module's keys and values
-            then move between the two, in the caches of transformers. A `Plan` has decided it. Where host and
-            accelerator are of different kinds, so may be the last bits of what they compute.
+            then move between the two, in the caches of transformers. None: what a `Plan` has decided, else
+            ``"stream"``. Where host and accelerator are of different kinds, so may be the last bits of what they
+            compute.
         offload_dtype: ``"int8"`` or ``"int4"``: streamed weights cross to the accelerator as such integers and are
             restored there, so that a quarter or an eighth of the bytes of float32 move. Needs torchao, and is for
             inference only. Outputs then differ from those of the whole model (every other option keeps each bit);
@@ -91,23 +95,24 @@ def dispatch_model(
     Raises:
         DeviceMapError: The map does not cover the model or names a device that is none.
         BudgetError: The model does not fit `max_memory`.
-        PlanError: `offload` or `offload_dtype` is none of those it may be.
+        PlanError: `offload` or `offload_dtype` is none of those it may be, or an argument contradicts the plan.
         DispatchError: A parameter has no value or no shape, or must go to disk and there is no `offload_dir`; torchao
             is missing; a forward of the model, dispatched already, is running.
     """
     _refuse_lazy(model)
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
-    resolved = resolve_device_map(model, device_map, max_memory, classes, main_device, offload, offload_dtype)
-    options = Options.read(
-        offload_buffers=offload_buffers,
-        skip_keys=skip_keys,
+    arguments = PlanArguments.read(
+        main_device=main_device,
+        max_memory=max_memory,
         no_split_module_classes=classes,
-        force_hooks=force_hooks,
+        offload=offload,
+        offload_buffers=offload_buffers,
+        offload_dtype=offload_dtype,
         expert_cache=expert_cache,
         pinned_memory=pinned_memory,
-        max_memory=max_memory,
-        offload_dtype=offload_dtype,
     )
+    resolved = resolve_device_map(model, device_map, arguments)
+    options = Options(skip_keys=skip_keys, no_split_module_classes=classes, force_hooks=force_hooks)
     fill_meta(model, state_dict, offload_index, offload_dir)
     return place_and_attach(model, resolved, options, offload_dir)
 
@@ -118,7 +123,6 @@ def place_and_attach(
     """Dispatch a model whose weights all have values by a map that is already spelt out."""
     if dispatched(model) is not None:
         undispatch(model)
-    check_device_map(model, resolved.devices)
     with for_later():
         write_to_disk(model, resolved.placement, offload_dir)
         if offload_dir is not None:
@@ -137,7 +141,9 @@ def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
     found.refuse_while_running()
     found.detach(model)
     found.release()
-    moved = replace(found.resolved, devices=dict(device_map), main_device=found.main_device, plan=None)
+    before = found.resolved
+    arguments = replace(PlanArguments.of(before.plan), no_split_module_classes=found.options.no_split_module_classes)
+    moved = resolve_given(model, device_map, arguments, before.execution, before.computed_below)
     with for_later():
         _attach(model, moved, found.options)
 

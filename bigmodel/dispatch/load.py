@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +12,7 @@ from ..devices import DeviceLike
 from ..profile.model.dtypes import torch_dtype
 from .dispatch import place_and_attach
 from .placement.fused_checkpoint import load_in_place
-from .placement.options import Options
+from .placement.options import Options, PlanArguments, dtype_of
 from .placement.resolve import DeviceMap, resolve_device_map, whole_classes
 
 
@@ -24,7 +23,7 @@ def load_checkpoint_and_dispatch(
     max_memory: Mapping[DeviceLike, int | str] | None = None,
     no_split_module_classes: Collection[str] | None = None,
     offload_folder: str | Path | None = None,
-    offload_buffers: bool = False,
+    offload_buffers: bool | None = None,
     dtype: str | torch.dtype | None = None,
     offload_state_dict: bool | None = None,
     skip_keys: str | Collection[str] | None = None,
@@ -36,7 +35,7 @@ def load_checkpoint_and_dispatch(
     main_device: DeviceLike | None = None,
     expert_cache: int | str | None = None,
     pinned_memory: int | str | None = None,
-    offload: str = "stream",
+    offload: str | None = None,
     offload_dtype: str | None = None,
 ) -> nn.Module:
     """Load `checkpoint` into `model` by a device map, and dispatch it.
@@ -74,35 +73,33 @@ def load_checkpoint_and_dispatch(
     """
     wanted = None if dtype is None else torch_dtype(dtype)
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
-    shapes: dict[str, Any] = {"dtype": wanted} if wanted else {}
     resolved = None
     if device_map is not None:
-        resolved = resolve_device_map(
-            model, device_map, max_memory, classes, main_device, offload, offload_dtype, **shapes
+        arguments = PlanArguments.read(
+            main_device=main_device,
+            max_memory=max_memory,
+            no_split_module_classes=classes,
+            offload=offload,
+            offload_buffers=offload_buffers,
+            offload_dtype=offload_dtype,
+            expert_cache=expert_cache,
+            pinned_memory=pinned_memory,
+            dtype=wanted,
         )
-    options = Options.read(
-        offload_buffers=offload_buffers,
-        skip_keys=skip_keys,
-        no_split_module_classes=classes,
-        force_hooks=force_hooks,
-        dtype=wanted,
-        expert_cache=expert_cache,
-        pinned_memory=pinned_memory,
-        max_memory=max_memory,
-        offload_dtype=offload_dtype,
-    )
+        resolved = resolve_device_map(model, device_map, arguments)
     load_in_place(
         model,
         checkpoint,
         device_map=None if resolved is None else resolved.keys,
         offload_folder=offload_folder,
-        dtype=wanted,
-        offload_buffers=offload_buffers,
+        dtype=wanted if resolved is None else dtype_of(resolved.plan),
+        offload_buffers=bool(offload_buffers) if resolved is None else resolved.plan.offload_buffers,
         strict=strict,
         full_state_dict=full_state_dict,
         broadcast_from_rank0=broadcast_from_rank0,
-        read_later=resolved is not None and options.reads_ahead(resolved.placement),
+        read_later=resolved is not None and resolved.reads_ahead,
     )
     if resolved is None:
         return model
+    options = Options(skip_keys=skip_keys, no_split_module_classes=classes, force_hooks=force_hooks)
     return place_and_attach(model, resolved, options, offload_folder)

@@ -14,8 +14,8 @@ from ..devices.nested import send_to_device
 from ..errors import DispatchError
 from .dispatch import place_and_attach
 from .placement.offload_files import fill_meta
-from .placement.options import Options
-from .placement.resolve import ResolvedMap, whole_classes
+from .placement.options import Options, PlanArguments
+from .placement.resolve import resolve_given, whole_classes
 from .weights.parameters import moved_like, refresh_second_places
 
 
@@ -39,12 +39,15 @@ def cpu_offload(
     """
     fill_meta(model, state_dict)
     device = _execution_device(model, execution_device)
-    options = Options.read(
+    classes = whole_classes(model, None, preload_module_classes)
+    arguments = PlanArguments.read(
+        main_device=device,
+        no_split_module_classes=classes,
         offload_buffers=offload_buffers,
-        no_split_module_classes=whole_classes(model, None, preload_module_classes),
         offload_dtype=offload_dtype,
     )
-    return place_and_attach(model, ResolvedMap({"": HOST}, device), options)
+    resolved = resolve_given(model, {"": HOST}, arguments)
+    return place_and_attach(model, resolved, Options(no_split_module_classes=classes))
 
 
 def disk_offload(
@@ -70,12 +73,15 @@ def disk_offload(
     """
     fill_meta(model, offload_dir=offload_dir)
     device = _execution_device(model, execution_device)
-    options = Options.read(
+    classes = whole_classes(model, None, preload_module_classes)
+    arguments = PlanArguments.read(
+        main_device=device,
+        no_split_module_classes=classes,
         offload_buffers=offload_buffers,
-        no_split_module_classes=whole_classes(model, None, preload_module_classes),
         offload_dtype=offload_dtype,
     )
-    return place_and_attach(model, ResolvedMap({"": DISK}, device), options, offload_dir)
+    resolved = resolve_given(model, {"": DISK}, arguments)
+    return place_and_attach(model, resolved, Options(no_split_module_classes=classes), offload_dir)
 
 
 def _execution_device(model: nn.Module, given: DeviceLike | None) -> DeviceLike:

@@ -20,7 +20,7 @@ from ..sources.resolve import open_source
 from .attach.dispatched import dispatched
 from .dispatch import place_and_attach
 from .placement.fused_checkpoint import load_in_place
-from .placement.options import Options
+from .placement.options import Options, PlanArguments, dtype_of
 from .placement.resolve import DeviceMap, resolve_device_map
 
 
@@ -35,11 +35,11 @@ def from_pretrained(
     batch_size: int = 1,
     context_length: int | None = None,
     no_split_module_classes: Collection[str] | None = None,
-    offload_buffers: bool = False,
+    offload_buffers: bool | None = None,
     offload_folder: str | os.PathLike[str] | None = None,
     expert_cache: int | str | None = None,
     pinned_memory: int | str | None = None,
-    offload: str = "stream",
+    offload: str | None = None,
     offload_dtype: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -84,45 +84,41 @@ def from_pretrained(
     source = open_source(id_or_path, revision, token, cache_dir, local_files_only, trust_remote_code)
     folder = source.fetch_weights()
     folder = folder if folder.is_dir() else folder.parent
-    model = build_on_meta(folder, dtype, trust_remote_code)
-    wanted = None if dtype == "auto" else torch_dtype(dtype)
-    resolved = resolve_device_map(
-        model,
-        device_map,
-        max_memory,
-        no_split_module_classes,
-        main_device,
-        offload,
-        offload_dtype,
-        per_pass=per_pass,
-        batch_size=batch_size,
-        context_length=context_length,
-    )
-    options = Options.read(
-        offload_buffers=offload_buffers,
-        skip_keys=getattr(model, "_skip_keys_device_placement", None),
+    planned = dtype_of(device_map) if isinstance(device_map, Plan) else None
+    model = build_on_meta(folder, planned or dtype, trust_remote_code)
+    arguments = PlanArguments.read(
+        main_device=main_device,
+        max_memory=max_memory,
         no_split_module_classes=no_split_module_classes,
-        dtype=wanted,
+        offload=offload,
+        offload_buffers=offload_buffers,
+        offload_dtype=offload_dtype,
         expert_cache=expert_cache,
         pinned_memory=pinned_memory,
-        max_memory=max_memory,
-        offload_dtype=offload_dtype,
+        dtype=None if dtype == "auto" else torch_dtype(dtype),
+    )
+    resolved = resolve_device_map(
+        model, device_map, arguments, per_pass=per_pass, batch_size=batch_size, context_length=context_length
     )
     load_in_place(
         model,
         Path(id_or_path) if Path(id_or_path).is_file() else folder,
         device_map=resolved.keys,
-        dtype=wanted,
+        dtype=dtype_of(resolved.plan),
         offload_folder=offload_folder,
-        offload_buffers=offload_buffers,
-        read_later=options.reads_ahead(resolved.placement),
+        offload_buffers=resolved.plan.offload_buffers,
+        read_later=resolved.reads_ahead,
+    )
+    options = Options(
+        skip_keys=getattr(model, "_skip_keys_device_placement", None), no_split_module_classes=no_split_module_classes
     )
     place_and_attach(model, resolved, options, None if offload_folder is None else Path(offload_folder))
     return model.eval()
 
 
 def get_plan(model: nn.Module) -> Plan | None:
-    """Return the plan that `model` was dispatched by; None if its device map was given, or it is not dispatched."""
+    """Return the plan that `model` was dispatched by: one that was given, or made from its device map. None for a model
+    that is not dispatched."""
     found = dispatched(model)
     return None if found is None else found.plan
 

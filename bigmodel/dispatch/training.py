@@ -17,7 +17,7 @@ from torch import nn
 
 from ..devices import DISK, HOST, DeviceLike, device_key, format_size, free_memory_bytes, is_accelerator, torch_device
 from ..errors import DispatchError
-from ..plan.accelerate_api import owner_of
+from ..module_names import owner_of
 from ..profile import storage_key
 from .attach.dispatched import Dispatched, dispatched
 from .dispatch import redispatch
@@ -64,7 +64,7 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
     assert found is not None
     if found.quantization_errors:
         raise DispatchError(
-            f"the model was dispatched with offload_dtype={found.options.offload_dtype!r}, which is for inference: "
+            f"the model was dispatched with offload_dtype={found.plan.offload_dtype!r}, which is for inference: "
             "dispatch it without, and train then"
         )
     device_map = _present(part, dict(found.resolved.devices))
@@ -148,7 +148,7 @@ def has_room_on(device: str, trained: Collection[Placed], placed: Collection[Pla
 
     A plan of training has counted them; without one it is a rule of thumb that decides.
     """
-    planned = None if found.plan is None else found.plan.devices.get(device_key(device))
+    planned = found.plan.devices.get(device_key(device))
     if planned is not None and planned.training:
         return True
     return KEPT * nbytes_of(each for each in trained if each.device == device) <= SHARE * _room(device, placed, found)
@@ -157,7 +157,7 @@ def has_room_on(device: str, trained: Collection[Placed], placed: Collection[Pla
 def _room(device: str, placed: Collection[Placed], found: Dispatched) -> int:
     """Return the bytes that are free on `device`, by its counters and by the user's budget."""
     free = free_memory_bytes(device)
-    budget = found.options.budget(device)
+    budget = _budget(device, found)
     if budget is None:
         return free
     slots = sum(
@@ -166,13 +166,18 @@ def _room(device: str, placed: Collection[Placed], found: Dispatched) -> int:
     return min(free, budget - slots - _resident(placed, device))
 
 
+def _budget(device: str, found: Dispatched) -> int | None:
+    planned = found.plan.devices.get(device_key(device))
+    return None if planned is None else planned.budget
+
+
 def check_host(
     unfit: Collection[Placed], crowded: Collection[Placed], placed: Collection[Placed], found: Dispatched
 ) -> None:
     """Refuse copies for which the host has no room, their gradients included."""
     needed = 2 * nbytes_of([*unfit, *crowded])
     room = free_memory_bytes(HOST)
-    budget = found.options.budget(HOST)
+    budget = _budget(HOST, found)
     if budget is not None:
         room = min(room, budget - _resident(placed, HOST))
     if needed <= room:

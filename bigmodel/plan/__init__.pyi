@@ -2,9 +2,6 @@ from .accelerate_api import check_device_map as check_device_map
 from .accelerate_api import clean_device_map as clean_device_map
 from .accelerate_api import get_balanced_memory as get_balanced_memory
 from .accelerate_api import infer_auto_device_map as infer_auto_device_map
-from .accelerate_api import owner_of as owner_of
-from .memory.windows import AHEAD_BYTES as AHEAD_BYTES
-from .memory.windows import STAGING_BYTES as STAGING_BYTES
 from .memory.windows import read_ahead_window as read_ahead_window
 from .memory.windows import staging as staging
 from .planner import OBJECTIVES as OBJECTIVES

@@ -14,9 +14,11 @@ from torch import nn
 from ..arguments import check_flags, check_model, check_names
 from ..devices import DeviceLike, format_size
 from ..errors import DeviceMapError
+from ..limits import PLANNED_SHARE
+from ..module_names import owner_of
 from ..profile import DtypeLike, UnitProfile, named_tensors, profile_units
 from .memory.shortage import budget_error
-from .result.budgets import HEADROOM, Key, is_accelerator, read_budgets
+from .result.budgets import Key, is_accelerator, read_budgets
 from .search.capacity import Item, Placement, Room
 from .search.greedy import balanced_caps, place_greedily
 from .search.items import Group, tie_groups
@@ -143,7 +145,7 @@ def get_balanced_memory(
     budgets = read_budgets(max_memory)
     keys = [key for key, size in budgets.items() if size > 0 and is_accelerator(key)]
     if len(keys) == 1 and max_memory is None:
-        budgets[keys[0]] = int(budgets[keys[0]] * HEADROOM)
+        budgets[keys[0]] = int(budgets[keys[0]] * PLANNED_SHARE)
     if len(keys) < 2:
         return budgets
     units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
@@ -171,16 +173,6 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
     if missing:
         shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise DeviceMapError(f"the device map gives no device to {shown}; add these or a module that holds them")
-
-
-def owner_of(name: str, device_map: Mapping[str, Any]) -> str | None:
-    """Return the longest key of `device_map` that is `name` or a module around it; None if there is none."""
-    key = name
-    while key:
-        if key in device_map:
-            return key
-        key = key.rpartition(".")[0]
-    return "" if "" in device_map else None
 
 
 def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[str, Any]:

@@ -7,20 +7,22 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from ..arguments import check_choice, check_flags, shown, whole_number
-from ..devices import DeviceLike, accelerators
+from ..devices import HOST, DeviceLike, accelerators
+from ..devices.sizes import size_or_none
 from ..errors import PlanError
+from ..limits import DEFAULT_SLOTS
 from ..profile import DtypeLike, Profile, profile_model, profile_source
 from ..profile.machine.machine import MachineProfile, nominal_machine
 from ..profile.machine.probe import known_machine
 from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import check_offload_dtype
 from .memory.assemble import assemble
-from .memory.slots import DEFAULT_SLOTS
 from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import Plan
 from .search.capacity import Room
@@ -66,6 +68,8 @@ def plan(
     offload_buffers: bool = False,
     offload_dtype: str | None = None,
     slots: int = DEFAULT_SLOTS,
+    expert_cache: int | str | None = None,
+    pinned_memory: int | str | None = None,
     objective: str | None = None,
     offload: str = "stream",
     machine: MachineProfile | None = None,
@@ -96,6 +100,9 @@ def plan(
         offload_buffers: buffers of a streamed part are streamed too, and not kept where it runs.
         offload_dtype: what streamed weights are quantised to on the link: `"int8"`, `"int4"`; None: not at all.
         slots: how many streamed parts may be on the main device at once.
+        expert_cache: bytes of each device (a number, or text such as "4GiB") for experts that are fetched one by one;
+            None: what streaming whole layers of them would take.
+        pinned_memory: bytes of host memory that may be pinned for a GPU to copy from; None: half of this host's.
         objective: what to minimise: "latency": seconds per generated token; "throughput": seconds of the whole job,
             prompt and new tokens; "fit": nothing, the greedy placement is kept; None: "latency", without a prediction
             unless `machine` is given.
@@ -133,12 +140,27 @@ def plan(
     predicted = objective is not None or machine is not None
     minimised = objective or "latency"
     label = minimised if predicted and strategy == "auto" else strategy
-    room = Room(budgets, profile.activations, slots, checked_main(main_device, budgets), offload != "stream")
+    assembled = partial(
+        assemble,
+        profile,
+        budgets=budgets,
+        strategy=label,
+        pinned_memory=size_or_none(pinned_memory),
+        resident_limit=None if max_memory is None else budgets.get(HOST),
+    )
+    room = Room(
+        budgets,
+        profile.activations,
+        slots,
+        checked_main(main_device, budgets),
+        host_compute=offload != "stream",
+        expert_cache=size_or_none(expert_cache),
+    )
     assignment = greedy_assignment(profile, room, strategy, offload_buffers, offload != "compute")
     streams = any(map(assignment.streamed, range(len(profile.units))))
     searched = strategy == "auto" and minimised != "fit" and (predicted or streams)
     if not profile.phases or not (searched or predicted):
-        return assemble(profile, assignment, budgets, label)
+        return assembled(assignment)
     room = room_around(assignment, room)
     known = machine or (_this_machine(budgets) if predicted else known_machine())
     goal = Objective(CostModel(profile, known or nominal_machine()), minimised)
@@ -148,10 +170,10 @@ def plan(
     if searched and predicted and per_pass and offload == "auto":
         assignment = searcher.best_per_pass(room, assignment)
     if not predicted:
-        return assemble(profile, assignment, budgets, label)
+        return assembled(assignment)
     if known is None:
-        return replace(assemble(profile, assignment, budgets, label), notes=(ANOTHER_MACHINE,))
-    return assemble(profile, assignment, budgets, label, searcher.predict(room, assignment))
+        return replace(assembled(assignment), notes=(ANOTHER_MACHINE,))
+    return assembled(assignment, prediction=searcher.predict(room, assignment))
 
 
 make_plan = plan

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from ..arguments import check_model, optional_whole_number, whole_number
-from ..devices import DISK, HOST, DeviceLike
+from ..devices import DISK, HOST, DeviceLike, total_host_bytes
 from ..errors import BudgetError, PlanError
+from ..limits import DEFAULT_SLOTS, PINNED_SHARE
 from ..profile import Profile, profile_model
 from ..profile.trace.workload import trained_length
 from ..profile.training.step import TrainingStep, check_optimizer
@@ -23,7 +24,7 @@ from .memory.assemble import parts_of, with_budgets
 from .memory.assignment import Assignment
 from .memory.evaluate import over_budget
 from .memory.shortage import budget_error
-from .memory.slots import DEFAULT_SLOTS
+from .memory.slots import expert_cache
 from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import DevicePlan, Plan
 from .search.capacity import Room
@@ -104,6 +105,8 @@ def plan_training(
         parts=parts_of(profile, assignment),
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
+        expert_cache=expert_cache(profile, assignment),
+        pinned_memory=int(PINNED_SHARE * total_host_bytes()),
         batch_size=batch_size,
         context_length=trained_length(model, context_length),
         new_tokens=0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 from ..errors import PlanError
 from ..sources.local import ModelSource
 from ..sources.resolve import open_source
-from .model.dtypes import DtypeLike, normalize_dtype, torch_dtype
+from .model.dtypes import DtypeLike, dtype_name, normalize_dtype, torch_dtype
 from .profile import Profile, profile_model
 
 
@@ -34,7 +35,8 @@ def profile_source(
         PlanError: transformers does not know the architecture, or a shape makes no sense.
         CheckpointError: there is no such model, or it has no safetensors.
     """
-    return profile_model(meta_model(open_source(id_or_path, revision), dtype), **shapes)
+    profile = profile_model(meta_model(open_source(id_or_path, revision), dtype), **shapes)
+    return profile if dtype == "auto" else replace(profile, dtype=dtype_name(torch_dtype(dtype)))
 
 
 def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:

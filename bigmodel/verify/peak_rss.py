@@ -14,7 +14,7 @@ from torch import nn
 
 from ..devices import HOST, max_memory_allocated, memory_allocated, reset_peak_memory
 from ..dispatch.weights.fused_view import lies_on_disk
-from ..plan import owner_of
+from ..module_names import owner_of
 from ..profile import named_tensors, storage_key
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -115,11 +115,8 @@ def verify(
     )
     gc.collect()
     before = {name: memory_allocated(name) for name in accelerators()}
-    # The host's budget is planned with; as a bound of the whole process it would have pages of files dropped meanwhile.
-    budgets = {name: size for name, size in (max_memory or {}).items() if name != HOST}
-    # A map says where weights lie; what else is computed where, and when, the plan alone says.
-    there = dict(found.device_map) if offload == "stream" else found
-    loaded = from_pretrained(model, there, dtype=dtype, main_device=found.main_device, max_memory=budgets or None)
+    # As a bound of the whole process the host's budget would have pages of files dropped meanwhile.
+    loaded = from_pretrained(model, replace(found, resident_limit=None), dtype=dtype)
     use = planned_use(loaded, found)
     with torch.no_grad():  # as `generate` itself runs
         memory = _peaks(found, loaded, use, before)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from bigmodel.devices import format_size, free_memory_bytes, normalize_device
 from bigmodel.errors import ServeError
+from bigmodel.limits import KV_SHARE
 from bigmodel.server.engine.compute.host_linear import HostLinear
 from bigmodel.server.engine.kv.buffers import GROWTH, PROMPT_BLOCK
 
@@ -49,9 +50,6 @@ class EngineOptions:
     host_linear: HostLinear = "auto"
 
 
-DEFAULT_SHARE = 0.25  # of a device's free memory, for keys and values, without a plan
-
-
 @dataclass(frozen=True)
 class KVBudget:
     """Bytes for keys and values: ``bytes_per_token`` and ``bytes_total``, by device."""
@@ -82,11 +80,11 @@ class HoldsKV(Protocol):
 def sequences_at_once(plan: Any, options: EngineOptions) -> int:
     """Sequences that run at once: the options' number, else what the plan has memory for, at most the default.
 
-    Never fewer than the plan was made for. The default without a plan, or without a budget in it.
+    Never fewer than the plan was made for. The default without a plan that counts keys and values.
     """
     if options.max_sequences is not None:
         return options.max_sequences
-    if plan is None:
+    if plan is None or not plan.context_length:
         return DEFAULT_SEQUENCES
     return int(max(plan.batch_size, min(DEFAULT_SEQUENCES, plan.max_sequences() or plan.batch_size)))
 
@@ -136,7 +134,7 @@ def _kv_bytes(device: str, entry: Any, share: float, options: EngineOptions) -> 
     """Bytes for keys and values on ``device``; ``entry`` is the plan's entry of it, if any."""
     planned = 0 if entry is None else int(entry.kv_cache)
     if options.kv_bytes is None:
-        return int(planned * share) or int(free_memory_bytes(device) * DEFAULT_SHARE)
+        return int(planned * share) or int(free_memory_bytes(device) * KV_SHARE)
     if entry is not None and entry.free is not None and options.kv_bytes > planned + entry.free:
         raise ServeError(
             f"{format_size(options.kv_bytes)} for keys and values are more than the plan leaves on {device}: "

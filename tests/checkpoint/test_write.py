@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from safetensors.torch import load_file
 
 from bigmodel.checkpoint import mapped_region
-from bigmodel.checkpoint.write import DATA_ALIGNMENT, Outgoing, offload, write_safetensors
+from bigmodel.checkpoint.write import Outgoing, offload, write_safetensors
 from bigmodel.errors import CheckpointError
+from bigmodel.limits import FILE_ALIGNMENT
 from bigmodel.sources.headers import read_header
 from tests.checkpoint.helpers import DTYPES, assert_same, maps_of, random_tensor, state_dicts
 
@@ -26,7 +27,7 @@ def test_the_reference_reader_reads_what_was_written(
     assert header.metadata == {"format": "pt"}
     assert {name: entry.offset for name, entry in header.items()} == offsets
     assert all(entry.offset % entry.dtype.itemsize == 0 for entry in header.values())
-    assert header.data_start % DATA_ALIGNMENT == 0
+    assert header.data_start % FILE_ALIGNMENT == 0
 
 
 def test_views_are_written_as_what_they_show(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from torch import nn
 
 from bigmodel.devices import virtual
 from bigmodel.errors import BudgetError, DeviceError, PlanError, SizeError
-from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, owner_of, plan, planner
+from bigmodel.module_names import owner_of
+from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, plan, planner
 from bigmodel.plan.memory.assignment import Assignment
 from bigmodel.plan.memory.evaluate import device_uses, over_budget
 from bigmodel.plan.planner import without_garbage_collection

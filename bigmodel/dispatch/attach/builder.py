@@ -13,12 +13,13 @@ from torch import nn
 from ...checkpoint import mapped_region
 from ...devices import HOST, torch_device
 from ...errors import DeviceMapError, DispatchError
+from ...plan import Plan
 from ...profile import expert_names, storage_key
 from ..experts.layer import ExpertLayer
 from ..mapped.mapped_block import MappedBlock, Owner
 from ..mapped.readahead import ReadAhead
-from ..placement.options import Options
-from ..placement.pieces import find_pieces
+from ..placement.options import Options, dtype_of
+from ..placement.pieces import pieces_of_parts
 from ..placement.resolve import ResolvedMap
 from ..placement.tensors import Placed
 from ..transfer.files import SourceFiles
@@ -39,12 +40,13 @@ class Builder:
         self.resolved = resolved
         self.placement = resolved.placement
         self.options = options
+        self.plan = resolved.plan
         self.main = torch_device(self.placement.main_device)
         self.journal = Journal()
-        self.pinned = PinnedBudget(self.main, options.pinned_memory)
+        self.pinned = PinnedBudget(self.main, self.plan.pinned_memory)
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.placed: dict[str, Placed] = {p.name: p for p in self.placement.tensors(model)}
-        self.pieces = find_pieces(model, self.modules, self.placed, options.no_split_module_classes)
+        self.pieces = pieces_of_parts([part.name for part in self.plan.parts], self.modules, self.placed)
         self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
 
     def build(self) -> Dispatched:
@@ -62,8 +64,11 @@ class Builder:
             )
             layers = experts.find()
             blocks = self._blocks(result, layers)
-            StreamBuilder(self.modules, self.placed, self.pieces, self.options, self.pinned).attach(blocks, result)
-            experts.attach(layers, result, self._expert_bytes(blocks, layers), self.pinned)
+            streams = StreamBuilder(
+                self.modules, self.placed, self.pieces, self.plan, self.pinned, self.options.offload_folder
+            )
+            streams.attach(blocks, result)
+            experts.attach(layers, result, self.plan, self.pinned)
             Aligner(self.modules, self.placed, self.placement, self.pieces, self.options).align(result)
             self._read_ahead(blocks, result)
         except BaseException:
@@ -107,7 +112,7 @@ class Builder:
         """Return where a tensor lies between forwards."""
         if not placed.offloaded:
             return torch_device(placed.device)
-        if placed.is_buffer and not (self.options.offload_buffers or placed.computed_below):
+        if placed.is_buffer and not (self.plan.offload_buffers or placed.computed_below):
             return torch_device(placed.runs_on)
         return torch_device(HOST)
 
@@ -123,7 +128,7 @@ class Builder:
         self.journal.replace(placed.registry, placed.key, known)
 
     def _device_dtype(self, placed: Placed, tensor: torch.Tensor) -> torch.dtype:
-        wanted = self.options.dtype
+        wanted = dtype_of(self.plan)
         if wanted is None or placed.is_buffer or not tensor.is_floating_point():
             return tensor.dtype
         return wanted
@@ -158,21 +163,10 @@ class Builder:
                 continue
             block = self._block(name, streamed)
             if not encloses:
-                block = quantized(block, self.options.offload_dtype)
+                block = quantized(block, self.plan.offload_dtype)
             block.nested = [one_by_one[n] for n in names if n in one_by_one]
             blocks.append((name, block, encloses))
         return blocks
-
-    def _expert_bytes(self, blocks: list[tuple[str, Block, bool]], layers: Mapping[str, ExpertLayer]) -> int:
-        """Return the bytes of the main device that experts may take: what was asked for, else what is left of the room
-        for whole streamed pieces, their experts included, beside the slots of what is streamed without experts."""
-        if self.options.expert_cache is not None:
-            return self.options.expert_cache
-        streamed = {name: block.layout.nbytes for name, block, encloses in blocks if not encloses}
-        experts = {f"{name}.{layer.names[0]}": layer.whole_bytes for name, layer in layers.items()}
-        whole = [streamed.get(name, 0) + sum(experts.get(n, 0) for n in names) for name, names, _ in self.pieces]
-        slots = self.options.slots
-        return slots * max(whole, default=0) - min(slots, len(streamed)) * max(streamed.values(), default=0)
 
     def _block(self, name: str, streamed: list[Placed]) -> Block:
         tensors: dict[object, HostTensor] = {}
@@ -191,7 +185,7 @@ class Builder:
         moved = {name for name, p in self.placed.items() if (id(p.registry), p.key) in streamed}
         fetched = [name for name, forward in result.attachments.items() if forward.compute is not None]
         moved |= {f"{name}.{key}" for name in fetched for key in self.modules[name]._parameters}
-        attach_read_ahead(self.pieces, self.modules, self.placed, moved, result, self.options.budget(HOST))
+        attach_read_ahead(self.pieces, self.modules, self.placed, moved, result, self.plan)
 
 
 def attach_read_ahead(
@@ -200,7 +194,7 @@ def attach_read_ahead(
     placed: Mapping[str, Placed],
     moved: Collection[str],
     result: Dispatched,
-    budget: int | None,
+    plan: Plan,
 ) -> None:
     """Have weights that a module computes with on the host, out of a mapped file, brought in ahead of its forward.
 
@@ -210,7 +204,7 @@ def attach_read_ahead(
         placed: Its tensors by name.
         moved: Names of tensors that are streamed to another place to be computed with.
         result: Gets the attachments.
-        budget: Bytes that the process's resident set may take; None for no limit but the memory's.
+        plan: How much of the host's memory that may take.
     """
     files = SourceFiles()
     blocks: dict[str, MappedBlock] = {}
@@ -220,7 +214,7 @@ def attach_read_ahead(
             blocks[name] = MappedBlock(name, owners, files)
     if not blocks:
         return
-    reader = ReadAhead(list(blocks.values()), budget)
+    reader = ReadAhead(list(blocks.values()), plan.resident_limit, plan.read_ahead_bytes, plan.readers)
     result.readers.append(reader)
     for name, block in blocks.items():
         result.forward_of(name, modules[name]).ahead = (reader, block)

@@ -51,8 +51,8 @@ class Dispatched:
         """For each further name of a tied tensor, its first name."""
 
     @property
-    def plan(self) -> Plan | None:
-        """What it was dispatched by; None where its device map was given."""
+    def plan(self) -> Plan:
+        """What it was dispatched by."""
         return self.resolved.plan
 
     def forward_of(self, name: str, module: nn.Module) -> AttachedForward:

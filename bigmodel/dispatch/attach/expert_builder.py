@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from ...devices import HOST
+from ...devices import HOST, device_key
+from ...plan import Plan
+from ...plan.memory.slots import share_cache
 from ...profile import expert_names, storage_key
 from ..experts.cache import ExpertCache
 from ..experts.forward import ExpertForward
@@ -72,26 +74,28 @@ class ExpertBuilder:
         put_together = isinstance(placed.registry[placed.key], FusedView)
         return placed.offloaded and (put_together or self._needs_streaming(placed))
 
-    def attach(self, layers: Mapping[str, ExpertLayer], result: Dispatched, budget: int, pinned: PinnedBudget) -> None:
+    def attach(self, layers: Mapping[str, ExpertLayer], result: Dispatched, plan: Plan, pinned: PinnedBudget) -> None:
         """Make the caches and let the modules compute through them.
 
         Args:
             layers: What `find` returned.
             result: Gets the caches and attachments.
-            budget: Bytes of each device that its experts may take.
+            plan: How many bytes of each device its experts may take.
             pinned: How much host memory may be pinned.
         """
         by_device: dict[torch.device, list[tuple[str, ExpertLayer]]] = defaultdict(list)
         for name, layer in layers.items():
-            by_device[self._device(name)].append((name, layer))
+            by_device[self._device(name, plan)].append((name, layer))
         for device, here in by_device.items():
-            whole = sum(_nbytes(layer) for _, layer in here)
             kinds: dict[object, list[tuple[str, ExpertLayer]]] = defaultdict(list)
             for name, layer in here:
                 kinds[layer.signature].append((name, layer))
-            for kind in kinds.values():
-                share = sum(_nbytes(layer) for _, layer in kind) / whole
-                cache = ExpertCache(device, [layer for _, layer in kind], int(budget * share))
+            sizes = [(kind[0][1].layout.nbytes, sum(layer.experts for _, layer in kind)) for kind in kinds.values()]
+            shares = share_cache(plan.expert_cache[device_key(device)], sizes)
+            for kind, slots in zip(kinds.values(), shares, strict=True):
+                cache = ExpertCache(
+                    device, [layer for _, layer in kind], slots, staging_bytes=plan.staging_bytes, readers=plan.readers
+                )
                 result.expert_caches.append(cache)
                 for name, layer in kind:
                     if pinned.take(_nbytes(layer)):
@@ -100,14 +104,16 @@ class ExpertBuilder:
                     forward.device = device
                     forward.compute = ExpertForward(self._modules[name], layer, cache)
 
-    def _device(self, name: str) -> torch.device:
-        """Return where a module's experts run: with the resident tensors around it, its router's for one."""
+    def _device(self, name: str, plan: Plan) -> torch.device:
+        """Return where a module's experts run: with the resident tensors around it, its router's for one, if the plan
+        has room for experts there."""
         own = next(placed for tensor, placed in self._placed.items() if tensor.startswith(f"{name}."))
         if own.runs_on == HOST:
             return torch.device(HOST)
         around = f"{name.rpartition('.')[0]}."
         resident = (p.device for n, p in self._placed.items() if n.startswith(around) and not p.offloaded)
-        return torch.device(next(resident, self._placement.main_device))
+        with_room = (device for device in resident if device_key(device) in plan.expert_cache)
+        return torch.device(next(with_room, self._placement.main_device))
 
 
 def _nbytes(layer: ExpertLayer) -> int:

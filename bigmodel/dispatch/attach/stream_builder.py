@@ -15,8 +15,8 @@ from torch import nn
 
 from ...devices import DISK, format_size, is_accelerator, torch_device
 from ...errors import DispatchError
+from ...plan import Plan
 from ...profile import storage_key
-from ..placement.options import Options
 from ..placement.pieces import Piece
 from ..placement.tensors import Placed
 from ..streaming.streamer import Streamer
@@ -39,8 +39,9 @@ class StreamBuilder:
         modules: The model's modules by name.
         placed: Its tensors by name.
         pieces: What it is cut into.
-        options: How it is dispatched.
+        plan: How they are streamed.
         pinned: How much host memory may be pinned.
+        folder: Where quantised weights go that are mapped to disk.
     """
 
     def __init__(
@@ -48,14 +49,16 @@ class StreamBuilder:
         modules: Mapping[str, nn.Module],
         placed: Mapping[str, Placed],
         pieces: Sequence[Piece],
-        options: Options,
+        plan: Plan,
         pinned: PinnedBudget,
+        folder: Path | None,
     ) -> None:
         self._modules = modules
         self._placed = placed
         self._tensors = {piece.name: piece.tensors for piece in pieces}
-        self._options = options
+        self._plan = plan
         self._pinned = pinned
+        self._folder = folder
 
     def attach(self, blocks: Sequence[Named], result: Dispatched) -> None:
         """Let blocks be streamed to where they run: the main device, or the host where they are cast on the way."""
@@ -65,9 +68,10 @@ class StreamBuilder:
         shared = _shared_storages([block for _, block, _ in blocks])
         for device, here in by_device.items():
             sequential = [block for _, block, encloses in here if not encloses]
-            errors = carry(sequential, self._placed, self._options.offload_folder, self._pinned)
+            errors = carry(sequential, self._placed, self._folder, self._pinned)
             result.quantization_errors.update(errors)
-            streamer = Streamer(device, sequential, slots=self._options.slots)
+            plan = self._plan
+            streamer = Streamer(device, sequential, plan.slots, plan.staging_bytes, plan.readers)
             for name, block, encloses in here:
                 block.encloses = encloses
                 if _packs(block, device, shared):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from ...devices import CopyStream, copy_stream
+from ...limits import READERS, STAGING_BYTES
 from ..transfer.fetcher import Fetcher
 from ..weights.stats import StreamStats
 from ..weights.visits import Visited
@@ -44,14 +45,24 @@ class ExpertCache(Visited[Chosen, int]):
     Args:
         device: Where they run.
         layers: The layers, in the order in which the model runs them, all of one signature.
-        nbytes: Device memory that the cache may take, in bytes. It has at least one slot, and none more than experts.
+        slots: How many experts there is room for; at least one.
+        staging_bytes: Host memory through which experts on disk reach the device, at most.
+        readers: How many threads read them.
     """
 
-    def __init__(self, device: torch.device, layers: Sequence[ExpertLayer], nbytes: int) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        layers: Sequence[ExpertLayer],
+        slots: int,
+        staging_bytes: int = STAGING_BYTES,
+        readers: int = READERS,
+    ) -> None:
         self.device = device
         self.layers = list(layers)
         size = self.layers[0].layout.nbytes
-        self.slots = max(1, min(nbytes // max(1, size), sum(layer.experts for layer in self.layers)))
+        self.slots = max(1, slots)
+        self._reading = staging_bytes, readers
         self._memory = torch.empty(self.slots, size, dtype=torch.uint8, device=device)
         self.rows = self.layers[0].rows(self._memory)
         self.nbytes = self._memory.nbytes
@@ -64,7 +75,7 @@ class ExpertCache(Visited[Chosen, int]):
         self.stats = StreamStats()
         self._stream: CopyStream = copy_stream(self.device)
         self._fetcher = Fetcher(
-            self._stream, self.device, self.stats, [layer.as_plain_block() for layer in self.layers]
+            self._stream, self.device, self.stats, [layer.as_plain_block() for layer in self.layers], *self._reading
         )
         self._slots = ExpertSlots(self._memory, self._policy, self._stream.compute_mark())
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...limits import NEARLY_ALL_EXPERTS
 from .cache import Chosen, ExpertCache
 from .gradients import differentiable, wants_gradients
 from .layer import ExpertLayer, stand_in
@@ -28,9 +29,6 @@ from .lazy_tensors import ExpertQueue, LazyTensor, fitting, split
 
 MOST_GROUPS = 512
 """Most slots that one call of an experts function is given; CUDA's grouped product takes fewer than 1024."""
-
-_NEARLY_ALL = 7 / 8
-"""Share of a layer's experts from which on the next layer's are fetched ahead: it will want nearly all, too."""
 
 
 class ExpertForward:
@@ -131,7 +129,7 @@ class ExpertForward:
         return output
 
     def _look_ahead(self, chosen: list[int]) -> None:
-        if len(chosen) >= _NEARLY_ALL * self.layer.experts:
+        if len(chosen) >= NEARLY_ALL_EXPERTS * self.layer.experts:
             following = self.cache.following(self.layer)
             if following is not self.layer:
                 self.cache.fetch_ahead(following, range(following.experts))

@@ -17,14 +17,12 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from ...limits import READ_AHEAD_BYTES, READERS
 from ..weights.stats import StreamStats
 from ..weights.visits import Visited, VisitOrder
 from .mapped_block import MappedBlock
 from .page_in import PageWatch, page_in
 from .residency import Residency
-
-READERS = 2
-"""Threads that bring steps in."""
 
 
 class ReadAhead(Visited[MappedBlock, MappedBlock]):
@@ -36,11 +34,21 @@ class ReadAhead(Visited[MappedBlock, MappedBlock]):
         blocks: In the order in which they are expected the first time; later the order is what was last observed.
         budget: Bytes that the process's resident set may take. None: blocks are dropped only if memory cannot hold
             them all.
+        ahead: How much of the next block is brought in while one is computed with, in bytes.
+        readers: How many threads bring them in.
     """
 
-    def __init__(self, blocks: Sequence[MappedBlock], budget: int | None = None) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[MappedBlock],
+        budget: int | None = None,
+        ahead: int = READ_AHEAD_BYTES,
+        readers: int = READERS,
+    ) -> None:
         self.blocks = list(blocks)
         self._budget = budget
+        self._ahead = ahead
+        self._readers = readers
         self._order = VisitOrder(self.blocks)
         self.start()
 
@@ -53,8 +61,8 @@ class ReadAhead(Visited[MappedBlock, MappedBlock]):
     def _start(self) -> None:
         super()._start()
         self.stats = StreamStats()
-        self._residency = Residency(self.blocks, self._budget, self.stats)
-        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="read ahead")
+        self._residency = Residency(self.blocks, self._budget, self.stats, self._ahead)
+        self._pool = ThreadPoolExecutor(self._readers, thread_name_prefix="read ahead")
         self._working = 0
         self._inside = 0
         self._waited_for: list[MappedBlock] = []
@@ -130,7 +138,7 @@ class ReadAhead(Visited[MappedBlock, MappedBlock]):
         if all(block.is_ready for block in self._residency.order):
             self._notice_ready()
             return
-        while self._working < READERS:
+        while self._working < self._readers:
             self._pool.submit(self._work)
             self._working += 1
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 
 from ...devices import HOST, free_memory_bytes
+from ...limits import READ_AHEAD_BYTES, RESIDENT_SHARE
 from ...plan import read_ahead_window
 from ..transfer.page_cache import resident_bytes
 from ..weights.stats import StreamStats
@@ -26,9 +27,6 @@ FINE_STEP_BYTES = 8 * 2**20
 MARGIN = 1 / 128
 """Share of the budget left free for what the process comes to take besides, until the next look at what it takes."""
 
-FREE_SHARE = 0.8
-"""Share of the free memory that blocks may take where no budget is given."""
-
 
 class Residency:
     """Decides; whoever calls holds the lock that the blocks are changed under.
@@ -37,20 +35,23 @@ class Residency:
         blocks: All of them.
         budget: Bytes that the process's resident set may take. None: what is free on the machine.
         stats: Where dropped bytes are counted.
+        ahead: How much of the next block has room beside the one that is computed with, in bytes.
 
     Attributes:
         order: The blocks as they are expected to be wanted, the one that is wanted now first.
     """
 
-    def __init__(self, blocks: Sequence[MappedBlock], budget: int | None, stats: StreamStats) -> None:
+    def __init__(
+        self, blocks: Sequence[MappedBlock], budget: int | None, stats: StreamStats, ahead: int = READ_AHEAD_BYTES
+    ) -> None:
         self.order: list[MappedBlock] = []
         self._blocks = blocks
         self._budget = budget
         self._stats = stats
         self._step_bytes = STEP_BYTES if budget is None else FINE_STEP_BYTES
-        self._least = read_ahead_window([block.nbytes for block in blocks])
+        self._least = read_ahead_window([block.nbytes for block in blocks], ahead)
         self._rank = {blocks[place]: rank for rank, place in enumerate(spread_order(len(blocks)))}
-        self._needs = _needs([block.nbytes for block in sorted(blocks, key=self._rank.__getitem__)])
+        self._needs = _needs([block.nbytes for block in sorted(blocks, key=self._rank.__getitem__)], ahead)
         self._staying = 0
         self._room = 0
         self._measured = float("-inf")
@@ -64,7 +65,7 @@ class Residency:
             self._room = max(int(self._budget * (1 - MARGIN)) - other, self._least)
         elif time.monotonic() - self._measured > 1.0:
             self._measured = time.monotonic()
-            self._room = max(int(FREE_SHARE * free_memory_bytes(HOST)), self._least)
+            self._room = max(int(RESIDENT_SHARE * free_memory_bytes(HOST)), self._least)
         self._staying = max((stay for stay, need in enumerate(self._needs) if need <= self._room), default=0)
 
     def next_step(self, waited_for: Sequence[MappedBlock], may_drop: bool) -> tuple[MappedBlock, Step] | None:
@@ -133,9 +134,9 @@ class Residency:
         return sum(block.held for block in self._blocks)
 
 
-def _needs(sizes: Sequence[int]) -> list[int]:
+def _needs(sizes: Sequence[int], ahead: int) -> list[int]:
     """Return the memory needed if none of the blocks of these sizes stays, if the first one does, the first two, ..."""
-    return [sum(sizes[:stay]) + read_ahead_window(sizes[stay:]) for stay in range(len(sizes) + 1)]
+    return [sum(sizes[:stay]) + read_ahead_window(sizes[stay:], ahead) for stay in range(len(sizes) + 1)]
 
 
 def spread_order(count: int) -> list[int]:

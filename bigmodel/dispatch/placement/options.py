@@ -1,92 +1,171 @@
-"""How a model is dispatched, beside where."""
+"""What dispatching may be told beside the device map: what a plan decides, and what concerns no memory and no time."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ...devices import DISK, HOST, DeviceLike, device_key, get_max_memory, parse_size
+from ...arguments import check_flags
+from ...devices import HOST, DeviceLike, device_key, format_size, get_max_memory
+from ...devices.sizes import size_or_none
+from ...errors import PlanError
+from ...limits import DEFAULT_SLOTS
+from ...plan import OFFLOADS, Plan
+from ...profile.model.dtypes import torch_dtype
 from ...profile.model.quantized import check_offload_dtype
-from .tensors import Placement
 
 
 @dataclass(frozen=True)
 class Options:
-    """What dispatching may be told beside the device map.
+    """What dispatching may be told that no plan decides.
 
     Attributes:
-        offload_buffers: Keep buffers of offloaded modules on the host too and stream them.
         skip_keys: Keyword arguments that are never moved between devices.
-        no_split_module_classes: Classes that are streamed as a whole; None finds them.
+        no_split_module_classes: Classes whose modules compute with what is inside them; None finds them.
         force_hooks: Attach to the root even where nothing needs it.
-        dtype: What floating-point weights are cast to on their way to the device; None keeps theirs.
-        slots: How many streamed blocks may be on the device at once.
-        expert_cache: Bytes of each device for experts that are fetched one by one; None takes what streaming whole
-            layers of them would take.
-        budgets: Bytes that may be taken of each device, as the user said; None where nothing was said. With one for the
-            host, weights on disk that the host computes with are dropped from memory behind their use for it to hold.
-        offload_dtype: What streamed weights are quantised to on their way, one of `OFFLOAD_DTYPES`; None: not at all.
-        pinned_memory: Bytes of host memory that may be pinned for a GPU to copy from; None takes half of it.
         offload_folder: Where weights for the disk are written that lie in no file as they are wanted.
     """
 
-    offload_buffers: bool = False
     skip_keys: Collection[str] | str | None = None
     no_split_module_classes: Collection[str] | None = None
     force_hooks: bool = False
-    dtype: torch.dtype | None = None
-    slots: int = 2
-    expert_cache: int | None = None
-    budgets: Mapping[int | str, int] | None = None
-    offload_dtype: str | None = None
     offload_folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class PlanArguments:
+    """Arguments of dispatching that a plan decides. None leaves the decision to the plan, or to its default.
+
+    Beside a plan each must agree with it (`check`); otherwise the plan is made with them.
+
+    Attributes:
+        main_device: Where offloaded modules run.
+        max_memory: Budgets by device key, in bytes.
+        no_split_module_classes: Classes that are placed and streamed as a whole.
+        offload: One of `OFFLOADS`.
+        offload_buffers: Buffers of offloaded modules lie with their weights and are streamed.
+        offload_dtype: What streamed weights are quantised to on their way.
+        expert_cache: Bytes of each device for experts that are fetched one by one.
+        pinned_memory: Bytes of host memory that may be pinned.
+        dtype: What floating-point weights are cast to where they run.
+        slots: How many streamed modules may be on the main device at once.
+    """
+
+    main_device: DeviceLike | None = None
+    max_memory: Mapping[int | str, int] | None = None
+    no_split_module_classes: Collection[str] | None = None
+    offload: str | None = None
+    offload_buffers: bool | None = None
+    offload_dtype: str | None = None
+    expert_cache: int | None = None
     pinned_memory: int | None = None
+    dtype: torch.dtype | None = None
+    slots: int = DEFAULT_SLOTS
 
     @classmethod
     def read(
         cls,
         *,
+        main_device: DeviceLike | None = None,
+        max_memory: Mapping[DeviceLike, int | str] | None = None,
+        no_split_module_classes: Collection[str] | None = None,
+        offload: str | None = None,
+        offload_buffers: bool | None = None,
+        offload_dtype: str | None = None,
         expert_cache: int | str | None = None,
         pinned_memory: int | str | None = None,
-        max_memory: Mapping[DeviceLike, int | str] | None = None,
-        offload_dtype: str | None = None,
-        **others: Any,
-    ) -> Options:
-        """Return options as people give them: sizes in bytes or as text, budgets by whatever names devices have.
-
-        Args:
-            expert_cache: See the attributes.
-            pinned_memory: Likewise.
-            max_memory: The budgets.
-            offload_dtype: See the attributes.
-            others: Attributes as they are.
+        dtype: torch.dtype | None = None,
+    ) -> PlanArguments:
+        """Return arguments as people give them: sizes in bytes or as text, budgets by whatever names devices have.
 
         Raises:
             SizeError: A size is none.
-            PlanError: `offload_dtype` is none of those it may be.
+            DeviceError: A budget is of no device.
+            PlanError: Another argument makes no sense.
         """
+        if offload is not None and offload not in OFFLOADS:
+            raise PlanError(f"offload is {offload!r}; use one of {', '.join(OFFLOADS)}")
+        if offload_buffers is not None:
+            check_flags(offload_buffers=offload_buffers)
         return cls(
+            main_device=main_device,
+            max_memory=None if max_memory is None else get_max_memory(max_memory),
+            no_split_module_classes=no_split_module_classes,
+            offload=offload,
+            offload_buffers=offload_buffers,
+            offload_dtype=check_offload_dtype(offload_dtype),
             expert_cache=size_or_none(expert_cache),
             pinned_memory=size_or_none(pinned_memory),
-            budgets=None if max_memory is None else get_max_memory(max_memory),
-            offload_dtype=check_offload_dtype(offload_dtype),
-            **others,
+            dtype=dtype,
         )
 
-    def budget(self, device: DeviceLike) -> int | None:
-        """Return the bytes that may be taken of `device`; None where nothing was said."""
-        return None if self.budgets is None else self.budgets.get(device_key(device))
+    @classmethod
+    def of(cls, plan: Plan) -> PlanArguments:
+        """Return the arguments with which another device map is planned as `plan` was."""
+        budgets = {key: device.budget for key, device in plan.devices.items() if device.budget is not None}
+        return cls(
+            main_device=plan.main_device,
+            max_memory=budgets or None,
+            offload_buffers=plan.offload_buffers,
+            offload_dtype=plan.offload_dtype,
+            expert_cache=max(plan.expert_cache.values(), default=None),
+            pinned_memory=plan.pinned_memory,
+            dtype=dtype_of(plan),
+            slots=plan.slots or DEFAULT_SLOTS,
+        )
 
-    def reads_ahead(self, placement: Placement) -> bool:
-        """Whether what the host computes with is brought into its budget in turns, as some of it lies on disk."""
-        on_disk = DISK in placement.devices.values()
-        return on_disk and placement.main_device == HOST and self.budget(HOST) is not None
+    def check(self, plan: Plan) -> None:
+        """Raise PlanError for the first argument that contradicts `plan`, naming both values."""
+        for name, given, planned in self._contradictions(plan):
+            raise PlanError(
+                f"{name} is {given}, but the plan has {planned}: leave the argument out, or make the plan with it"
+            )
+
+    def _contradictions(self, plan: Plan) -> Iterator[tuple[str, object, object]]:
+        if self.main_device is not None and device_key(self.main_device) != plan.main_device:
+            yield "main_device", repr(device_key(self.main_device)), repr(plan.main_device)
+        for key, size in (self.max_memory or {}).items():
+            budget = plan.devices[key].budget if key in plan.devices else None
+            if size != budget:
+                yield f"max_memory[{key!r}]", format_size(size), _size(budget)
+        if self.offload not in (None, "auto", offload_of(plan)) and offload_of(plan) is not None:
+            yield "offload", repr(self.offload), f"parts for which it is {offload_of(plan)!r}"
+        for name in ("offload_buffers", "offload_dtype"):
+            given, planned = getattr(self, name), getattr(plan, name)
+            if given not in (None, planned):
+                yield name, repr(given), repr(planned)
+        for key, size in plan.expert_cache.items():
+            if self.expert_cache not in (None, size):
+                yield "expert_cache", _size(self.expert_cache), f"{_size(size)} on device {key!r}"
+        if self.pinned_memory not in (None, plan.pinned_memory):
+            yield "pinned_memory", _size(self.pinned_memory), _size(plan.pinned_memory)
+        if self.dtype is not None and dtype_of(plan) not in (None, self.dtype):
+            yield "dtype", self.dtype, dtype_of(plan)
 
 
-def size_or_none(size: int | str | None) -> int | None:
-    """Return a size in bytes; None stays None."""
-    return None if size is None else parse_size(size)
+LOOKUP = "Embedding"
+"""Class of tables that rows are looked up in, which run where they lie whatever else is done."""
+
+
+def offload_of(plan: Plan) -> str | None:
+    """Return the way in which a plan offloads: "stream", "compute", or "auto" for both; None where nothing is."""
+    if plan.main_device == HOST:
+        return None
+    if plan.computed_below:
+        return "auto"
+    computed = any(part.runs_on == HOST and part.kind != LOOKUP for part in plan.parts)
+    if computed:
+        return "auto" if plan.streamed else "compute"
+    return "stream" if plan.streamed else None
+
+
+def dtype_of(plan: Plan) -> torch.dtype | None:
+    """Return the dtype that a plan has weights cast to where they run; None if they stay as they are."""
+    return None if plan.dtype is None else torch_dtype(plan.dtype)
+
+
+def _size(nbytes: int | None) -> str:
+    return "none" if nbytes is None else f"{format_size(nbytes)} ({nbytes} bytes)"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from torch import nn
 
+from ...errors import DeviceMapError
+from ...module_names import itself_and_around, owner_of
 from ...profile import find_units
 from .tensors import Placed
 
@@ -45,6 +47,29 @@ def find_pieces(
             pieces.extend(_split_if_mixed(unit.name, modules, placed, names))
     pieces.extend(Piece(owner, own, True) for owner, own in direct.items())
     return pieces
+
+
+def pieces_of_parts(parts: Collection[str], modules: Mapping[str, nn.Module], tensors: Iterable[str]) -> list[Piece]:
+    """Return the pieces that a plan cuts a model into: what lies in each of its parts, and in no other inside that.
+
+    Args:
+        parts: Names of modules and tensors, in the order they run.
+        modules: The model's modules by name.
+        tensors: Names of its tensors, each in one of the parts.
+    """
+    inside: dict[str, list[str]] = {part: [] for part in parts}
+    for name in tensors:
+        owner = owner_of(name, inside)
+        if owner is None:
+            raise DeviceMapError(f"the plan has no part for {name!r}: make it of this model")
+        inside[owner].append(name)
+    around = {outer for part in parts for outer in itself_and_around(part) if outer != part}
+    pieces = [Piece(name, own, name in around) for name, own in inside.items() if name in modules]
+    direct: dict[str, list[str]] = defaultdict(list)
+    for name in inside:
+        if name not in modules:
+            direct[name.rpartition(".")[0]].append(name)
+    return [*pieces, *(Piece(owner, own, True) for owner, own in direct.items())]
 
 
 def _split_if_mixed(

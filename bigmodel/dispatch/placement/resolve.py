@@ -9,10 +9,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ...devices import HOST, DeviceLike, device_key
+from ...devices import DISK, HOST, DeviceLike, device_key
 from ...errors import DeviceError, PlanError
-from ...plan import OFFLOADS, STRATEGIES, Plan, plan
-from ...profile import find_no_split_classes
+from ...plan import STRATEGIES, Plan, check_device_map, plan
+from ...profile import find_no_split_classes, profile_units
+from ...profile.model.units import is_lookup
+from .map_plan import plan_of_map
+from .options import PlanArguments
 from .tensors import Placement
 
 DeviceMap: TypeAlias = "str | int | torch.device | Mapping[str, DeviceLike] | Plan"
@@ -25,16 +28,16 @@ class ResolvedMap:
 
     Attributes:
         devices: Where each module is held.
+        plan: What it was taken from, or what was made of it: how weights get to where they run, and what that takes.
         main_device: Where offloaded modules run; None: the first accelerator of the map, else the host.
         execution: Those offloaded modules that run on the host, beside an accelerator that others run on.
-        plan: What it was taken from.
         computed_below: For streamed modules that the host computes in calls of few tokens: of fewer than how many.
     """
 
     devices: dict[str, DeviceLike]
+    plan: Plan
     main_device: DeviceLike | None = None
     execution: Mapping[str, DeviceLike] = field(default_factory=dict)
-    plan: Plan | None = None
     computed_below: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -43,69 +46,106 @@ class ResolvedMap:
         return {name: device_key(device) for name, device in self.devices.items()}
 
     @property
+    def reads_ahead(self) -> bool:
+        """Whether what the host computes with is brought into its budget in turns, as some of it lies on disk."""
+        on_disk = DISK in self.placement.devices.values()
+        return on_disk and self.placement.main_device == HOST and self.plan.resident_limit is not None
+
+    @property
     def placement(self) -> Placement:
         """Where everything goes by it."""
         return Placement(self.devices, self.main_device, self.execution, self.computed_below)
 
 
 def resolve_device_map(
-    model: nn.Module,
-    device_map: DeviceMap,
-    max_memory: Mapping[DeviceLike, int | str] | None = None,
-    no_split_module_classes: Collection[str] | None = None,
-    main_device: DeviceLike | None = None,
-    offload: str = "stream",
-    offload_dtype: str | None = None,
-    per_pass: bool = True,
-    **shapes: Any,
+    model: nn.Module, device_map: DeviceMap, arguments: PlanArguments | None = None, **planned: Any
 ) -> ResolvedMap:
-    """Return `device_map` spelt out, planning it where only a strategy is named.
+    """Return `device_map` spelt out, with its plan: the one that was given, or one that is made here.
 
     Args:
         model: What it is for.
         device_map: As `dispatch_model` takes it.
-        max_memory: Budgets by device, for the named strategies.
-        no_split_module_classes: Classes whose modules stay in one piece; None finds them.
-        main_device: Where offloaded modules run, if not where the map or the plan says.
-        offload: ``"stream"``, ``"compute"`` or ``"auto"``, as `dispatch_model` takes it.
-        offload_dtype: What streamed weights are quantised to on their way.
-        per_pass: With ``"auto"``, a module may be streamed for prompts and computed on the host in steps.
-        shapes: `batch_size`, `context_length` and `dtype` that a plan is made for.
+        arguments: What was asked for beside it.
+        planned: `batch_size`, `context_length` and `per_pass`, as `plan` takes them, where only a strategy is named.
 
     Raises:
         DeviceError: `device_map` is a word that names neither a strategy nor a device.
-        PlanError: There is no such way to offload, or it does not go with this map.
+        DeviceMapError: It does not cover the model.
+        PlanError: An argument contradicts the plan, or does not go with this map.
         BudgetError: The model does not fit.
     """
-    if offload not in OFFLOADS:
-        raise PlanError(f"offload is {offload!r}; use one of {', '.join(OFFLOADS)}")
+    asked = arguments or PlanArguments()
     if isinstance(device_map, Plan):
-        return _planned(model, device_map, main_device)
+        asked.check(device_map)
+        _check_parts(model, device_map, asked.no_split_module_classes)
+        return _planned(model, device_map)
     if isinstance(device_map, str) and device_map in STRATEGIES:
-        if offload != "stream" and device_map != "auto":
-            raise PlanError(
-                f"offload={offload!r} goes with device_map='auto' or a device by module, not {device_map!r}"
-            )
-        made = plan(
-            model,
-            max_memory,
-            device_map,
-            no_split_module_classes=no_split_module_classes,
-            main_device=main_device,
-            offload_dtype=offload_dtype,
-            # Whether the host should compute a part depends on measured speeds.
-            objective=None if offload == "stream" else "latency",
-            offload=offload,
-            per_pass=per_pass,
-            **shapes,
-        )
-        return _planned(model, made, main_device)
+        return _planned(model, _made(model, device_map, asked, planned))
     devices = dict(device_map) if isinstance(device_map, Mapping) else {"": _device(device_map)}
-    if offload == "auto":
+    if asked.offload == "auto":
         raise PlanError(
             "offload='auto' is decided by a plan: give device_map='auto', or a plan made with offload='auto'"
         )
-    return ResolvedMap(devices, main_device, dict.fromkeys(devices, HOST) if offload == "compute" else {})
+    execution = dict.fromkeys(devices, HOST) if asked.offload == "compute" else {}
+    return resolve_given(model, devices, asked, execution)
+
+
+def resolve_given(
+    model: nn.Module,
+    devices: Mapping[str, DeviceLike],
+    arguments: PlanArguments | None = None,
+    execution: Mapping[str, DeviceLike] | None = None,
+    computed_below: Mapping[str, int] | None = None,
+) -> ResolvedMap:
+    """Return a map of devices that somebody gave, with the plan that it makes.
+
+    Args:
+        model: What it is for.
+        devices: Where each module is held.
+        arguments: What was asked for beside it.
+        execution: As for `ResolvedMap`.
+        computed_below: As for `ResolvedMap`.
+
+    Raises:
+        DeviceMapError: It does not cover the model.
+    """
+    asked = arguments or PlanArguments()
+    placement = Placement(devices, asked.main_device, execution, computed_below)
+    plan = plan_of_map(model, placement, asked)
+    return ResolvedMap(dict(devices), plan, asked.main_device, execution or {}, computed_below or {})
+
+
+def _made(model: nn.Module, strategy: str, asked: PlanArguments, planned: dict[str, Any]) -> Plan:
+    common: dict[str, Any] = {
+        "max_memory": asked.max_memory,
+        "main_device": asked.main_device,
+        "no_split_module_classes": asked.no_split_module_classes,
+        "offload_buffers": bool(asked.offload_buffers),
+        "offload_dtype": asked.offload_dtype,
+        "expert_cache": asked.expert_cache,
+        "pinned_memory": asked.pinned_memory,
+        "dtype": asked.dtype,
+    }
+    offload = asked.offload or "stream"
+    if offload != "stream" and strategy != "auto":
+        raise PlanError(f"offload={offload!r} goes with device_map='auto' or a device by module, not {strategy!r}")
+    # Whether the host should compute a part depends on measured speeds.
+    objective = None if offload == "stream" else "latency"
+    return plan(model, strategy=strategy, objective=objective, offload=offload, **common, **planned)
+
+
+def _check_parts(model: nn.Module, given: Plan, classes: Collection[str] | None) -> None:
+    """Raise PlanError if `classes` are to stay whole and the plan cuts the model otherwise."""
+    if classes is None:
+        return
+    parts = {part.name for part in given.parts}
+    others = [unit for unit in profile_units(model, no_split_module_classes=classes) if unit.tensors]
+    differing = next((unit.name for unit in others if unit.name not in parts), None)
+    if differing is not None:
+        raise PlanError(
+            f"no_split_module_classes is {sorted(classes)}, by which {differing!r} is one part, but the plan has "
+            f"{len(parts)} others: leave the argument out, or make the plan with it"
+        )
 
 
 def _device(name: DeviceLike) -> DeviceLike:
@@ -119,13 +159,13 @@ def _device(name: DeviceLike) -> DeviceLike:
     return name
 
 
-def _planned(model: nn.Module, made: Plan, main_device: DeviceLike | None) -> ResolvedMap:
+def _planned(model: nn.Module, made: Plan) -> ResolvedMap:
+    check_device_map(model, made.device_map)
     # Tables that rows are looked up in run on the host by themselves, and nothing around them need know.
     modules = dict(model.named_modules())
-    on_host = {name: HOST for name, key in made.execution.items() if key == HOST != made.main_device}
-    execution = {name: key for name, key in on_host.items() if not isinstance(modules.get(name), nn.Embedding)}
-    main = made.main_device if main_device is None else main_device
-    return ResolvedMap(dict(made.device_map), main, execution, made, made.computed_below)
+    on_host = [name for name, key in made.execution.items() if key == HOST != made.main_device]
+    execution = {name: HOST for name in on_host if not (name in modules and is_lookup(modules[name]))}
+    return ResolvedMap(dict(made.device_map), made, made.main_device, execution, made.computed_below)
 
 
 def whole_classes(

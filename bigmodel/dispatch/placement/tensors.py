@@ -11,6 +11,7 @@ from torch import nn
 
 from ...devices import DISK, HOST, DeviceLike, is_accelerator, normalize_device
 from ...errors import DeviceMapError
+from ...module_names import owner_of
 from ..weights.block import Registry
 
 T = TypeVar("T")
@@ -111,11 +112,8 @@ class Placement:
 
 def _nearest(name: str, found: Mapping[str, T]) -> T | None:
     """Return what is found for `name`, else for the module that it lies in, and so on."""
-    while name:
-        if name in found:
-            return found[name]
-        name = name.rpartition(".")[0]
-    return found.get("")
+    owner = owner_of(name, found)
+    return None if owner is None else found[owner]
 
 
 def _number(device: str) -> tuple[int, str]:

@@ -18,6 +18,7 @@ import torch
 
 from ...devices import CopyStream, copy_stream
 from ...devices.nested import copied_out_of
+from ...limits import DEFAULT_SLOTS, READERS, STAGING_BYTES
 from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
 from ..weights.layout import largest
@@ -42,9 +43,18 @@ class Streamer(Visited[Block, BlockSlot]):
         blocks: The blocks that take turns in the slots. Blocks that enclose others get room of their own while
             they run, and need not be named here.
         slots: How many blocks may be on the device at once; at least one.
+        staging_bytes: Host memory through which blocks on disk reach it, at most.
+        readers: How many threads read them.
     """
 
-    def __init__(self, device: torch.device, blocks: list[Block], slots: int = 2) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        blocks: list[Block],
+        slots: int = DEFAULT_SLOTS,
+        staging_bytes: int = STAGING_BYTES,
+        readers: int = READERS,
+    ) -> None:
         self.device = device
         self.blocks = blocks
         nbytes = largest([block.layout for block in blocks])
@@ -52,6 +62,7 @@ class Streamer(Visited[Block, BlockSlot]):
         self._memory = [torch.empty(nbytes, dtype=torch.uint8, device=device) for _ in range(count)]
         self._order = VisitOrder(blocks)
         self._clock = 0
+        self._reading = staging_bytes, readers
         self.start()
 
     def _start(self) -> None:
@@ -60,7 +71,7 @@ class Streamer(Visited[Block, BlockSlot]):
         self._thread = _Thread()
         self.stats = StreamStats()
         self._stream: CopyStream = copy_stream(self.device)
-        self._fetcher = Fetcher(self._stream, self.device, self.stats, self.blocks)
+        self._fetcher = Fetcher(self._stream, self.device, self.stats, self.blocks, *self._reading)
         self._slots = BlockSlots(self._memory, self._stream, self._fetcher, self._order)
 
     def _forked(self) -> None:

@@ -21,6 +21,7 @@ from functools import partial
 import torch
 
 from ...devices import CopyStream, Event
+from ...limits import READERS
 from ..weights.block import Block
 from ..weights.stats import StreamStats
 from .files import SourceFiles
@@ -30,8 +31,6 @@ from .read_job import Read, ReadEvent, ReadJob, Stage
 from .read_plan import CHUNK_BYTES, Chunk, ReadPlan, plan_reads
 from .speculative_reads import SpeculativeReads
 from .staging import StagingSlot, StagingSlots
-
-READERS = 2
 
 
 class DiskReader:
@@ -44,7 +43,8 @@ class DiskReader:
         policy: Whether reads go past the page cache.
         stats: Where bytes and seconds are counted.
         pin: Stage in pinned memory, from which a GPU copies at full speed beside the host.
-        chunk_bytes: Bytes of one read and of one staging slot; a multiple of `ALIGNMENT`.
+        chunk_bytes: Bytes of one read and of one staging slot; a multiple of `FILE_ALIGNMENT`.
+        readers: How many threads read.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class DiskReader:
         stats: StreamStats,
         pin: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
+        readers: int = READERS,
     ) -> None:
         self._link = link
         self._policy = policy
@@ -68,7 +69,7 @@ class DiskReader:
         self._speculative = SpeculativeReads()
         self._pumping = False
         self._pump_thread = ThreadPoolExecutor(1, thread_name_prefix="disk pump")
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="disk reader")
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix="disk reader")
 
     def fetch(self, transfer: Transfer, after: Sequence[Event]) -> Event:
         """Start bringing a block into its slot once the events `after` are done; return the event of its arrival."""

@@ -9,6 +9,7 @@ import torch
 
 from ...devices import CopyStream, Event
 from ...devices.streams import TimedCopyStream
+from ...limits import READERS, STAGING_BYTES
 from ...plan import staging
 from ..weights.block import Block
 from ..weights.quantized_block import QuantizedBlock
@@ -28,15 +29,24 @@ class Fetcher:
         stats: Where bytes and seconds are counted.
         blocks: The blocks that are fetched again and again; how many bytes of them lie on disk decides whether the
             page cache is worth filling.
+        staging_bytes: Host memory through which blocks on disk pass, at most.
+        readers: How many threads read them.
     """
 
     def __init__(
-        self, stream: CopyStream, device: torch.device, stats: StreamStats, blocks: Sequence[Block] = ()
+        self,
+        stream: CopyStream,
+        device: torch.device,
+        stats: StreamStats,
+        blocks: Sequence[Block] = (),
+        staging_bytes: int = STAGING_BYTES,
+        readers: int = READERS,
     ) -> None:
         self._device = device
         self._stats = stats
         self._link = TimedCopyStream(stream, device, lambda seconds: stats.add(on_link=seconds))
         self._on_disk = [block.nbytes for block in map(_carried, blocks) if block.on_disk]
+        self._reading = staging_bytes, readers
         self._disk: DiskReader | None = None
         quantized = [block for block in blocks if isinstance(block, QuantizedBlock)]
         self._quantized = QuantizedTransfers(device, quantized)
@@ -74,8 +84,10 @@ class Fetcher:
 
     def _reader(self) -> DiskReader:
         if self._disk is None:
-            policy, chunk_bytes = ReadPolicy(sum(self._on_disk)), chunk_of(staging(self._on_disk))
-            self._disk = DiskReader(self._link, policy, self._stats, self._device.type == "cuda", chunk_bytes)
+            staging_bytes, readers = self._reading
+            policy, chunk_bytes = ReadPolicy(sum(self._on_disk)), chunk_of(staging(self._on_disk, staging_bytes))
+            pin = self._device.type == "cuda"
+            self._disk = DiskReader(self._link, policy, self._stats, pin, chunk_bytes, readers)
         return self._disk
 
 

@@ -13,9 +13,7 @@ import torch
 from ...checkpoint import MappedRegion, populate
 from ...checkpoint.mapping import MappedFile
 from ...errors import CheckpointError, CheckpointFormatError
-
-ALIGNMENT = 4096
-"""What offset, length and memory of a read past the page cache must be multiples of, on every common disk."""
+from ...limits import FILE_ALIGNMENT
 
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
@@ -51,7 +49,7 @@ class SourceFile:
         """Fill `memory` with the file's bytes from `offset` on.
 
         Args:
-            memory: Where they go. For `bypass` its address, its length and `offset` are multiples of `ALIGNMENT`.
+            memory: Where they go. For `bypass` its address, its length and `offset` are multiples of `FILE_ALIGNMENT`.
             offset: The first byte, counted from the beginning of the file.
             needed: How many bytes must be there; the rest of `memory` may lie beyond the end of the file.
             bypass: Read from the disk itself, leaving the page cache as it is.
@@ -62,7 +60,7 @@ class SourceFile:
         """
         done = 0
         while done < needed:
-            aligned = bypass and self.can_bypass and done % ALIGNMENT == 0
+            aligned = bypass and self.can_bypass and done % FILE_ALIGNMENT == 0
             try:
                 count = os.preadv(self._direct if aligned else self._descriptor, [memory[done:]], offset + done)
             except OSError as error:
@@ -92,7 +90,7 @@ class SourceFile:
             whole = self._whole()
             if end > min(whole.nbytes, self.size()):
                 return None
-            shown = whole.tensor(torch.uint8, (min(end + -end % ALIGNMENT, whole.nbytes) - offset,), offset)
+            shown = whole.tensor(torch.uint8, (min(end + -end % FILE_ALIGNMENT, whole.nbytes) - offset,), offset)
             populate([shown])
         except (CheckpointError, OSError):
             return None

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from ...devices import CopyStream, Event, copy_stream
-from ...profile.model.quantized import BUFFERS
+from ...limits import RESTORE_BUFFERS
 from ..weights.block import Block
 from ..weights.quantized_block import QuantizedBlock
 
@@ -114,15 +114,16 @@ class QuantizedTransfers:
     def __init__(self, device: torch.device, blocks: Sequence[QuantizedBlock]) -> None:
         carried = max((block.carrier.layout.nbytes for block in blocks), default=0)
         scratch = max((block.scratch_bytes for block in blocks), default=0)
-        memory = torch.empty(BUFFERS * carried + scratch, dtype=torch.uint8, device=device)
+        memory = torch.empty(RESTORE_BUFFERS * carried + scratch, dtype=torch.uint8, device=device)
         self.nbytes = memory.nbytes
         """Bytes of device memory that it takes."""
         self.stream = copy_stream(device)
         """What restores, beside copies and computing."""
         # A device that computes behind the host may not be done yet with what lay in this memory before.
         unused = self.stream.compute_mark()
-        self._buffers = [_Buffer(memory[index * carried : (index + 1) * carried], unused) for index in range(BUFFERS)]
-        self._scratch = memory[BUFFERS * carried :]
+        rooms = [memory[index * carried : (index + 1) * carried] for index in range(RESTORE_BUFFERS)]
+        self._buffers = [_Buffer(room, unused) for room in rooms]
+        self._scratch = memory[RESTORE_BUFFERS * carried :]
 
     def start(self, block: QuantizedBlock, memory: torch.Tensor) -> QuantizedTransfer:
         """Return the fetch of `block` into `memory`; what changed since it was carried last is carried anew."""

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from ...checkpoint import is_untouched, mapped_region
+from ...limits import FILE_ALIGNMENT
 from ..weights.block import Block
-from .files import ALIGNMENT, SourceFile, SourceFiles
+from .files import SourceFile, SourceFiles
 
 CHUNK_BYTES = 8 * 2**20
-"""Bytes of one read: enough to run a disk and a link at their full speed, and a multiple of `ALIGNMENT`."""
+"""Bytes of one read: enough to run a disk and a link at their full speed, and a multiple of `FILE_ALIGNMENT`."""
 
 GAP_BYTES = 64 * 2**10
 """Tensors this close to each other in a file are read as one: a second read would cost more than what lies between."""
@@ -40,7 +41,7 @@ class Chunk:
 
     Attributes:
         file: What to read.
-        offset: First byte in the file, a multiple of `ALIGNMENT`.
+        offset: First byte in the file, a multiple of `FILE_ALIGNMENT`.
         needed: How many bytes hold the segments.
         address: Where the same bytes are mapped.
         segments: What is in it.
@@ -54,8 +55,8 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes to ask for: those needed, rounded up to a multiple of `ALIGNMENT`."""
-        return -(-self.needed // ALIGNMENT) * ALIGNMENT
+        """Bytes to ask for: those needed, rounded up to a multiple of `FILE_ALIGNMENT`."""
+        return -(-self.needed // FILE_ALIGNMENT) * FILE_ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class _ChunkBuilder:
 
     def __init__(self, run: _Run, position: int, limit: int) -> None:
         self._first = run
-        self._begin = position - position % ALIGNMENT
+        self._begin = position - position % FILE_ALIGNMENT
         self._end = position
         self._limit = limit
         self._pieces: list[Segment] = []

@@ -14,8 +14,7 @@ import torch
 
 from ...checkpoint import release
 from ...devices import HOST, Event
-from ...plan import STAGING_BYTES
-from .files import ALIGNMENT
+from ...limits import FILE_ALIGNMENT, STAGING_BYTES
 from .page_cache import is_cached
 from .read_plan import CHUNK_BYTES, Chunk
 
@@ -35,7 +34,7 @@ def chunk_of(staging_bytes: int) -> int:
     It is a page or two more, so that a block that does not begin with a page takes no read of its own for its end.
     """
     share = staging_bytes // SLOTS
-    return min(max(share + -share % ALIGNMENT + ALIGNMENT, MIN_CHUNK_BYTES), CHUNK_BYTES)
+    return min(max(share + -share % FILE_ALIGNMENT + FILE_ALIGNMENT, MIN_CHUNK_BYTES), CHUNK_BYTES)
 
 
 class StagingSlot:
@@ -99,7 +98,7 @@ class StagingSlots:
     """All slots of one reader.
 
     Args:
-        chunk_bytes: Bytes of a chunk; a multiple of `ALIGNMENT`.
+        chunk_bytes: Bytes of a chunk; a multiple of `FILE_ALIGNMENT`.
         pin: Read chunks into pinned memory, rather than show them in place.
 
     Attributes:
@@ -131,5 +130,5 @@ class _Memory:
         nbytes = self._parts * self._chunk_bytes
         if self.pin:
             return torch.empty(nbytes, dtype=torch.uint8, device=HOST, pin_memory=True)
-        memory = torch.empty(nbytes + ALIGNMENT, dtype=torch.uint8, device=HOST)
-        return memory[-memory.data_ptr() % ALIGNMENT :]
+        memory = torch.empty(nbytes + FILE_ALIGNMENT, dtype=torch.uint8, device=HOST)
+        return memory[-memory.data_ptr() % FILE_ALIGNMENT :]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-ALIGNMENT = 512
-"""Bytes at which each tensor of a packed buffer starts: what CUDA's allocator and vectorised kernels expect."""
+from ...limits import ALIGNMENT
 
 
 @dataclass(frozen=True)

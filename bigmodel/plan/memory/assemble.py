@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ...devices import HOST
+from ...devices import HOST, total_host_bytes
+from ...limits import PINNED_SHARE
 from ...profile import Profile
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan, Part, Plan, Prediction
 from .assignment import Assignment
 from .evaluate import device_uses, with_workspace_apart
+from .slots import expert_cache
 
 
 def assemble(
@@ -20,6 +22,8 @@ def assemble(
     strategy: str,
     prediction: Prediction | None = None,
     reasons: Mapping[int, str] | None = None,
+    pinned_memory: int | None = None,
+    resident_limit: int | None = None,
 ) -> Plan:
     """Return the plan of an assignment.
 
@@ -30,6 +34,8 @@ def assemble(
         strategy: how the assignment was found.
         prediction: its predicted time.
         reasons: why a unit is where it is, by position, where more is known than the place itself says.
+        pinned_memory: bytes of host memory that may be pinned; None: a share of this host's.
+        resident_limit: bytes of the host that the process may take; None: as many as are free.
     """
     uses = with_workspace_apart(device_uses(profile, assignment), profile, assignment)
     return Plan(
@@ -40,6 +46,11 @@ def assemble(
         parts=parts_of(profile, assignment, reasons),
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
+        offload_dtype=profile.offload_dtype,
+        offload_buffers=assignment.stream_buffers,
+        expert_cache=expert_cache(profile, assignment),
+        pinned_memory=int(PINNED_SHARE * total_host_bytes()) if pinned_memory is None else pinned_memory,
+        resident_limit=resident_limit,
         batch_size=profile.workload.batch_size,
         context_length=profile.workload.context_length,
         new_tokens=profile.workload.new_tokens,

@@ -24,6 +24,8 @@ class Assignment:
         slots: how many slots there are on `main`.
         slot_bytes: bytes of one slot.
         stream_buffers: buffers of a unit lie with its weights, and not where it runs.
+        expert_cache: bytes of each device that experts fetched one by one may take; None: what streaming whole units
+            of them would take.
         computed_below: for units that are streamed to `main` for prompts and computed on the host in steps of
             generation, by position: calls of fewer tokens than this are computed. Their buffers lie with their weights.
     """
@@ -34,6 +36,7 @@ class Assignment:
     slots: int = 0
     slot_bytes: int = 0
     stream_buffers: bool = False
+    expert_cache: int | None = None
     computed_below: Mapping[int, int] = field(default_factory=dict)
 
     def in_steps(self) -> Assignment:

@@ -7,22 +7,17 @@ that the rest of the units needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...devices import DISK, HOST
+from ...limits import DEFAULT_SLOTS, NEARLY_ALL_EXPERTS
 from ...profile import Profile, UnitProfile
 from ...profile.model.experts import Choice, ExpertsProfile
 from ...profile.model.quantized import offloaded_bytes, staging_bytes
 from ..result.budgets import Key
 from .assignment import Assignment
 from .windows import read_ahead_window, staging
-
-DEFAULT_SLOTS = 2
-"""How many streamed units may be on the main device at once: one runs while the next one arrives."""
-
-NEARLY_ALL = 7 / 8
-"""Share of a module's experts from which on the next module's are brought ahead: it will want nearly all, too."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class ExpertRoom:
         """
         if self.slots >= self.experts:
             return 0.0, 0.0
-        if choice.wanted < NEARLY_ALL * choice.count:
+        if choice.wanted < NEARLY_ALL_EXPERTS * choice.count:
             return 0.0, choice.wanted * (1 - self.slots / self.experts)
         missing = choice.wanted * (1 - max(self.slots - 2 * choice.count, 0) / self.experts)
         ahead = min(missing, float(max(self.slots - choice.count, 0)))
@@ -81,6 +76,28 @@ def expert_rooms(profile: Profile, assignment: Assignment) -> dict[tuple[int, in
     return {**_rooms(profile, assignment, main), **(_rooms(profile, assignment, HOST) if main != HOST else {})}
 
 
+def expert_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
+    """Return the bytes that experts fetched one by one may take, by device; a device they never come to is missing."""
+    units = range(len(profile.units))
+    return {
+        device: _expert_bytes(profile, assignment)
+        for device in dict.fromkeys([assignment.main, HOST])
+        if any(profile.units[index].experts and _comes_to(assignment, index, device) for index in units)
+    }
+
+
+def share_cache(nbytes: int, kinds: Sequence[tuple[int, int]]) -> list[int]:
+    """Return how many experts of each kind there is room for in a cache of `nbytes` bytes: at least one each.
+
+    Args:
+        nbytes: what all kinds together may take.
+        kinds: of each, the bytes of one expert and how many there are.
+    """
+    whole = sum(size * count for size, count in kinds)
+    rooms = [int(nbytes * (size * count / whole)) // max(size, 1) for size, count in kinds]
+    return [max(1, min(room, count)) for room, (_, count) in zip(rooms, kinds, strict=True)]
+
+
 def _rooms(profile: Profile, assignment: Assignment, device: Key) -> dict[tuple[int, int], ExpertRoom]:
     found = {
         (index, position): experts
@@ -91,13 +108,13 @@ def _rooms(profile: Profile, assignment: Assignment, device: Key) -> dict[tuple[
     kinds: dict[tuple[tuple[str, int], ...], list[ExpertsProfile]] = {}
     for experts in found.values():
         kinds.setdefault(experts.slots, []).append(experts)
-    whole = sum(experts.count * experts.nbytes for experts in found.values())
-    budget = _expert_bytes(profile, assignment) if found else 0
-    rooms = {}
-    for slots, kind in kinds.items():
-        size, count = kind[0].nbytes, sum(experts.count for experts in kind)
-        room = int(budget * (count * size / whole)) // max(size, 1)
-        rooms[slots] = ExpertRoom(max(1, min(room, count)), count, size)
+    if not kinds:
+        return {}
+    sizes = [(kind[0].nbytes, sum(experts.count for experts in kind)) for kind in kinds.values()]
+    shares = share_cache(_expert_bytes(profile, assignment), sizes)
+    rooms = {
+        slots: ExpertRoom(share, count, size) for slots, share, (size, count) in zip(kinds, shares, sizes, strict=True)
+    }
     return {at: rooms[experts.slots] for at, experts in found.items()}
 
 
@@ -109,7 +126,11 @@ def _comes_to(assignment: Assignment, index: int, device: Key) -> bool:
 
 
 def _expert_bytes(profile: Profile, assignment: Assignment) -> int:
-    slots = max(assignment.slots, DEFAULT_SLOTS)
+    """Return the bytes of each device that experts may take: what was asked for, else what is left of the room for
+    whole streamed units, their experts included, beside the slots of what is streamed without experts."""
+    if assignment.expert_cache is not None:
+        return assignment.expert_cache
+    slots = assignment.slots or DEFAULT_SLOTS
     whole = []
     for index, unit in enumerate(profile.units):
         streamed = assignment.streamed(index)
@@ -126,7 +147,7 @@ def _whole_slots(profile: Profile, assignment: Assignment) -> int:
     if not any(unit.experts and assignment.streamed(index) for index, unit in enumerate(profile.units)):
         return assignment.slots * assignment.slot_bytes
     rests = list(_slabs(profile, assignment))
-    return min(max(assignment.slots, DEFAULT_SLOTS), len(rests)) * max(rests, default=0)
+    return min(assignment.slots, len(rests)) * max(rests, default=0)
 
 
 def _slabs(profile: Profile, assignment: Assignment) -> Iterator[int]:

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from ...devices import DISK, HOST, DeviceLike, accelerators, get_max_memory, normalize_device, parse_size
 from ...devices.budgets import budgets_given
 from ...errors import DeviceError, SizeError
+from ...limits import PLANNED_SHARE
 
 Key = int | str
 """A device as plans and device maps name it: a number for an accelerator, or "cpu", "disk", "mps", "cuda:0", ..."""
-
-HEADROOM = 0.9
-"""Share of what is free that is planned with when no budgets are given."""
 
 
 def is_accelerator(key: Key) -> bool:
@@ -49,8 +47,8 @@ def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> di
 
 
 def with_headroom(budgets: Mapping[Key, int]) -> dict[Key, int]:
-    """Return `HEADROOM` of the budgets: the rest is for other programs, device contexts and fragmentation."""
-    return {key: size if key == DISK else int(size * HEADROOM) for key, size in budgets.items()}
+    """Return `PLANNED_SHARE` of the budgets: the rest is for other programs, device contexts and fragmentation."""
+    return {key: size if key == DISK else int(size * PLANNED_SHARE) for key, size in budgets.items()}
 
 
 def device_type_of(budgets: Mapping[Key, int]) -> str:

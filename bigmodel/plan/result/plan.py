@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...limits import READ_AHEAD_BYTES, READERS, STAGING_BYTES
 from .budgets import Key, is_accelerator
 
 
@@ -94,7 +95,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where every part of a model is held and runs, and what that takes. Made by `plan` and `make_plan`.
+    """Where every part of a model is held and runs, how it gets there, and what that takes.
+
+    Made by `plan`, `make_plan` and `plan_training`, and by `dispatch_model` for a device map that was given. What
+    decides bytes or seconds is read here by the loader, the dispatcher, the server and the benchmarks, and nowhere
+    else: a plan that is changed with `dataclasses.replace` is obeyed as it then is.
 
     Attributes:
         model: class of the model.
@@ -102,8 +107,19 @@ class Plan:
         main_device: key of the device that takes the inputs and runs what is streamed.
         devices: by key, in the order of the budgets.
         parts: in the order they run.
-        slots: how many slots there are on the main device.
+        slots: how many slots there are on the main device, in which streamed parts take turns.
         slot_bytes: bytes of one slot.
+        offload_dtype: what streamed weights are quantised to on their way, `"int8"` or `"int4"`; None: not at all.
+        offload_buffers: buffers of parts off the accelerators lie with their weights and are streamed with them;
+            otherwise they lie where the part runs.
+        expert_cache: bytes of a device, by key, that experts may take which are fetched one by one, for devices they
+            are fetched to.
+        pinned_memory: bytes of host memory that may be pinned, for a GPU to copy from at full speed.
+        resident_limit: bytes of the host that the process may take; pages of parts on disk that the host computes with
+            are dropped behind their use for that to hold. None: as many as are free.
+        read_ahead_bytes: how much of the next part on disk is brought into host memory while one is computed with.
+        staging_bytes: bytes of host memory through which parts on disk reach an accelerator, at most.
+        readers: how many threads read from disk at once.
         batch_size: sequences it is made for.
         context_length: tokens per sequence it is made for.
         new_tokens: how many of these are generated; None: any share of them.
@@ -119,6 +135,14 @@ class Plan:
     parts: tuple[Part, ...]
     slots: int = 0
     slot_bytes: int = 0
+    offload_dtype: str | None = None
+    offload_buffers: bool = False
+    expert_cache: Mapping[Key, int] = field(default_factory=dict)
+    pinned_memory: int = 0
+    resident_limit: int | None = None
+    read_ahead_bytes: int = READ_AHEAD_BYTES
+    staging_bytes: int = STAGING_BYTES
+    readers: int = READERS
     batch_size: int = 1
     context_length: int = 0
     new_tokens: int | None = 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...devices import HOST
+from ...limits import DEFAULT_SLOTS
 from ..result.budgets import Key, is_accelerator
 
 
@@ -49,13 +50,15 @@ class Room:
         slots: how many slots streaming needs when more than one unit is streamed.
         main_device: where streamed units run; None: the first accelerator with a budget.
         host_compute: units may run on the CPU although accelerators run others.
+        expert_cache: bytes of each device for experts that are fetched one by one; None: what whole units would take.
     """
 
     budgets: Mapping[Key, int]
     activations: int = 0
-    slots: int = 2
+    slots: int = DEFAULT_SLOTS
     main_device: Key | None = None
     host_compute: bool = False
+    expert_cache: int | None = None
 
     @property
     def accelerators(self) -> list[Key]:

@@ -54,7 +54,7 @@ def greedy_assignment(
             placement = place_greedily(items, replace(narrowed, budgets=_capped(items, narrowed, strategy)))
             if placement is None:
                 return None
-            assignment = assignment_of(profile, groups, placement, stream_buffers, room.main_device)
+            assignment = assignment_of(profile, groups, placement, stream_buffers, room)
             over = over_budget(device_uses(profile, assignment), budgets)
             if not over:
                 return assignment

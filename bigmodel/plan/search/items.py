@@ -10,7 +10,7 @@ from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import offloaded_bytes
 from ..memory.assignment import Assignment
 from ..result.budgets import Key, is_accelerator
-from .capacity import Item, Placement
+from .capacity import Item, Placement, Room
 
 NEVER = 2**62
 """Bytes of a slot that fits on no device: an item with such a slot is not streamed."""
@@ -104,7 +104,7 @@ def assignment_of(
     groups: Sequence[Group],
     placement: Placement,
     stream_buffers: bool,
-    main_device: Key | None = None,
+    room: Room,
 ) -> Assignment:
     """Return a placement of groups as an assignment of units.
 
@@ -113,9 +113,9 @@ def assignment_of(
         groups: its groups, in the order of the placement.
         placement: where each group is held and runs.
         stream_buffers: buffers are held with the weights, and not where the unit runs.
-        main_device: where the inputs must be; None: on the placement's main device if that runs anything.
+        room: its main device is where the inputs must be; without one, they are on the placement's if that runs anything.
     """
-    main = placement.main if main_device is not None else _used_main(placement)
+    main = placement.main if room.main_device is not None else _used_main(placement)
     total = len(profile.units)
     held, runs = [main] * total, [main] * total
     for at, group in enumerate(groups):
@@ -131,6 +131,7 @@ def assignment_of(
         slots=placement.slots,
         slot_bytes=placement.slot_bytes,
         stream_buffers=stream_buffers,
+        expert_cache=room.expert_cache,
     )
 
 

@@ -77,11 +77,11 @@ class Searcher:
         """Return the best of `known` and the variants of each search result, under budgets lowered until one fits."""
         given, best = dict(room.budgets), known
         for _ in range(ATTEMPTS):
-            seconds = partial(self._seconds, main_device=room.main_device)
+            seconds = partial(self._seconds, room=room)
             placement = search(self.items, replace(room, budgets=given), seconds, self._least, thorough)
             if placement is None:
                 break
-            base = self._assignment(placement, room.main_device)
+            base = self._assignment(placement, room)
             found = [(one, self._over(one, room)) for one in variants(base)]
             best = min([best, *(one for one, over in found if not over)], key=self.goal.seconds)
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
@@ -107,11 +107,11 @@ class Searcher:
         prefill = steps[0].seconds if len(steps) > 1 else None
         return Prediction(prefill, steps[-1].seconds, steps[-1].binds, saved)
 
-    def _assignment(self, placement: Placement, main_device: Key | None) -> Assignment:
-        return assignment_of(self.profile, self.groups, placement, self.stream_buffers, main_device)
+    def _assignment(self, placement: Placement, room: Room) -> Assignment:
+        return assignment_of(self.profile, self.groups, placement, self.stream_buffers, room)
 
-    def _seconds(self, placement: Placement, main_device: Key | None) -> float:
-        return self.goal.seconds(self._assignment(placement, main_device))
+    def _seconds(self, placement: Placement, room: Room) -> float:
+        return self.goal.seconds(self._assignment(placement, room))
 
     def _least(self, index: int, option: Option) -> tuple[float, float]:
         held, runs = option

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...devices import DISK, HOST, accelerators, normalize_device
+from ...limits import CACHED_SHARE, NEARLY_ALL_EXPERTS
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ...profile.model.experts import Choice
 from ...profile.model.quantized import offloaded_bytes
 from ...profile.trace.trace import OUTSIDE, Allocate, Enter, Leave, Trace
 from ...profile.trace.work import Work
-from ..memory.slots import NEARLY_ALL
 from ..result.budgets import Key, is_accelerator
-
-WARM_SHARE = 0.7
-"""Files up to this share of the host's memory stay in the page cache from one pass to the next."""
 
 Option = tuple[Key, Key]
 """The device that holds a unit, and the device that runs it."""
@@ -150,7 +147,7 @@ class UnitCost:
 
     def fits_page_cache(self, on_disk: int) -> bool:
         """Whether files of `on_disk` bytes stay in memory from one pass to the next."""
-        return on_disk <= WARM_SHARE * self.machine.memory_bytes
+        return on_disk <= CACHED_SHARE * self.machine.memory_bytes
 
     def name(self, key: Key) -> str:
         """Return the canonical name of a device key."""
@@ -170,7 +167,7 @@ def device_name(key: Key) -> str:
 
 def expert_calls(choice: Choice) -> float:
     """Return how many Python calls look up, hold and release the experts of one module in one call."""
-    ahead = CALLS_PER_PREFETCHED_EXPERT * choice.count if choice.wanted >= NEARLY_ALL * choice.count else 0
+    ahead = CALLS_PER_PREFETCHED_EXPERT * choice.count if choice.wanted >= NEARLY_ALL_EXPERTS * choice.count else 0
     return CALLS_PER_MODULE + CALLS_PER_EXPERT * choice.wanted + ahead
 
 

@@ -2,7 +2,7 @@
 
 A weight is cut into groups of `GROUP` elements that follow each other in memory. A group of ``int8`` is its integers
 and one scale; of ``int4`` its integers, two to a byte, one scale and one zero point. The scales of all groups lie
-together, then the zero points, then the integers, each from a multiple of `SLAB_ALIGNMENT` on: what has arrived of the
+together, then the zero points, then the integers, each from a multiple of `ALIGNMENT` on: what has arrived of the
 integers can be restored while the rest is on its way.
 """
 
@@ -14,18 +14,16 @@ from math import prod
 import torch
 
 from ...arguments import check_choice
+from ...limits import ALIGNMENT, RESTORE_BUFFERS
 from .dtypes import DtypeLike, dtype_bits, normalize_dtype
 from .tensors import TensorSpec
-from .units import SLAB_ALIGNMENT, UnitProfile
+from .units import UnitProfile
 
 GROUP = 128
 """Elements that share a scale, as in torchao's int4. The scale makes them 3 % larger than 8 bits each would be."""
 
 UNPACK_GROUPS = 128 * 2**10
 """Groups that are restored at once: enough to keep a GPU busy, for 8 MiB of scratch memory."""
-
-BUFFERS = 2
-"""Quantised units that are staged at once: while one is restored, the next one arrives."""
 
 OFFLOAD_DTYPES = ("int8", "int4")
 
@@ -91,7 +89,7 @@ def staging_bytes(units: Collection[UnitProfile], offload_dtype: str | None) -> 
             sizes = (quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in specs)
             arriving = max(arriving, sum(map(_aligned, sizes)))
             scratch = max(scratch, *(scratch_bytes(parts[0][1][0], offload_dtype) for parts in found if parts))
-    return BUFFERS * arriving + scratch
+    return RESTORE_BUFFERS * arriving + scratch
 
 
 def _parameters(unit: UnitProfile) -> list[TensorSpec]:
@@ -99,7 +97,7 @@ def _parameters(unit: UnitProfile) -> list[TensorSpec]:
 
 
 def _aligned(nbytes: int) -> int:
-    return -(-nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def _nbytes(parts: Sequence[PartOfWeight]) -> int:

@@ -13,7 +13,7 @@ The pieces of a model that are placed as a whole, with their tensors and bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +22,8 @@ from torch import nn
 
 from ...arguments import check_model, shown
 from ...errors import PlanError
+from ...limits import ALIGNMENT
+from ...module_names import owner_of
 from .dtypes import DtypeLike
 from .experts import ExpertsProfile, profile_experts
 from .tensors import TensorSpec, tensor_specs
@@ -126,7 +128,7 @@ def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | 
         is_block = name != "" and type(module).__name__ in classes
         composite = bool(skeleton) and name not in skeleton and not isinstance(module, CONTAINERS)
         if is_block or composite or not children:
-            units.append(UnitModule(name, is_block, False, type(module).__name__, _is_lookup(module)))
+            units.append(UnitModule(name, is_block, False, type(module).__name__, is_lookup(module)))
             continue
         dot = f"{name}." if name else ""
         for kind, tensors in (("Parameter", module._parameters), ("Buffer", module._buffers)):
@@ -135,7 +137,8 @@ def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | 
     return units
 
 
-def _is_lookup(module: nn.Module) -> bool:
+def is_lookup(module: nn.Module) -> bool:
+    """Whether a module is a table of which rows are read as they lie, best where the table lies."""
     return type(module) is nn.Embedding and module.max_norm is None
 
 
@@ -169,10 +172,6 @@ def combining_module(modules: Mapping[str, nn.Module], name: str, whole: Collect
     declares = bool(getattr(modules[""], "_no_split_modules", None))
     holds = any(tensor is not None for tensor in (*module._parameters.values(), *module._buffers.values()))
     return around if holds or not declares or type(module).__name__ in whole else None
-
-
-SLAB_ALIGNMENT = 512
-"""Each tensor in a streaming slot starts at a multiple of this many bytes, as in CUDA's caching allocator."""
 
 
 @dataclass(frozen=True)
@@ -222,9 +221,9 @@ class UnitProfile:
         return self.weights + self.buffers
 
     def slab(self, with_buffers: bool = False) -> int:
-        """Return the bytes of the slot it is streamed through: each tensor aligned to `SLAB_ALIGNMENT`."""
+        """Return the bytes of the slot it is streamed through: each tensor aligned to `ALIGNMENT`."""
         return sum(
-            -(-spec.nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
+            -(-spec.nbytes // ALIGNMENT) * ALIGNMENT
             for spec in self.storages.values()
             if with_buffers or not spec.is_buffer
         )
@@ -236,7 +235,7 @@ class UnitProfile:
     @cached_property
     def _slabs_without_experts(self) -> tuple[int, int]:
         fused = (self.storages[number].nbytes for number in self._expert_storages)
-        experts = sum(-(-nbytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT for nbytes in fused)
+        experts = sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in fused)
         return self.slab(False) - experts, self.slab(True) - experts
 
     @cached_property
@@ -255,15 +254,24 @@ def profile_units(
     special_dtypes: Mapping[str, DtypeLike] | None = None,
     no_split_module_classes: Iterable[str] | str | None = None,
     as_loaded: bool = True,
+    units: Sequence[UnitModule] | None = None,
 ) -> list[UnitProfile]:
     """Return the units of `model` in registration order, each with its tensors as they will be loaded.
 
-    Arguments are those of `tensor_specs` and `find_units`.
+    Args:
+        model: as for `find_units`.
+        dtype: as for `tensor_specs`.
+        special_dtypes: as for `tensor_specs`.
+        no_split_module_classes: as for `find_units`.
+        as_loaded: as for `tensor_specs`.
+        units: what `model` is cut into, if otherwise; each tensor is of the innermost that it lies in.
     """
-    units = find_units(model, no_split_module_classes)
+    if units is None:
+        units = find_units(model, no_split_module_classes)
     inside: dict[str, list[TensorSpec]] = {unit.name: [] for unit in units}
     for spec in tensor_specs(model, dtype, special_dtypes, as_loaded):
-        owner = next(name for name in _itself_and_ancestors(spec.name) if name in inside)
+        owner = owner_of(spec.name, inside)
+        assert owner is not None, "units cover the model"
         inside[owner].append(spec)
     return [
         UnitProfile(
@@ -282,14 +290,7 @@ def profile_units(
 def _experts(name: str, module: nn.Module, specs: list[TensorSpec]) -> tuple[ExpertsProfile, ...]:
     dot = f"{name}." if name else ""
     found = (
-        profile_experts((dot + inner).removesuffix("."), owner, specs, SLAB_ALIGNMENT)
+        profile_experts((dot + inner).removesuffix("."), owner, specs, ALIGNMENT)
         for inner, owner in module.named_modules()
     )
     return tuple(experts for experts in found if experts is not None)
-
-
-def _itself_and_ancestors(name: str) -> Iterator[str]:
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
-    yield ""

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from bigmodel.checkpoint import Checkpoint
-from bigmodel.dispatch.transfer.files import ALIGNMENT, SourceFiles
+from bigmodel.dispatch.transfer.files import SourceFiles
 from bigmodel.dispatch.transfer.read_plan import GAP_BYTES, plan_reads
 from bigmodel.dispatch.weights.block import Block, HostTensor
+from bigmodel.limits import FILE_ALIGNMENT
 
 
 def block_of(path: Path, names: list[str]) -> Block:
@@ -27,14 +28,14 @@ def test_chunks_cover_every_byte_once_and_are_aligned(
     save_file({str(n): torch.zeros(size, dtype=torch.uint8) for n, size in enumerate(sizes)}, path)
     names = data.draw(st.lists(st.sampled_from([str(n) for n in range(len(sizes))]), unique=True, min_size=1))
     block = block_of(path, names)
-    reads = plan_reads(block, SourceFiles(), pages * ALIGNMENT)
+    reads = plan_reads(block, SourceFiles(), pages * FILE_ALIGNMENT)
     content = path.read_bytes()
     start = {str(n): Checkpoint.open(path).entry(str(n)).offset for n in range(len(sizes))}
     covered = [bytearray(tensor.value.nbytes) for tensor in block.tensors]
     for chunk in reads.chunks:
-        assert chunk.offset % ALIGNMENT == 0
-        assert chunk.nbytes % ALIGNMENT == 0
-        assert chunk.needed <= chunk.nbytes <= pages * ALIGNMENT
+        assert chunk.offset % FILE_ALIGNMENT == 0
+        assert chunk.nbytes % FILE_ALIGNMENT == 0
+        assert chunk.needed <= chunk.nbytes <= pages * FILE_ALIGNMENT
         assert chunk.offset + chunk.needed <= len(content)
         for piece in chunk.segments:
             assert chunk.offset + piece.offset == start[names[piece.tensor]] + piece.start

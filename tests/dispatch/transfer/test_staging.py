@@ -14,11 +14,12 @@ from bigmodel.benchmarks.harness.pagecache import evict
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.devices.streams import HostEvent
 from bigmodel.dispatch.transfer import staging as staging_slots
-from bigmodel.dispatch.transfer.files import ALIGNMENT, SourceFile, SourceFiles
+from bigmodel.dispatch.transfer.files import SourceFile, SourceFiles
 from bigmodel.dispatch.transfer.read_plan import CHUNK_BYTES, Chunk, plan_reads
 from bigmodel.dispatch.transfer.staging import MIN_CHUNK_BYTES, SLOTS, StagingSlots, chunk_of
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.errors import CheckpointFormatError
+from bigmodel.limits import FILE_ALIGNMENT
 from bigmodel.plan import STAGING_BYTES, staging
 
 CHUNK = 2**16
@@ -112,13 +113,13 @@ def test_a_slot_is_emptied_only_after_its_content_was_copied(chunks: list[Chunk]
 @pytest.mark.parametrize("staging_bytes", [0, 10**6, 10**7, STAGING_BYTES])
 def test_chunks_fill_the_planned_staging_memory(staging_bytes: int) -> None:
     chunk = chunk_of(staging_bytes)
-    assert chunk % ALIGNMENT == 0
+    assert chunk % FILE_ALIGNMENT == 0
     assert MIN_CHUNK_BYTES <= chunk <= CHUNK_BYTES
-    assert SLOTS * (chunk - 2 * ALIGNMENT) <= max(staging_bytes, SLOTS * MIN_CHUNK_BYTES)
+    assert SLOTS * (chunk - 2 * FILE_ALIGNMENT) <= max(staging_bytes, SLOTS * MIN_CHUNK_BYTES)
 
 
 @pytest.mark.parametrize("nbytes", [3 * 2**20, 16 * 2**20, 10**7])
 def test_two_blocks_that_fill_the_staging_memory_fill_its_slots(nbytes: int) -> None:
     chunk = chunk_of(staging([nbytes, nbytes]))
-    furthest = nbytes + ALIGNMENT - 1
+    furthest = nbytes + FILE_ALIGNMENT - 1
     assert -(-furthest // chunk) == SLOTS // 2

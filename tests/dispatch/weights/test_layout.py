@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.devices.nested import storage_of
-from bigmodel.dispatch.weights.layout import ALIGNMENT, Layout, largest
+from bigmodel.dispatch.weights.layout import Layout, largest
+from bigmodel.limits import ALIGNMENT
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(torch.Size)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.float64])

@@ -1,0 +1,93 @@
+"""The plan that a device map makes: how its offloaded modules reach the devices they run on, and what weights take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import nn
+
+from ...devices import HOST, device_key
+from ...plan import Plan, check_device_map
+from ...plan.memory.assemble import assemble
+from ...plan.memory.assignment import Assignment
+from ...profile import Profile, UnitProfile, profile_units
+from ...profile.model.dtypes import dtype_name
+from ...profile.model.units import UnitModule, is_lookup
+from ...profile.trace.workload import Workload
+from .options import PlanArguments
+from .pieces import Piece, find_pieces
+from .tensors import Placed, Placement
+
+STRATEGY = "device map"
+
+NOTE = "the device map was given: weights and slots are counted, activations and KV cache are not"
+
+
+def plan_of_map(model: nn.Module, placement: Placement, asked: PlanArguments) -> Plan:
+    """Return the plan of a device map that was given, one part for each piece that it cuts the model into.
+
+    Args:
+        model: Any module, also on meta.
+        placement: The map.
+        asked: What was asked for beside it.
+
+    Raises:
+        DeviceMapError: The map does not cover the model.
+    """
+    check_device_map(model, placement.devices)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    placed = {each.name: each for each in placement.tensors(model)}
+    pieces = [piece for piece in find_pieces(model, modules, placed, asked.no_split_module_classes) if piece.tensors]
+    cut = [_as_unit(piece, modules[piece.name]) for piece in pieces]
+    profile = Profile(
+        name=type(model).__name__,
+        units=tuple(profile_units(model, asked.dtype, units=cut)),
+        workload=Workload(),
+        phases=(),
+        dtype=None if asked.dtype is None else dtype_name(asked.dtype),
+        offload_dtype=asked.offload_dtype,
+    )
+    budgets = asked.max_memory or {}
+    plan = assemble(
+        profile,
+        _assignment(profile.units, pieces, placed, placement, asked),
+        budgets,
+        STRATEGY,
+        reasons=dict.fromkeys(range(len(pieces)), "as the device map has it"),
+        pinned_memory=asked.pinned_memory,
+        resident_limit=budgets.get(HOST),
+    )
+    room = max(plan.expert_cache.values(), default=None)
+    everywhere = {} if room is None else dict.fromkeys(plan.devices, room)  # some may be fetched to where routers lie
+    return replace(plan, expert_cache=everywhere, notes=(NOTE,))
+
+
+def _as_unit(piece: Piece, module: nn.Module) -> UnitModule:
+    looked_up = is_lookup(module) and not piece.encloses
+    return UnitModule(piece.name, False, piece.encloses, type(module).__name__, looked_up)
+
+
+def _assignment(
+    units: Sequence[UnitProfile],
+    pieces: Sequence[Piece],
+    placed: Mapping[str, Placed],
+    placement: Placement,
+    asked: PlanArguments,
+) -> Assignment:
+    firsts = [placed[piece.tensors[0]] for piece in pieces]
+    looked_up = [unit.is_lookup and each.offloaded for unit, each in zip(units, firsts, strict=True)]
+    found = Assignment(
+        held=tuple(device_key(each.device) for each in firsts),
+        runs=tuple(HOST if rows else device_key(each.runs_on) for each, rows in zip(firsts, looked_up, strict=True)),
+        main=device_key(placement.main_device),
+        stream_buffers=bool(asked.offload_buffers),
+        expert_cache=asked.expert_cache,
+        computed_below={index: each.computed_below for index, each in enumerate(firsts) if each.computed_below},
+    )
+    slabs = [
+        unit.slab(found.stream_buffers or index in found.computed_below)
+        for index, unit in enumerate(units)
+        if found.streamed(index) and not unit.is_tensor
+    ]
+    return replace(found, slots=min(asked.slots, len(slabs)), slot_bytes=max(slabs, default=0))
