@@ -1,16 +1,19 @@
-"""Do budgets hold, whatever the model, the budgets and the shapes? Random ones, run for real on virtual accelerators.
+"""Do budgets hold, whatever the model, the budgets and the choices? Random ones, run for real on virtual accelerators.
 
-Each model is planned by the search, dispatched by the plan, and generates the planned shape. A device whose peak passes
-its budget is a violation; a peak that is not the predicted one to the byte is counted too.
+Each case is planned by the search and its plan saved as JSON; another process reads the plan, dispatches the model by
+it and generates the planned shape. A device whose peak passes its budget is a violation; a peak that is not the
+predicted one to the byte is counted too.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .harness import Column, Limit, Report, Table, run_isolated
@@ -26,6 +29,9 @@ REFUSED = "refused: the model does not fit"
 HOST_ALONE = "the host runs it all"
 OUTCOMES = (EXACT, STREAMED, NEARLY, VIOLATED, REFUSED, HOST_ALONE)
 
+RAN = (EXACT, STREAMED, NEARLY, VIOLATED)
+"""Outcomes of cases in which something ran on an accelerator."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what this question can be asked with."""
@@ -34,43 +40,127 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Run random cases in processes of their own, some hundred in each, and count what does not hold."""
+    """Plan random cases in one process and run them in another, some hundred in each; count what does not hold."""
     count = options.cases or (5 if options.quick else 500)
-    found: Counter[str] = Counter()
-    notes: list[str] = []
+    found: list[Outcome] = []
     for first in range(0, count, PIECE):
-        outcomes = run_isolated(fuzz, first=first, count=min(PIECE, count - first), seed=options.seed)
-        found.update(outcome for outcome, _ in outcomes)
-        notes += [said for _, said in outcomes if said]
-    return report(options.device, count, found, notes)
+        piece = {"first": first, "count": min(PIECE, count - first), "seed": options.seed}
+        plans = run_isolated(planned, **piece)
+        found += [Outcome(**outcome) for outcome in run_isolated(fuzz, plans=plans, **piece)]
+    return report(options.device, found)
 
 
-def report(device: str, count: int, found: Mapping[str, int], notes: Sequence[str]) -> Report:
-    """Return how many cases had which outcome, and the limits."""
+@dataclass(frozen=True)
+class Case:
+    """What is drawn beside the model.
+
+    Attributes:
+        shapes: batch size, context length and new tokens.
+        budgets: bytes by device key.
+        choices: what the plan is asked for: slots, streamed buffers, link dtype, bytes for experts.
+    """
+
+    shapes: dict[str, int]
+    budgets: dict[Any, int]
+    choices: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one case.
+
+    Attributes:
+        kind: one of `OUTCOMES`.
+        drawn: value by dimension, as text.
+        said: predicted and measured bytes, where they differ.
+    """
+
+    kind: str
+    drawn: Mapping[str, str]
+    said: str = ""
+
+
+def report(device: str, found: Sequence[Outcome]) -> Report:
+    """Return how many cases had which outcome, in all and for each value of each dimension, and the limits."""
+    kinds = Counter(outcome.kind for outcome in found)
+    notes = [outcome.said for outcome in found if outcome.said]
     return Report(
         "planning_fuzz",
         device,
-        settings={"cases": count},
+        settings={"cases": len(found)},
         tables=[
             Table(
-                "Random models, budgets and shapes",
+                "Random models, budgets, shapes and choices",
                 [Column("outcome"), Column("cases", "count")],
-                [[name, found.get(name, 0)] for name in OUTCOMES],
-            )
+                [[name, kinds.get(name, 0)] for name in OUTCOMES],
+            ),
+            Table(
+                "The same by dimension, of those that ran on an accelerator",
+                [
+                    Column("dimension"),
+                    Column("value"),
+                    Column("cases", "count"),
+                    Column("streamed", "count"),
+                    Column("to the byte", "count"),
+                    Column("over a budget", "count"),
+                ],
+                [list(row) for row in _by_dimension(found)],
+            ),
         ],
-        limits=[Limit("budget violations", float(found.get(VIOLATED, 0)), "==", 0, "count")],
+        limits=[Limit("budget violations", float(kinds.get(VIOLATED, 0)), "==", 0, "count")],
         notes=[f"not as predicted: {said}" for said in notes[:5]],
     )
 
 
-def fuzz(first: int, count: int, seed: int) -> list[tuple[str, str]]:
-    """Run cases number `first` and following; return the outcome of each and, where it is none of the good ones, which.
+def _by_dimension(found: Sequence[Outcome]) -> Iterator[tuple[str, str, int, int, int, int]]:
+    counted: dict[tuple[str, str], Counter[str]] = {}
+    for outcome in found:
+        for value in outcome.drawn.items():
+            counted.setdefault(value, Counter())[outcome.kind] += 1
+    for (dimension, value), kinds in sorted(counted.items()):
+        ran = sum(kinds[kind] for kind in RAN)
+        yield dimension, value, ran, kinds[STREAMED], kinds[EXACT] + kinds[STREAMED], kinds[VIOLATED]
 
-    Args:
-        first: number of the first case; a case is the same whatever came before it.
-        count: how many cases.
-        seed: of all cases.
+
+def planned(first: int, count: int, seed: int) -> list[str | None]:
+    """Return the plans of cases number `first` and following as JSON, None for one that is refused."""
+    from bigmodel.errors import BudgetError
+
+    _prepare()
+    plans: list[str | None] = []
+    for number in range(first, first + count):
+        draw = random.Random(f"{seed} {number}")
+        try:
+            plans.append(plan_of(random_model(draw), draw).to_json())
+        except BudgetError:
+            plans.append(None)
+    return plans
+
+
+def fuzz(first: int, count: int, seed: int, plans: Sequence[str | None]) -> list[dict[str, Any]]:
+    """Run cases number `first` and following by plans that `planned` made of them; return the `Outcome` of each.
+
+    A case is the same whatever came before it.
     """
+    from bigmodel.devices import virtual
+    from bigmodel.plan import Plan
+
+    _prepare()
+    outcomes = []
+    for number, text in zip(range(first, first + count), plans, strict=True):
+        virtual.enable(2)
+        draw = random.Random(f"{seed} {number}")
+        model = random_model(draw)
+        case = random_case(draw, model)
+        drawn = {"model": type(model).__name__, **_values(case)}
+        found = None if text is None else Plan.from_json(text)
+        kind, said = outcome_of(model, found, case)
+        told = f"case {number}: {drawn['model']} {case.shapes} {case.choices}, {said}" if said else ""
+        outcomes.append({"kind": kind, "drawn": drawn, "said": told})
+    return outcomes
+
+
+def _prepare() -> None:
     import torch
     from transformers.utils import logging
 
@@ -78,50 +168,26 @@ def fuzz(first: int, count: int, seed: int) -> list[tuple[str, str]]:
 
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    outcomes = []
-    for number in range(first, first + count):
-        virtual.enable(2)
-        outcomes.append(_outcome(number, random.Random(f"{seed} {number}")))
-    return outcomes
+    virtual.enable(2)
 
 
-def _outcome(number: int, draw: random.Random) -> tuple[str, str]:
-    import torch
-
-    from bigmodel.errors import BudgetError
-    from bigmodel.plan import plan
-    from bigmodel.profile import profile_model
-    from bigmodel.profile.machine.machine import nominal_machine
-
-    torch.manual_seed(number)
-    model = random_model(draw)
-    new_tokens = draw.randint(1, 3)
-    shapes: dict[str, Any] = {"batch_size": draw.randint(1, 3), "context_length": draw.randint(new_tokens + 2, 64)}
-    profile = profile_model(model, **shapes, new_tokens=new_tokens, device_type="virtual")
-    whole = profile.weights + profile.activations + sum(profile.kv_cache)
-    budgets: dict[Any, int] = {index: int(draw.uniform(0.2, 1.2) * whole) for index in range(draw.randint(1, 2))}
-    budgets["cpu"] = 10**9 if draw.random() < 0.6 else int(draw.uniform(0.0, 0.8) * whole)
-    try:
-        found = plan(profile, budgets, machine=nominal_machine())
-    except BudgetError:
-        return REFUSED, ""
-    if not isinstance(found.main_device, int):
-        return HOST_ALONE, ""
-    peaks = peaks_of(model, found)
-    wrong = {key: peak for key, peak in peaks.items() if peak != found.devices[key].total}
-    planned = {key: found.devices[key].total for key in wrong}
-    said = f"case {number}: {type(model).__name__} {shapes}, predicted {planned}, measured {wrong}" if wrong else ""
-    if any(peak > budgets[key] for key, peak in peaks.items()):
-        return VIOLATED, said
-    if wrong:
-        return NEARLY, said
-    return (STREAMED if found.streamed else EXACT), ""
+def _values(case: Case) -> dict[str, str]:
+    cache = case.choices["expert_cache"]
+    return {
+        "accelerators": str(sum(isinstance(key, int) for key in case.budgets)),
+        "slots": str(case.choices["slots"]),
+        "streamed buffers": str(case.choices["offload_buffers"]),
+        "link dtype": str(case.choices["offload_dtype"]),
+        "expert cache": "default" if cache is None else "given",
+    }
 
 
 def random_model(draw: random.Random) -> Any:
     """Return a small model with random weights: a Llama, GPT-2, OPT or Mixtral, of random sizes."""
+    import torch
     import transformers as t
 
+    torch.manual_seed(draw.getrandbits(32))
     heads = draw.choice([2, 4])
     width, depth, words = 16 * heads * draw.randint(1, 2), draw.randint(2, 8), draw.randint(50, 600)
     sizes: dict[str, Any] = {
@@ -142,10 +208,61 @@ def random_model(draw: random.Random) -> Any:
     return t.LlamaForCausalLM(t.LlamaConfig(**sizes, tie_word_embeddings=tied)).eval()
 
 
+def random_case(draw: random.Random, model: Any) -> Case:
+    """Return random shapes, budgets and choices for `model`, drawn after it."""
+    new_tokens = draw.randint(1, 3)
+    shapes = {
+        "batch_size": draw.randint(1, 3),
+        "context_length": draw.randint(new_tokens + 2, 64),
+        "new_tokens": new_tokens,
+    }
+    weights = sum(tensor.nbytes for tensor in model.parameters())
+    whole = int(weights * (1 + shapes["batch_size"] * shapes["context_length"] / 500))
+    budgets: dict[Any, int] = {index: int(draw.uniform(0.2, 1.2) * whole) for index in range(draw.randint(1, 2))}
+    budgets["cpu"] = 10**9 if draw.random() < 0.6 else int(draw.uniform(0.0, 0.8) * whole)
+    choices = {
+        "slots": draw.randint(1, 4),
+        "offload_buffers": draw.random() < 0.5,
+        "offload_dtype": draw.choice([None, None, "int8", "int4"]),
+        "expert_cache": draw.choice([None, int(draw.uniform(0.0, 0.5) * whole)]),
+    }
+    return Case(shapes, budgets, choices)
+
+
+def plan_of(model: Any, draw: random.Random) -> Any:
+    """Return the plan of a random case for `model`.
+
+    Raises:
+        BudgetError: it does not fit.
+    """
+    from bigmodel.plan import plan
+    from bigmodel.profile import profile_model
+    from bigmodel.profile.machine.machine import nominal_machine
+
+    case = random_case(draw, model)
+    profile = profile_model(model, **case.shapes, device_type="virtual")
+    return plan(profile, case.budgets, machine=nominal_machine(), **case.choices)
+
+
+def outcome_of(model: Any, found: Any, case: Case) -> tuple[str, str]:
+    """Run `model` by the plan `found` (None: there is none); return the outcome, and bytes that were not predicted."""
+    if found is None:
+        return REFUSED, ""
+    if not isinstance(found.main_device, int):
+        return HOST_ALONE, ""
+    peaks = peaks_of(model, found)
+    wrong = {key: peak for key, peak in peaks.items() if peak != found.devices[key].total}
+    predicted = {key: found.devices[key].total for key in wrong}
+    said = f"predicted {predicted}, measured {wrong}" if wrong else ""
+    if any(peak > case.budgets[key] for key, peak in peaks.items()):
+        return VIOLATED, said
+    if wrong:
+        return NEARLY, said
+    return (STREAMED if found.streamed else EXACT), ""
+
+
 def peaks_of(model: Any, found: Any) -> dict[int, int]:
     """Return the highest mark of each accelerator of the plan while the planned shape is generated."""
-    import gc
-
     import torch
 
     from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory

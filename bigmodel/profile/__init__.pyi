@@ -15,7 +15,6 @@ from .model.tensors import named_tensors as named_tensors
 from .model.tensors import retie_parameters as retie_parameters
 from .model.tensors import storage_key as storage_key
 from .model.tensors import tensor_specs as tensor_specs
-from .model.units import SLAB_ALIGNMENT as SLAB_ALIGNMENT
 from .model.units import UnitModule as UnitModule
 from .model.units import UnitProfile as UnitProfile
 from .model.units import find_no_split_classes as find_no_split_classes

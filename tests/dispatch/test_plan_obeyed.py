@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import gc
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from bigmodel.profile.machine.nominal import nominal_machine
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
-from bigmodel.dispatch import dispatch_model
+from bigmodel.benchmarks.planning_fuzz import NEARLY, VIOLATED, Case, outcome_of, random_case, random_model
+from bigmodel.checkpoint import save_model
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
+from bigmodel.dispatch import cpu_offload, dispatch_model, from_pretrained, get_plan, load_checkpoint_and_dispatch
+from bigmodel.errors import BudgetError, DeviceMapError, PlanError
 from bigmodel.plan import Plan, plan
+from bigmodel.profile import profile_model
+from bigmodel.profile.machine.machine import nominal_machine
 from bigmodel.verify.planned_use import planned_use
 
-from .models import llama
+from .mixtures import mixtral
+from .models import llama, stack
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -22,21 +35,20 @@ MEGABYTE = 10**6
 
 
 def small_llama() -> nn.Module:
-    """Eight layers of 2.6 MB, of which four fit 12 MB beside two slots."""
+    """Eight layers of 2.6 MB, of which not all fit 12 MB beside the slots of the others."""
     return llama(8, hidden_size=256, intermediate_size=512, num_key_value_heads=4, vocab_size=512)
 
 
-def planned(model: nn.Module, **arguments: object) -> Plan:
-    budgets = {0: 12 * MEGABYTE, "cpu": 1000 * MEGABYTE}
-    shapes = {"context_length": 64, "new_tokens": 2}
-    return plan(model, budgets, machine=nominal_machine(), **shapes, **arguments)  # type: ignore[arg-type]
+def planned(model: nn.Module, budget: int = 12 * MEGABYTE, **arguments: Any) -> Plan:
+    shapes: dict[str, Any] = {"context_length": 64, "new_tokens": 2}
+    return plan(model, {0: budget, "cpu": 1000 * MEGABYTE}, machine=nominal_machine(), **shapes, **arguments)
 
 
-def peak(model: nn.Module, found: Plan, key: int = 0, **arguments: object) -> int:
+def peak(model: nn.Module, found: Plan, key: int = 0) -> int:
     """Return the most bytes of an accelerator while `model`, dispatched by the plan, does what it was made for."""
     gc.collect()
     before = memory_allocated(key)
-    dispatch_model(model, found, **arguments)  # type: ignore[arg-type]
+    dispatch_model(model, found)
     reset_peak_memory(key)
     with torch.inference_mode():
         planned_use(model, found).whole()
@@ -49,3 +61,131 @@ def test_the_slots_of_the_plan_are_the_slots_of_the_dispatched_model(slots: int)
     found = planned(model, slots=slots)
     assert found.slots == slots
     assert peak(model, found) == found.devices[0].total <= 12 * MEGABYTE
+
+
+@pytest.mark.parametrize("offload_dtype", ["int8", "int4"])
+def test_streamed_weights_are_quantised_as_the_plan_says(offload_dtype: str) -> None:
+    pytest.importorskip("torchao")
+    model = small_llama()
+    found = planned(model, offload_dtype=offload_dtype)
+    assert found.offload_dtype == offload_dtype
+    assert peak(model, found) == found.devices[0].total
+
+
+@pytest.mark.parametrize("expert_cache", [None, 0, 400_000])
+def test_experts_take_the_bytes_that_the_plan_has_for_them(expert_cache: int | None) -> None:
+    model = mixtral()
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    found = planned(model, budget=weights // 2, expert_cache=expert_cache)
+    assert found.streamed
+    assert found.expert_cache == ({0: expert_cache} if expert_cache is not None else found.expert_cache)
+    assert peak(model, found) == found.devices[0].total <= weights // 2
+
+
+def test_buffers_are_streamed_or_stay_as_the_plan_says() -> None:
+    for streams in (False, True):
+        model = stack()
+        made = dispatch_model(model, {"": 0, "norm": "cpu"}, offload_buffers=streams)
+        found = get_plan(made)
+        assert found is not None
+        assert found.offload_buffers is streams
+        again = dispatch_model(stack(), found)
+        assert again.norm.running_mean.device == model.norm.running_mean.device
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=12, deadline=None)
+def test_whatever_is_planned_peaks_at_the_predicted_byte(draw: random.Random) -> None:
+    virtual.enable(2)
+    model = random_model(draw)
+    case = random_case(draw, model)
+    kind, said = outcome_of(model, plan_of_case(model, case), case)
+    assert kind not in (VIOLATED, NEARLY), f"{case}: {said}"
+
+
+def plan_of_case(model: nn.Module, case: Case) -> Plan | None:
+    profile = profile_model(model, **case.shapes, device_type="virtual")
+    try:
+        return plan(profile, case.budgets, machine=nominal_machine(), **case.choices)
+    except BudgetError:
+        return None
+
+
+ELSEWHERE = """
+import sys
+from pathlib import Path
+from bigmodel.devices import virtual
+virtual.enable(2)
+from bigmodel.plan import Plan
+from tests.dispatch.test_plan_obeyed import peak, small_llama
+print(peak(small_llama(), Plan.from_json(Path(sys.argv[1]).read_text())))
+"""
+
+
+def test_a_plan_saved_as_json_is_obeyed_by_another_process(tmp_path: Path) -> None:
+    found = planned(small_llama(), slots=3)
+    (tmp_path / "plan.json").write_text(found.to_json())
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "plan.json")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split()[-1:] == [str(found.devices[0].total)], done.stderr
+
+
+def test_every_dispatched_model_has_a_plan() -> None:
+    given = dispatch_model(stack(), {"": 0, "blocks": "cpu"})
+    assert get_plan(given) is not None
+    assert get_plan(cpu_offload(stack(), 0)) is not None
+    assert get_plan(stack()) is None
+
+
+def test_a_device_map_makes_a_plan_of_what_its_weights_and_slots_take() -> None:
+    gc.collect()
+    before = memory_allocated(0)
+    model = dispatch_model(stack(), {"": 0, "blocks": "cpu"}, offload_buffers=True, pinned_memory=7)
+    found = get_plan(model)
+    assert found is not None
+    assert (found.slots, found.offload_buffers, found.pinned_memory) == (2, True, 7)
+    assert found.devices[0].total == memory_allocated(0) - before
+    assert found.device_map["blocks.3"] == "cpu"
+    assert any("activations" in note for note in found.notes)
+    assert model.hf_device_map == {"": 0, "blocks": "cpu"}
+
+
+def test_a_changed_plan_is_obeyed_as_it_then_is() -> None:
+    made = get_plan(dispatch_model(stack(), {"": 0, "blocks": "cpu"}))
+    assert made is not None
+    gc.collect()
+    before = memory_allocated(0)
+    model = dispatch_model(stack(), replace(made, slots=3))
+    assert memory_allocated(0) - before == made.devices[0].total + made.slot_bytes
+    assert get_plan(model) == replace(made, slots=3)
+
+
+def test_an_argument_that_contradicts_the_plan_is_refused_by_whatever_dispatches(tmp_path: Path) -> None:
+    model = small_llama()
+    found = planned(model)
+    save_model(model, tmp_path)
+    model.config.save_pretrained(tmp_path)
+    with pytest.raises(PlanError, match="offload_buffers is True, but the plan has False"):
+        dispatch_model(model, found, offload_buffers=True)
+    with pytest.raises(PlanError, match="offload_dtype is 'int8', but the plan has None"):
+        load_checkpoint_and_dispatch(model, tmp_path, found, offload_dtype="int8")
+    with pytest.raises(PlanError, match="main_device is 1, but the plan has 0"):
+        from_pretrained(tmp_path, found, main_device=1)
+    with pytest.raises(PlanError, match="no_split_module_classes"):
+        dispatch_model(model, found, no_split_module_classes=["LlamaMLP"])
+    dispatch_model(model, found, main_device=0, offload="stream", no_split_module_classes=["LlamaDecoderLayer"])
+
+
+def test_the_dtype_of_the_plan_is_what_weights_are_loaded_as(tmp_path: Path) -> None:
+    model = small_llama()
+    save_model(model, tmp_path)
+    model.config.save_pretrained(tmp_path)
+    found = plan(str(tmp_path), {0: 12 * MEGABYTE, "cpu": 10**9}, dtype="bfloat16", context_length=32)
+    loaded = from_pretrained(tmp_path, found)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
+    with pytest.raises(DeviceMapError):
+        dispatch_model(stack(), planned(small_llama()))

@@ -45,7 +45,7 @@ class ExpertCache(Visited[Chosen, int]):
     Args:
         device: Where they run.
         layers: The layers, in the order in which the model runs them, all of one signature.
-        slots: How many experts there is room for; at least one.
+        slots: How many experts there is room for; at least one, and no more than there are.
         staging_bytes: Host memory through which experts on disk reach the device, at most.
         readers: How many threads read them.
     """
@@ -61,7 +61,7 @@ class ExpertCache(Visited[Chosen, int]):
         self.device = device
         self.layers = list(layers)
         size = self.layers[0].layout.nbytes
-        self.slots = max(1, slots)
+        self.slots = max(1, min(slots, sum(layer.experts for layer in self.layers)))
         self._reading = staging_bytes, readers
         self._memory = torch.empty(self.slots, size, dtype=torch.uint8, device=device)
         self.rows = self.layers[0].rows(self._memory)

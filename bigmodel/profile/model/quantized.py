@@ -78,12 +78,15 @@ def offloaded_bytes(unit: UnitProfile, offload_dtype: str | None) -> int:
 
 
 def staging_bytes(units: Collection[UnitProfile], offload_dtype: str | None) -> int:
-    """Return the bytes of the device in which quantised units arrive, one after another, and are restored from."""
+    """Return the bytes of the device in which quantised units arrive, one after another, and are restored from.
+
+    Experts are fetched one by one, past it and as they are.
+    """
     if offload_dtype is None:
         return 0
     arriving, scratch = 0, 0
     for unit in units:
-        specs = _parameters(unit)
+        specs = _parameters(unit, experts=False)
         found = [quantized_parts(spec.shape, spec.dtype, offload_dtype) for spec in specs]
         if any(found):
             sizes = (quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in specs)
@@ -92,8 +95,10 @@ def staging_bytes(units: Collection[UnitProfile], offload_dtype: str | None) -> 
     return RESTORE_BUFFERS * arriving + scratch
 
 
-def _parameters(unit: UnitProfile) -> list[TensorSpec]:
-    return [spec for spec in unit.storages.values() if not spec.is_buffer]
+def _parameters(unit: UnitProfile, experts: bool = True) -> list[TensorSpec]:
+    """Return the parameters of a unit, each storage once, with or without experts that are fetched one by one."""
+    apart = frozenset[int]() if experts else unit.expert_storages
+    return [spec for number, spec in unit.storages.items() if not spec.is_buffer and number not in apart]
 
 
 def _aligned(nbytes: int) -> int:

@@ -234,17 +234,18 @@ class UnitProfile:
 
     @cached_property
     def _slabs_without_experts(self) -> tuple[int, int]:
-        fused = (self.storages[number].nbytes for number in self._expert_storages)
+        fused = (self.storages[number].nbytes for number in self.expert_storages)
         experts = sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in fused)
         return self.slab(False) - experts, self.slab(True) - experts
 
     @cached_property
     def expert_weights(self) -> int:
         """Bytes of experts that come one by one."""
-        return sum(self.storages[number].nbytes for number in self._expert_storages)
+        return sum(self.storages[number].nbytes for number in self.expert_storages)
 
     @cached_property
-    def _expert_storages(self) -> frozenset[int]:
+    def expert_storages(self) -> frozenset[int]:
+        """Numbers of the storages of experts that come one by one."""
         return frozenset[int]().union(*(experts.storages for experts in self.experts))
 
 

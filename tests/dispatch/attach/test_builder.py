@@ -16,8 +16,8 @@ from bigmodel.dispatch import disk_offload, dispatch_model, undispatch
 from bigmodel.dispatch.attach.attached_forward import AttachedForward
 from bigmodel.dispatch.attach.builder import Builder
 from bigmodel.dispatch.attach.dispatched import Dispatched, dispatched
-from bigmodel.dispatch.placement.options import Options
-from bigmodel.dispatch.placement.resolve import ResolvedMap
+from bigmodel.dispatch.placement.options import Options, PlanArguments
+from bigmodel.dispatch.placement.resolve import resolve_given
 from bigmodel.errors import CheckpointFormatError, DeviceMapError, DispatchError
 
 from ..models import ids, llama, stack
@@ -26,7 +26,8 @@ pytestmark = pytest.mark.usefixtures("accelerators")
 
 
 def built(model: nn.Module, device_map: dict[str, object], **options: object) -> Dispatched:
-    return Builder(model, ResolvedMap(device_map), Options(**options)).build()  # type: ignore[arg-type]
+    resolved = resolve_given(model, device_map, PlanArguments(**options))  # type: ignore[arg-type]
+    return Builder(model, resolved, Options()).build()
 
 
 def streamed(result: Dispatched) -> list[str]:

@@ -30,7 +30,7 @@ from bigmodel.dispatch import dispatch_model, undispatch
 from bigmodel.dispatch.attach.host_or_device import HostOrDevice, layers_of, tokens_of
 from bigmodel.dispatch.dispatch import place_and_attach
 from bigmodel.dispatch.placement.options import Options
-from bigmodel.dispatch.placement.resolve import ResolvedMap
+from bigmodel.dispatch.placement.resolve import resolve_given
 from bigmodel.plan import plan
 from bigmodel.profile import profile_model
 
@@ -54,7 +54,7 @@ def host_or_device(model: Any) -> Any:
     devices: dict[str, Any] = {"": 0, **{f"model.layers.{layer}": "cpu" for layer in STREAMED}}
     below = {name: BELOW for name in devices if name}
     options = Options(skip_keys=model._skip_keys_device_placement)
-    return place_and_attach(model, ResolvedMap(devices, computed_below=below), options)
+    return place_and_attach(model, resolve_given(model, devices, computed_below=below), options)
 
 
 def devices_seen(layer: int, model: Any) -> list[str]:
@@ -205,7 +205,7 @@ def test_state_that_a_block_writes_stays_whereever_it_is_computed() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
     plain = copy.deepcopy(model)
-    place_and_attach(model, ResolvedMap({"": 0, "1": "cpu"}, computed_below={"1": BELOW}), Options())
+    place_and_attach(model, resolve_given(model, {"": 0, "1": "cpu"}, computed_below={"1": BELOW}), Options())
     for rows in (8, 3, 2, 9):
         x = torch.randn(rows, 4)
         assert torch.equal(model(x), plain(x))
@@ -278,7 +278,7 @@ def test_what_has_a_partner_on_the_device_is_streamed_always() -> None:
     model.lm_head.weight = model.model.embed_tokens.weight
     devices: dict[str, Any] = {"": 0, "lm_head": "cpu", "model.layers.1": "cpu"}
     plain = copy.deepcopy(model)
-    resolved = ResolvedMap(devices, computed_below={"lm_head": 100, "model.layers.1": 100})
+    resolved = resolve_given(model, devices, computed_below={"lm_head": 100, "model.layers.1": 100})
     place_and_attach(model, resolved, Options(skip_keys=["past_key_values"]))
     with torch.no_grad():
         assert torch.equal(model(PROMPT).logits, plain(PROMPT).logits)

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import psutil
 import torch
 
-from bigmodel.dispatch.attach.pinned_memory import PINNED_SHARE, PinnedBudget
+from bigmodel.dispatch.attach.pinned_memory import PinnedBudget
 
 CUDA = torch.device("cuda", 0)
 
@@ -11,11 +10,6 @@ CUDA = torch.device("cuda", 0)
 def test_bytes_are_given_out_until_none_are_left() -> None:
     pinned = PinnedBudget(CUDA, 100)
     assert [pinned.take(nbytes) for nbytes in (60, 60, 40, 1)] == [True, False, True, False]
-
-
-def test_without_a_limit_half_of_the_hosts_memory_may_be_pinned() -> None:
-    total = psutil.virtual_memory().total
-    assert PinnedBudget(CUDA).left == int(PINNED_SHARE * total)
 
 
 def test_for_a_device_that_wins_nothing_by_it_nothing_is_pinned() -> None:

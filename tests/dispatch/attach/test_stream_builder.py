@@ -9,16 +9,18 @@ from torch import nn
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.attach.dispatched import Dispatched, dispatched
 from bigmodel.dispatch.dispatch import place_and_attach
-from bigmodel.dispatch.placement.options import Options
-from bigmodel.dispatch.placement.resolve import ResolvedMap
+from bigmodel.dispatch.placement.options import Options, PlanArguments
+from bigmodel.dispatch.placement.resolve import resolve_given
 
 from ..models import stack
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
 
-def carried(model: nn.Module, resolved: ResolvedMap, **options: object) -> Dispatched:
-    found = dispatched(place_and_attach(model, resolved, Options(**options)))  # type: ignore[arg-type]
+def carried(model: nn.Module, below: dict[str, int] | None = None, **arguments: object) -> Dispatched:
+    asked = PlanArguments(**arguments)  # type: ignore[arg-type]
+    resolved = resolve_given(model, {"": 0, "blocks": "cpu"}, asked, computed_below=below)
+    found = dispatched(place_and_attach(model, resolved, Options()))
     assert found is not None
     return found
 
@@ -28,7 +30,7 @@ def storages(module: nn.Module) -> set[int]:
 
 
 def test_all_blocks_of_a_device_take_turns_in_the_same_slots() -> None:
-    found = carried(stack(), ResolvedMap({"": 0, "blocks": "cpu"}), slots=3)
+    found = carried(stack(), slots=3)
     (streamer,) = found.streamers
     assert [block.name for block in streamer.blocks] == [f"blocks.{n}" for n in range(4)]
     assert streamer.slot_bytes == 3 * streamer.blocks[0].layout.nbytes
@@ -36,8 +38,8 @@ def test_all_blocks_of_a_device_take_turns_in_the_same_slots() -> None:
 
 def test_a_blocks_tensors_lie_in_one_place_unless_they_are_cast_on_their_way() -> None:
     packed, cast = stack(), stack()
-    carried(packed, ResolvedMap({"": 0, "blocks": "cpu"}))
-    carried(cast, ResolvedMap({"": 0, "blocks": "cpu"}), dtype=torch.float64)
+    carried(packed)
+    carried(cast, dtype=torch.float64)
     assert len(storages(packed.blocks[0])) == 1
     assert len(storages(cast.blocks[0])) == 4
 
@@ -45,14 +47,14 @@ def test_a_blocks_tensors_lie_in_one_place_unless_they_are_cast_on_their_way() -
 def test_what_two_blocks_share_stays_where_it_is() -> None:
     model = stack()
     model.blocks[1].up.weight = model.blocks[0].up.weight
-    carried(model, ResolvedMap({"": 0, "blocks": "cpu"}))
+    carried(model)
     assert model.blocks[1].up.weight is model.blocks[0].up.weight
     assert len(storages(model.blocks[0])) == 4
     assert len(storages(model.blocks[2])) == 1
 
 
 def test_a_block_is_computed_on_the_host_with_few_tokens_where_the_map_says_so() -> None:
-    found = carried(stack(), ResolvedMap({"": 0, "blocks": "cpu"}, computed_below={"blocks.1": 5}))
+    found = carried(stack(), {"blocks.1": 5})
     per_call = {name: attachment.per_call for name, attachment in found.attachments.items()}
     assert [name for name, turns in per_call.items() if turns is not None] == ["blocks.1"]
 

@@ -32,7 +32,7 @@ def layers(count: int = 2, experts: int = 4) -> list[ExpertLayer]:
 
 
 def cache_of(made: list[ExpertLayer], slots: int) -> ExpertCache:
-    return ExpertCache(torch.device("virtual:0"), made, slots * EXPERT)
+    return ExpertCache(torch.device("virtual:0"), made, slots)
 
 
 def acquired(cache: ExpertCache, layer: ExpertLayer, experts: list[int], **options: Any) -> list[int]:
@@ -188,7 +188,7 @@ def test_an_interrupt_at_any_moment_leaves_no_slot_in_use() -> None:
 
 def test_caches_of_one_device_are_counted_together() -> None:
     made = [layer(), layer(rows=8)]
-    caches = [ExpertCache(torch.device("cpu"), [one], 4 * one.layout.nbytes) for one in made]
+    caches = [ExpertCache(torch.device("cpu"), [one], 4) for one in made]
     for one, cache in zip(made, caches):
         for _ in range(2):
             cache.record(one, [0, 2])

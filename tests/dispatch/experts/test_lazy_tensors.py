@@ -17,7 +17,7 @@ from .test_layer import layer
 
 
 def cache_of(made: ExpertLayer, slots: int) -> ExpertCache:
-    return ExpertCache(torch.device("cpu"), [made], slots * made.layout.nbytes)
+    return ExpertCache(torch.device("cpu"), [made], slots)
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def test_several_experts_at_once_are_a_copy(slots: int) -> None:
 @pytest.mark.parametrize("slots", [1, 3])
 def test_several_experts_at_once_take_the_memory_of_the_copies_alone(slots: int) -> None:
     made = layer(experts=8)
-    cache = ExpertCache(torch.device("virtual:0"), [made], slots * made.layout.nbytes)
+    cache = ExpertCache(torch.device("virtual:0"), [made], slots)
     with asked(cache, made, [1, 4, 6]) as up:
         before = memory_allocated("virtual:0")
         reset_peak_memory("virtual:0")

@@ -8,7 +8,7 @@ from bigmodel.dispatch.transfer import quantized_transfer
 from bigmodel.dispatch.transfer.quantized_transfer import QuantizedTransfers, Transfer
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.dispatch.weights.quantized_block import QuantizedBlock, packings_of
-from bigmodel.profile.model.quantized import BUFFERS
+from bigmodel.limits import RESTORE_BUFFERS
 
 HOST = torch.device("cpu")
 
@@ -49,7 +49,7 @@ def test_carriers_take_turns_in_one_staging_memory() -> None:
     blocks = [quantized(seed, rows) for seed, rows in ((0, 16), (1, 64), (2, 32))]
     staging = QuantizedTransfers(HOST, blocks)
     largest = blocks[1]
-    assert staging.nbytes == BUFFERS * largest.carrier.layout.nbytes + largest.scratch_bytes
+    assert staging.nbytes == RESTORE_BUFFERS * largest.carrier.layout.nbytes + largest.scratch_bytes
     for block in blocks:
         memory = slot_for(block)
         arrive(staging.start(block, memory))

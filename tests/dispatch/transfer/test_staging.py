@@ -19,8 +19,8 @@ from bigmodel.dispatch.transfer.read_plan import CHUNK_BYTES, Chunk, plan_reads
 from bigmodel.dispatch.transfer.staging import MIN_CHUNK_BYTES, SLOTS, StagingSlots, chunk_of
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.errors import CheckpointFormatError
-from bigmodel.limits import FILE_ALIGNMENT
-from bigmodel.plan import STAGING_BYTES, staging
+from bigmodel.limits import FILE_ALIGNMENT, STAGING_BYTES
+from bigmodel.plan import staging
 
 CHUNK = 2**16
 

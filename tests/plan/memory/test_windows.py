@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-from bigmodel.plan import AHEAD_BYTES, STAGING_BYTES, read_ahead_window, staging
+from bigmodel.limits import READ_AHEAD_BYTES, STAGING_BYTES
+from bigmodel.plan import read_ahead_window, staging
 
 
 def test_it_holds_the_largest_block_and_the_beginning_of_the_next() -> None:
-    assert read_ahead_window([3 * AHEAD_BYTES, 4 * AHEAD_BYTES, 3 * AHEAD_BYTES]) == 5 * AHEAD_BYTES
+    assert read_ahead_window([3 * READ_AHEAD_BYTES, 4 * READ_AHEAD_BYTES, 3 * READ_AHEAD_BYTES]) == 5 * READ_AHEAD_BYTES
 
 
 def test_of_small_blocks_it_holds_two() -> None:
