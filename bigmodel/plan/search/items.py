@@ -113,7 +113,7 @@ def assignment_of(
         groups: its groups, in the order of the placement.
         placement: where each group is held and runs.
         stream_buffers: buffers are held with the weights, and not where the unit runs.
-        room: its main device is where the inputs must be; without one, they are on the placement's if that runs anything.
+        room: where the inputs must be, if it has a main device; else they are on the placement's if that runs anything.
     """
     main = placement.main if room.main_device is not None else _used_main(placement)
     total = len(profile.units)

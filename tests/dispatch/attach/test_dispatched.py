@@ -29,7 +29,7 @@ def test_a_dispatched_model_knows_its_map_its_names_and_its_ties() -> None:
     assert found is not None
     assert str(found.main_device) == "virtual:0"
     assert found.resolved.keys == {"": 0, "blocks": "cpu"}
-    assert found.plan is None
+    assert found.plan.device_map["blocks.3"] == "cpu"
     assert found.ties == {"head.weight": "embed.weight"}
     assert "blocks.3.down.bias" in found.names
 

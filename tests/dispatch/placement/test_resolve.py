@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bigmodel.dispatch import dispatch_model, get_plan, undispatch
+from bigmodel.dispatch.placement.options import PlanArguments
 from bigmodel.dispatch.placement.resolve import resolve_device_map
 from bigmodel.errors import DeviceError, PlanError
 from bigmodel.plan import plan
@@ -29,8 +30,7 @@ def test_a_word_that_is_neither_a_strategy_nor_a_device_is_told_what_there_is() 
 
 @pytest.mark.usefixtures("every_accelerator")
 def test_a_named_strategy_becomes_a_plan() -> None:
-    found = resolve_device_map(stack(), "auto", {0: "1GB", "cpu": "1GB"})
-    assert found.plan is not None
+    found = resolve_device_map(stack(), "auto", PlanArguments.read(max_memory={0: "1GB", "cpu": "1GB"}))
     assert found.keys == found.plan.device_map
     assert found.placement.main_device == at(0)
 
