@@ -74,12 +74,13 @@ def test_streamed_weights_are_quantised_as_the_plan_says(offload_dtype: str) -> 
 
 @pytest.mark.parametrize("expert_cache", [None, 0, 400_000])
 def test_experts_take_the_bytes_that_the_plan_has_for_them(expert_cache: int | None) -> None:
-    model = mixtral()
+    model = mixtral(num_hidden_layers=6)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    found = planned(model, budget=weights // 2, expert_cache=expert_cache)
+    budget = int(0.8 * weights)
+    found = planned(model, budget=budget, expert_cache=expert_cache)
     assert found.streamed
     assert found.expert_cache == ({0: expert_cache} if expert_cache is not None else found.expert_cache)
-    assert peak(model, found) == found.devices[0].total <= weights // 2
+    assert peak(model, found) == found.devices[0].total <= budget
 
 
 def test_buffers_are_streamed_or_stay_as_the_plan_says() -> None:
