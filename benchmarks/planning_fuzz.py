@@ -60,7 +60,7 @@ class Case:
         choices: what the plan is asked for: slots, streamed buffers, link dtype, bytes for experts.
     """
 
-    shapes: dict[str, int]
+    shapes: dict[str, Any]
     budgets: dict[Any, int]
     choices: dict[str, Any]
 
@@ -115,8 +115,8 @@ def report(device: str, found: Sequence[Outcome]) -> Report:
 def _by_dimension(found: Sequence[Outcome]) -> Iterator[tuple[str, str, int, int, int, int]]:
     counted: dict[tuple[str, str], Counter[str]] = {}
     for outcome in found:
-        for value in outcome.drawn.items():
-            counted.setdefault(value, Counter())[outcome.kind] += 1
+        for drawn in outcome.drawn.items():
+            counted.setdefault(drawn, Counter())[outcome.kind] += 1
     for (dimension, value), kinds in sorted(counted.items()):
         ran = sum(kinds[kind] for kind in RAN)
         yield dimension, value, ran, kinds[STREAMED], kinds[EXACT] + kinds[STREAMED], kinds[VIOLATED]

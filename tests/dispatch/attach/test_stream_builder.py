@@ -55,8 +55,7 @@ def test_what_two_blocks_share_stays_where_it_is() -> None:
 
 def test_a_block_is_computed_on_the_host_with_few_tokens_where_the_map_says_so() -> None:
     found = carried(stack(), {"blocks.1": 5})
-    per_call = {name: attachment.per_call for name, attachment in found.attachments.items()}
-    assert [name for name, turns in per_call.items() if turns is not None] == ["blocks.1"]
+    assert [name for name, each in found.attachments.items() if each.host_or_device is not None] == ["blocks.1"]
 
 
 def test_on_the_host_nothing_is_packed() -> None:
