@@ -199,7 +199,7 @@ def _moves_itself(value: Any) -> bool:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Return what tells the memory that `tensor` lies in from other memory while both are there; 0 if there is none."""
+    """Return a number that identifies the memory `tensor` lies in while it exists; 0 if there is none."""
     if isinstance(tensor, VirtualTensor):
         tensor = tensor.held
     try:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 HAND_OVER_BYTES = 32 * 2**10
-"""A thread that waits for another takes as long as copying this much: less is copied at once."""
+"""Handing work to a thread takes as long as copying this many bytes: fewer are copied at once, by the caller."""
 
 
 class Event(Protocol):
@@ -146,7 +146,7 @@ class DeviceCopyStream:
 
 
 class _Work(threading.local):
-    """What the calling thread does for a copy stream: since when that could have begun."""
+    """The copy that the calling thread does for a copy stream: since when it could have begun."""
 
     due: float | None = None
 

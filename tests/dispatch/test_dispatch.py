@@ -1,7 +1,4 @@
-"""dispatch_model on accelerators, against the model that was never dispatched.
-
-What is made to last knows nothing of the moment in which it was made.
-"""
+"""Dispatched models on accelerators give what the model that was never dispatched gives, whenever they were made."""
 
 from __future__ import annotations
 

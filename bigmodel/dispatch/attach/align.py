@@ -1,4 +1,4 @@
-"""Bring inputs to the modules that need them elsewhere, and outputs back to where they are used."""
+"""Alignment: which attachments move inputs to another device, and outputs back to where they are used."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A streamed block that is computed on the host when it is called with few tokens.
+"""Blocks that are streamed to the device for calls of many tokens, and computed on the host for calls of few.
 
 Its weights lie in host memory. With many tokens, as of a prompt, they are worth bringing to the accelerator; with few,
-as in a step of generation, it is activations that move, and the block's keys and values once, when the one follows the
-other.
+as in a step of generation, the activations move instead, and the block's keys and values once, when one kind of call
+follows the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradients through experts that do not stay on the device.
+"""Gradients through experts that are not kept on the device between forward and backward.
 
 As for streamed blocks, the forward keeps only its inputs; the backward fetches the chosen experts once more, computes
 again with gradients on, and hands each expert's gradient to its place in the host's fused tensors.

@@ -1,6 +1,5 @@
-"""The experts of one layer as they lie on the host: fused tensors whose first dimension counts the experts.
-
-A module with some other attributes, for the time of one call, without touching the module.
+"""The experts of one layer: on the host, fused tensors whose first dimension counts the experts; for a call, a stand-in
+for their module that has other tensors in their place.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ class ExpertLayer:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What two layers have in common when their experts fit the same slots."""
+        """Equal for two layers whose experts fit the same slots."""
         return tuple(zip(self.names, self.layout.places))
 
     def version(self) -> tuple[int, int]:
-        """Return what changes when a host tensor is written in place or replaced."""
+        """Return a value that changes when a host tensor is written in place or replaced."""
         if self.fused.adopt_replaced():
             self._blocks.clear()
             self._replacements += 1

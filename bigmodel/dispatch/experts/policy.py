@@ -1,4 +1,4 @@
-"""Which expert to give up when another needs its room: the one that is expected to be wanted last.
+"""Eviction policy: the expert that is expected to be wanted last gives up its slot.
 
 Layers are visited in a cycle, once per token, so what was used last is wanted again last of all: keeping the most
 recently used (LRU) hits nothing as soon as a token uses more experts than there is room for. Here the wait for an

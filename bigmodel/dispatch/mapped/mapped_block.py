@@ -1,4 +1,4 @@
-"""Weights that are computed with where they lie: in memory-mapped files."""
+"""Mapped blocks: weights that are computed with in place, in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class Step:
-    """Bytes of mapped tensors, next to each other in memory, to be brought in at once."""
+    """Adjacent bytes of mapped tensors that are paged in at once."""
 
     tensors: tuple[torch.Tensor, ...]
     nbytes: int
@@ -62,14 +62,14 @@ class MappedBlock:
         files: The files they lie in, opened here to see whether they are cut short.
 
     Attributes:
-        nbytes: Bytes of the weights that are brought in whole.
-        steps: What is still to be brought in.
-        running: How many steps are being brought in now (one thread brings in one at a time).
-        held: Bytes that have been brought in, or are just being.
+        nbytes: Bytes of the weights that are paged in whole.
+        steps: What is not paged in yet.
+        running: How many steps are being paged in now (each thread pages in one at a time).
+        held: Bytes that have been paged in or are being paged in.
         users: How many forwards compute with it now.
-        has_sparse: Some of it is brought in by use alone.
+        has_sparse: Some of it is paged in by use alone.
         planned: Steps have been made since it was last dropped.
-        failure: Why it could not be brought in.
+        failure: Why it could not be paged in.
     """
 
     def __init__(self, name: str, owners: list[Owner], files: SourceFiles) -> None:
@@ -96,7 +96,7 @@ class MappedBlock:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all of it has been brought in."""
+        """Whether all of it has been paged in."""
         return self.planned and not self.steps and not self.running and self.failure is None
 
     @property
@@ -120,7 +120,7 @@ class MappedBlock:
                 )
 
     def plan(self, step_bytes: int) -> None:
-        """Make the steps, of at most `step_bytes` each, that bring all of it in."""
+        """Make the steps, of at most `step_bytes` each, that page all of it in."""
         dense = self._dense()
         self._probe = dense[0] if dense else None
         self.steps = deque(_steps(dense, step_bytes))

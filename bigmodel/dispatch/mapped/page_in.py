@@ -12,7 +12,7 @@ from .mapped_block import MappedBlock, Step
 
 
 def page_in(block: MappedBlock, step: Step, stats: StreamStats) -> Exception | None:
-    """Have the kernel read the pages of `step`, a part of `block`, that are not in memory; return what went wrong.
+    """Have the kernel read the pages of `step`, a part of `block`, that are not in memory; return the error, if any.
 
     Args:
         block: Named in what is returned.
@@ -36,15 +36,15 @@ def page_in(block: MappedBlock, step: Step, stats: StreamStats) -> Exception | N
 
 
 LOOK_SECONDS = 0.05
-"""How often to look whether pages were taken away: with the processor's caches full of weights a look takes as long as
-some tens of microseconds, and a page that is missed in between costs time and nothing else."""
+"""Seconds between checks for evicted pages: with the processor's caches full of weights a check takes some tens of
+microseconds, and a page that is missed in between costs time and nothing else."""
 
 
 class PageWatch:
-    """Watches for pages that were taken away since everything was in memory.
+    """Watches for pages that the kernel evicted since everything was in memory.
 
     Attributes:
-        all_ready: Everything has been brought in, and nothing of it was seen to be gone since.
+        all_ready: Everything has been paged in, and no page was seen to be missing since.
     """
 
     def __init__(self) -> None:
@@ -58,10 +58,10 @@ class PageWatch:
         self.all_ready = True
 
     def seems_complete(self, block: MappedBlock) -> bool:
-        """Whether nothing was taken away when that was last looked at, which is now if it was long ago.
+        """Whether no page was missing at the last check, which is now if the last one is long past.
 
         Args:
-            block: What is wanted now, and so looked at.
+            block: What is wanted now, and so checked.
         """
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
@@ -70,7 +70,7 @@ class PageWatch:
         return not self._lost_pages(block)
 
     def has_lost(self, block: MappedBlock) -> bool:
-        """Return whether pages have been taken away since all were there; if so, not all are ready any more."""
+        """Return whether pages have been evicted since all were there; if so, not all are ready any more."""
         if not (self.all_ready and self._lost_pages(block)):
             return False
         self.all_ready = False

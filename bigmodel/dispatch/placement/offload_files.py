@@ -1,4 +1,4 @@
-"""Weights that shall lie on disk but have no file to lie in: written once, then used like a checkpoint."""
+"""Offload files: weights mapped to disk that lie in no file yet are written once, then used like a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the kernel knows of mapped files: whether bytes are in memory, and whether any had to be read again.
-
-Whether weights are read past the page cache.
-"""
+"""The page cache: which mapped pages are in memory, and whether weights are read through it or past it."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ if _libc is not None:
 def is_cached(address: int, nbytes: int) -> bool:
     """Whether all pages of a mapping, from the one at `address` on, are in memory.
 
-    Where the kernel does not tell (not Linux; a file that this process could not write to) the answer is True: such
-    bytes are then read through the cache, which is right in either case.
+    Where the kernel does not say (not Linux; a file that this process could not write to) the answer is True: such
+    bytes are then read through the cache, which is correct in either case.
     """
     if _libc is None:
         return True
@@ -93,7 +90,7 @@ class ReadPolicy:
             return preferred if self._cold % self.RETRY else not preferred
 
     def record(self, bypassed: bool, nbytes: int, seconds: float) -> None:
-        """Take note of how long a cold read of `nbytes` took."""
+        """Record how long a cold read of `nbytes` took."""
         pace = nbytes / max(seconds, 1e-9)
         with self._lock:
             known = self._pace[bypassed]

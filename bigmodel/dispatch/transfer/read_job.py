@@ -1,4 +1,4 @@
-"""A block on its way from disk to a device: what is still to be read and to be copied, and how it ended."""
+"""Read jobs: a block on its way from disk to a device, with what is left to read and to copy, and its outcome."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ReadJob:
         memory: The device memory that they are copied to.
         chunks: What is still to be read; None until it is its turn and its reads are planned.
         from_memory: Tensors that are copied from memory.
-        left: How many copies are still to be queued.
+        left: How many copies are not queued yet.
         copied: Becomes the event of the last one.
         failure: What a copy raised.
     """
@@ -52,7 +52,7 @@ class ReadJob:
         return self.copied.done() or (self.chunks is not None and not self.chunks)
 
     def settle(self, outcome: Event | BaseException) -> None:
-        """Say how it ended, unless that is said already. Not to be called by several threads at once."""
+        """Set the outcome, unless there is one already. Not to be called by several threads at once."""
         if self.copied.done():
             return
         if isinstance(outcome, BaseException):
@@ -111,7 +111,7 @@ class Read:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended, and not well."""
+        """Whether it ended with an error."""
         return self.staged.done() and (self.staged.cancelled() or self.staged.exception() is not None)
 
 

@@ -1,4 +1,4 @@
-"""A tensor in parts: the experts of a layer, which a checkpoint stores one by one and a model has as one tensor.
+"""Fused views: the experts of a layer as one tensor, although a checkpoint stores them one by one.
 
 A tensor's elements lie evenly spaced in memory, and those of a checkpoint do not, so the whole can be had only by
 copying gigabytes. A `FusedView` is the whole without the copy. It is a real tensor: it can be read, indexed, compared,

@@ -1,8 +1,8 @@
-"""One weight as small integers in one run of bytes, and back.
+"""Quantisation of one weight to small integers in one run of bytes, and back.
 
-What to round to is torchao's affair: symmetric for ``int8``, with a zero point for ``int4``. Going back,
-``(integer - zero point) * scale``, is done here, for it must write into memory that is there already and take next to
-none beside it: it happens on the device, on the copy stream, while another block computes.
+torchao chooses scales and rounds: symmetric for ``int8``, with a zero point for ``int4``. The way back,
+``(integer - zero point) * scale``, is done here, because it must write into existing memory and allocate next to none:
+it runs on the device, on the copy stream, while another block computes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HALF = GROUP // 2
 
 @dataclass(frozen=True)
 class WeightError:
-    """How far a quantised weight is from what it was.
+    """The error of a quantised weight.
 
     Attributes:
         relative: Euclidean norm of the difference over that of the weight.
@@ -53,7 +53,7 @@ class Packing:
 
     @classmethod
     def of(cls, weight: torch.Tensor, offload_dtype: str) -> Packing | None:
-        """Return the packing of `weight`; None for a tensor that is better left as it is."""
+        """Return the packing of `weight`; None for a tensor that is not worth quantising."""
         parts = quantized_parts(tuple(weight.shape), weight.dtype, offload_dtype)
         if parts is None:
             return None

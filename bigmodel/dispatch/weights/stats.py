@@ -1,4 +1,4 @@
-"""What streaming did: bytes, seconds, waits, hits and misses."""
+"""Counters of streaming: bytes, seconds, waits, hits and misses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class StreamStats:
 
     Attributes:
         bytes_from_ram: Bytes fetched from host memory.
-        bytes_from_disk: Bytes fetched from files; for a model that runs on the host, bytes brought in ahead of use.
-        bytes_dropped: Bytes whose memory was given back, for the budget of the host to hold.
+        bytes_from_disk: Bytes fetched from files; for a model that runs on the host, bytes paged in ahead of use.
+        bytes_dropped: Bytes whose memory was released to keep the host's budget.
         fetches: Blocks fetched, prefetched ones included.
         hits: Visited blocks that were there or on their way.
         misses: Visited blocks whose fetch began only then.

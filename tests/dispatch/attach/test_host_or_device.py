@@ -284,6 +284,7 @@ def test_what_has_a_partner_on_the_device_is_streamed_always() -> None:
         assert torch.equal(model(PROMPT).logits, plain(PROMPT).logits)
 
 
+@pytest.mark.slow
 def test_a_plan_decides_it_and_its_budgets_hold() -> None:
     model = plain_llama(layers=6, hidden_size=128, intermediate_size=256, max_position_embeddings=256)
     plain = copy.deepcopy(model)

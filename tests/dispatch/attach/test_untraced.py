@@ -32,13 +32,13 @@ def fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def streamed(tmp_path: Path) -> LlamaForCausalLM:
-    llama().save_pretrained(tmp_path)
+    llama(layers=2).save_pretrained(tmp_path)
     return from_pretrained(tmp_path, device_map={"": "cpu", "model.layers": "disk"})
 
 
 @pytest.fixture
 def streamed_to_accelerator(accelerators: None) -> LlamaForCausalLM:
-    return dispatch_model(llama(), {"": 0, "model.layers": "cpu"})
+    return dispatch_model(llama(layers=2), {"": 0, "model.layers": "cpu"})
 
 
 def run(model: torch.nn.Module) -> torch.Tensor:
@@ -52,6 +52,7 @@ def test_what_is_traced_gives_the_same_bits(streamed: LlamaForCausalLM) -> None:
         assert torch.equal(run(compiled), run(streamed))
 
 
+@pytest.mark.slow
 def test_each_streamed_block_breaks_the_graph_at_most_once(streamed: LlamaForCausalLM) -> None:
     run(torch.compile(streamed, backend="eager"))
     assert 1 <= sum(counters["graph_break"].values()) <= len(streamed.model.layers)
@@ -70,6 +71,7 @@ def test_what_is_streamed_to_an_accelerator_is_traced_with_the_same_bits(
     assert counters["stats"]["calls_captured"] > 0
 
 
+@pytest.mark.slow
 def test_a_virtual_accelerator_says_which_backend_it_can_be_compiled_with(
     streamed_to_accelerator: LlamaForCausalLM,
 ) -> None:

@@ -1,7 +1,4 @@
-"""The experts of one layer: which modules have them, and each as a block of its own.
-
-A module with other attributes for the time of one call.
-"""
+"""The experts of one layer: blocks of their own on the host, and a stand-in for their module during a call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One step of a mapped block is brought into memory.
-
-Whether the kernel has taken pages away.
-"""
+"""Page-in of mapped blocks, and the watch for pages that the kernel evicts."""
 
 from __future__ import annotations
 

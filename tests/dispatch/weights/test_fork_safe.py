@@ -77,6 +77,7 @@ def test_threads_that_find_it_not_started_start_it_once() -> None:
 
 
 @FORKS
+@pytest.mark.slow
 def test_a_model_of_every_kind_of_offload_runs_in_a_child(tmp_path: Path) -> None:
     run(
         """
@@ -109,6 +110,7 @@ with torch.no_grad():
 
 
 @FORKS
+@pytest.mark.slow
 def test_a_child_that_is_forked_while_a_forward_runs_has_the_host_weights() -> None:
     """The parent's other thread is within a streamed block, and within one that encloses it."""
     run(

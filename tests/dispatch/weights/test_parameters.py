@@ -1,7 +1,4 @@
-"""Parameters that stay what they are when their values move.
-
-Recurrent layers compute with the weights that they are shown.
-"""
+"""Parameters keep their class and attributes when their values move, also in recurrent layers."""
 
 from __future__ import annotations
 

@@ -1,13 +1,16 @@
-"""Which blocks are expected after which."""
+"""Visits are left whatever interrupts them, and the order of visits is learned."""
 
 from __future__ import annotations
 
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.dispatch.weights.visits import VisitOrder
+from bigmodel.dispatch.weights.visits import Visited, VisitOrder
+
+from ..interrupting import interrupted_at
 
 
 def test_at_first_the_given_order_is_the_guess_and_after_the_last_comes_the_first() -> None:
@@ -59,3 +62,69 @@ def test_each_block_is_expected_at_most_once_and_never_the_one_itself(visits: li
     found = order.after(block, most)
     assert len(found) == len(set(found)) <= most
     assert block not in found
+
+
+class Counted(Visited[int, int]):
+    """Holds as many things as are asked for; leaving fails the first `failures` times, before or after the work."""
+
+    def __init__(self, failures: int = 0, after: bool = False) -> None:
+        self.users, self.failures, self.after = 0, failures, after
+        self.start()
+
+    def _enter(self, request: int, held: list[int]) -> None:
+        with self._lock:
+            self.users += request
+            held.append(request)
+
+    def _leave(self, held: list[int]) -> None:
+        with self._lock:
+            if not self.after:
+                self._fail()
+            if held:
+                self.users -= held[0]
+                del held[:]
+            self._fail()
+
+    def _fail(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise KeyboardInterrupt
+
+
+def test_a_visit_holds_what_it_asks_for_and_nothing_afterwards() -> None:
+    counted = Counted()
+    assert counted.visit(3, lambda held: (counted.users, list(held))) == (3, [3])
+    with counted.use(2) as held:
+        assert (counted.users, held) == (2, [2])
+    assert counted.users == 0
+
+
+def test_a_visit_that_raises_is_left() -> None:
+    counted = Counted()
+    with pytest.raises(ZeroDivisionError):
+        counted.visit(1, lambda _: 1 / 0)
+    assert counted.users == 0
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_leaving_is_done_again_when_it_is_interrupted(after: bool) -> None:
+    counted = Counted(failures=1, after=after)
+    with pytest.raises(KeyboardInterrupt):
+        counted.visit(1, lambda held: held)
+    assert counted.users == 0
+
+
+def test_an_interrupt_at_any_moment_of_a_visit_leaves_nothing_held() -> None:
+    counted = Counted()
+    number = 0
+    while interrupted_at(number, lambda: counted.visit(1, lambda _: counted.visit(1, len))):
+        assert counted.users == 0, number
+        number += 1
+    assert number > 10
+
+
+def test_a_visit_starts_what_is_not_started_in_this_process() -> None:
+    counted = Counted()
+    counted.is_started = False
+    assert counted.visit(1, len) == 1
+    assert counted.is_started
