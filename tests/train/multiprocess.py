@@ -1,8 +1,8 @@
 """Tests that run on several processes over gloo.
 
-A test decorated with `on_ranks` is a function that every process runs. All such tests of a module run one after the
-other when the first of them is asked for, and all modules run in the same two processes. These are started when they
-are first needed; after a failure the next module gets new ones.
+A test decorated with `on_ranks` is a function that every process runs; `run_on_ranks` calls any function of a module
+so. The processes are started when they are first needed and run one function after the other, each in new states;
+after a failure the next function gets new ones.
 """
 
 from __future__ import annotations
@@ -27,65 +27,75 @@ from typing import Any
 
 import pytest
 
-_CHECKS: dict[str, dict[str, Callable[..., None]]] = {}
+from tests.preloaded import Program
+
+_CHECKS: dict[tuple[str, str], Callable[..., None]] = {}
 _ROOT = Path(__file__).parents[2]
+_LIMIT = 100.0  # seconds for one function
 
 
 def on_ranks(check: Callable[..., None]) -> Callable[[], None]:
     """Run a test on two processes. It may take `folder`, a Path that all its processes share."""
-    _CHECKS.setdefault(check.__module__, {})[check.__name__] = check
+    _CHECKS[check.__module__, check.__name__] = check
+    takes_folder = "folder" in inspect.signature(check).parameters
 
     def test() -> None:
-        failure = _outcomes(check.__module__)[check.__name__]
-        if failure is not None:
-            pytest.fail(failure, pytrace=False)
+        with tempfile.TemporaryDirectory() as folder:
+            _run(check.__module__, check.__name__, [Path(folder)] if takes_folder else [], 2, ())
 
     test.__name__, test.__doc__, test.__module__ = check.__name__, check.__doc__, check.__module__
     return test
 
 
-@cache
-def _outcomes(module: str) -> dict[str, str | None]:
-    with tempfile.TemporaryDirectory() as folder:
-        _ranks().run(module, folder)
-        outcomes: dict[str, str | None] = {}
-        for name in _CHECKS[module]:
-            reports = [Path(folder) / f"{name}.{rank}.json" for rank in range(2)]
-            failures = [
-                f"process {rank}: " + (json.loads(report.read_text()) if report.exists() else "not finished")
-                for rank, report in enumerate(reports)
-                if not report.exists() or json.loads(report.read_text())
-            ]
-            outcomes[name] = "\n".join(failures) if failures else None
-        return outcomes
+def run_on_ranks(
+    function: Callable[..., None], *arguments: Any, processes: int = 2, modules: tuple[str, ...] = ()
+) -> None:
+    """Call a function of a module as every process of a run; the test fails where it fails in any of them.
+
+    Args:
+        arguments: texts, numbers, paths and lists of such.
+        modules: what the processes have imported when they start, beside PyTorch; processes are shared by the functions
+            that name the same.
+    """
+    _run(function.__module__, function.__name__, list(arguments), processes, modules)
+
+
+def _run(module: str, name: str, arguments: list[Any], processes: int, modules: tuple[str, ...]) -> None:
+    failures = _ranks(processes, modules).run({"module": module, "name": name, "arguments": _plain(arguments)})
+    if failures:
+        pytest.fail("\n".join(failures), pytrace=False)
+
+
+def _plain(arguments: list[Any]) -> list[Any]:
+    return [{"path": str(each)} if isinstance(each, Path) else each for each in arguments]
 
 
 class _Ranks:
-    """Two processes of one run, which take the names of modules and run their checks."""
+    """The processes of one run, which read calls and write what came of them, one line each."""
 
-    def __init__(self) -> None:
-        self.answers, writing = zip(*(os.pipe() for _ in range(2)))
-        command = [sys.executable, "-m", "tests.train.multiprocess"]
-        self.processes = start(command, 2, pass_fds=writing, stdin=subprocess.PIPE, ANSWERS=json.dumps(writing))
-        for descriptor in writing:
-            os.close(descriptor)
+    def __init__(self, processes: int, modules: tuple[str, ...]) -> None:
+        command = ["-m", "tests.train.multiprocess"]
+        self.processes = [Program(command, each, stdin=True, modules=modules) for each in _environments(processes)]
         atexit.register(self.stop)
 
-    def run(self, module: str, folder: str) -> None:
-        """Run the checks of a module; afterwards the processes are as good as new, or stopped."""
+    def run(self, call: dict[str, Any]) -> list[str]:
+        """Return what failed. Afterwards the processes are as good as new, or stopped."""
         for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(f"{module}\t{folder}\n")
+            process.stdin.write(json.dumps(call) + "\n")
             process.stdin.flush()
-        waiting = dict.fromkeys(self.answers)
-        until = time.monotonic() + 100
-        while waiting:
+        waiting = {process.stdout: rank for rank, process in enumerate(self.processes)}
+        failures = []
+        until = time.monotonic() + _LIMIT
+        while waiting and not failures:
             ready, _, _ = select.select(list(waiting), [], [], max(until - time.monotonic(), 0))
-            if not ready or not all(os.read(descriptor, 1) for descriptor in ready):
-                self.stop()
-                return
-            for descriptor in ready:
-                del waiting[descriptor]
+            failures += [f"process {rank}: not finished" for rank in waiting.values() if not ready]
+            for stream in ready:
+                rank, line = waiting.pop(stream), stream.readline()
+                failure = json.loads(line) if line else "ended: " + self.processes[rank].stderr.read()[-3000:]
+                failures += [f"process {rank}: {failure}"] if failure else []
+        if failures:
+            self.stop()
+        return failures
 
     def stop(self) -> None:
         """End the processes, if they have not ended."""
@@ -93,48 +103,52 @@ class _Ranks:
         _ranks.cache_clear()
         for process in self.processes:
             process.kill()
-            process.communicate()
-        for descriptor in self.answers:
-            os.close(descriptor)
 
 
 @cache
-def _ranks() -> _Ranks:
-    return _Ranks()
+def _ranks(processes: int, modules: tuple[str, ...]) -> _Ranks:
+    return _Ranks(processes, modules)
 
 
 def launch(command: list[str], processes: int, timeout: float = 100, **variables: str) -> list[str]:
-    """Run a command as every process of a run; return their outputs. The end of one by an error ends all."""
-    running = start(command, processes, **variables)
+    """Run a command as every process of a run, in interpreters of their own; return what each has written."""
+    running = [
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=_ROOT
+        )
+        for environment in _environments(processes, **variables)
+    ]
     try:
         return [process.communicate(timeout=timeout)[0] for process in running]
-    except subprocess.TimeoutExpired:
-        return ["timed out"]
     finally:
         for process in running:
             process.kill()
             process.wait()
 
 
-def start(
-    command: list[str], processes: int, pass_fds: Sequence[int] = (), stdin: int | None = None, **variables: str
-) -> list[subprocess.Popen[str]]:
-    """Start a command as every process of a run."""
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    common |= {"WORLD_SIZE": str(processes), "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(_ROOT), **variables}
-    return [
-        subprocess.Popen(
-            command,
-            env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdin=stdin,
-            stdout=subprocess.DEVNULL if pass_fds else subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=_ROOT,
-            pass_fds=pass_fds,
-        )
-        for rank in range(processes)
-    ]
+def run_script(arguments: Sequence[object], processes: int = 1, **variables: str) -> list[str]:
+    """Run a script, or ["-m", module, ...], as every process of a run; return what each has written.
+
+    The processes have PyTorch imported already. The test fails where one of them fails.
+    """
+    running = [Program(arguments, environment) for environment in _environments(processes, **variables)]
+    try:
+        written = [process.communicate(timeout=_LIMIT) for process in running]
+        assert [process.returncode for process in running] == [0] * processes, written
+        return [out for out, _ in written]
+    finally:
+        for process in running:
+            process.kill()
+
+
+def _environments(processes: int, **variables: str) -> list[dict[str, str]]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("ACCELERATE_", "FSDP_"))}
+    common = {**kept, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(_ROOT), **variables}
+    common.setdefault("XDG_CONFIG_HOME", "/nonexistent")  # no configuration of the user's
+    if processes == 1:
+        return [common]
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
 def free_port() -> int:
@@ -153,46 +167,35 @@ def fresh_states() -> None:
 
 
 def _serve() -> None:
-    """Run the checks of the modules whose names come in, until no more do."""
+    """Make the calls that come in, until no more do."""
     from bigmodel.train import PartialState
 
-    state = PartialState(timeout=timedelta(seconds=30))
-    own, *others = sorted(json.loads(os.environ["ANSWERS"]), key=lambda fd: fd != _answer_of(state.process_index))
-    for descriptor in others:
-        os.close(descriptor)  # so that the end of the other process is seen
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the functions print
+    PartialState(timeout=timedelta(seconds=_LIMIT))
     for line in sys.stdin:
-        module, folder = line.rstrip("\n").split("\t")
-        _run_checks(module, Path(folder))
-        os.write(own, b".")
-    state.destroy_process_group()
+        failure = _called(**json.loads(line))
+        answers.write(json.dumps(failure) + "\n")
+        answers.flush()
+        if failure:
+            os._exit(1)  # the processes are out of step: later calls would mean nothing
 
 
-def _answer_of(rank: int) -> int:
-    return int(json.loads(os.environ["ANSWERS"])[rank])
-
-
-def _run_checks(module: str, folder: Path) -> None:
+def _called(module: str, name: str, arguments: list[Any]) -> str:
     from bigmodel.train import PartialState
 
-    import_module(module)
+    loaded = import_module(module)
+    function = _CHECKS.get((module, name)) or getattr(loaded, name)
     environment = dict(os.environ)
-    for name, check in _CHECKS[module].items():
-        fresh_states()
-        state = PartialState()
-        shared = folder / name
-        shared.mkdir(exist_ok=True)
-        arguments: dict[str, Any] = {"folder": shared} if "folder" in inspect.signature(check).parameters else {}
-        failure = ""
-        try:
-            check(**arguments)
-            state.wait_for_everyone()
-        except BaseException:
-            failure = traceback.format_exc()
-        (folder / f"{name}.{state.process_index}.json").write_text(json.dumps(failure))
-        if failure:
-            os._exit(1)  # the processes are out of step: later checks would mean nothing
+    fresh_states()
+    try:
+        function(*(Path(each["path"]) if isinstance(each, dict) else each for each in arguments))
+        PartialState().wait_for_everyone()
+    except BaseException:
+        return traceback.format_exc()
     os.environ.clear()
     os.environ.update(environment)
+    return ""
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from tests.launch.starting import launched
+from tests.train.multiprocess import run_on_ranks
 
-from .curve import STRATEGIES, Model, run
+from .curve import Model, run, run_strategy
 
-SCRIPT = Path(__file__).parent / "curve.py"
 TOLERANCE = 1e-6
 
 
@@ -39,30 +38,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], dict[str, An
     return drawn
 
 
-@pytest.fixture(scope="session")
-def curve_of_two(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
-    """The curve of two processes with one strategy. All strategies of one library are used in one launch."""
-
-    @cache
-    def of_library(deepspeed: bool) -> Path:
-        folder = tmp_path_factory.mktemp("curves")
-        names = [name for name in STRATEGIES if name.startswith("zero") == deepspeed]
-        kind = STRATEGIES[names[0]]
-        done = launched("--cpu", "--num_processes=2", *kind, SCRIPT, folder, *names)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return folder
-
-    return lambda name: read(of_library(name.startswith("zero")) / name)
-
-
 @pytest.fixture
-def check_curve(
-    alone: Callable[[], dict[str, Any]], curve_of_two: Callable[[str], dict[str, Any]]
-) -> Callable[[str], None]:
+def check_curve(alone: Callable[[], dict[str, Any]], tmp_path: Path) -> Callable[[str], None]:
     """Hold the curve of two processes with a strategy against that of one, and its resumption against itself."""
 
     def check(name: str) -> None:
-        expected, found = alone(), curve_of_two(name)
+        run_on_ranks(run_strategy, tmp_path, name, modules=("deepspeed",) if name.startswith("zero") else ())
+        expected, found = alone(), read(tmp_path)
         for step, ((loss, norm), (expected_loss, expected_norm)) in enumerate(
             zip(found["losses"], expected["losses"], strict=True)
         ):

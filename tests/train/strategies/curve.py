@@ -1,13 +1,9 @@
-"""Trains a small model for 50 steps and writes its losses; in the middle it saves, and at the end trains on from there.
-
-Run by `bigmodel launch`: curve.py FOLDER STRATEGY... uses one strategy after the other in the same processes.
-"""
+"""A small model trained for 24 steps. It saves after half of them, is resumed from there, and its losses are written."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import torch
@@ -15,7 +11,7 @@ from torch import Tensor, nn
 
 from bigmodel.launch import parse_launch
 from bigmodel.launch.environment import launch_environment
-from bigmodel.train import Accelerator, DataLoaderConfiguration, PartialState
+from bigmodel.train import Accelerator, DataLoaderConfiguration
 from tests.train.multiprocess import fresh_states
 
 STRATEGIES = {
@@ -42,7 +38,7 @@ STRATEGIES = {
 }
 """The flags of `bigmodel launch` for each strategy."""
 
-STEPS, ACCUMULATED, BATCH, FEATURES, CLASSES = 50, 2, 8, 12, 5
+STEPS, ACCUMULATED, BATCH, FEATURES, CLASSES = 24, 2, 8, 12, 5
 
 
 class Block(nn.Module):
@@ -121,10 +117,10 @@ def run(folder: Path) -> None:
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATED, dataloader_config=config)
     # Each rank starts from other weights: rank 0's must win.
     model, optimizer, scheduler = accelerator.prepare(*build(seed=accelerator.process_index))
-    losses = train(accelerator, model, optimizer, scheduler, 0, 25)
+    losses = train(accelerator, model, optimizer, scheduler, 0, STEPS // 2)
     accelerator.save_state(folder / "state")
     weights = {name: value.clone() for name, value in accelerator.get_state_dict(model).items()}
-    rest = train(accelerator, model, optimizer, scheduler, 25, STEPS)
+    rest = train(accelerator, model, optimizer, scheduler, STEPS // 2, STEPS)
     accelerator.free_memory(model, optimizer, scheduler)
     accelerator.strategy.free()
 
@@ -134,7 +130,7 @@ def run(folder: Path) -> None:
     if accelerator.is_main_process:
         assert all(torch.equal(loaded[name], value) for name, value in weights.items())
         assert set(weights) == set(Model().state_dict())
-    again = train(accelerator, model, optimizer, scheduler, 25, STEPS)
+    again = train(accelerator, model, optimizer, scheduler, STEPS // 2, STEPS)
     accelerator.save_model(model, folder / "exported")
     if accelerator.is_main_process:
         found = {"losses": losses + rest, "resumed": again, "rest": rest, "kind": str(accelerator.distributed_type)}
@@ -143,14 +139,7 @@ def run(folder: Path) -> None:
     accelerator.free_memory(model, optimizer, scheduler)
 
 
-def main(folder: Path, names: list[str]) -> None:
-    for name in names:
-        configure(STRATEGIES[name])
-        own = folder / name
-        own.mkdir(exist_ok=True)
-        run(own)
-    PartialState().destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+def run_strategy(folder: Path, name: str) -> None:
+    """Do as `run`, with a strategy, in processes that have the variables with which `bigmodel launch` starts them."""
+    configure(STRATEGIES[name])
+    run(folder)

@@ -1,9 +1,9 @@
-"""Trains a small Llama with split layers, and writes its losses: split.py FOLDER TP_SIZE. Run by `bigmodel launch`."""
+"""A small Llama trained with its layers split over ranks, its losses written to a file."""
 
 from __future__ import annotations
 
 import json
-import sys
+import os
 from pathlib import Path
 
 import torch
@@ -35,9 +35,8 @@ def arguments(tp_size: int, processes: int) -> dict[str, object]:
     return {"parallelism_config": config, "fsdp_plugin": FullyShardedDataParallelPlugin()}
 
 
-def main(folder: Path, tp_size: int) -> None:
-    import os
-
+def train(folder: Path, tp_size: int) -> None:
+    """Train, save on the way, and write the losses to `folder`."""
     accelerator = Accelerator(cpu=True, **arguments(tp_size, int(os.environ.get("WORLD_SIZE", "1"))))
     torch.manual_seed(accelerator.process_index)
     model = LlamaForCausalLM(CONFIG)
@@ -66,8 +65,3 @@ def main(folder: Path, tp_size: int) -> None:
         (folder / "split.json").write_text(json.dumps({"losses": losses, "again": again}))
     accelerator.wait_for_everyone()
     accelerator.free_memory(model, optimizer)
-    accelerator.end_training()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))

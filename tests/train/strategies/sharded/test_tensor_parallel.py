@@ -1,7 +1,4 @@
-"""A model's own plan for splitting its layers, and what such a plan may say.
-
-Layers split over ranks, alone and beside FSDP2, give what one process gives.
-"""
+"""Tensor parallelism: plans that say which layers are split, and training that equals that of one process."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from bigmodel.errors import TrainError
 from bigmodel.train.strategies.sharded import tensor_parallel as tensor_plan
 from bigmodel.train.strategies.sharded.tensor_parallel import model_plan, parallelize
 from tests.dispatch.models import llama
+from tests.train.multiprocess import run_on_ranks
 
-from ....launch.starting import launched
 from .. import split
 
 TWO: Any = SimpleNamespace(size=lambda: 2)
@@ -80,24 +77,17 @@ def test_heads_must_divide_by_the_ranks() -> None:
         parallelize(llama(1), three)
 
 
-SCRIPT = Path(__file__).parent / "split.py"
-
-
-def losses(folder: Path, processes: int, tp_size: int) -> list[list[float]]:
-    folder.mkdir()
-    kind = ["--distributed_type", "MULTI_CPU"]
-    done = launched("--cpu", "--num_processes", processes, *kind, SCRIPT, folder, tp_size)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((folder / "split.json").read_text())
-    assert found["again"] == found["losses"][6][0]
-    return found["losses"]
-
-
 @pytest.mark.slow
-def test_losses_and_gradient_norms_are_those_of_one_process(tmp_path: Path) -> None:
-    split.main(tmp_path, 1)
-    alone = json.loads((tmp_path / "split.json").read_text())["losses"]
-    for processes, tp_size in ((2, 2), (4, 2)):
-        found = losses(tmp_path / f"{processes}x{tp_size}", processes, tp_size)
-        assert [loss for loss, _ in found] == pytest.approx([loss for loss, _ in alone], rel=1e-6)
-        assert [norm for _, norm in found] == pytest.approx([norm for _, norm in alone], rel=1e-5)
+@pytest.mark.parametrize("processes", [2, 4], ids=["tensor_parallel", "beside_fsdp"])
+def test_losses_and_gradient_norms_are_those_of_one_process(tmp_path: Path, processes: int) -> None:
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    alone.mkdir()
+    together.mkdir()
+    split.train(alone, 1)
+    run_on_ranks(split.train, together, 2, processes=processes, modules=("transformers.models.llama.modeling_llama",))
+    expected, found = (json.loads((folder / "split.json").read_text()) for folder in (alone, together))
+    losses, norms = zip(*found["losses"])
+    expected_losses, expected_norms = zip(*expected["losses"])
+    assert losses == pytest.approx(expected_losses, rel=1e-6)
+    assert norms == pytest.approx(expected_norms, rel=1e-5)
+    assert found["again"] == losses[6]
