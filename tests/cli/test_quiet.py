@@ -30,6 +30,7 @@ def test_noise_is_left_out_and_the_rest_is_not(logger: str, noise: str, caplog: 
     source.filters = before
 
 
+@pytest.mark.slow
 def test_importing_what_a_command_needs_says_nothing() -> None:
     pytest.importorskip("torchao", reason="torchao is not installed")
     script = "from bigmodel.cli.quiet import quieten; quieten(); import torchao"

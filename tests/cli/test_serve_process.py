@@ -76,6 +76,7 @@ def serving(folder: Path, log: Path, *arguments: str, breaks: bool = False) -> I
         process.join()
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_is_seen_by_clients_health_and_supervisor(folder: Path, tmp_path: Path) -> None:
     with serving(folder, tmp_path / "log", breaks=True) as served:
         assert served.complete(max_tokens=2).status_code == 200
@@ -95,6 +96,7 @@ def test_an_engine_that_dies_is_seen_by_clients_health_and_supervisor(folder: Pa
         assert "error: secret detail of the failure" in served.said()  # for whoever runs it, not for clients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_what_runs_finish_and_the_process_ends_well(number: int, folder: Path, tmp_path: Path) -> None:
     with serving(folder, tmp_path / "log", "--drain-timeout", "60") as served:
@@ -110,6 +112,7 @@ def test_a_signal_lets_what_runs_finish_and_the_process_ends_well(number: int, f
         assert "Traceback" not in served.said()
 
 
+@pytest.mark.slow
 def test_what_outlasts_the_drain_timeout_is_told_so(folder: Path, tmp_path: Path) -> None:
     with serving(folder, tmp_path / "log", "--drain-timeout", "0") as served:
         body = {"model": "tiny", "prompt": "the cat", "ignore_eos": True, "max_tokens": 900, "stream": True}

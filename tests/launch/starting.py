@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.preloaded import ROOT as ROOT
+from tests.preloaded import Program
 
 
-def start_launch(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Begin `bigmodel launch ARGUMENTS`, with one CPU thread for each process, and return at once."""
+def start_launch(*arguments: object, env: dict[str, str] | None = None) -> Program:
+    """Begin `bigmodel launch ARGUMENTS`, with one CPU thread for each process, and return at once.
+
+    The launcher itself has PyTorch imported already; the processes it starts are interpreters of their own.
+    """
+    return start_command("launch", *arguments, env=env)
+
+
+def start_command(*arguments: object, env: dict[str, str] | None = None) -> Program:
+    """Begin `bigmodel ARGUMENTS`, and return at once."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("ACCELERATE_", "FSDP_"))}
     environment = {
         **inherited,
@@ -22,22 +29,21 @@ def start_launch(*arguments: object, env: dict[str, str] | None = None) -> subpr
         "HF_HOME": "/nonexistent",
         **(env or {}),
     }
-    return subprocess.Popen(
-        [sys.executable, "-m", "bigmodel.cli.main", "launch", *map(str, arguments)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Program(["-m", "bigmodel.cli.main", *arguments], environment)
 
 
 def launched(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run `bigmodel launch ARGUMENTS` to its end."""
-    process = start_launch(*arguments, env=env)
+    return ended(start_launch(*arguments, env=env))
+
+
+def ended(process: Program) -> subprocess.CompletedProcess[str]:
+    """Return what a command has written, and its exit code."""
     try:
         out, err = process.communicate(timeout=100)
     finally:
         process.kill()
+    assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.preloaded import Program
 
 from .starting import free_port, launched, start_launch
 
@@ -159,7 +160,7 @@ def test_what_cannot_run_is_one_line(arguments: list[object], message: str) -> N
 @pytest.mark.slow
 def test_two_machines_train_one_model(tmp_path: Path) -> None:
     path, port = script(tmp_path, TRAIN), free_port()
-    both: list[subprocess.Popen[str]] = []
+    both: list[Program] = []
     for rank in (1, 0):
         config = CONFIGS / "two_machines_four_processes.yaml"
         flags = ["--config_file", config, "--cpu", "--distributed_type", "MULTI_CPU", "--num_processes", 2]

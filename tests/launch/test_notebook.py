@@ -14,16 +14,19 @@ from bigmodel.launch import notebook_launcher
 from .conftest import Forked
 
 
+@pytest.mark.slow
 def test_debug_launcher_runs_cpu_processes_that_can_talk(forked: Forked) -> None:
     assert forked.outcomes["forked"] == ""
     assert forked.written("forked") == [[2.0, "cpu", "forked"]] * 2
 
 
+@pytest.mark.slow
 def test_after_a_backward_pass_processes_start_afresh(forked: Forked) -> None:
     assert forked.outcomes["spawned"] == ""
     assert forked.written("spawned") == [[2.0, "cpu", "spawned"]] * 2
 
 
+@pytest.mark.slow
 def test_the_traceback_of_a_failed_process_is_in_the_error(forked: Forked) -> None:
     assert re.match(r"Process 1 failed:\n(.*\n)*.*ValueError: not this one", forked.outcomes["failed"])
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 DEFINE = """
 import torch
 from torch.utils.data import DataLoader, TensorDataset

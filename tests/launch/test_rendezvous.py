@@ -31,6 +31,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_processes_started_anew_meet_in_a_new_store(script: Path) -> None:
     done = launched("--cpu", "--num_processes", 2, "--max_restarts", 1, script, script.with_name("mark"))
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from bigmodel.train import Accelerator
 from .conftest import Forked
 
 
+@pytest.mark.slow
 def test_every_check_passes_on_three_processes(forked: Forked) -> None:
     assert forked.outcomes["sanity"] == ""
 

@@ -126,19 +126,18 @@ def launch(command: list[str], processes: int, timeout: float = 100, **variables
             process.wait()
 
 
-def run_script(arguments: Sequence[object], processes: int = 1, **variables: str) -> list[str]:
-    """Run a script, or ["-m", module, ...], as every process of a run; return what each has written.
+def run_script(arguments: Sequence[object], **variables: str) -> str:
+    """Run a script, or ["-m", module, ...], that has PyTorch imported already; return what it has written.
 
-    The processes have PyTorch imported already. The test fails where one of them fails.
+    The test fails where the script does.
     """
-    running = [Program(arguments, environment) for environment in _environments(processes, **variables)]
+    process = Program(arguments, _environments(1, **variables)[0])
     try:
-        written = [process.communicate(timeout=_LIMIT) for process in running]
-        assert [process.returncode for process in running] == [0] * processes, written
-        return [out for out, _ in written]
+        out, err = process.communicate(timeout=_LIMIT)
     finally:
-        for process in running:
-            process.kill()
+        process.kill()
+    assert process.returncode == 0, err[-3000:]
+    return out
 
 
 def _environments(processes: int, **variables: str) -> list[dict[str, str]]:

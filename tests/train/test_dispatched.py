@@ -95,6 +95,7 @@ def test_all_weights_are_trained_with_their_optimizer_s_state_on_the_host(option
     assert {value.device.type for state in optimizer.state.values() for value in state.values()} == {"cpu"}
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_is_trained_within_its_budget() -> None:
     expected = resident(DEEP)
     weights = sum(p.nbytes for p in llama(DEEP).parameters())
@@ -122,6 +123,7 @@ def streamed_peak(layers: int, adapt: Callable[[nn.Module], nn.Module]) -> tuple
     return max_memory_allocated(0), sum(streamer.slot_bytes for streamer in found.streamers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapt", [nn.Module.train, lora], ids=["full", "lora"])
 def test_the_peak_is_what_two_blocks_need_and_the_input_of_each(adapt: Callable[[nn.Module], nn.Module]) -> None:
     """A block's activations are computed again in the backward pass; the optimizer's state is on the host."""
@@ -148,6 +150,7 @@ def test_weights_on_disk_are_trained_in_memory_and_the_checkpoint_stays(tmp_path
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapted", ["before", "after"])
 @pytest.mark.parametrize("home", ["cpu", "disk"])
 def test_adapters_of_a_frozen_base_are_trained(tmp_path: Path, home: str, adapted: str) -> None:

@@ -184,6 +184,7 @@ def test_a_normalizer_written_by_one_process_and_read_by_all(folder: Path) -> No
     assert pickle.loads((folder / "normalizer.pkl").read_bytes()) == {"mean": 0.5}
 
 
+@pytest.mark.slow
 def test_tracking_with_wandb_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")

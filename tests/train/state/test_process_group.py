@@ -62,6 +62,7 @@ accelerator.end_training()
 """
 
 
+@pytest.mark.slow
 def test_processes_that_torchrun_starts_anew_meet_each_other_and_not_the_dead(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(MEET_AFTER_A_FAILURE)
@@ -101,6 +102,7 @@ print(gc.get_freeze_count())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepared", ["loader", "Accelerator(cpu=True).prepare(loader)"], ids=["bare", "prepared"])
 def test_a_worker_does_not_wait_for_threads_that_it_does_not_have(prepared: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
@@ -157,6 +159,7 @@ if end is not None:
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_is_not_done_does_not_abort_the_process() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A small model trained for 24 steps. It saves after half of them, is resumed from there, and its losses are written."""
+"""A small model trained for 24 steps: it saves after half of them and is resumed from there. Its losses are written."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ accelerator.backward(model(torch.ones(1, 2)).sum())
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_without_a_word_leaves_the_group_before_python_ends() -> None:
     outputs = launch([sys.executable, "-c", LEFT_ALONE], processes=2)
     assert outputs == ["in a group at the end: False False\n"] * 2

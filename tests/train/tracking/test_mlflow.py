@@ -13,6 +13,7 @@ from bigmodel.train import Accelerator
 mlflow = pytest.importorskip("mlflow", reason="mlflow (or mlflow-skinny) is not installed")
 
 
+@pytest.mark.slow
 def test_a_run_holds_what_was_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)

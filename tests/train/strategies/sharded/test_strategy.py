@@ -19,6 +19,7 @@ from tests.train.multiprocess import on_ranks
 from ..small_sharded import full, sharded
 
 
+@pytest.mark.slow
 @on_ranks
 def test_a_saved_model_has_the_config_with_which_transformers_loads_it(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
