@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .starting import ROOT
+from tests.preloaded import ROOT, Program
+
+from .starting import ended
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class Forked:
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Forked:
     """Run `forking.py` in a process of its own."""
     folder = tmp_path_factory.mktemp("forking")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.launch.forking", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = ended(Program(["-m", "tests.launch.forking", folder], environment))
     assert done.returncode == 0, done.stderr
     return Forked(folder, json.loads((folder / "outcomes.json").read_text()))

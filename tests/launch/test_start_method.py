@@ -20,10 +20,12 @@ def cuda_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
 
 
+@pytest.mark.slow
 def test_a_backward_pass_with_device_threads_rules_out_forks(forked: Forked) -> None:
     assert "started autograd's device threads" in forked.outcomes["why not"]
 
 
+@pytest.mark.slow
 def test_a_function_without_a_name_needs_a_fork(forked: Forked) -> None:
     message = forked.outcomes["lambda"]
     assert message.startswith("A backward pass already ran in this process")

@@ -17,6 +17,7 @@ from bigmodel.train.state.process_group import (
     finish_at_exit,
     keep_garbage_from_forks,
     launched_numbers,
+    let_gloo_finish,
     make_process_group,
 )
 from bigmodel.train.state.ranks import RankOperations
@@ -114,9 +115,14 @@ class PartialState(RankOperations):
         self.device = torch.device(device)
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """Leave a process group; by default that of the run, and with it every other."""
+        """Leave a process group; by default that of the run, and with it every other.
+
+        A model in DistributedDataParallel keeps its group alive. Whoever drops the model later waits for the group's
+        threads with the interpreter's lock held, so these must hold no tensor by then: releasing one needs that lock.
+        """
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group(group)
+            let_gloo_finish()
 
     @classmethod
     def _reset_state(cls) -> None:

@@ -62,8 +62,8 @@ def leave_at_exit() -> None:
 
 def finish_at_exit() -> None:
     """Let the threads of a group that somebody else made end their work when Python ends."""
-    atexit.unregister(_let_gloo_finish)
-    atexit.register(_let_gloo_finish)
+    atexit.unregister(let_gloo_finish)
+    atexit.register(let_gloo_finish)
 
 
 def _leave() -> None:
@@ -71,10 +71,11 @@ def _leave() -> None:
     if dist.is_initialized() and getattr(sys, "last_type", None) is None:
         gc.collect()
         dist.destroy_process_group()
-    _let_gloo_finish()
+    let_gloo_finish()
 
 
-def _let_gloo_finish() -> None:
+def let_gloo_finish() -> None:
+    """Wait until the threads of gloo hold no tensor."""
     let_threads_finish("pt_gloo_runloop")
 
 
