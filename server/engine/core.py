@@ -118,16 +118,16 @@ class EngineCore:
             return False
         begun = time.monotonic()
         self._note_starts(batch, begun)
-        computed = self._compute(batch)
-        for scheduled, rows in computed:
-            self._account(scheduled, rows)
-        self._sampler.sample(
-            [
-                (scheduled, rows)
-                for scheduled, rows in computed
-                if rows is not None and scheduled.sequence.remaining == 0
-            ]
-        )
+        ready = []
+        for scheduled, rows in self._compute(batch):
+            try:
+                self._account(scheduled, rows)
+            except Exception as error:
+                self._fail_step(scheduled.sequence.request, error)
+            else:
+                if rows is not None and scheduled.sequence.remaining == 0:
+                    ready.append((scheduled, rows))
+        self._sampler.sample(ready)
         self.steps += 1
         self._observer.step(time.monotonic() - begun, len(batch))
         return True
@@ -163,7 +163,7 @@ class EngineCore:
             try:
                 (rows,) = self.runner.run([scheduled])
             except Exception as error:
-                self.fail(sequence.request, "engine", f"computing a step failed: {type(error).__name__}")
+                self._fail_step(sequence.request, error)
             else:
                 computed.append((scheduled, rows))
         return [(scheduled, rows) for scheduled, rows in computed if scheduled.sequence.phase is Phase.RUNNING]
@@ -208,13 +208,17 @@ class EngineCore:
     # --- requests ---------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Take a request in and queue its sequences."""
+        """Take a request in and queue its sequences; it fails where its text or its grammar cannot start."""
         self.requests[request.request_id] = request
         for sequence in request.sequences:
-            sequence.stream = OutputStream(sequence, self.codec, self.eos_ids, self.max_length)
-            if request.params.grammar is not None:
-                sequence.grammar_state = request.params.grammar.state()
             self.scheduler.add(sequence)
+        try:
+            for sequence in request.sequences:
+                sequence.stream = OutputStream(sequence, self.codec, self.eos_ids, self.max_length)
+                if request.params.grammar is not None:
+                    sequence.grammar_state = request.params.grammar.state()
+        except Exception as error:
+            self._fail_step(request, error)
 
     def fail(self, request: Request, kind: str, message: str) -> None:
         """End a request early: its memory is freed at once, and its sink receives :class:`Failed`."""
@@ -225,6 +229,10 @@ class EngineCore:
                 self.scheduler.finish(sequence)
         self._observer.finished(request, kind, time.monotonic() - request.arrived)
         request.sink.put(Failed(kind, message))
+
+    def _fail_step(self, request: Request, error: Exception) -> None:
+        logger.error("request %s failed", request.request_id, exc_info=error)
+        self.fail(request, "engine", f"computing a step failed: {type(error).__name__}")
 
     def _fail_sampling(self, request: Request, message: str) -> None:
         self.fail(request, "engine", message)

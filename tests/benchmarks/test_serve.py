@@ -27,6 +27,7 @@ def test_it_answers(question: str, tmp_path: Path) -> None:
     assert json.loads(result.read_text())
 
 
+@pytest.mark.slow
 def test_a_served_process_is_measured_beside_a_peer(tmp_path: Path) -> None:
     ask("serve-peer", tmp_path, "--no-peer", "--requests", "2", "--workdir", str(tmp_path))
     (result,) = tmp_path.glob("*.json")

@@ -67,6 +67,8 @@ class Sampler:
         known = {scheduled.sequence.order: token for (scheduled, _), token in zip(greedy, tokens, strict=True)}
         for scheduled, rows in batch:
             request = scheduled.sequence.request
+            if scheduled.sequence.phase is not Phase.RUNNING:
+                continue  # another sequence of the request failed in this step
             try:
                 self._sample_one(scheduled, rows, known.get(scheduled.sequence.order))
             except ServeError as error:
@@ -100,8 +102,6 @@ class Sampler:
             self.counts.accepted += 1
 
     def _append(self, sequence: Sequence, row: torch.Tensor, token: int) -> None:
-        if sequence.phase is not Phase.RUNNING:
-            return  # another sequence of the request failed in this step
         sequence.output.append(token)
         if sequence.grammar_state is not None:
             sequence.grammar_state.advance(token)

@@ -90,6 +90,33 @@ def test_a_request_that_is_failed_frees_what_it_held(steps: int) -> None:
     assert not shared.step()
 
 
+def test_a_request_whose_grammar_cannot_start_fails_alone() -> None:
+    class Unusable:
+        def state(self) -> None:
+            raise RuntimeError("secret")
+
+    shared = core()
+    bad, good = put(shared, grammar=Unusable()), put(shared, max_tokens=2)
+    run(shared)
+    assert bad.wait() == Failed("engine", "computing a step failed: RuntimeError")
+    assert isinstance(good.wait(), Done)
+
+
+def test_a_request_whose_prompt_cannot_be_cached_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = core()
+    bad, good = put(shared, "in the", max_tokens=2), put(shared, max_tokens=2)
+
+    def insert(kv: Any, prompt: list[int]) -> None:
+        if prompt == tiny_tokenizer().encode("in the"):
+            raise RuntimeError("secret")
+
+    monkeypatch.setattr(shared.scheduler.prefix, "insert", insert)
+    run(shared)
+    assert bad.wait() == Failed("engine", "computing a step failed: RuntimeError")
+    assert isinstance(good.wait(), Done)
+    assert shared.scheduler.pool.used == 0
+
+
 def test_a_request_past_its_deadline_fails_and_others_go_on() -> None:
     shared = core()
     late, timely = put(shared, deadline=time.monotonic() + 5), put(shared, max_tokens=2)

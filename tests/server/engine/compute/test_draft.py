@@ -1,4 +1,4 @@
-"""Guessing with a small model changes how many steps there are, never a token."""
+"""Speculative decoding changes how many steps there are, never a token."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def expected(asked: list[list[int]], tokens: int) -> list[Any]:
     return alone
 
 
-@pytest.mark.parametrize("draft_seed", [0, 1], ids=["guesses right", "guesses wrong"])
-def test_the_bits_are_those_without_guessing(draft_seed: int) -> None:
+@pytest.mark.parametrize("draft_seed", [0, 1], ids=["accepted", "rejected"])
+def test_the_bits_are_those_without_a_draft_model(draft_seed: int) -> None:
     asked = prompts(10)
     alone = expected(asked, 30)
     engine = engine_with(tiny_model(draft_seed))
@@ -42,7 +42,7 @@ def test_the_bits_are_those_without_guessing(draft_seed: int) -> None:
     engine.stop()
 
 
-def test_a_model_that_guesses_itself_is_mostly_right_and_saves_steps() -> None:
+def test_a_model_that_drafts_for_itself_saves_steps() -> None:
     engine = engine_with(tiny_model(0))
     steps = engine.core.steps
     ask(engine, "the cat", max_tokens=50, temperature=0, ignore_eos=True).wait()
@@ -51,11 +51,11 @@ def test_a_model_that_guesses_itself_is_mostly_right_and_saves_steps() -> None:
     engine.stop()
 
 
-def test_also_when_memory_is_short() -> None:
+def test_the_bits_are_those_without_a_draft_model_when_memory_is_short() -> None:
     asked = prompts(6, 200)
-    alone = expected(asked, 100)
+    alone = expected(asked, 50)
     engine = engine_with(tiny_model(0), kv_bytes=2 * 512 * 128 * 4, prefix_cache=False)
-    collectors = [ask(engine, p, max_tokens=100, **settings(i)) for i, p in enumerate(asked)]
+    collectors = [ask(engine, p, max_tokens=50, **settings(i)) for i, p in enumerate(asked)]
     for collector, result in zip(collectors, alone, strict=True):
         assert isinstance(collector.wait(), Done)
         assert flat(collector) == result
@@ -64,7 +64,7 @@ def test_also_when_memory_is_short() -> None:
     engine.stop()
 
 
-def test_the_small_models_memory_is_part_of_the_budget() -> None:
+def test_the_draft_models_memory_is_part_of_the_budget() -> None:
     with_draft, without = engine_with(tiny_model(0)), engine_with(None)
     assert with_draft.core.scheduler.pool.capacity == without.core.scheduler.pool.capacity // 2
     with_draft.stop()
