@@ -71,14 +71,14 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
     placed = list(Placement(device_map, found.main_device, found.resolved.execution).tensors(part))
     trained = [each for each in placed if id(each.tensor) in chosen]
     added = [each for each in placed if each.name not in found.names]
-    unfit = [each for each in trained if each.device == DISK]
-    homeless = [e for e in added if e.device == DISK and not e.is_buffer and not lies_on_disk(e.tensor)]
+    unfit = [each for each in trained if each.storage_device == DISK]
+    homeless = [e for e in added if e.storage_device == DISK and not e.is_buffer and not lies_on_disk(e.tensor)]
     full = {
         device
-        for device in {each.device for each in trained if is_accelerator(each.device)}
+        for device in {each.storage_device for each in trained if is_accelerator(each.storage_device)}
         if not has_room_on(device, trained, placed, found)
     }
-    crowded = [each for each in trained if each.device in full]
+    crowded = [each for each in trained if each.storage_device in full]
     if not (added or unfit or crowded):
         return False
     check_host(unfit, crowded, placed, found)
@@ -151,7 +151,8 @@ def has_room_on(device: str, trained: Collection[Placed], placed: Collection[Pla
     planned = found.plan.devices.get(device_key(device))
     if planned is not None and planned.training:
         return True
-    return KEPT * nbytes_of(each for each in trained if each.device == device) <= SHARE * _room(device, placed, found)
+    here = nbytes_of(each for each in trained if each.storage_device == device)
+    return KEPT * here <= SHARE * _room(device, placed, found)
 
 
 def _room(device: str, placed: Collection[Placed], found: Dispatched) -> int:
@@ -185,7 +186,9 @@ def check_host(
     first = next(iter((*unfit, *crowded)))
     others = len(unfit) + len(crowded) - 1
     raise DispatchError(
-        f"trained parameter lies on {first.device}: {first.name}" + (f" and {others} more" if others else "") + ". "
+        f"trained parameter lies on {first.storage_device}: {first.name}"
+        + (f" and {others} more" if others else "")
+        + ". "
         f"To be trained they need {format_size(needed)} of host memory, for themselves and their gradients, and "
         f"{format_size(max(room, 0))} are to be had: {format_size(needed - max(room, 0))} more are needed. Train fewer "
         "parameters (adapters, or requires_grad_(False) on the rest), or give the cpu a larger budget"

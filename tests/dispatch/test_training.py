@@ -147,6 +147,7 @@ def test_a_map_that_names_a_wrapped_layer_s_weight_still_leads_to_it() -> None:
     assert model(ids()).shape == (3, 11)
 
 
+@pytest.mark.slow
 def test_a_plan_of_training_is_kept_to() -> None:
     """By rule of thumb, half of what is free would not do for what training keeps; the plan has counted it."""
     model = llama(layers=4)

@@ -66,7 +66,7 @@ class Aligner:
                 continue
             forward = result.forward_of(name, self.modules[name])
             if forward.device is None:
-                forward.device = torch_device(self.placed[names[0]].runs_on)
+                forward.device = torch_device(self.placed[names[0]].execution_device)
             around = combining_module(self.modules, name, self._whole)
             if around is not None:
                 home = torch_device(self._device_around(around))
@@ -76,7 +76,7 @@ class Aligner:
 
     def _device_around(self, name: str) -> str:
         """Return where the split module `name` computes: with its own tensors, else with the first one inside it."""
-        return self.placed[(self._names.own(name) or self._names.inside(name))[0]].runs_on
+        return self.placed[(self._names.own(name) or self._names.inside(name))[0]].execution_device
 
     def _align_skeleton(self, result: Dispatched) -> None:
         """Attach to the modules around streamed ones: an encoder may be called without its model."""
@@ -91,4 +91,4 @@ class Aligner:
 
 def _devices_of(placed: Placed) -> list[str]:
     """Return where a tensor may be computed with."""
-    return [placed.runs_on, HOST] if placed.computed_below else [placed.runs_on]
+    return [placed.execution_device, HOST] if placed.computed_below else [placed.execution_device]

@@ -26,7 +26,7 @@ from ..transfer.files import SourceFiles
 from ..weights.block import Block, HostTensor
 from ..weights.parameters import moved_like, refresh_second_places, second_places
 from .align import Aligner
-from .dispatched import Dispatched, Journal
+from .dispatched import Dispatched, UndoLog
 from .expert_builder import ExpertBuilder
 from .pinned_memory import PinnedBudget
 from .stream_builder import StreamBuilder, quantized
@@ -42,7 +42,7 @@ class Builder:
         self.options = options
         self.plan = resolved.plan
         self.main = torch_device(self.placement.main_device)
-        self.journal = Journal()
+        self.undo_log = UndoLog()
         self.pinned = PinnedBudget(self.main, self.plan.pinned_memory)
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.placed: dict[str, Placed] = {p.name: p for p in self.placement.tensors(model)}
@@ -72,7 +72,7 @@ class Builder:
             Aligner(self.modules, self.placed, self.placement, self.pieces, self.options).align(result)
             self._read_ahead(blocks, result)
         except BaseException:
-            self.journal.undo()
+            self.undo_log.undo()
             refresh_second_places(self.model)
             raise
         return result
@@ -92,9 +92,10 @@ class Builder:
         for placed in self.placed.values():
             owner = placed.name.rpartition(".")[0]
             other = first.setdefault(owner, placed)
-            if other.runs_on != placed.runs_on:
+            if other.execution_device != placed.execution_device:
                 raise DeviceMapError(
-                    f"the device map has {other.name} run on {other.runs_on} and {placed.name} on {placed.runs_on}, "
+                    f"the device map has {other.name} run on {other.execution_device} and "
+                    f"{placed.name} on {placed.execution_device}, "
                     f"but one module computes with both; map {owner!r} whole"
                 )
 
@@ -111,9 +112,9 @@ class Builder:
     def _home(self, placed: Placed) -> torch.device:
         """Return where a tensor lies between forwards."""
         if not placed.offloaded:
-            return torch_device(placed.device)
+            return torch_device(placed.storage_device)
         if placed.is_buffer and not (self.plan.offload_buffers or placed.computed_below):
-            return torch_device(placed.runs_on)
+            return torch_device(placed.execution_device)
         return torch_device(HOST)
 
     def _move(self, placed: Placed, device: torch.device) -> None:
@@ -125,7 +126,7 @@ class Builder:
         known = self._moved.get((storage_key(tensor), device))
         if known is None:
             known = self._moved[storage_key(tensor), device] = moved_like(tensor, device, dtype)
-        self.journal.replace(placed.registry, placed.key, known)
+        self.undo_log.replace(placed.registry, placed.key, known)
 
     def _device_dtype(self, placed: Placed, tensor: torch.Tensor) -> torch.dtype:
         wanted = dtype_of(self.plan)
@@ -135,13 +136,13 @@ class Builder:
 
     def _needs_streaming(self, placed: Placed) -> bool:
         tensor = placed.registry[placed.key]
-        device = torch_device(placed.runs_on)
+        device = torch_device(placed.execution_device)
         if not placed.offloaded or tensor.device == device:
             return placed.offloaded and self._device_dtype(placed, tensor) != tensor.dtype
         resident = self._moved.get((storage_key(tensor), device))
         if resident is not None:
             # A tied partner lives on the device already: one copy serves both.
-            self.journal.replace(placed.registry, placed.key, resident)
+            self.undo_log.replace(placed.registry, placed.key, resident)
             return False
         return True
 

@@ -139,8 +139,8 @@ def quantization_errors(model: nn.Module) -> dict[str, WeightError]:
     return {} if found is None else dict(found.quantization_errors)
 
 
-class Journal:
-    """Remembers every tensor that was replaced in a model, so that a failure leaves the model as it was."""
+class UndoLog:
+    """Records every tensor that was replaced in a model, so that a failure leaves the model as it was."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Registry, str, torch.Tensor]] = []

@@ -108,10 +108,10 @@ class ExpertBuilder:
         """Return where a module's experts run: with the resident tensors around it, its router's for one, if the plan
         has room for experts there."""
         own = next(placed for tensor, placed in self._placed.items() if tensor.startswith(f"{name}."))
-        if own.runs_on == HOST:
+        if own.execution_device == HOST:
             return torch.device(HOST)
         around = f"{name.rpartition('.')[0]}."
-        resident = (p.device for n, p in self._placed.items() if n.startswith(around) and not p.offloaded)
+        resident = (p.storage_device for n, p in self._placed.items() if n.startswith(around) and not p.offloaded)
         with_room = (device for device in resident if device_key(device) in plan.expert_cache)
         return torch.device(next(with_room, self._placement.main_device))
 

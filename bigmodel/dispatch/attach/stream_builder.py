@@ -64,7 +64,7 @@ class StreamBuilder:
         """Let blocks be streamed to where they run: the main device, or the host where they are cast on the way."""
         by_device: dict[torch.device, list[Named]] = defaultdict(list)
         for name, block, encloses in blocks:
-            by_device[self._runs_on(block)].append((name, block, encloses))
+            by_device[self._execution_device(block)].append((name, block, encloses))
         shared = _shared_storages([block for _, block, _ in blocks])
         for device, here in by_device.items():
             sequential = [block for _, block, encloses in here if not encloses]
@@ -94,8 +94,8 @@ class StreamBuilder:
             return None
         return HostOrDevice(below, layers_of(self._modules[name]))
 
-    def _runs_on(self, block: Block) -> torch.device:
-        return torch_device(self._placed[block.tensors[0].name].runs_on)
+    def _execution_device(self, block: Block) -> torch.device:
+        return torch_device(self._placed[block.tensors[0].name].execution_device)
 
 
 def _shared_storages(blocks: Sequence[Block]) -> set[object]:
@@ -150,7 +150,7 @@ def carry(
         DispatchError: Something is mapped to disk and there is no folder, or a weight cannot be quantised.
     """
     chosen = [block for block in blocks if isinstance(block, QuantizedBlock)]
-    on_disk = [block for block in chosen if any(placed[tensor.name].device == DISK for tensor in block.tensors)]
+    on_disk = [block for block in chosen if any(placed[tensor.name].storage_device == DISK for tensor in block.tensors)]
     if on_disk:
         if folder is None:
             raise DispatchError(

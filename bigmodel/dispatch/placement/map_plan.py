@@ -77,9 +77,10 @@ def _assignment(
 ) -> Assignment:
     firsts = [placed[piece.tensors[0]] for piece in pieces]
     looked_up = [unit.is_lookup and each.offloaded for unit, each in zip(units, firsts, strict=True)]
+    computes = [device_key(each.execution_device) for each in firsts]
     found = Assignment(
-        held=tuple(device_key(each.device) for each in firsts),
-        runs=tuple(HOST if rows else device_key(each.runs_on) for each, rows in zip(firsts, looked_up, strict=True)),
+        held=tuple(device_key(each.storage_device) for each in firsts),
+        runs=tuple(HOST if rows else device for device, rows in zip(computes, looked_up, strict=True)),
         main=device_key(placement.main_device),
         stream_buffers=bool(asked.offload_buffers),
         expert_cache=asked.expert_cache,

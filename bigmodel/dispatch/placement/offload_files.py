@@ -28,7 +28,7 @@ def write_to_disk(model: nn.Module, placement: Placement, folder: str | Path | N
     places = [
         placed
         for placed in placement.tensors(model)
-        if placed.device == DISK
+        if placed.storage_device == DISK
         and not placed.is_buffer
         and not placed.tensor.is_meta
         and not lies_on_disk(placed.tensor)

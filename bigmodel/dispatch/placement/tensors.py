@@ -28,20 +28,20 @@ class Placed:
     registry: Registry
     key: str
     tensor: torch.Tensor
-    device: str
-    runs_on: str
+    storage_device: str
+    execution_device: str
     is_buffer: bool
     computed_below: int = 0
 
     @property
     def offloaded(self) -> bool:
         """Whether the map keeps the tensor on the host or the disk."""
-        return self.device in (HOST, DISK)
+        return self.storage_device in (HOST, DISK)
 
     @property
     def place(self) -> tuple[str, str]:
         """What must be the same for tensors to be one piece: RAM and disk make no difference."""
-        return HOST if self.offloaded else self.device, self.runs_on
+        return HOST if self.offloaded else self.storage_device, self.execution_device
 
 
 class Placement:
@@ -67,7 +67,7 @@ class Placement:
         self._execution = {name: normalize_device(device) for name, device in (execution or {}).items()}
         self._computed_below = dict(computed_below or {})
 
-    def device_of(self, name: str) -> str:
+    def storage_device(self, name: str) -> str:
         """Return the device of the module or tensor `name`.
 
         Raises:
@@ -80,16 +80,16 @@ class Placement:
             f"the device map has no entry for {name!r}; add one for it, for a module around it, or for '' (the rest)"
         )
 
-    def runs_on(self, name: str) -> str:
+    def execution_device(self, name: str) -> str:
         """Return where the module or tensor `name` is computed with."""
-        device = self.device_of(name)
+        device = self.storage_device(name)
         if device not in (HOST, DISK):
             return device
         return HOST if _nearest(name, self._execution) == HOST else self.main_device
 
     def computed_below(self, name: str) -> int:
         """Return of fewer than how many tokens a call is that the host computes with `name`, which is streamed."""
-        streamed = self.device_of(name) in (HOST, DISK) and is_accelerator(self.runs_on(name))
+        streamed = self.storage_device(name) in (HOST, DISK) and is_accelerator(self.execution_device(name))
         return (_nearest(name, self._computed_below) or 0) if streamed else 0
 
     def tensors(self, model: nn.Module) -> Iterator[Placed]:
@@ -100,7 +100,7 @@ class Placement:
                 for key, tensor in registry.items():
                     if tensor is not None:
                         name = dot + key
-                        where = self.device_of(name), self.runs_on(name)
+                        where = self.storage_device(name), self.execution_device(name)
                         yield Placed(name, registry, key, tensor, *where, is_buffer, self.computed_below(name))
 
     def _main(self, given: DeviceLike | None) -> str:

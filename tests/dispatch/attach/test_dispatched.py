@@ -11,7 +11,7 @@ import torch
 
 from bigmodel.devices import memory_allocated
 from bigmodel.dispatch import dispatch_model
-from bigmodel.dispatch.attach.dispatched import Journal, dispatched, quantization_errors
+from bigmodel.dispatch.attach.dispatched import UndoLog, dispatched, quantization_errors
 from bigmodel.errors import DispatchError
 
 from ..models import ids, stack
@@ -63,12 +63,12 @@ def test_it_is_not_copied(attempt: object) -> None:
         attempt(dispatched(dispatch_model(stack(), {"": 0})))  # type: ignore[operator]
 
 
-def test_a_journal_puts_everything_back_the_last_first() -> None:
+def test_a_log_puts_everything_back_the_last_first() -> None:
     registry, first = {"weight": torch.zeros(1)}, torch.zeros(1)
     registry["weight"] = first
-    journal = Journal()
+    log = UndoLog()
     for value in (1.0, 2.0):
-        journal.replace(registry, "weight", torch.full((1,), value))
+        log.replace(registry, "weight", torch.full((1,), value))
     assert registry["weight"].item() == 2
-    journal.undo()
+    log.undo()
     assert registry["weight"] is first

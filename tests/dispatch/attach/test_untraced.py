@@ -46,6 +46,7 @@ def run(model: torch.nn.Module) -> torch.Tensor:
         return model(TOKENS, use_cache=False).logits
 
 
+@pytest.mark.slow
 def test_what_is_traced_gives_the_same_bits(streamed: LlamaForCausalLM) -> None:
     compiled = torch.compile(streamed, backend="eager")
     for _ in range(3):

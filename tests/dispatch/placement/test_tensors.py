@@ -10,16 +10,16 @@ pytestmark = pytest.mark.usefixtures("accelerators")
 
 def test_the_longest_name_counts() -> None:
     placement = Placement({"": "cpu", "blocks": 0, "blocks.1": "disk", "blocks.1.up.weight": 1})
-    assert placement.device_of("head") == "cpu"
-    assert placement.device_of("blocks.0.up.weight") == "virtual:0"
-    assert placement.device_of("blocks.1.up.bias") == "disk"
-    assert placement.device_of("blocks.1.up.weight") == "virtual:1"
-    assert placement.device_of("blocks.10") == "virtual:0"
+    assert placement.storage_device("head") == "cpu"
+    assert placement.storage_device("blocks.0.up.weight") == "virtual:0"
+    assert placement.storage_device("blocks.1.up.bias") == "disk"
+    assert placement.storage_device("blocks.1.up.weight") == "virtual:1"
+    assert placement.storage_device("blocks.10") == "virtual:0"
 
 
 def test_what_the_map_does_not_cover_is_named() -> None:
     with pytest.raises(DeviceMapError, match=r"'head\.weight'"):
-        Placement({"blocks": 0}).device_of("head.weight")
+        Placement({"blocks": 0}).storage_device("head.weight")
 
 
 @pytest.mark.parametrize(
@@ -33,19 +33,19 @@ def test_what_the_map_does_not_cover_is_named() -> None:
 def test_offloaded_modules_run_on_the_first_accelerator_of_the_map(device_map: dict[str, str], main: str) -> None:
     placement = Placement(device_map)
     assert placement.main_device == main
-    assert placement.runs_on("a") == main
+    assert placement.execution_device("a") == main
 
 
 def test_the_main_device_can_be_named() -> None:
     assert Placement({"": "cpu"}, main_device=1).main_device == "virtual:1"
-    assert Placement({"": "cpu"}, main_device="virtual:1").runs_on("a.weight") == "virtual:1"
+    assert Placement({"": "cpu"}, main_device="virtual:1").execution_device("a.weight") == "virtual:1"
 
 
 def test_offloaded_modules_may_run_on_the_host_beside_an_accelerator() -> None:
     placement = Placement({"a": 0, "b": "cpu", "c": "disk"}, execution={"a": "cpu", "b": "cpu"})
-    assert placement.runs_on("a.weight") == "virtual:0"
-    assert placement.runs_on("b.weight") == "cpu"
-    assert placement.runs_on("c.weight") == "virtual:0"
+    assert placement.execution_device("a.weight") == "virtual:0"
+    assert placement.execution_device("b.weight") == "cpu"
+    assert placement.execution_device("c.weight") == "virtual:0"
 
 
 def test_a_tied_tensor_is_seen_in_every_place() -> None:
