@@ -1,6 +1,8 @@
-# make demo   the main job from start to end, offline, in a few minutes
-# make test   the whole test suite
-# make lint   ruff, mypy --strict, import-linter
+# make demo          the main job from start to end, offline, in a few minutes
+# make test          the whole test suite
+# make lint          ruff, mypy --strict, import-linter
+# make docs          the guide and the API, built strictly into site/
+# make test-oldest   the fast tests of planning and dispatching with the oldest PyTorch allowed, make test-newest the newest
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -8,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs test-oldest test-newest clean
 .DELETE_ON_ERROR:
 
 # The stamps are written last: an interrupted environment has none. One that was broken later is found here.
@@ -29,6 +31,12 @@ lint: $(VENV)/.ready-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.ready-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+test-oldest test-newest: test-%: $(VENV)/.ready-test
+	$(PYTHON) tests/torch_versions.py $*
+
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(VENV)
 	$(PIP) install --quiet --upgrade pip
@@ -42,5 +50,9 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	$(PIP) install --quiet --constraint constraints.txt einops hjson msgpack ninja py-cpuinfo
 	touch $@
 
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) .venv-oldest .venv-newest build site *.egg-info

@@ -43,8 +43,14 @@ def notebook_launcher(
     Args:
         num_processes: processes on this machine. Default: one for each GPU, or one without a GPU.
         cpu: train on the CPU over gloo. Default: only when the machine has no GPU.
-        use_port, master_addr, node_rank, num_nodes, rdzv_*: as in `bigmodel launch`, for several machines.
-            Port 0 on a single machine takes a free one.
+        use_port: where the processes meet; 0 on a single machine takes a free one.
+        master_addr: address of machine 0.
+        node_rank: the number of this machine, from 0.
+        num_nodes: machines that take part.
+        rdzv_backend: rendezvous of several machines: static or c10d.
+        rdzv_endpoint: address of the rendezvous; by default, `master_addr` and `use_port`.
+        rdzv_conf: further settings of the rendezvous.
+        rdzv_id: name of the job at the rendezvous.
         max_restarts: times all processes are started anew after one failed.
         monitor_interval: seconds between looks at the processes.
         log_line_prefix_template: what `torch.distributed.run` puts before each line it passes on.

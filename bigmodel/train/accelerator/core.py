@@ -48,7 +48,8 @@ class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking):
         gradient_accumulation_steps: backward passes to one optimizer step.
         cpu: train on the CPU although there is an accelerator.
         dataloader_config: how data loaders share the data.
-        deepspeed_plugin, deepspeed_plugins: train with DeepSpeed; several plugins by name for several models.
+        deepspeed_plugin: train with DeepSpeed.
+        deepspeed_plugins: the same for several models: plugins by name.
         fsdp_plugin: train with FSDP2.
         torch_tp_plugin: train with tensor parallelism.
         megatron_lm_plugin: not supported.
@@ -59,7 +60,8 @@ class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking):
         gradient_accumulation_plugin: accumulation in detail, instead of the number of steps.
         step_scheduler_with_optimizer: schedulers are stepped at each pass of the loop beside their optimizer.
         kwargs_handlers: arguments for PyTorch objects that are made here (see `bigmodel.train.handlers`).
-        dynamo_backend, dynamo_plugin: compile models with `torch.compile`.
+        dynamo_backend: compile models with `torch.compile` and this backend.
+        dynamo_plugin: settings of that compilation.
         parallelism_config: sizes of the mesh of processes.
 
     Raises:

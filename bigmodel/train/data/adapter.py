@@ -17,7 +17,8 @@ class DataLoaderAdapter(DataLoader[Any]):
     Args:
         dataset: the dataset.
         use_stateful_dataloader: the loader inside is torchdata's, with `state_dict` and `load_state_dict`.
-        batch_sampler, kwargs: those of the loader inside.
+        batch_sampler: that of the loader inside.
+        kwargs: further arguments of the loader inside.
 
     Raises:
         TrainError: a stateful loader is asked for, and torchdata is not installed.

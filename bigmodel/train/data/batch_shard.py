@@ -86,7 +86,8 @@ class BatchSamplerShard:
 
     Args:
         batch_sampler: gives lists of indices (or anything, whole, where it has no `batch_size`).
-        num_processes, process_index: how many share, and which this is.
+        num_processes: how many processes share the batches.
+        process_index: which of them this is.
         split_batches: every batch is cut in `num_processes` parts, instead of dealing whole batches.
         even_batches: fill the last round so that every process has as many batches, and samples, as the others.
         on_start: called just before a pass draws its order.

@@ -167,11 +167,17 @@ def prepare_data_loader(
     Args:
         dataloader: a `DataLoader`, over a map-style or an iterable dataset.
         device: where batches go, if `put_on_device`; this process's device by default.
-        num_processes, process_index: how many share the data, and which this is; those of the run by default.
+        num_processes: how many processes share the data; those of the run by default.
+        process_index: which of them this is.
         rng_types: generators to synchronise at the start of each pass.
         slice_fn_for_dispatch: how process 0 cuts a batch: (data, slice, process_index, num_processes) -> part.
-        split_batches, dispatch_batches, even_batches, use_seedable_sampler, data_seed, non_blocking,
-            use_stateful_dataloader: see `DataLoaderConfiguration`.
+        split_batches: see `DataLoaderConfiguration`.
+        dispatch_batches: see `DataLoaderConfiguration`.
+        even_batches: see `DataLoaderConfiguration`.
+        use_seedable_sampler: see `DataLoaderConfiguration`.
+        data_seed: see `DataLoaderConfiguration`.
+        non_blocking: see `DataLoaderConfiguration`.
+        use_stateful_dataloader: see `DataLoaderConfiguration`.
         torch_device_mesh: instead of `num_processes` and `process_index`, the mesh of the run: processes that differ
             in its data-parallel dimensions ("dp_replicate", "dp_shard", "dp", "fsdp") alone read different data.
 

@@ -17,7 +17,10 @@ class MLflowTracker(LibraryTracker):
         experiment_name: the experiment; MLFLOW_EXPERIMENT_NAME wins over it.
         logging_dir: where runs are kept (a URI or a folder) unless MLFLOW_TRACKING_URI says.
         run_id: an existing run to go on with; MLFLOW_RUN_ID by default.
-        tags, nested_run, run_name, description: as in `mlflow.start_run`.
+        tags: as in `mlflow.start_run`.
+        nested_run: as in `mlflow.start_run`.
+        run_name: as in `mlflow.start_run`.
+        description: as in `mlflow.start_run`.
     """
 
     name = "mlflow"

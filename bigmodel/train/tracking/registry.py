@@ -39,7 +39,9 @@ def register_tracker_class(tracker_class: type[GeneralTracker], module: str = ""
     """Make `tracker_class` available under its name in `log_with`.
 
     Args:
-        module, package: what has to be importable, and what to install when it is not.
+        tracker_class: the class; its `name` is the name.
+        module: what has to be importable for it.
+        package: what to install when it is not; by default, `module`.
     """
     _TRACKERS[tracker_class.name] = (tracker_class, module, package or module)  # type: ignore[attr-defined]
 

@@ -112,7 +112,9 @@ class DummyOptim:
 
     Args:
         params: parameters or parameter groups.
-        lr, weight_decay: fill "auto" in that section; other keyword arguments do so under their own names.
+        lr: fills "auto" in that section.
+        weight_decay: fills "auto" in that section.
+        kwargs: fill "auto" under their own names.
     """
 
     def __init__(self, params: Iterable[Any], lr: float = 0.001, weight_decay: float = 0, **kwargs: Any) -> None:
@@ -127,7 +129,8 @@ class DummyScheduler:
 
     Args:
         optimizer: the optimizer or its stand-in.
-        total_num_steps, warmup_num_steps: optimizer steps; fill "auto" in that section.
+        total_num_steps: optimizer steps in all; fills "auto" in that section.
+        warmup_num_steps: optimizer steps of the warm-up; fills "auto" in that section.
         lr_scheduler_callable: makes the scheduler from the optimizer, instead of the section.
     """
 

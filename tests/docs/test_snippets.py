@@ -1,0 +1,116 @@
+"""Every snippet of the guide and the README runs, and prints what the page shows.
+
+`UPDATE_DOCS=1 pytest tests/docs` writes what was printed into the pages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .small_llama import save_small_llama
+from .snippets import blocks, steps
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LANGUAGES = {"python", "console", "text", "json", "yaml", "bash", "toml"}
+ENVIRONMENT = re.compile(r"<!-- environment: (\w+)=(\S+) -->")
+
+
+def name(page: Path) -> str:
+    """A page's path in the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint that pages call `my-llama`."""
+    folder = tmp_path_factory.mktemp("guide") / "my-llama"
+    save_small_llama(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(checkpoint: Path, tmp_path: Path) -> Path:
+    """The folder that a page is run in: the checkpoint, and programs that it calls."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "my-llama").symlink_to(checkpoint)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for program, arguments in {"python": "", "bigmodel": "-m bigmodel "}.items():
+        (programs / program).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments}"$@"\n')
+        (programs / program).chmod(0o755)
+    return here
+
+
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def environment(page: str, folder: Path) -> dict[str, str]:
+    """The variables that a page's snippets run with."""
+    path = os.pathsep.join([str(folder.parent / "bin"), os.environ["PATH"]])
+    fixed = {"PATH": path, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+    return os.environ | fixed | {"XDG_CACHE_HOME": str(folder.parent / "cache")} | dict(ENVIRONMENT.findall(page))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", [page for page in PAGES if steps(page.read_text())], ids=name)
+def test_the_snippets_of_a_page_run(page: Path, folder: Path) -> None:
+    text = page.read_text()
+    todo = steps(text)
+    file = folder.parent / "steps.json"
+    port = str(free_port())
+    kept = [
+        {**vars(step), "code": step.code.replace("8000", port), "value": step.value.replace("8000", port)}
+        for step in todo
+    ]
+    file.write_text(json.dumps(kept, default=str))
+    command = [sys.executable, "-m", "tests.docs.snippets", str(file)]
+    done = subprocess.run(
+        command, cwd=folder, env=environment(text, folder), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{name(page)}: {done.stderr[-3000:]}"
+    printed = json.loads(file.read_text())
+    if os.environ.get("UPDATE_DOCS"):
+        for step, output in reversed(list(zip(todo, printed, strict=True))):
+            if step.shown is not None:
+                text = text[: step.span[0]] + output + text[step.span[1] :]
+        page.write_text(text)
+        return
+    for step, output in zip(todo, printed, strict=True):
+        if step.shown is not None:
+            assert output == step.shown, f"{name(page)}, line {step.line} prints something else"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_blocks_have_a_language_that_readers_and_tests_know(page: Path) -> None:
+    text = page.read_text()
+    assert {block.language for block in blocks(text)} <= LANGUAGES
+    assert len(re.findall(r"^ *```", text, re.MULTILINE)) == 2 * len(blocks(text))
+
+
+def test_every_public_name_is_in_the_api_pages() -> None:
+    import bigmodel
+    import bigmodel.server
+
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    described = set(re.findall(r"^::: bigmodel\.(?:\w+\.)*(\w+)$", pages, re.MULTILINE))
+    errors = {name for name in bigmodel.__all__ if name.endswith("Error")}
+    assert {*bigmodel.__all__, *bigmodel.server.__all__} - described - errors == set()
+
+
+def test_readme_has_at_most_120_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
