@@ -21,7 +21,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +74,16 @@ def steps(page: str) -> list[Step]:
             found.append(Step("python", block.text, block.line, block.mark, block.value, None, (0, 0)))
         elif block.language == "console" and block.mark != "not run":
             found += _commands(block)
-        elif block.language == "text" and before is not None and before.language == "python" and found:
-            if page[before.span[1] : block.span[0]].count("\n") <= 4 and before.mark != "not run":
-                shown = None if block.mark == "output varies" else block.text
-                last = found.pop()
-                found.append(Step("python", last.code, last.line, last.mark, last.value, shown, block.span))
+        elif block.language == "text" and before is not None and _is_output(page, before, block):
+            shown = None if block.mark == "output varies" else block.text
+            found[-1] = replace(found[-1], shown=shown, span=block.span)
         before = block
     return found
+
+
+def _is_output(page: str, before: Block, block: Block) -> bool:
+    near = page[before.span[1] : block.span[0]].count("\n") <= 4
+    return near and before.language == "python" and before.mark != "not run"
 
 
 def _commands(block: Block) -> list[Step]:

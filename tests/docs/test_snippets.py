@@ -73,15 +73,11 @@ def test_the_snippets_of_a_page_run(page: Path, folder: Path) -> None:
     todo = steps(text)
     file = folder.parent / "steps.json"
     port = str(free_port())
-    kept = [
-        {**vars(step), "code": step.code.replace("8000", port), "value": step.value.replace("8000", port)}
-        for step in todo
-    ]
-    file.write_text(json.dumps(kept, default=str))
+    here = [{name: str(value).replace("8000", port) for name, value in vars(step).items()} for step in todo]
+    file.write_text(json.dumps(here))
     command = [sys.executable, "-m", "tests.docs.snippets", str(file)]
-    done = subprocess.run(
-        command, cwd=folder, env=environment(text, folder), capture_output=True, text=True, check=False
-    )
+    variables = environment(text, folder)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{name(page)}: {done.stderr[-3000:]}"
     printed = json.loads(file.read_text())
     if os.environ.get("UPDATE_DOCS"):
