@@ -1,4 +1,4 @@
-from ..devices.move import send_to_device as send_to_device
+from ..devices.nested import send_to_device as send_to_device
 from .attach.dispatched import quantization_errors as quantization_errors
 from .dispatch import dispatch_model as dispatch_model
 from .dispatch import undispatch as undispatch
