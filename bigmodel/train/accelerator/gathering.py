@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bigmodel.devices.nested import first_tensor
 from bigmodel.train.accelerator.base import AcceleratorCore
 from bigmodel.train.data.loader import DataLoaderShard
 from bigmodel.train.operations.collectives import gather, gather_object, gather_uneven, pad_across_processes, reduce
-from bigmodel.train.operations.nested import find_tensors, honor_type, rebuild_mapping
+from bigmodel.train.operations.nested import map_members
 from bigmodel.train.state.gradient import GradientState
 from bigmodel.train.state.partial import PartialState
 
@@ -80,14 +81,14 @@ def _gather(data: Any, loader: DataLoaderShard | None) -> Any:
     if isinstance(data, Tensor):
         return gather(data) if loader is None else gather_uneven(_own_rows(data, loader))
     if isinstance(data, Mapping):
-        return rebuild_mapping(data, {key: _gather(value, loader) for key, value in data.items()})
+        return map_members(lambda value: _gather(value, loader), data)
     if isinstance(data, (list, tuple)) and _holds_tensors(data):
-        return honor_type(data, [_gather(item, loader) for item in data])
+        return map_members(lambda item: _gather(item, loader), data)
     return _gather_objects(data, loader)
 
 
 def _holds_tensors(data: Any) -> bool:
-    return next(iter(find_tensors(data)), None) is not None
+    return first_tensor(data) is not None
 
 
 def _own_rows(tensor: Tensor, loader: DataLoaderShard) -> Tensor:

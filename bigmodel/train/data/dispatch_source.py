@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from bigmodel.devices.nested import first_tensor
 from bigmodel.errors import TrainError
 from bigmodel.train.data.steps import Step
-from bigmodel.train.operations.nested import concatenate, find_batch_size, find_tensors, recursively_apply
+from bigmodel.train.operations.nested import concatenate, find_batch_size, recursively_apply
 
 
 class Part(NamedTuple):
@@ -117,7 +118,7 @@ def _join(pieces: list[Any], rows: int) -> Any:
         return type(first)({key: _join([piece[key] for piece in pieces], rows) for key in first})
     if isinstance(first, (list, tuple)) and not hasattr(first, "_fields"):
         return type(first)(_join([piece[i] for piece in pieces], rows) for i in range(len(first)))
-    return concatenate(pieces) if next(iter(find_tensors(first)), None) is not None else first
+    return concatenate(pieces) if first_tensor(first) is not None else first
 
 
 def _holds_no_tensor(leaf: list[Any]) -> bool:

@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from bigmodel.devices import copy_stream
-from bigmodel.train.operations.nested import find_batch_size, find_tensors, send_to_device
+from bigmodel.devices.nested import iter_tensors
+from bigmodel.train.operations.nested import find_batch_size, send_to_device
 
 
 class Step(NamedTuple):
@@ -98,6 +99,6 @@ def _keep_until_used(batch: Any, device: torch.device) -> None:
     """Tell the allocator that the compute stream uses what was allocated on the copy stream."""
     if device.type in ("cuda", "xpu"):
         current = torch.get_device_module(device.type).current_stream(device)
-        for tensor in find_tensors(batch):
+        for tensor in iter_tensors(batch):
             if tensor.device.type == device.type:
                 tensor.record_stream(current)

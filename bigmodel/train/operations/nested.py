@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bigmodel.devices.nested import first_tensor, iter_tensors, open_container
 from bigmodel.errors import TrainError
 
 
@@ -28,37 +27,10 @@ def honor_type(obj: Any, items: Iterable[Any]) -> Any:
     return type(obj)(*items) if is_namedtuple(obj) else type(obj)(items)
 
 
-def rebuild_mapping(original: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return `items` as a mapping of the type of `original`."""
-    if type(original) is dict:
-        return items
-    if isinstance(original, defaultdict):
-        return defaultdict(original.default_factory, items)
-    return type(original)(items)  # type: ignore[call-arg]
-
-
-def rebuild_dataclass(original: Any, values: dict[str, Any]) -> Any:
-    """Return a copy of a dataclass instance with these fields; its `__init__` is not run."""
-    rebuilt = object.__new__(type(original))
-    state = getattr(original, "__dict__", None)
-    if state is not None:
-        rebuilt.__dict__.update(state)
-    for name, value in values.items():
-        object.__setattr__(rebuilt, name, value)
-    return rebuilt
-
-
-def map_structure(function: Callable[[Any], Any], data: Any) -> Any | None:
-    """Apply `function` to the members of a list, tuple, mapping or dataclass; None for anything else."""
-    if isinstance(data, (list, tuple)):
-        return honor_type(data, [function(item) for item in data])
-    if isinstance(data, Mapping):
-        return rebuild_mapping(data, {key: function(value) for key, value in data.items()})
-    if dataclasses.is_dataclass(data) and not isinstance(data, type):
-        fields = dataclasses.fields(data)
-        values = {item.name: function(getattr(data, item.name)) for item in fields if hasattr(data, item.name)}
-        return rebuild_dataclass(data, values)
-    return None
+def map_members(function: Callable[[Any], Any], data: Any) -> Any:
+    """Return a container like `data` with `function(member)` in the place of every member; a leaf as it is."""
+    container = open_container(data)
+    return data if container is None else container.rebuild([function(member) for member in container.members])
 
 
 def recursively_apply(
@@ -83,13 +55,15 @@ def recursively_apply(
     def visit(value: Any) -> Any:
         if test_type(value):
             return func(value, *args, **kwargs)
-        mapped = map_structure(visit, value)
-        if mapped is None and value is not None and error_on_other_type:
+        container = open_container(value)
+        if container is not None:
+            return container.rebuild([visit(member) for member in container.members])
+        if value is not None and error_on_other_type:
             name = getattr(func, "__name__", repr(func))
             raise TrainError(
                 f"{name} works on nested lists, tuples and dicts of tensors, not on {type(value).__name__}"
             )
-        return value if mapped is None else mapped
+        return value
 
     return visit(data)
 
@@ -116,10 +90,12 @@ def send_to_device(
             return value
         if hasattr(value, "to"):
             return _move_by_its_own(value, device, non_blocking)
-        if skipped and isinstance(value, Mapping):
-            return rebuild_mapping(value, {key: item if key in skipped else move(item) for key, item in value.items()})
-        mapped = map_structure(move, value)
-        return value if mapped is None else mapped
+        container = open_container(value)
+        if container is None:
+            return value
+        skips = skipped if isinstance(value, Mapping) else ()
+        members = zip(container.keys, container.members)
+        return container.rebuild([member if key in skips else move(member) for key, member in members])
 
     return move(tensor)
 
@@ -140,29 +116,15 @@ def convert_to_fp32(tensor: Any) -> Any:
     return recursively_apply(Tensor.float, tensor, test_type=is_half)
 
 
-def find_tensors(data: Any) -> Iterable[Tensor]:
-    """Yield the tensors in `data`, in order."""
-    if isinstance(data, Tensor):
-        yield data
-    elif isinstance(data, (list, tuple)):
-        for item in data:
-            yield from find_tensors(item)
-    elif isinstance(data, Mapping):
-        for item in data.values():
-            yield from find_tensors(item)
-    elif dataclasses.is_dataclass(data) and not isinstance(data, type):
-        for field in dataclasses.fields(data):
-            yield from find_tensors(getattr(data, field.name, None))
-
-
 def find_batch_size(data: Any) -> int | None:
     """Return the length of the first tensor in `data`, or None where there is none with a length."""
-    return next((int(tensor.shape[0]) for tensor in find_tensors(data) if tensor.ndim > 0), None)
+    return next((int(tensor.shape[0]) for tensor in iter_tensors(data) if tensor.ndim > 0), None)
 
 
 def find_device(data: Any) -> torch.device | None:
     """Return the device of the first tensor in `data`, or None."""
-    return next((tensor.device for tensor in find_tensors(data)), None)
+    first = first_tensor(data)
+    return None if first is None else first.device
 
 
 def listify(data: Any) -> Any:
@@ -185,8 +147,9 @@ def concatenate(data: Sequence[Any], dim: int = 0) -> Any:
     first = data[0]
     if isinstance(first, Tensor):
         return torch.cat(list(data), dim=dim)
-    if isinstance(first, (list, tuple)):
-        return honor_type(first, [concatenate([part[i] for part in data], dim) for i in range(len(first))])
-    if isinstance(first, Mapping):
-        return rebuild_mapping(first, {key: concatenate([part[key] for part in data], dim) for key in first})
+    container = open_container(first)
+    if container is not None:
+        opened = [open_container(part) for part in data]
+        members = [dict(zip(each.keys, each.members)) for each in opened if each is not None]
+        return container.rebuild([concatenate([part[key] for part in members], dim) for key in container.keys])
     raise TrainError(f"concatenate works on nested lists, tuples and dicts of tensors, not on {type(first).__name__}")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from bigmodel.errors import TrainError
-from bigmodel.train.operations.nested import rebuild_mapping
+from bigmodel.train.operations.nested import map_members
 
 
 def share_bounds(length: int, num_processes: int, process_index: int) -> tuple[int, int]:
@@ -48,8 +48,7 @@ def _length(inputs: Any) -> int:
 
 def _take(inputs: Any, start: int, end: int, missing: int) -> Any:
     if isinstance(inputs, Mapping):
-        shares = {name: _take(value, start, end, missing) for name, value in inputs.items()}
-        return rebuild_mapping(inputs, shares)
+        return map_members(lambda value: _take(value, start, end, missing), inputs)
     if isinstance(inputs, torch.Tensor):
         part = inputs[start:end]
         return torch.cat([part, *[inputs[-1:]] * missing]) if missing else part

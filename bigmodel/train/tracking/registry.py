@@ -5,34 +5,26 @@ from __future__ import annotations
 import difflib
 import importlib.util
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from bigmodel.errors import TrainError
 
 from .base import GeneralTracker
-from .mlflow import MLflowTracker
-from .more.aim import AimTracker
-from .more.clearml import ClearMLTracker
-from .more.comet import CometMLTracker
-from .more.dvclive import DVCLiveTracker
-from .more.swanlab import SwanLabTracker
-from .tensorboard import TensorBoardTracker
-from .trackio import TrackioTracker
-from .wandb import WandBTracker
 
-# The class of each tracker, the module it needs, and the package that has the module.
-_TRACKERS: dict[str, tuple[type[Any], str, str]] = {
-    "tensorboard": (TensorBoardTracker, "tensorboard", "tensorboard"),
-    "wandb": (WandBTracker, "wandb", "wandb"),
-    "mlflow": (MLflowTracker, "mlflow", "mlflow"),
-    "trackio": (TrackioTracker, "trackio", "trackio"),
-    "comet_ml": (CometMLTracker, "comet_ml", "comet_ml"),
-    "aim": (AimTracker, "aim", "aim"),
-    "clearml": (ClearMLTracker, "clearml", "clearml"),
-    "dvclive": (DVCLiveTracker, "dvclive", "dvclive"),
-    "swanlab": (SwanLabTracker, "swanlab", "swanlab"),
+_TRACKERS: dict[str, tuple[str | type[GeneralTracker], str, str]] = {
+    "tensorboard": ("tensorboard:TensorBoardTracker", "tensorboard", "tensorboard"),
+    "wandb": ("wandb:WandBTracker", "wandb", "wandb"),
+    "mlflow": ("mlflow:MLflowTracker", "mlflow", "mlflow"),
+    "trackio": ("trackio:TrackioTracker", "trackio", "trackio"),
+    "comet_ml": ("more.comet:CometMLTracker", "comet_ml", "comet_ml"),
+    "aim": ("more.aim:AimTracker", "aim", "aim"),
+    "clearml": ("more.clearml:ClearMLTracker", "clearml", "clearml"),
+    "dvclive": ("more.dvclive:DVCLiveTracker", "dvclive", "dvclive"),
+    "swanlab": ("more.swanlab:SwanLabTracker", "swanlab", "swanlab"),
 }
+"""Of each tracker the class ("module:class" until its first use), the module it needs, and that module's package."""
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker], module: str = "", package: str = "") -> None:
@@ -89,7 +81,7 @@ def start_trackers(
     is_main = PartialState().is_main_process
     started: list[GeneralTracker] = []
     for item in log_with:
-        kind = _TRACKERS[item][0] if isinstance(item, str) else item
+        kind = _class_of(item) if isinstance(item, str) else item
         if kind.main_process_only and not is_main:
             continue
         tracker = item if isinstance(item, GeneralTracker) else _made(kind, project_name, logging_dir, init_kwargs)
@@ -122,8 +114,17 @@ def _checked(name: str, logging_dir: str | Path | None) -> str:
     return name
 
 
+def _class_of(name: str) -> Any:
+    """Return a tracker's class; its module is imported when it is first asked for."""
+    kind = _TRACKERS[name][0]
+    if not isinstance(kind, str):
+        return kind
+    module, _, attribute = kind.partition(":")
+    return getattr(import_module(f"{__package__}.{module}"), attribute)
+
+
 def _needs_folder(name: str) -> bool:
-    return bool(_TRACKERS[name][0].requires_logging_directory)
+    return bool(_class_of(name).requires_logging_directory)
 
 
 def _is_installed(module: str) -> bool:
