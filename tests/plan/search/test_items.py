@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from bigmodel.plan.search.capacity import Placement
+from bigmodel.plan.search.capacity import Placement, Room
 from bigmodel.plan.search.items import assignment_of, item_of, tie_groups
 from bigmodel.profile import compute_module_sizes, profile_model, profile_units
 
@@ -37,7 +37,7 @@ def test_a_streamed_tie_is_looked_up_on_the_host_and_multiplied_on_the_accelerat
     profile = profile_model(on_meta(Stack, depth=1, tied=True))
     groups = tie_groups(profile.units)
     placement = Placement(("cpu",) * len(groups), (0,) * len(groups), 0, 2, 64)
-    assignment = assignment_of(profile, groups, placement, False)
+    assignment = assignment_of(profile, groups, placement, False, Room({}))
     runs = {unit.name: assignment.runs[index] for index, unit in enumerate(profile.units)}
     assert (runs["embed"], runs["head"]) == ("cpu", 0)
 
@@ -46,8 +46,8 @@ def test_inputs_are_where_something_runs_unless_another_device_is_asked_for() ->
     profile = profile_model(on_meta(Stack, depth=1))
     groups = tie_groups(profile.units)
     placement = Placement((1,) * len(groups), (1,) * len(groups), main=0)
-    assert assignment_of(profile, groups, placement, False).main == 1
-    assert assignment_of(profile, groups, placement, False, main_device=0).main == 0
+    assert assignment_of(profile, groups, placement, False, Room({})).main == 1
+    assert assignment_of(profile, groups, placement, False, Room({}, main_device=0)).main == 0
 
 
 def test_units_without_ties_are_groups_of_one() -> None:
