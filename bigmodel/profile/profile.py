@@ -1,7 +1,4 @@
-"""What a model needs, as one value: bytes of every unit, KV cache, and the activations of every phase.
-
-Profiling: a model is run on fake tensors, and what it needs is said as one value.
-"""
+"""The profile of a model: bytes of every unit, KV cache, and activations of every phase, measured by a dry run."""
 
 from __future__ import annotations
 
@@ -29,15 +26,15 @@ class Profile:
     """What a model needs to run at given shapes.
 
     Attributes:
-        name: class of the model.
-        units: its pieces in the order they run; what does not run by itself stands before what follows it.
+        name: class name of the model.
+        units: its units in execution order; a unit that does not run by itself precedes the one that follows it.
         workload: the shapes.
-        phases: the recorded forwards; empty if they are not known.
-        dtype: what floating point weights are cast to when loaded; None if they stay as they are.
+        phases: the recorded forwards; empty if they are unknown.
+        dtype: dtype that floating point weights are cast to when loaded; None if they keep theirs.
         max_context: tokens the model allows; None if it does not say.
-        first: position of the unit that holds the model's first parameter: `transformers` takes its device for the
-            model's, and `generate` brings the inputs there.
-        offload_dtype: what weights are quantised to that are streamed to an accelerator; None for not at all.
+        first: position of the unit that holds the model's first parameter: `transformers` takes its device as the
+            model's, and `generate` moves the inputs there.
+        offload_dtype: dtype that streamed weights are quantised to on the link; None: they are not.
     """
 
     name: str
@@ -70,7 +67,7 @@ class Profile:
 
     @cached_property
     def kv_cache(self) -> tuple[int, ...]:
-        """Bytes of cache each unit holds when the context is full."""
+        """Bytes of KV cache of each unit when the context is full."""
         if not self.phases or self.phases[-1].name == "forward":
             return (0,) * len(self.units)
         alive = self.phases[-1].trace.left_alive()
@@ -78,30 +75,30 @@ class Profile:
 
     @cached_property
     def activations(self) -> int:
-        """Most bytes of activations alive at once, beside the final KV cache, when everything runs on one device."""
+        """Peak bytes of activations beside the final KV cache, when everything executes on one device."""
         return self.dynamic_peaks({}, main=None)[None] - sum(self.kv_cache)
 
     def dynamic_peaks(
         self,
-        runs_on: Mapping[int, D],
+        execution_devices: Mapping[int, D],
         main: D,
         rounding: Callable[[int], int] = int,
-        brought_to: D | None = None,
+        input_device: D | None = None,
         experts: Mapping[tuple[int, int], int] | None = None,
     ) -> dict[D, int]:
-        """Return the most bytes of activations and KV cache alive at once on each device, over all phases.
+        """Return the peak bytes of activations and KV cache on each device, over all phases.
 
         Args:
-            runs_on: device of each unit by its position; units left out run on `main`.
-            main: where inputs are.
-            rounding: what the allocator makes of a number of bytes.
-            brought_to: where the weights of unit `first` lie; None: on `main`.
-            experts: for how many experts there is room, where they come one by one: by unit and their position in it.
+            execution_devices: execution device of each unit by its position; units left out execute on `main`.
+            main: device of the inputs.
+            rounding: bytes that the allocator takes for a number of bytes.
+            input_device: device of the weights of unit `first`; None: `main`.
+            experts: slots of each cache of experts, by (unit, position of the experts in it).
         """
         peaks: dict[D, int] = {main: 0}
         for phase in self.phases:
-            trace = phase.trace_from(brought_to)
-            for device, peak in replay(trace, runs_on, main, rounding, brought_to, experts).peak.items():
+            trace = phase.trace_from(input_device)
+            for device, peak in replay(trace, execution_devices, main, rounding, input_device, experts).peak.items():
                 peaks[device] = max(peaks.get(device, 0), peak)
         return peaks
 
@@ -119,25 +116,25 @@ def profile_model(
     device_type: str = "cpu",
     example: Example | None = None,
 ) -> Profile:
-    """Measure what `model` needs, without reading or allocating a weight.
+    """Return the profile of `model`, without reading or allocating a weight.
 
     Args:
         model: any module, on any device, also meta; not changed.
         batch_size: sequences at once.
-        context_length: tokens of a sequence at its end. None: `DEFAULT_CONTEXT`, or what the model allows if that
-            is less. 0: neither KV cache nor activations are counted.
+        context_length: tokens of a sequence at its end. None: `DEFAULT_CONTEXT`, or as many as the model allows if
+            these are fewer. 0: neither KV cache nor activations are counted.
         new_tokens: how many of these are generated; None: any share of them, the prompt may fill the context.
-        dtype: what floating point tensors will be cast to when loaded; None: as they are.
-        no_split_module_classes: class names not to be split; None: find them.
-        special_dtypes: dtype by tensor name, stronger than `dtype`.
+        dtype: dtype that floating point tensors are cast to when loaded; None: they keep theirs.
+        no_split_module_classes: names of classes that are not split; None: found automatically.
+        special_dtypes: dtype by tensor name; takes precedence over `dtype`.
         cache: "dynamic", "static", or None for a forward without cache.
         all_logits: the prompt's forward returns the logits of every token.
-        device_type: kind of device it will run on ("cpu", "cuda", "virtual"): kernels differ.
-        example: arguments of forward, for a model whose inputs its config does not tell.
+        device_type: kind of device that it will run on ("cpu", "cuda", "virtual"): kernels differ.
+        example: arguments of forward, for a model whose config does not describe its inputs.
 
     Raises:
-        PlanError: the context is longer than the model allows, or an argument makes no sense.
-        DeviceError: `device_type` is none.
+        PlanError: the context is longer than the model allows, or an argument is invalid.
+        DeviceError: `device_type` is unknown.
     """
     check_model(model)
     length = used_length(model, optional_whole_number("context_length", context_length))
@@ -170,7 +167,7 @@ def profile_model(
 
 
 def execution_order(units: Sequence[UnitProfile], phases: Sequence[Phase]) -> list[int]:
-    """Return positions of `units` in the order they run; what never runs by itself stands before its follower."""
+    """Return positions of `units` in execution order; a unit that never runs by itself precedes its follower."""
     ran = phases[0].trace.order() if phases else []
     rank = {unit: place for place, unit in enumerate(ran)}
     keys = [0.0] * len(units)
@@ -185,14 +182,14 @@ def execution_order(units: Sequence[UnitProfile], phases: Sequence[Phase]) -> li
 
 
 def _holder_of_first(units: Sequence[UnitProfile], model: nn.Module) -> int:
-    """Return which of `units` holds the model's first parameter; the first one if it has none."""
+    """Return the position of the unit that holds the model's first parameter; 0 if it has none."""
     first = next((name for name, _ in model.named_parameters()), None)
     holders = (index for index, unit in enumerate(units) if any(spec.name == first for spec in unit.tensors))
     return next(holders, 0)
 
 
 def _cast(model: nn.Module, wanted: torch.dtype | CustomDtype | None) -> dict[int, torch.dtype]:
-    """Return the dtype by `id` of each tensor that will be cast to a dtype torch can compute in."""
+    """Return the dtype, by `id`, of each tensor that will be cast to a dtype torch can compute in."""
     if not isinstance(wanted, torch.dtype):
         return {}
     tensors = (tensor for _, tensor, is_buffer, _ in named_tensors(model) if not is_buffer)
@@ -200,8 +197,10 @@ def _cast(model: nn.Module, wanted: torch.dtype | CustomDtype | None) -> dict[in
 
 
 def _given_back(model: nn.Module, units: Sequence[UnitProfile], phases: Sequence[Phase]) -> set[int]:
-    """Return which of `units` have what they return brought to where the modules around them compute: rows that were
-    looked up, what a module around them computes with, and what the model itself returns."""
+    """Return the positions of the units whose outputs are moved to the device of the module around them.
+
+    These are embeddings, units whose outputs the module around them computes with, and the last unit of the model.
+    """
     modules = dict(model.named_modules(remove_duplicate=False))
     whole = find_no_split_classes(model)
     last = {phase.trace.order()[-1] for phase in phases if phase.trace.order()}
@@ -215,7 +214,7 @@ def _given_back(model: nn.Module, units: Sequence[UnitProfile], phases: Sequence
 
 
 def _renumbered(phase: Phase, order: Sequence[int], given_back: Collection[int]) -> Phase:
-    """Return a phase with its units in another order, and with the outputs of those alone that are given back."""
+    """Return a phase with its units renumbered to `order`, keeping only the outputs that are given back."""
     units = {old: new for new, old in enumerate(order)}
 
     def kept(event: Event) -> Event:

@@ -1,4 +1,5 @@
-"""A model's profile from its config and checkpoint headers alone: no weight is read, no remote code is run."""
+"""The profile of a model in a folder or on the Hub, from config and headers alone: no weight is read and no remote
+code is run."""
 
 from __future__ import annotations
 
@@ -27,27 +28,27 @@ def profile_source(
 
     Args:
         id_or_path: a folder or a repository on the Hub.
-        dtype: what weights are loaded as; "auto": what the config says, else what most of the checkpoint is.
+        dtype: dtype that weights are loaded as; "auto": the config's, else that of most of the checkpoint.
         revision: branch, tag or commit of a repository.
         **shapes: further arguments of `profile_model`: `batch_size`, `context_length`, `new_tokens`, ...
 
     Raises:
-        PlanError: transformers does not know the architecture, or a shape makes no sense.
-        CheckpointError: there is no such model, or it has no safetensors.
+        PlanError: transformers does not know the architecture, or a shape is invalid.
+        CheckpointError: the model does not exist, or has no safetensors.
     """
     profile = profile_model(meta_model(open_source(id_or_path, revision), dtype), **shapes)
     return profile if dtype == "auto" else replace(profile, dtype=dtype_name(torch_dtype(dtype)))
 
 
 def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
-    """Return the model of `source` on the meta device, with the dtypes it will be loaded as.
+    """Return the model of `source` on the meta device, in the dtypes it will be loaded as.
 
     Raises:
-        PlanError: transformers does not know the architecture, or `dtype` is none that it can be loaded as.
+        PlanError: transformers does not know the architecture, or weights cannot be loaded as `dtype`.
         CheckpointError: the source has no config or no safetensors.
     """
     config = model_config(source)
-    source.weight_files()  # what cannot be loaded is not planned
+    source.weight_files()  # refuses a source that cannot be loaded
     wanted = _auto_dtype(config, source) if dtype == "auto" else torch_dtype(dtype)
     model_class = _model_class(config, source.name)
     with torch.device("meta"):
@@ -59,25 +60,25 @@ def model_config(source: ModelSource) -> Any:
     """Return the transformers config of `source`.
 
     Raises:
-        PlanError: its `model_type` is missing or not known to transformers, or a value in it makes no sense.
+        PlanError: its `model_type` is missing or unknown to transformers, or a value in it is invalid.
     """
     from transformers import CONFIG_MAPPING, AutoConfig
 
     content = dict(source.config_dict())
     model_type = content.pop("model_type", None)
     if not isinstance(model_type, str):
-        raise PlanError(f"{source.name}: config.json names no model_type, so the architecture is not known")
+        raise PlanError(f"{source.name}: config.json names no model_type, so the architecture is unknown")
     if model_type not in CONFIG_MAPPING:
         import transformers
 
         raise PlanError(
             f"{source.name}: transformers {transformers.__version__} does not know the architecture {model_type!r}; "
-            "a newer transformers may, code from the repository is not run"
+            "a newer release may; code from the repository is not run"
         )
     try:
         return AutoConfig.for_model(model_type, **content)
     except ValueError as error:
-        raise PlanError(f"{source.name}: config.json is no sound config of {model_type!r} ({error})") from error
+        raise PlanError(f"{source.name}: config.json is not a valid config of {model_type!r} ({error})") from error
 
 
 def _model_class(config: Any, name: str) -> Any:
@@ -94,9 +95,9 @@ def _model_class(config: Any, name: str) -> Any:
 
 
 def _auto_dtype(config: Any, source: ModelSource) -> torch.dtype:
-    """Return what the config says, else the floating point dtype that most bytes of the checkpoint have.
+    """Return the config's dtype, else the floating point dtype of most bytes of the checkpoint.
 
-    Only then are the headers read: a model on the Hub may have hundreds of files.
+    Headers are read only in the second case: a model on the Hub may have hundreds of files.
     """
     said = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
     if isinstance(said, str):

@@ -60,11 +60,11 @@ def _kv_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
 def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     """Return the most bytes of activations and KV cache by device."""
     first = assignment.held[profile.first] if assignment.held else assignment.main
-    brought_to = HOST if first == DISK else first
+    input_device = HOST if first == DISK else first
 
     def peaks(of: Assignment, over: Profile) -> dict[Key, int]:
         slots = {at: room.slots for at, room in expert_rooms(over, of).items()}
-        return over.dynamic_peaks(dict(enumerate(of.runs)), of.main, brought_to=brought_to, experts=slots)
+        return over.dynamic_peaks(dict(enumerate(of.runs)), of.main, input_device=input_device, experts=slots)
 
     if not assignment.computed_below:
         return peaks(assignment, profile)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...devices import DISK, HOST
 from ...limits import DEFAULT_SLOTS, NEARLY_ALL_EXPERTS
 from ...profile import Profile, UnitProfile
-from ...profile.model.experts import Choice, ExpertsProfile
+from ...profile.model.experts import ExpertsProfile, RouterChoice
 from ...profile.model.quantized import offloaded_bytes, staging_bytes
 from ..result.budgets import Key
 from .assignment import Assignment
@@ -34,7 +34,7 @@ class ExpertRoom:
     experts: int
     expert_bytes: int
 
-    def brought(self, choice: Choice) -> tuple[float, float]:
+    def brought(self, choice: RouterChoice) -> tuple[float, float]:
         """Return how many experts of one module are brought in one call: ahead of it, and once they are chosen.
 
         Where a call wants nearly all, those of the next module come while this one's are computed with, as far as there

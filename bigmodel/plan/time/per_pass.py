@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from ...devices import HOST
-from ...profile.trace.work import for_share_of_tokens
+from ...profile.trace.work import scale_work
 from ..memory.assignment import Assignment
 from ..result.budgets import Key, is_accelerator
 from .cost import CostModel
@@ -85,7 +85,7 @@ def streamed_from(cost: UnitCost, unit: int, main: Key) -> int | None:
 
     def computing_wins(number: int) -> bool:
         works, share = (cost.works[1][unit], 1.0) if number == tokens[1] else (prompt, number / tokens[0])
-        some = [for_share_of_tokens(work, share) for work in works]
+        some = [scale_work(work, share) for work in works]
         return cost.of_works(some, HOST) < max(fetch, cost.of_works(some, main))
 
     prompt, fetch = cost.works[0].get(unit, ()), cost.fetch(0, unit, (HOST, main), 0)

@@ -10,7 +10,7 @@ from ...devices import DISK, HOST, accelerators, normalize_device
 from ...limits import CACHED_SHARE, NEARLY_ALL_EXPERTS
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
-from ...profile.model.experts import Choice
+from ...profile.model.experts import RouterChoice
 from ...profile.model.quantized import offloaded_bytes
 from ...profile.trace.trace import OUTSIDE, Allocate, Enter, Leave, Trace
 from ...profile.trace.work import Work
@@ -165,7 +165,7 @@ def device_name(key: Key) -> str:
     return normalize_device(key)
 
 
-def expert_calls(choice: Choice) -> float:
+def expert_calls(choice: RouterChoice) -> float:
     """Return how many Python calls look up, hold and release the experts of one module in one call."""
     ahead = CALLS_PER_PREFETCHED_EXPERT * choice.count if choice.wanted >= NEARLY_ALL_EXPERTS * choice.count else 0
     return CALLS_PER_MODULE + CALLS_PER_EXPERT * choice.wanted + ahead

@@ -1,9 +1,9 @@
-"""Corrects what was measured of single operations by running whole models.
+"""Calibrates the measured speed of single operations by running whole models.
 
-An operation measured by itself finds its inputs, its code and its memory as it left them; in a model it does not. So
-two small transformers are run, one of many small matrices and one of few large ones, and what their times differ
-from the sums of their operations is spread over what can cause it: the call of each operation and the reading of
-weights in a step of one token; the multiplying and the moving of bytes in a prompt.
+An operation measured by itself finds its inputs, code and memory in caches; within a model it does not. So small
+transformers are run, one of many small matrices and one of few large ones. The difference between their times and the
+sums of their operations is attributed to its possible causes: in a step of one token, the call of each operation and
+the reading of weights; in a prompt, multiplying and moving bytes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .machine import CACHED, Curve, DeviceSpeed
 from .timing import Effort, seconds_of
 
 LEAST, MOST = 0.7, 3.0
-"""Corrections beyond these say that something disturbed the measuring."""
+"""Bounds of corrections: larger ones come from disturbances of the measurement."""
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A model that was run: operations and seconds of a prompt, of a step, and of a step of `FEW_ROWS` sequences."""
+    """The run of one model: work and seconds of a prompt, a step, and a step of `FEW_ROWS` sequences."""
 
     prompt: tuple[Work, ...]
     prompt_seconds: float
@@ -36,7 +36,7 @@ class _Run:
 
 
 FEW_ROWS = 4
-"""Sequences in a step that says how products of few rows do."""
+"""Sequences of the step that calibrates products of few rows."""
 
 
 def calibrated(curves: Mapping[str, Curve], device: torch.device, effort: Effort) -> DeviceSpeed:
@@ -72,7 +72,7 @@ def calibrated(curves: Mapping[str, Curve], device: torch.device, effort: Effort
 def _solve(
     rows: list[tuple[float, float, float]], least: tuple[float, float], most: tuple[float, float]
 ) -> tuple[float, float]:
-    """Return x and y with a x + b y = c for both rows (a, b, c), as far as the bounds let them."""
+    """Return x and y with a x + b y = c for both rows (a, b, c), clamped to the bounds."""
     (a1, b1, c1), (a2, b2, c2) = rows
     determinant = a1 * b2 - a2 * b1
     y = (a1 * c2 - a2 * c1) / determinant if abs(determinant) > 1e-18 else 1.0
@@ -99,7 +99,7 @@ def _scaled(name: str, curve: Curve, factors: Curve, moving: float) -> Curve:
 
 
 def _run(width: int, depth: int, device: torch.device, effort: Effort) -> _Run:
-    """Run a transformer of `depth` layers of `width`; return what it did and how long that took."""
+    """Run a transformer of `depth` layers of `width`; return its work and seconds."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -136,7 +136,7 @@ def _run(width: int, depth: int, device: torch.device, effort: Effort) -> _Run:
 
 
 def works_of(model: torch.nn.Module, batch_size: int, context: int, device: torch.device) -> list[tuple[Work, ...]]:
-    """Return the operations of the prompt and of the last step, as a plain call of the model has them."""
+    """Return the work of the prompt and of the last step of a plain call of the model."""
     from ..profile import profile_model
 
     profile = profile_model(model, batch_size=batch_size, context_length=context, new_tokens=1, device_type=device.type)

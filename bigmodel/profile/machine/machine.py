@@ -1,6 +1,5 @@
-"""What a machine gives, measured: how fast each device computes, and how fast bytes reach it. Seconds and bytes.
-
-A machine profile as JSON and back.
+"""The profile of a machine: how fast each device computes and how fast bytes reach it, in seconds and bytes; its JSON
+form; and a nominal machine for plans without a measurement.
 
 A machine nobody measured: round figures of a server with a data-centre accelerator.
 
@@ -194,7 +193,7 @@ def load(text: str) -> MachineProfile:
     """Return the machine profile in JSON text.
 
     Raises:
-        PlanError: the text is none.
+        PlanError: the text is not a machine profile of this format.
     """
     try:
         content = json.loads(text)
@@ -205,11 +204,12 @@ def load(text: str) -> MachineProfile:
         raise PlanError(f"this is not a machine profile: {error}") from None
 
 
-ROWS = (1.0, 256.0)
-
-
 def nominal_machine() -> MachineProfile:
-    """Return a machine of round figures; its accelerator stands for any CUDA device."""
+    """Return a machine of round figures, like a server with a data-centre accelerator that stands for any CUDA device.
+
+    Plans for a machine that is not here are searched with it, as the best placement depends on ratios that differ
+    little between such machines. It predicts no seconds.
+    """
     link = LinkSpeed(25e9, 10e-6)
     return MachineProfile(
         name="round figures, not measured",
@@ -226,9 +226,10 @@ def nominal_machine() -> MachineProfile:
 
 
 def _device(read: float, operations: float, call: float) -> DeviceSpeed:
-    """`read`: seconds for each number read; `operations`: per second, two for each number and row."""
+    """Return a device that reads a number in `read` seconds and does `operations` per second, two per product."""
     per_row = 2 / operations
-    curve = Curve(ROWS, (max(read, per_row), max(read, per_row * ROWS[-1])), grows=True)
+    rows = (1.0, 256.0)
+    curve = Curve(rows, (max(read, per_row), max(read, per_row * rows[-1])), grows=True)
     return DeviceSpeed(
         {f"{PRODUCT}:float32": curve, f"{ATTENTION}:float32": curve, MOVE: Curve((1.0,), (read,))}, call, call
     )

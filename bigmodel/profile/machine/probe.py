@@ -1,7 +1,4 @@
-"""Measures a machine, once: the figures are kept, and processes that want them at the same time share one measuring.
-
-What the processor is: its name, the cores that may be used, its last cache.
-"""
+"""Measures this machine once: the profile is cached in a file, and concurrent processes share one measurement."""
 
 from __future__ import annotations
 
@@ -33,20 +30,20 @@ logger = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Return where measurements are kept: under ``XDG_CACHE_HOME``, else ``~/.cache``."""
+    """Return the folder of cached machine profiles: under ``XDG_CACHE_HOME``, else ``~/.cache``."""
     given = os.environ.get("XDG_CACHE_HOME")
     return (Path(given) if given else Path.home() / ".cache") / "bigmodel" / "machines"
 
 
 def machine(refresh: bool = False, effort: Effort | None = None, folder: Path | None = None) -> MachineProfile:
-    """Return the profile of this machine, measuring it if that was not done yet.
+    """Return the profile of this machine, measured now if it was not before.
 
-    A measuring takes some seconds. Other processes that ask meanwhile wait for it and read its result.
+    A measurement takes some seconds. Other processes that ask meanwhile wait and read its result.
 
     Args:
-        refresh: measure again, unless another process has just done so.
-        effort: how much is measured; None: enough to predict with.
-        folder: where profiles are kept; None: `cache_folder()`.
+        refresh: measure again, unless another process does so meanwhile.
+        effort: how much is measured; None: enough for predictions.
+        folder: folder of the profiles; None: `cache_folder()`.
     """
     effort = effort or Effort()
     key = machine_key(effort)
@@ -101,8 +98,8 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
 
 @contextmanager
 def _unlimited(device: torch.device) -> Iterator[None]:
-    """Lift the capacity of a virtual accelerator meanwhile, and count no peak: how fast it is does not depend on how
-    much it holds."""
+    """Lift the capacity of a virtual accelerator, and restore it and its peak afterwards: its speed does not depend on
+    its capacity."""
     if device.type != virtual.TYPE:
         yield
         return
@@ -123,7 +120,7 @@ def describe() -> str:
 
 
 def machine_key(effort: Effort) -> str:
-    """Return a name for this machine as it is set up now; another one wherever its figures may differ."""
+    """Return a key of this machine's setup; it differs if anything that the figures depend on differs."""
     said = [describe(), platform.platform(), torch.__version__, repr(effort)]
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
 
@@ -143,7 +140,7 @@ def _accelerator_names(names: Sequence[str]) -> list[str]:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two accelerators compute alike, so that measuring one is enough."""
+    """Whether two accelerators are of one model, so that measuring one is enough."""
     first, second = torch_device(one), torch_device(other)
     if first.type != second.type or first.type == HOST:
         return False
@@ -158,12 +155,12 @@ def _known(path: Path) -> MachineProfile | None:
     except FileNotFoundError:
         return None
     except PlanError as error:
-        logger.warning("%s is measured anew: %s", path, error)
+        logger.warning("%s is ignored and the machine measured again: %s", path, error)
         return None
 
 
 def processor_name() -> str:
-    """Return the processor's name as the system says it."""
+    """Return the processor's name as the system reports it."""
     information = Path("/proc/cpuinfo")
     if information.exists():
         match = re.search(r"^model name\s*:\s*(.+)$", information.read_text(), re.MULTILINE)
@@ -178,7 +175,7 @@ def usable_cores() -> int:
 
 
 def last_cache_bytes() -> int:
-    """Return the bytes of the processor's last cache; what processors commonly have if the system does not say."""
+    """Return the bytes of the processor's last-level cache; 8 MiB if the system does not report it."""
     sizes = sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"))
     if not sizes:
         return 8 * 2**20

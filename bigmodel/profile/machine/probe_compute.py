@@ -1,10 +1,4 @@
-"""Measures how fast a device computes: products, attention, moves of bytes, and what every call costs beside.
-
-Measures what routing takes in a mixture: tokens are sorted by expert, counted and put back, in many small steps.
-
-Each is an operation whose bytes are next to nothing, and takes longer than most that are; what they take together is
-told by a mixture so small that it does little else.
-"""
+"""Measures how fast a device computes: products, attention, convolutions, moves of bytes, and routing to experts."""
 
 from __future__ import annotations
 
@@ -26,7 +20,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def probe_device(device: torch.device, effort: Effort, dtypes: Sequence[torch.dtype] = DTYPES) -> DeviceSpeed:
-    """Measure how fast `device` computes; dtypes that it does not compute in are left out."""
+    """Measure how fast `device` computes; dtypes that it does not support are left out."""
     curves: dict[str, Curve] = {}
     with torch.inference_mode():
         curves[MOVE] = _moves(device, effort)
@@ -45,7 +39,7 @@ def computes_in(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether a device multiplies, attends and convolves in a dtype.
 
     Raises:
-        torch.OutOfMemoryError: the device has no memory left, so that cannot be told.
+        torch.OutOfMemoryError: the device has no memory left for the test.
     """
     tiny = _filled((1, 1, 8, 8), dtype, device)
     try:
@@ -60,7 +54,7 @@ def computes_in(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _products(device: torch.device, dtype: torch.dtype, effort: Effort, spread: int) -> Curve:
-    """Rows to seconds for each number of the matrix. `spread`: bytes of matrices that are taken in turn."""
+    """Rows to seconds for each number of the matrix. `spread`: bytes of matrices that are used in turn."""
     width = effort.width if spread else max(effort.width // 2, 16)
     count = max(1, spread // (width * width * dtype.itemsize))
     turn = itertools.cycle([_filled((width, width), dtype, device) for _ in range(count)])
@@ -124,7 +118,7 @@ def _moves(device: torch.device, effort: Effort) -> Curve:
 
 
 def _beyond(least: float, taken: float) -> float:
-    """Return what was taken beyond the least that a call takes, which is counted by itself."""
+    """Return the seconds beyond the call overhead, which is counted separately."""
     return max(taken - least, 0.02 * taken)
 
 
@@ -133,7 +127,7 @@ def _timed(work: Callable[[], object], device: torch.device, effort: Effort) -> 
 
 
 def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a tensor whose pages have all been written; zeros that nobody wrote share one page."""
+    """Return a tensor whose pages are all written; untouched zero pages share one physical page."""
     return torch.full(shape, 0.5, dtype=dtype).to(device)
 
 
@@ -141,7 +135,11 @@ LAYERS = 4
 
 
 def with_routing(speed: DeviceSpeed, device: torch.device, effort: Effort) -> DeviceSpeed:
-    """Return `speed` with what a mixture's step takes beyond its operations, for each time that it routes."""
+    """Return `speed` with the seconds that one routing to experts takes beyond its operations.
+
+    Sorting tokens by expert takes many operations of few bytes, each slower than most. They are measured together, in
+    a mixture so small that it does little else.
+    """
     from transformers import MixtralConfig, MixtralForCausalLM
 
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 128, "num_attention_heads": 2}

@@ -1,7 +1,7 @@
-"""Measures what each call takes in asking for a mixture's experts: many small steps in Python.
+"""Measures the Python overhead of fetching experts, in seconds per call.
 
-They are those that `dispatch` takes between a router and its experts: which are chosen, where each of them lies, that
-it is held, the tokens' choices renumbered, and that it is let go of. Bytes are next to nothing in them.
+`dispatch` takes many small steps between a router and its experts: find the chosen experts, look up their slots, hold
+them, renumber the tokens' choices, release them. They move next to no bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch import nn
 from .timing import Effort
 
 CHOSEN = 4
-"""How many experts are asked for."""
+"""Number of experts that are requested."""
 
 
 class _Books:
-    """Which slot each expert is in, how often it was wanted, and by how many it is held."""
+    """The slot of each expert, how often it was used, and how many calls hold it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.RLock())
@@ -35,7 +35,7 @@ class _Books:
         self._experts = nn.Linear(1, 1)
 
     def ask(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return the slots of experts, given their numbers."""
+        """Return the slots of the experts `numbers`."""
         chosen = [int(expert) for expert in torch.unique(numbers.cpu())]
         with self._changed:
             self._wanted *= 0.99
@@ -67,9 +67,9 @@ class _Books:
 
 
 def seconds_of_call(effort: Effort) -> float:
-    """Return the seconds of each call in Python, of functions of its own and of others', in such work.
+    """Return the seconds per function call, in Python and C, of such work.
 
-    Each time large weights were just read: they drive code and data out of the processor's cache.
+    Large weights are read before each run, as in a model: they evict code and data from the processor's cache.
     """
     books, numbers = _Books(), torch.arange(CHOSEN).reshape(1, CHOSEN)
     weights = torch.full((max(effort.spread // 4, 1),), 0.5)
@@ -83,7 +83,7 @@ def seconds_of_call(effort: Effort) -> float:
 
 
 def calls_in(work: Callable[[], object]) -> int:
-    """Return how many calls `work` makes in this thread, of functions written in Python and in C."""
+    """Return how many function calls, in Python and C, `work` makes in this thread."""
     count = [0]
 
     def watch(_frame: object, event: str, _argument: object) -> None:

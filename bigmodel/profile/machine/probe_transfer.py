@@ -1,7 +1,4 @@
-"""Measures how fast bytes move between the host and a device, each way, pinned and pageable, and from memory.
-
-Measures how fast a disk is read: from the disk itself, and from the kernel's cache of its files.
-"""
+"""Measures how fast bytes move: over the links of a device, from host memory, and from disk, cold and cached."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from .timing import Effort, seconds_of
 
 
 def probe_links(device: torch.device, effort: Effort) -> DeviceLinks:
-    """Measure the links of an accelerator. Where the host has no pinned memory, ordinary memory stands in for it."""
+    """Measure the links of an accelerator. Without pinned memory, the figures of pageable memory take its place."""
     pinned = device.type == "cuda"
     return DeviceLinks(
         to_device=_link(device, effort, pinned, to_device=True),
@@ -33,13 +30,13 @@ def probe_links(device: torch.device, effort: Effort) -> DeviceLinks:
 
 
 def memory_rate(effort: Effort) -> float:
-    """Return the bytes per second that the host reads from its memory."""
+    """Return the bytes per second at which the host reads its memory."""
     data = torch.full((max(effort.spread // 4, 1),), 0.5)
     return data.nbytes / seconds_of(lambda: data.sum(), torch.device("cpu"), effort.at_least, effort.repeats)
 
 
 def _disturbance(device: torch.device, effort: Effort) -> float:
-    """Return the seconds of compute lost for each byte copied to the device meanwhile, where threads do both."""
+    """Return the seconds of compute lost per byte copied to the device meanwhile, if threads do both."""
     matrix, rows = (torch.full((effort.width, n), 0.5).to(device) for n in (effort.width, effort.prompt))
     host = torch.full((effort.copied[-1],), 1, dtype=torch.uint8)
     there = host.to(device)
@@ -74,7 +71,7 @@ def _disturbance(device: torch.device, effort: Effort) -> float:
 
 
 def _link(device: torch.device, effort: Effort, pinned: bool, to_device: bool) -> LinkSpeed:
-    """Return the line through the seconds of a small and a large copy."""
+    """Return latency and rate from the seconds of a small and a large copy."""
     small, large = effort.copied
     fast, slow = (_copy(device, nbytes, effort, pinned, to_device) for nbytes in (small, large))
     rate = (large - small) / max(slow - fast, 1e-9)
@@ -93,13 +90,13 @@ THREADS = 2
 
 
 def disk_rates(folder: Path, effort: Effort) -> tuple[float, float]:
-    """Return bytes per second read cold and warm, from a file that is written to `folder` and taken away again.
+    """Return bytes per second of cold and warm reads of a temporary file in `folder`.
 
-    Cold reads go past the kernel's cache; where the file system does not allow that, the file is thrown out first.
+    Cold reads bypass the page cache; if the file system cannot, the file is dropped from the cache first.
     """
     descriptor, name = tempfile.mkstemp(dir=folder, prefix=".bigmodel-probe-")
     direct = _open_direct(name, descriptor)
-    os.unlink(name)  # now, so that nothing is left behind even if the process is killed
+    os.unlink(name)  # at once, so that nothing is left behind if the process is killed
     try:
         block = os.urandom(2**20)
         for _ in range(max(1, effort.file // len(block))):
@@ -116,7 +113,7 @@ def disk_rates(folder: Path, effort: Effort) -> tuple[float, float]:
 
 
 def _open_direct(name: str, descriptor: int) -> int:
-    """Return a descriptor that reads past the kernel's cache; where the file system has none, another plain one."""
+    """Return a descriptor that bypasses the page cache; a plain one if the file system has none."""
     try:
         return os.open(name, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
     except OSError:
@@ -133,7 +130,7 @@ def _cold(direct: int, descriptor: int, size: int) -> float:
 
 
 def _read(descriptor: int, size: int) -> float:
-    """Return bytes per second of reading everything, by two threads into memory they use again and again."""
+    """Return bytes per second of reading the whole file, by two threads into memory that they reuse."""
 
     def work(first: int) -> None:
         with mmap.mmap(-1, STEP) as memory:

@@ -1,4 +1,4 @@
-"""How much is measured of a machine.
+"""How measurements are taken: the effort to spend, and the seconds of a piece of work on a device.
 
 Seconds that small pieces of work take on a device, repeated until the figure can be trusted.
 """
@@ -14,7 +14,7 @@ import torch
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. Less is quicker and coarser.
+    """How much is measured. Less effort is quicker and coarser.
 
     Attributes:
         width: of the square matrices of products.
@@ -48,23 +48,23 @@ class Effort:
 QUICK = Effort(
     64, 2**17, (1, 16), (2**12, 2**16), 0.0005, 1, (2**12, 2**18), 2**20, ((16, 2), (32, 1)), 8, ((4, 8), (8, 4))
 )
-"""Enough to see that everything works; the figures mean little."""
+"""The least effort, for tests: the figures mean little."""
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until `device` has done all it was given."""
+    """Wait until `device` has finished all queued work."""
     if device.type in ("cuda", "xpu", "mps"):
         torch.get_device_module(device.type).synchronize()
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, at_least: float = 0.02, repeats: int = 5) -> float:
-    """Return the seconds of one call of `work`: the least of several runs, for what disturbs can only add.
+    """Return the seconds of one call of `work`: the minimum of several runs, as disturbances only add time.
 
     Args:
-        work: what is timed; called a few times without being timed first.
-        device: where it computes.
-        at_least: seconds that each of the timed runs should take, so that clock and wake-ups do not count.
-        repeats: how many timed runs.
+        work: the work to time; called once untimed first.
+        device: the device it computes on.
+        at_least: minimum seconds of each timed run, so that clock resolution and wake-ups do not matter.
+        repeats: number of timed runs.
     """
     work()
     synchronize(device)

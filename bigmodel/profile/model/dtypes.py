@@ -1,4 +1,4 @@
-"""How many bytes one element takes, also for storage types that torch has no dtype for."""
+"""Dtypes and their sizes, including storage types that torch has no dtype for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...errors import PlanError
 
 
 class CustomDtype(Enum):
-    """Storage types a planner may be asked about that are not (everywhere) a `torch.dtype`."""
+    """Storage types that a plan may name and that are not (in every torch release) a `torch.dtype`."""
 
     FP8 = "fp8"
     INT4 = "int4"
@@ -26,10 +26,10 @@ _CUSTOM_BITS = {CustomDtype.FP8: 8, CustomDtype.INT4: 4, CustomDtype.INT2: 2}
 
 
 def normalize_dtype(dtype: DtypeLike) -> torch.dtype | CustomDtype:
-    """Return the dtype meant by `"float16"`, `"torch.float16"`, `"int4"`, a `torch.dtype` or a `CustomDtype`.
+    """Return the dtype for `"float16"`, `"torch.float16"`, `"int4"`, a `torch.dtype` or a `CustomDtype`.
 
     Raises:
-        PlanError: the name is no dtype.
+        PlanError: the name is not a dtype.
     """
     if isinstance(dtype, (torch.dtype, CustomDtype)):
         return dtype
@@ -46,10 +46,10 @@ def normalize_dtype(dtype: DtypeLike) -> torch.dtype | CustomDtype:
 
 
 def torch_dtype(dtype: DtypeLike) -> torch.dtype:
-    """Return the `torch.dtype` meant by its name or itself: one of floating point, that weights can be loaded as.
+    """Return the floating point `torch.dtype` that weights are loaded as.
 
     Raises:
-        PlanError: it is none.
+        PlanError: `dtype` is not one.
     """
     found = normalize_dtype(dtype)
     if isinstance(found, CustomDtype) or not found.is_floating_point:
@@ -61,10 +61,10 @@ def torch_dtype(dtype: DtypeLike) -> torch.dtype:
 
 
 def normalize_dtypes(special_dtypes: Mapping[str, DtypeLike] | None) -> dict[str, torch.dtype | CustomDtype]:
-    """Return dtypes given by tensor name, none for None.
+    """Return dtypes given by tensor name; an empty dictionary for None.
 
     Raises:
-        PlanError: it is no mapping of names, or one of the dtypes is none.
+        PlanError: it is not a mapping of names, or a dtype is unknown.
     """
     if special_dtypes is None:
         return {}
@@ -96,7 +96,7 @@ def dtype_name(dtype: torch.dtype | CustomDtype) -> str:
 
 
 def planned_dtype(current: torch.dtype, wanted: torch.dtype | CustomDtype | None) -> torch.dtype | CustomDtype:
-    """Return the dtype a tensor will have once loaded as `wanted`: only floating point tensors are cast."""
+    """Return the dtype of a tensor after loading as `wanted`: only floating point tensors are cast."""
     if wanted is None or not current.is_floating_point:
         return current
     return wanted

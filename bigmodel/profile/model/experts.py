@@ -1,4 +1,4 @@
-"""The experts of a mixture that can be brought to a device one by one, and how many of them a call wants."""
+"""Experts that can be fetched one by one, and how many of them a call uses."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .tensors import TensorSpec
 
 @dataclass(frozen=True)
 class ExpertsProfile:
-    """The experts of one module: fused tensors whose first dimension counts them.
+    """The experts of one module: fused tensors whose first dimension is the expert.
 
     Attributes:
         name: the module's name.
-        count: how many there are.
+        count: number of experts.
         slots: bytes of one expert in each fused tensor by the tensor's name in the module, each aligned to `alignment`.
-        storages: numbers of the fused tensors' storages.
+        storages: storage numbers of the fused tensors.
     """
 
     name: str
@@ -28,12 +28,12 @@ class ExpertsProfile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the slot that one expert is brought into."""
+        """Bytes of the slot of one expert."""
         return sum(nbytes for _, nbytes in self.slots)
 
 
 @dataclass(frozen=True)
-class Choice:
+class RouterChoice:
     """A router's choice in one call: `per_token` different experts for each of `tokens` tokens, out of `count`."""
 
     tokens: int
@@ -42,21 +42,24 @@ class Choice:
 
     @property
     def wanted(self) -> float:
-        """How many experts at least one token wants, on average, if all are as likely, as routers are trained to be."""
+        """Expected number of distinct experts used, if all are equally likely, as routers are trained to make them."""
         return distinct_experts(self.count, self.tokens, self.per_token)
 
 
 def distinct_experts(count: int, tokens: int, per_token: int = 1) -> float:
-    """Return how many of `count` experts are wanted by at least one of `tokens`, each of which wants `per_token`."""
+    """Return the expected number of `count` experts that at least one of `tokens` uses, each using `per_token`.
+
+    A token leaves out a given expert with probability 1 - per_token / count, all tokens with its power.
+    """
     return count * (1 - (1 - min(per_token / count, 1.0)) ** tokens)
 
 
 def expert_names(module: nn.Module) -> list[str]:
-    """Return the names of `module`'s fused expert tensors, none if its experts cannot be fetched one by one.
+    """Return the names of `module`'s fused expert tensors; empty if its experts cannot be fetched one by one.
 
-    They can for the classes that transformers decorates with ``use_experts_implementation``: whatever experts function
-    is configured, a class's own or one registered in ``ALL_EXPERTS_FUNCTIONS``, it is given the tensors
-    ``(experts, ...)`` and for each token the numbers of the experts it goes to.
+    They can be for classes that transformers decorates with ``use_experts_implementation``: any configured experts
+    function, the class's own or one registered in ``ALL_EXPERTS_FUNCTIONS``, receives the tensors ``(experts, ...)``
+    and the expert indices of each token.
     """
     count = getattr(module, "num_experts", None)
     decorated = hasattr(module, "is_transposed") and hasattr(getattr(module, "config", None), "_experts_implementation")
@@ -69,13 +72,13 @@ def expert_names(module: nn.Module) -> list[str]:
 
 
 def profile_experts(name: str, module: nn.Module, specs: Sequence[TensorSpec], alignment: int) -> ExpertsProfile | None:
-    """Return the experts of the module called `name`; None if it has none that can be fetched one by one.
+    """Return the experts of the module `name`; None if it has none that can be fetched one by one.
 
     Args:
         name: the module's full name.
         module: the module.
-        specs: tensors, the module's own among them, as they will be loaded.
-        alignment: bytes at whose multiples tensors in a slot begin.
+        specs: tensors as they will be loaded, the module's own among them.
+        alignment: alignment in bytes of tensors in a slot.
     """
     names = expert_names(module)
     if not names:

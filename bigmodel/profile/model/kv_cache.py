@@ -1,4 +1,4 @@
-"""Bytes of a KV cache, from a config alone.
+"""Bytes of a KV cache, computed from a config.
 
 A layer that attends to everything holds, for each token and each key-value head, one key and one value. A layer with
 a sliding window holds no more tokens than the window. Multi-head latent attention holds, for each token, the latent
@@ -30,12 +30,12 @@ def kv_cache_bytes(
         config: a transformers config (of the text part, or one that has it).
         batch_size: sequences.
         context_length: tokens of each sequence; for "static", tokens the cache is made for.
-        dtype: what keys and values are stored as.
+        dtype: dtype of keys and values.
         cache: "dynamic" (grows with the text), "static" (made for the whole context at once), or "expanded" (for
             latent attention whose keys and values are cached for every head).
 
     Raises:
-        PlanError: the config does not tell layers and heads, or another argument makes no sense.
+        PlanError: the config lacks layers or heads, or another argument is invalid.
     """
     return sum(layer_cache_bytes(config, batch_size, context_length, dtype, cache))
 
@@ -47,7 +47,7 @@ def layer_cache_bytes(
     dtype: DtypeLike,
     cache: str = "dynamic",
 ) -> list[int]:
-    """Return what `kv_cache_bytes` adds up, layer by layer."""
+    """Return the bytes of each layer's KV cache; arguments as for `kv_cache_bytes`."""
     check_choice("cache", cache, CACHES)
     batch_size, context_length = whole_number("batch_size", batch_size), whole_number("context_length", context_length)
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
@@ -59,7 +59,7 @@ def layer_cache_bytes(
 
 
 def numbers_per_token(config: Any, cache: str = "dynamic") -> int:
-    """Return how many numbers one layer keeps of one token."""
+    """Return how many numbers one layer stores for one token."""
     latent = getattr(config, "kv_lora_rank", None)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if latent is not None and cache == "expanded":
@@ -72,7 +72,7 @@ def numbers_per_token(config: Any, cache: str = "dynamic") -> int:
 
 
 def tokens_held(config: Any, context_length: int) -> list[int]:
-    """Return how many tokens each layer holds once `context_length` tokens have been seen."""
+    """Return how many tokens each layer holds after `context_length` tokens."""
     window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     if not getattr(config, "use_sliding_window", True):
         window = None

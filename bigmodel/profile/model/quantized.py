@@ -1,9 +1,9 @@
-"""Weights as small integers: which there are, and how many bytes they then take.
+"""Bytes of weights that are quantised for the link.
 
 A weight is cut into groups of `GROUP` elements that follow each other in memory. A group of ``int8`` is its integers
 and one scale; of ``int4`` its integers, two to a byte, one scale and one zero point. The scales of all groups lie
-together, then the zero points, then the integers, each from a multiple of `ALIGNMENT` on: what has arrived of the
-integers can be restored while the rest is on its way.
+together, then the zero points, then the integers, each aligned to `ALIGNMENT`, so that integers
+that have arrived can be restored while the rest is in transfer.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ GROUP = 128
 """Elements that share a scale, as in torchao's int4. The scale makes them 3 % larger than 8 bits each would be."""
 
 UNPACK_GROUPS = 128 * 2**10
-"""Groups that are restored at once: enough to keep a GPU busy, for 8 MiB of scratch memory."""
+"""Groups that are restored at once: enough to keep a GPU busy, with 8 MiB of scratch memory."""
 
 OFFLOAD_DTYPES = ("int8", "int4")
 
 PartOfWeight = tuple[torch.dtype, tuple[int, int]]
-"""Dtype and shape (groups, elements of each) of one part of a quantised weight."""
+"""Dtype and shape (groups, elements per group) of one part of a quantised weight."""
 
 _WHOLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_offload_dtype(offload_dtype: str | None) -> str | None:
-    """Return what was given if it is one of `OFFLOAD_DTYPES` or None.
+    """Return `offload_dtype` if it is one of `OFFLOAD_DTYPES` or None.
 
     Raises:
-        PlanError: It is neither.
+        PlanError: it is neither.
     """
     check_choice("offload_dtype", offload_dtype, (*OFFLOAD_DTYPES, None))
     return offload_dtype
 
 
 def quantized_parts(shape: Sequence[int], dtype: DtypeLike, offload_dtype: str) -> list[PartOfWeight] | None:
-    """Return the parts that a weight is quantised to: scales, for ``int4`` zero points, and integers.
+    """Return the parts of a quantised weight: scales, zero points (``int4``), and integers.
 
-    None for a tensor that stays as it is: what is no matrix, such as biases, norms and the experts of a layer in one
-    tensor; integers; a number of elements that groups do not divide; one so small that nothing would be won.
+    None for a tensor that is not quantised: anything but a matrix (biases, norms, fused experts); integers; a number
+    of elements that is no multiple of `GROUP`; a matrix so small that nothing is saved.
     """
     count, found = prod(shape), normalize_dtype(dtype)
     if len(shape) != 2 or found not in _WHOLE or count == 0 or count % GROUP:
@@ -60,18 +60,18 @@ def quantized_parts(shape: Sequence[int], dtype: DtypeLike, offload_dtype: str) 
 
 
 def quantized_bytes(shape: Sequence[int], dtype: DtypeLike, offload_dtype: str | None) -> int:
-    """Return the bytes of a tensor that is offloaded as `offload_dtype`: its own where it stays as it is."""
+    """Return the bytes of a tensor offloaded as `offload_dtype`; its own bytes if it is not quantised."""
     parts = None if offload_dtype is None else quantized_parts(shape, dtype, offload_dtype)
     return prod(shape) * dtype_bits(dtype) // 8 if parts is None else _nbytes(parts)
 
 
 def scratch_bytes(groups: int, offload_dtype: str) -> int:
-    """Return the bytes of memory that restoring a weight of so many groups takes beside the weight itself."""
+    """Return the bytes of scratch memory for restoring a weight of so many groups."""
     return min(groups, UNPACK_GROUPS) * GROUP // 2 if offload_dtype == "int4" else 0
 
 
 def offloaded_bytes(unit: UnitProfile, offload_dtype: str | None) -> int:
-    """Return the bytes that the parameters of a streamed unit take where it is held."""
+    """Return the bytes of a streamed unit's parameters on its storage device."""
     if offload_dtype is None:
         return unit.weights
     return sum(quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in _parameters(unit))

@@ -26,13 +26,12 @@ def compute_module_sizes(
 
     Args:
         model: any module, also on meta.
-        dtype: floating point tensors count as this dtype, but never as more than they take now; None: as
-            they are.
-        special_dtypes: dtype by parameter or buffer name, stronger than `dtype`.
+        dtype: floating point tensors count as this dtype, but never as more bytes than now; None: as they are.
+        special_dtypes: dtype by parameter or buffer name; takes precedence over `dtype`.
         buffers_only: count buffers only.
 
     Raises:
-        PlanError: the model is no module, or a dtype is none.
+        PlanError: the model is not a module, or a dtype is unknown.
     """
     check_model(model)
     check_flags(buffers_only=buffers_only)
@@ -86,7 +85,7 @@ def get_max_layer_size(
 
 
 def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]]]:
-    """Return the bytes of the model, and those of its largest layer with the names of all that size."""
+    """Return the bytes of the model, and those of its largest layer with the names of all layers of that size."""
     sizes = compute_module_sizes(model)
     direct: list[tuple[str, nn.Module | torch.Tensor]] = [*model.named_parameters(recurse=False)]
     direct += [*model.named_children(), *model.named_buffers(recurse=False)]

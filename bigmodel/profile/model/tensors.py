@@ -1,8 +1,6 @@
-"""The tensors of a module as numbers: name, bytes, and which names share one storage.
+"""The tensors of a module: name, dtype, bytes, and which names share one storage (ties).
 
 Nothing here reads a value, so everything works on the meta device.
-
-Which names of a model are one tensor.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ class TensorSpec:
     Attributes:
         name: full name, as in `state_dict()`.
         shape: its shape.
-        dtype: name of the dtype it will have once loaded.
-        nbytes: bytes it takes once loaded.
-        is_buffer: a buffer, not a parameter.
-        persistent: it is part of the state dict (parameters always are).
-        storage: two specs with the same number are the same memory (tied).
+        dtype: name of its dtype after loading.
+        nbytes: its bytes after loading.
+        is_buffer: it is a buffer, not a parameter.
+        persistent: it is in the state dict (parameters always are).
+        storage: specs with the same number share one storage (tied).
     """
 
     name: str
@@ -49,7 +47,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool, 
     The order is that of the modules (depth first), parameters before buffers within one module.
 
     Raises:
-        PlanError: it is no module.
+        PlanError: `module` is not a module.
     """
     check_model(module)
     for prefix, submodule in module.named_modules(remove_duplicate=False):
@@ -63,7 +61,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool, 
 
 
 def storage_key(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return what two tensors have in common exactly when they are the same memory.
+    """Return a key that two tensors share exactly if they are the same memory.
 
     Works on meta tensors too. Tensors that view different parts of one storage (a memory-mapped file, say)
     get different keys; an empty tensor shares memory with nobody.
@@ -86,10 +84,10 @@ def tensor_specs(
 
     Args:
         module: any module, on any device, also meta.
-        dtype: what floating point tensors will be cast to when loaded; None keeps theirs.
-        special_dtypes: dtype by full name, stronger than `dtype`.
-        as_loaded: True counts what loading does: parameters take `dtype`, buffers keep theirs. False counts as
-            accelerate does: buffers take it too, and no tensor becomes wider than it is.
+        dtype: dtype that floating point tensors are cast to when loaded; None: they keep theirs.
+        special_dtypes: dtype by full name; takes precedence over `dtype`.
+        as_loaded: True counts as loading does: parameters are cast to `dtype`, buffers keep theirs. False counts as
+            accelerate does: buffers are cast too, and no tensor becomes wider.
     """
     wanted = None if dtype is None else normalize_dtype(dtype)
     special = normalize_dtypes(special_dtypes)

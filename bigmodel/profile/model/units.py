@@ -1,13 +1,9 @@
-"""Which modules must stay in one piece, found without being told.
+"""The units of a model: the modules that are placed as a whole, with their tensors and bytes.
 
-A module with a residual connection adds what went in to what came out; cut in two, the halves would meet on
-different devices. transformers models name such classes. For any other model the repeated blocks are taken:
-modules of one class that sit side by side in a `ModuleList`, `Sequential` or `ModuleDict` and have modules of
-their own inside. The outermost such module counts, so experts inside a decoder layer do not split it.
-
-Which modules compute with what others inside them return, and so have it brought to where they compute.
-
-The pieces of a model that are placed as a whole, with their tensors and bytes.
+A module with a residual connection adds its input to its output; if it were split, the two would meet on different
+devices. transformers models declare such classes. In any other model the repeated blocks are units: modules of one
+class that sit side by side in a `ModuleList`, `Sequential` or `ModuleDict` and have children. The outermost such
+module counts, so the experts inside a decoder layer do not split it.
 """
 
 from __future__ import annotations
@@ -65,15 +61,15 @@ def _blocks_of(module: nn.Module, children: list[nn.Module]) -> set[str]:
 
 @dataclass(frozen=True)
 class UnitModule:
-    """A piece of a model that is placed as a whole.
+    """A module or tensor of a model that is placed as a whole.
 
     Attributes:
-        name: module name, or the full name of one tensor that a split module holds itself; `""` for a model
-            that is one piece.
-        is_block: it is one of the repeated blocks, or was named as not to be split.
+        name: module name, or the full name of a tensor that a split module holds itself; `""` for a model that is
+            one unit.
+        is_block: it is one of the repeated blocks, or its class was given as not to be split.
         is_tensor: `name` is a parameter or buffer, not a module.
         class_name: class of the module, or "Parameter" / "Buffer".
-        is_lookup: an embedding: a few rows of its table are read, so it is best run where the table lies.
+        is_lookup: an embedding: only a few rows are read, so it best executes where its table lies.
     """
 
     name: str
@@ -84,10 +80,10 @@ class UnitModule:
 
 
 def as_class_names(classes: Iterable[str] | str | None) -> frozenset[str]:
-    """Return class names given as None, one name or several, as a set.
+    """Return class names given as None, one name or several names as a set.
 
     Raises:
-        PlanError: they are something else.
+        PlanError: they are of another type.
     """
     if classes is None:
         return frozenset()
@@ -103,18 +99,17 @@ def as_class_names(classes: Iterable[str] | str | None) -> frozenset[str]:
 
 
 def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | None = None) -> list[UnitModule]:
-    """Cut `model` into the pieces that are placed as a whole, in the order the modules are registered.
+    """Split `model` into units, in the order in which modules are registered.
 
-    A block is never cut. A module that holds blocks is cut, and so is a pure container. Every other composite
-    module stays whole while there are blocks to cut around it; in a model without any blocks only modules
-    without children are whole.
+    A block is never split. A module that contains blocks is split, and so is a pure container. Every other composite
+    module is a unit if the model has blocks; in a model without blocks only modules without children are units.
 
     Args:
         model: any module, also on meta.
-        no_split_module_classes: class names not to be split; None: find them (`find_no_split_classes`).
+        no_split_module_classes: names of classes that are not split; None: `find_no_split_classes`.
 
     Raises:
-        PlanError: the model is no module, or the class names are something else.
+        PlanError: the model is not a module, or the class names are of another type.
     """
     check_model(model)
     given = no_split_module_classes is not None
@@ -143,7 +138,7 @@ def is_lookup(module: nn.Module) -> bool:
 
 
 def _names_around_blocks(model: nn.Module, classes: frozenset[str]) -> set[str]:
-    """Return the names of all modules that hold a block somewhere inside."""
+    """Return the names of all modules that contain a block."""
     names: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         if name and type(module).__name__ in classes:
@@ -153,15 +148,15 @@ def _names_around_blocks(model: nn.Module, classes: frozenset[str]) -> set[str]:
 
 
 def combining_module(modules: Mapping[str, nn.Module], name: str, whole: Collection[str]) -> str | None:
-    """Return the module around `name` that computes with what `name` returns; None if that only passes it on.
+    """Return the module around `name` that computes with the outputs of `name`; None if it only passes them on.
 
-    A module that holds tensors itself computes with them. Others do unless their model declares which modules must not
-    be split, and thereby that all else may be.
+    A module that holds tensors itself computes with them. Others count as computing unless their model declares which
+    modules must not be split, and thereby that all others may be.
 
     Args:
         modules: all modules of a model by name, the model itself under `""`.
         name: one of them.
-        whole: names of the classes that must not be split.
+        whole: names of classes that are not split.
     """
     if not name:
         return None
@@ -176,16 +171,16 @@ def combining_module(modules: Mapping[str, nn.Module], name: str, whole: Collect
 
 @dataclass(frozen=True)
 class UnitProfile:
-    """One piece of a model: a block, another module, or one tensor that a split module holds itself.
+    """One unit of a model: a block, another module, or a tensor that a split module holds itself.
 
     Attributes:
-        name: module name, or tensor name when `is_tensor`; `""` for a model that is one piece.
+        name: module name, or tensor name if `is_tensor`; `""` for a model that is one unit.
         class_name: class of the module, "Parameter" or "Buffer".
-        is_block: it is one of the repeated blocks (or was named as not to be split).
+        is_block: it is one of the repeated blocks, or its class was given as not to be split.
         is_tensor: `name` is a tensor.
         tensors: every name inside it, tied ones once per name.
-        is_lookup: an embedding, best run where its table lies.
-        experts: its experts that can be fetched one by one, a module's at a time.
+        is_lookup: an embedding, which best executes where its table lies.
+        experts: one entry for each module in it whose experts can be fetched one by one.
     """
 
     name: str
@@ -229,7 +224,7 @@ class UnitProfile:
         )
 
     def slab_without_experts(self, with_buffers: bool = False) -> int:
-        """Return the bytes of the slot for what is streamed as a whole: all but experts, which come one by one."""
+        """Return the bytes of the slot without the experts that are fetched one by one."""
         return self._slabs_without_experts[with_buffers]
 
     @cached_property

@@ -1,6 +1,13 @@
-"""Runs a model's real forward on fake tensors at the shapes to be used, and records what it allocates.
+"""Dry run: a model's real forward runs on fake tensors at given shapes, and its allocations are recorded.
 
-A copy of a model whose tensors are fake: it runs, allocates nothing, and the model itself is left alone.
+This is how activations and KV cache are known before any weight is read:
+
+1. `fake_clone` copies the model with fake tensors; of a deep model only a few layers (`extrapolate`).
+2. `Session` and `usage` call the clone as `generate`, a translation or a plain forward would.
+3. `Recorder` turns each operation and each freed storage into events of a `Trace`.
+4. `extrapolate` repeats the recorded layers for those that were left out.
+
+`bigmodel.profile.trace.ledger` then computes peaks from the traces, for any device map.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from ...arguments import check_names, shown
 from ...devices import HOST
 from ...errors import PlanError
 from ..model.units import UnitProfile
-from .extrapolate import Shortening, find_shortenings, lengthen
+from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .recorder import Recorder
 from .session import ConstantsThroughHost, Session
 from .trace import Trace, cut
@@ -39,10 +46,10 @@ class Phase:
 
     Attributes:
         name: "prefill", "decode" or "forward".
-        trace: what happens.
-        tokens: how many tokens of each sequence it processes.
-        from_host: what happens instead where the model's first weights lie on the host, as `transformers` goes by
-            their device; None for the same.
+        trace: its events.
+        tokens: tokens of each sequence that it processes.
+        from_host: the trace if the model's first weights lie on the host, as `transformers` chooses kernels by their
+            device; None: the same as `trace`.
     """
 
     name: str
@@ -51,20 +58,20 @@ class Phase:
     from_host: Trace | None = None
 
     def without_workspace(self) -> Phase:
-        """Return the same with kernels that take nothing for themselves."""
+        """Return the same phase without the workspace of kernels."""
         from_host = None if self.from_host is None else self.from_host.without_workspace
         return replace(self, trace=self.trace.without_workspace, from_host=from_host)
 
     def trace_from(self, first: object) -> Trace:
-        """Return what happens where the model's first weights lie on the device `first`."""
+        """Return the trace for a model whose first weights lie on the device `first`."""
         return self.from_host if first == HOST and self.from_host is not None else self.trace
 
 
 def check_example(example: object) -> None:
-    """Refuse what are no positional and keyword arguments.
+    """Check that `example` is a pair of positional and keyword arguments.
 
     Raises:
-        PlanError: says what it is.
+        PlanError: it is not; names its type.
     """
     if not isinstance(example, (tuple, list)) or len(example) != 2:
         raise PlanError(f"example is {shown(example)}; give a pair of positional and keyword arguments of forward")
@@ -89,15 +96,15 @@ def dry_run(
         model: any module, also on meta; not changed.
         units: its units; events name them by their position.
         workload: shapes for a transformers model.
-        device: what kind of device the tensors are to pretend to be on; kernels differ between kinds.
+        device: device that the fake tensors report; kernels differ between kinds of devices.
         dtypes: dtype by `id` of a tensor, for those that will be cast when loaded.
-        example: arguments of forward, for a model whose inputs cannot be told from its config. Their values are
+        example: arguments of forward, for a model whose config does not describe its inputs. Their values are
             not read.
-        every_layer: run every layer of a deep model, and not a few that stand for all; slower, same result.
+        every_layer: run every layer of a deep model instead of extrapolating from a few; slower, same result.
 
     Returns:
         The phases in order: prefill and decode for a model that generates, else one forward. Empty if the inputs
-        are not known, or if what the model does depends on values.
+        are unknown, or if the forward depends on values.
     """
     with _quiet():
         return _dry_run(model, units, workload, device, dtypes or {}, example, every_layer)
@@ -112,11 +119,11 @@ def _dry_run(
     example: Example | None,
     every_layer: bool,
 ) -> list[Phase]:
-    shortenings = [] if every_layer or example is not None else find_shortenings(model, units)
-    if shortenings:
+    samples = [] if every_layer or example is not None else find_layer_samples(model, units)
+    if samples:
         try:
-            return _record(model, units, workload, device, dtypes, example, shortenings)
-        except Exception as error:  # the cut model cannot run or repeat: the whole one decides
+            return _record(model, units, workload, device, dtypes, example, samples)
+        except Exception as error:  # the sampled model cannot run or be extrapolated: run the whole one
             logger.debug("dry run of every layer, because %s", error)
     try:
         return _record(model, units, workload, device, dtypes, example, [])
@@ -131,7 +138,7 @@ def _dry_run(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """PyTorch logs a fake kernel's refusal with its whole stack; what it means is said in one line here."""
+    """Silence PyTorch's log of unsupported fake kernels, which has whole stacks; `_dry_run` logs one line instead."""
     noisy = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, noisy.disabled = noisy.disabled, True
     try:
@@ -147,12 +154,12 @@ def _record(
     device: torch.device,
     dtypes: Mapping[int, torch.dtype],
     example: Example | None,
-    shortenings: Sequence[Shortening],
+    samples: Sequence[LayerSample],
 ) -> list[Phase]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    clone = fake_clone(model, mode, device, dtypes, shortenings)
+    clone = fake_clone(model, mode, device, dtypes, samples)
     recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]))
-    _follow_units(clone, units, shortenings, recorder)
+    _follow_units(clone, units, samples, recorder)
     session = Session(clone, recorder, workload, device)
     with mode, recorder, ConstantsThroughHost(), torch.no_grad():
         if example is not None:
@@ -162,8 +169,8 @@ def _record(
     traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
     phases: list[Phase] = []
     for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
-        for shortening in shortenings:
-            trace = lengthen(trace, shortening)
+        for sample in samples:
+            trace = extrapolate(trace, sample)
         if name == FROM_HOST:
             phases[-1] = replace(phases[-1], from_host=trace)
         else:
@@ -172,9 +179,9 @@ def _record(
 
 
 def _follow_units(
-    clone: nn.Module, units: Sequence[UnitProfile], shortenings: Sequence[Shortening], recorder: Recorder
+    clone: nn.Module, units: Sequence[UnitProfile], samples: Sequence[LayerSample], recorder: Recorder
 ) -> None:
-    left_out = {unit for shortening in shortenings for unit in shortening.units[shortening.kept :]}
+    left_out = {unit for sample in samples for unit in sample.units[sample.count :]}
     followed: set[int] = set()
     for index, unit in enumerate(units):
         if unit.is_tensor or index in left_out:
@@ -192,19 +199,19 @@ def fake_clone(
     mode: FakeTensorMode,
     device: torch.device,
     dtypes: Mapping[int, torch.dtype],
-    shortenings: Sequence[Shortening] = (),
+    samples: Sequence[LayerSample] = (),
 ) -> nn.Module:
-    """Return a copy of `model` in evaluation mode with fake tensors on `device`, its long lists of blocks cut.
+    """Return a copy of `model` in evaluation mode with fake tensors on `device` and only the sampled blocks.
 
     Args:
         model: any module, on any device, also meta; not changed, no value of it is read.
         mode: the mode the fake tensors belong to.
-        device: where the fake tensors pretend to be.
+        device: device that the fake tensors report.
         dtypes: dtype by `id` of the tensor, for those that will be cast when loaded.
-        shortenings: lists of blocks to cut, and how.
+        samples: the blocks to keep of long lists of blocks.
     """
     memo: dict[int, object] = {}
-    left_out = {id(block) for cut in shortenings for block in _blocks(model, cut)[cut.kept :]}
+    left_out = {id(block) for sample in samples for block in _blocks(model, sample)[sample.count :]}
     memo.update((block, nn.Identity()) for block in left_out)
     for module in _modules_without(model, left_out):
         for registry in (module._parameters, module._buffers):
@@ -212,14 +219,14 @@ def fake_clone(
                 if tensor is not None and id(tensor) not in memo:
                     memo[id(tensor)] = _fake(tensor, mode, device, dtypes.get(id(tensor), tensor.dtype))
     clone = copy.deepcopy(model, memo)
-    for shortening in shortenings:
-        parent, _, leaf = shortening.path.rpartition(".")
-        setattr(clone.get_submodule(parent), leaf, nn.ModuleList(_blocks(clone, shortening)[: shortening.kept]))
+    for sample in samples:
+        parent, _, leaf = sample.path.rpartition(".")
+        setattr(clone.get_submodule(parent), leaf, nn.ModuleList(_blocks(clone, sample)[: sample.count]))
     return clone.eval().requires_grad_(False)
 
 
-def _blocks(model: nn.Module, shortening: Shortening) -> list[nn.Module]:
-    return list(model.get_submodule(shortening.path).children())
+def _blocks(model: nn.Module, sample: LayerSample) -> list[nn.Module]:
+    return list(model.get_submodule(sample.path).children())
 
 
 def _modules_without(model: nn.Module, left_out: set[int]) -> list[nn.Module]:

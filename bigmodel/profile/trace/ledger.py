@@ -1,6 +1,7 @@
-"""Keeps the books of a trace: which device each storage lies on, and the most bytes there at once.
+"""Replays a trace under a device map: which device each storage lies on, and the peak bytes on each device.
 
-What experts take that are computed with some after others, because there is not room for all.
+Tensors that cross between devices are copied, as the dispatched model copies them: inputs to where a unit executes,
+outputs back to the main device. Experts that do not all fit a device are computed in chunks (`chunk_experts`).
 """
 
 from __future__ import annotations
@@ -10,35 +11,49 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ...devices import HOST
-from .trace import Allocate, Burst, Call, Enter, Event, Free, Held, Leave, Return, Route, Routed, Scratch, Trace
+from .trace import (
+    Allocate,
+    Burst,
+    Call,
+    Enter,
+    Event,
+    Free,
+    InitialStorage,
+    Leave,
+    Return,
+    Route,
+    Routed,
+    Scratch,
+    Trace,
+)
 
 D = TypeVar("D", bound=Hashable)
 Rounding = Callable[[int], int]
-"""How many bytes an allocator takes for so many bytes."""
+"""Bytes requested -> bytes that the allocator takes."""
 
 NUMBER = 8
-"""Bytes of the number of an expert; of what is counted of one, as two numbers of 4."""
+"""Bytes of one expert index (int64), and of the token counts of one expert (two int32)."""
 
 
 def replay(
     trace: Trace,
-    runs_on: Mapping[int, D],
+    execution_devices: Mapping[int, D],
     main: D,
     rounding: Rounding = int,
-    brought_to: D | None = None,
+    input_device: D | None = None,
     experts: Mapping[tuple[int, int], int] | None = None,
 ) -> Ledger[D]:
-    """Return the books after a forward on the given devices.
+    """Return the ledger after a forward on the given devices.
 
     Args:
         trace: the forward.
-        runs_on: device of each unit.
-        main: where the inputs are, and where runs what is between units, unless what it reads says otherwise.
-        rounding: what the allocator makes of a number of bytes.
-        brought_to: where the model's first weights lie, and `generate` brings the inputs; None: `main`.
-        experts: for how many experts there is room, where they come one by one: by unit and their position in it.
+        execution_devices: device that each unit executes on, by unit index; others execute on `main`.
+        main: device of the inputs; also of operations between units, unless their inputs lie elsewhere.
+        rounding: bytes that the allocator takes for a number of bytes.
+        input_device: device of the model's first weights, to which `generate` moves the inputs; None: `main`.
+        experts: slots of each cache of experts, by (unit, position of the experts in it).
     """
-    ledger = Ledger(runs_on, main, rounding, brought_to, experts or {})
+    ledger = Ledger(execution_devices, main, rounding, input_device, experts or {})
     for held in trace.initial:
         ledger.hold(held)
     for event in trace.condensed if rounding is int else trace.events:
@@ -47,35 +62,35 @@ def replay(
 
 
 class Ledger(Generic[D]):
-    """Bytes alive on each device, `now` and at the highest mark, `peak`."""
+    """Bytes alive on each device: `now`, and at most, `peak`."""
 
     def __init__(
         self,
-        runs_on: Mapping[int, D],
+        execution_devices: Mapping[int, D],
         main: D,
         rounding: Rounding = int,
-        brought_to: D | None = None,
+        input_device: D | None = None,
         experts: Mapping[tuple[int, int], int] | None = None,
     ) -> None:
         self.now: dict[D, int] = {}
         self.peak: dict[D, int] = {}
-        self._runs_on = runs_on
+        self._execution_devices = execution_devices
         self._main = main
-        self._last = main  # where the unit before lies, in a call of the model
+        self._last = main  # device of the last unit, within a call of the model
         self._rounding = rounding
         self._experts = experts or {}
-        self._in_parts, self._in_device = ALL_AT_ONCE, main
-        self._brought_to = main if brought_to is None else brought_to
+        self._chunked, self._chunked_on = UNCHUNKED, main
+        self._brought_to = main if input_device is None else input_device
         self._calls: list[Call] = []
         self._alive: dict[int, tuple[D, int]] = {}
-        self._running: list[tuple[int, D, int]] = []  # each unit, its device, bytes copied to it while it runs
+        self._running: list[tuple[int, D, int]] = []  # each running unit: index, device, bytes copied there for it
 
-    def hold(self, held: Held) -> None:
-        """Book a storage that is alive from the start."""
-        self._take(held.storage, self._runs_on.get(held.unit, self._main), self._rounding(held.nbytes))
+    def hold(self, held: InitialStorage) -> None:
+        """Count a storage that is alive from the start."""
+        self._take(held.storage, self._execution_devices.get(held.unit, self._main), self._rounding(held.nbytes))
 
     def book(self, event: Event) -> None:
-        """Book one event."""
+        """Apply one event."""
         if isinstance(event, Allocate):
             self._allocate(event)
         elif isinstance(event, Free):
@@ -96,24 +111,24 @@ class Ledger(Generic[D]):
         elif isinstance(event, Route):
             self._route(event)
         elif isinstance(event, Routed):
-            self._add(self._in_device, -self._in_parts.beside)
-            self._in_parts = ALL_AT_ONCE
+            self._add(self._chunked_on, -self._chunked.beside)
+            self._chunked = UNCHUNKED
         elif isinstance(event, Call):
             self._last = self._main
             self._calls.append(event)
-            self._bring(event)
+            self._move_inputs(event)
         elif isinstance(event, Return):
             self._return(event)
-            self._let_go(self._calls.pop())
+            self._release_inputs(self._calls.pop())
             self._last = self._main
 
-    def _bring(self, call: Call) -> None:
+    def _move_inputs(self, call: Call) -> None:
         if self._brought_to != self._main:
             self._add(self._brought_to, sum(self._rounding(nbytes) for _, nbytes in call.fresh))
             self._add(self._brought_to, self._rounding(call.kept))
             self._add(self._main, self._rounding(call.kept))
 
-    def _let_go(self, call: Call) -> None:
+    def _release_inputs(self, call: Call) -> None:
         if self._brought_to != self._main:
             self._add(self._brought_to, -self._rounding(call.kept))
             self._add(self._main, -self._rounding(call.kept))
@@ -130,20 +145,20 @@ class Ledger(Generic[D]):
                 self._add(self._brought_to, -self._rounding(nbytes))
 
     def _allocate(self, event: Allocate) -> None:
-        device = self._place(event)
+        device = self._device_of(event)
         elsewhere = [nbytes for storage, nbytes in event.others if self._alive.get(storage, (device, 0))[0] != device]
         copied = sum(map(self._rounding, elsewhere))
         self._add(device, copied)
-        self._take(event.storage, device, self._rounding(self._in_parts.bytes_of(event.nbytes)))
+        self._take(event.storage, device, self._rounding(self._chunked.bytes_of(event.nbytes)))
         self._add(device, -copied)
 
-    def _place(self, event: Allocate) -> D:
+    def _device_of(self, event: Allocate) -> D:
         if self._running:
             return self._running[-1][1]
         return self._alive.get(event.source, (self._last, 0))[0]
 
     def _enter(self, event: Enter) -> None:
-        device = self._runs_on.get(event.unit, self._main)
+        device = self._execution_devices.get(event.unit, self._main)
         copied = 0
         for storage, nbytes in event.inputs:
             if storage in self._alive and self._alive[storage][0] != device:
@@ -152,8 +167,8 @@ class Ledger(Generic[D]):
         self._add(device, copied)
 
     def _route(self, event: Route) -> None:
-        """Experts that come one by one are called by the numbers of their slots, which are copied to the device; and
-        there are as many experts to count the tokens of as slots, if they are counted."""
+        """Count what calling cached experts takes beside the experts: slot indices on the device, and token counts of
+        the slots beyond the number of experts."""
         if not self._running:
             return
         unit, device, copied = self._running.pop()
@@ -163,8 +178,8 @@ class Ledger(Generic[D]):
             choice = event.choice
             counted = NUMBER * max(slots - choice.count, 0) if event.counted else 0
             more = self._rounding(choice.tokens * choice.per_token * NUMBER) + counted
-            self._in_parts, self._in_device = in_parts(event, slots), device
-            self._add(device, self._in_parts.beside)
+            self._chunked, self._chunked_on = chunk_experts(event, slots), device
+            self._add(device, self._chunked.beside)
         self._running.append((unit, device, copied + more))
         self._add(device, more)
 
@@ -173,17 +188,17 @@ class Ledger(Generic[D]):
         if self._calls:
             self._last = self._main if device == HOST else device
         if device == HOST and device != self._main:
-            self._hand_over(event, device)
+            self._move_outputs(event, device)
         self._add(device, -copied)
 
-    def _hand_over(self, event: Leave, device: D) -> None:
-        """What a unit computed on the host beside an accelerator goes to the main device at once."""
+    def _move_outputs(self, event: Leave, device: D) -> None:
+        """Move the outputs of a unit that executes on the host to the main device, as dispatch does at once."""
         for storage, nbytes in event.outputs:
             if self._alive.get(storage, (None, 0))[0] == device:
                 self._move(storage, nbytes, self._main)
 
     def _move(self, storage: int, nbytes: int, to: D) -> None:
-        """Book that a copy of `nbytes` takes the place of a storage that lies elsewhere."""
+        """Replace a storage that lies elsewhere by a copy of `nbytes` on `to`."""
         device, taken = self._alive.get(storage, (to, 0))
         if device != to:
             self._take(storage, to, self._rounding(nbytes))
@@ -200,13 +215,13 @@ class Ledger(Generic[D]):
 
 
 @dataclass(frozen=True)
-class InParts:
-    """How a mixture's experts are computed with that do not all fit the device: some after others.
+class ChunkedExperts:
+    """Memory of experts that are computed in chunks, because the device has no room for all that a call wants.
 
     Attributes:
-        share: how much of the choices is computed at once.
-        least: bytes of what is made whole all the same, and of anything smaller.
-        beside: bytes of what each choice comes to, until all have, and of the tokens of a part.
+        share: share of the routed tokens in one chunk.
+        least: tensors of at most so many bytes are made whole, not by chunk.
+        beside: bytes held over all chunks: the outputs collected so far, and the tokens of one chunk.
     """
 
     share: float
@@ -214,17 +229,17 @@ class InParts:
     beside: int
 
     def bytes_of(self, nbytes: int) -> int:
-        """Return the bytes that something takes which takes `nbytes` where all is computed at once."""
+        """Return the bytes of a tensor that has `nbytes` when all experts are computed at once."""
         return nbytes if nbytes <= self.least else int(nbytes * self.share)
 
 
-ALL_AT_ONCE = InParts(1.0, 0, 0)
+UNCHUNKED = ChunkedExperts(1.0, 0, 0)
 
 
-def in_parts(route: Route, slots: int) -> InParts:
-    """Return how experts are computed with where there is room for `slots` of them: half that many at once, while the
-    others arrive."""
+def chunk_experts(route: Route, slots: int) -> ChunkedExperts:
+    """Return how experts are chunked when there are `slots` for them: half of the slots compute while the other half
+    is filled."""
     if slots >= route.choice.wanted:
-        return ALL_AT_ONCE
+        return UNCHUNKED
     share = min(1.0, max(1, slots // 2) / route.choice.wanted)
-    return InParts(share, route.nbytes, int(route.nbytes * route.choice.per_token * (1 + share)))
+    return ChunkedExperts(share, route.nbytes, int(route.nbytes * route.choice.per_token * (1 + share)))

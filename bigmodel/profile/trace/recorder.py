@@ -1,10 +1,8 @@
-"""Records a trace: watches every operation of a forward on fake tensors, and the death of every storage.
+"""Records events: every operation of a forward on fake tensors, and the end of every storage.
 
-What a dry run must know about single kernels: where PyTorch's fakes refuse, or differ from what runs.
-
-What memory single kernels take for themselves while they run, beside their inputs and outputs.
-
-The figures are those of ATen's sources, and were held against the kernel's own high-water mark of each operation.
+Two things a dry run must know about single kernels follow at the end: `run_fake`, where PyTorch's fake kernels refuse
+or differ from the real ones; and `scratch_bytes`, the workspace of kernels, whose figures come from ATen's sources and
+were checked against the measured peak of each operation.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from ...devices import HOST, virtual
-from ..model.experts import Choice
+from ..model.experts import RouterChoice
 from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Leave, Operation, Return, Route, Routed, Scratch
 from .work import ROUTE, Work, work_of
 
@@ -29,14 +27,14 @@ aten = torch.ops.aten
 
 
 class Recorder(TorchDispatchMode):
-    """Turns what runs within it into events. Enter it inside a `FakeTensorMode`.
+    """Turns the operations that run within it into events. Enter it inside a `FakeTensorMode`.
 
     Args:
-        known: tensors that are no activations: weights and buffers.
+        known: weights and buffers, which are not recorded.
 
     Attributes:
-        events: what happened, in order.
-        on_host: numbers of the storages that are in the host's memory.
+        events: the events so far, in order.
+        on_host: numbers of the storages that lie in host memory.
     """
 
     def __init__(self, known: Iterator[torch.Tensor]) -> None:
@@ -48,7 +46,7 @@ class Recorder(TorchDispatchMode):
         self._count = 0
         self._units: list[int] = []
         self._at_inputs = False
-        self._choice: Choice | None = None
+        self._choice: RouterChoice | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -67,11 +65,11 @@ class Recorder(TorchDispatchMode):
         return output
 
     def watch(self, tensor: torch.Tensor, read: tuple[tuple[int, int], ...] = ()) -> None:
-        """Book the storage of `tensor` unless it is known.
+        """Record the storage of `tensor` unless it is known.
 
         Args:
-            tensor: what came to life.
-            read: storage and bytes of what was read for it, if that decides where it lies.
+            tensor: a result of an operation.
+            read: (storage, bytes) of the operation's inputs, if they decide the device it lies on.
         """
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -86,7 +84,7 @@ class Recorder(TorchDispatchMode):
         self._references[number] = weakref.ref(storage, self._death_of(key, number))
 
     def number_of(self, tensor: torch.Tensor) -> int:
-        """Return the number of the storage of `tensor`, as events name it; `OUTSIDE` if it is none of them."""
+        """Return the number of the storage of `tensor` in the events; `OUTSIDE` if it is not recorded."""
         return self._numbers.get(tensor.untyped_storage()._cdata, OUTSIDE)
 
     def call(
@@ -96,13 +94,13 @@ class Recorder(TorchDispatchMode):
         fresh: Iterable[torch.Tensor] = (),
         kept: Iterable[torch.Tensor] = (),
     ) -> Any:
-        """Run a call of the whole model, and return what it returns.
+        """Run a call of the whole model and return its result.
 
         Args:
-            run: calls it.
-            inputs: what with, however nested.
-            fresh: those of the inputs that `generate` made for this call.
-            kept: those that it keeps beside.
+            run: calls the model.
+            inputs: its arguments, nested.
+            fresh: the inputs that `generate` made for this call.
+            kept: the inputs that it keeps after the call.
         """
         self.events.append(Call(self._tensors(list(fresh)), sum(tensor.nbytes for tensor in kept)))
         output = run()
@@ -112,14 +110,14 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def at_inputs(self) -> Iterator[None]:
-        """Book what is made within as lying where the inputs are, whatever it is made of."""
+        """Record storages made within as lying on the inputs' device, whatever they are computed from."""
         self._at_inputs = True
         yield
         self._at_inputs = False
 
     @contextmanager
     def as_maker_of(self, tensor: torch.Tensor) -> Iterator[None]:
-        """Book what is made within as made by the unit that made `tensor`."""
+        """Record storages made within as made by the unit that made `tensor`."""
         unit, running, number = OUTSIDE, OUTSIDE, self.number_of(tensor)
         for event in self.events:
             if isinstance(event, Enter):
@@ -138,7 +136,7 @@ class Recorder(TorchDispatchMode):
         self.events.append(Leave(unit))
 
     def follow(self, module: nn.Module, unit: int) -> None:
-        """Book when `module` starts and ends, as unit number `unit`."""
+        """Record when `module` starts and ends, as unit number `unit`."""
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
             self.events.append(Enter(unit, self._tensors((args, kwargs))))
@@ -152,12 +150,12 @@ class Recorder(TorchDispatchMode):
         module.register_forward_hook(after)
 
     def follow_experts(self, module: nn.Module, position: int, count: int) -> None:
-        """Book what is chosen of the `count` experts of `module`, those at `position` of the unit it is in."""
+        """Record the routing to the `count` experts of `module`, which are at `position` in its unit."""
         arguments = inspect.signature(type(module).forward)
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
             _, tokens, index, _ = arguments.bind(module, *args, **kwargs).args
-            self._choice = Choice(index.shape[0], index.shape[1], count)
+            self._choice = RouterChoice(index.shape[0], index.shape[1], count)
             counted = getattr(getattr(module, "config", None), "_experts_implementation", None) != "batched_mm"
             self.events += [Route(position, self._choice, tokens.nbytes, counted), Operation(Work(ROUTE))]
 
@@ -188,12 +186,12 @@ class Recorder(TorchDispatchMode):
 
 
 def run_fake(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation on fake tensors, also where PyTorch's own fake kernel refuses what the real one takes."""
+    """Run an operation on fake tensors, also where PyTorch's fake kernel refuses what the real one accepts."""
     if func is aten._grouped_mm.default:
         return _grouped_mm(*args, **kwargs)
     output = func(*args, **kwargs)
     if func is aten.native_batch_norm.default and not args[5] and args[0].device.type != "cuda":
-        # In inference only CUDA's kernel makes room for the batch's statistics.
+        # In inference only CUDA's kernel allocates the batch's statistics.
         return output[0], *(statistic.new_empty(0) for statistic in output[1:])
     return output
 
@@ -211,24 +209,24 @@ def _grouped_mm(
 
 KEY_BLOCK = 512
 FEWEST_IN_BLOCKS = 16
-"""Channels that oneDNN keeps side by side where the processor has AVX-512; fewer are read as they lie."""
+"""Channels that oneDNN blocks together with AVX-512; inputs of fewer channels are not reordered."""
 
 
 def scratch_bytes(func: Any, args: tuple[Any, ...], output: Any) -> int:
-    """Return the bytes of workspace the kernel of `func` holds at its peak beside its inputs and outputs.
+    """Return the peak bytes of workspace that the kernel of `func` takes beside inputs and outputs.
 
     Args:
         func: the operation.
-        args: what it is given: (fake) tensors on the device that it is to run on.
-        output: what it returned.
+        args: its arguments: (fake) tensors on the device it will run on.
+        output: its result.
     """
     known = _KNOWN.get(func)
     return 0 if known is None else known(args, output)
 
 
 def _flash_attention(args: tuple[Any, ...], _output: Any) -> int:
-    """Every thread holds, in float32, the scores of a block of queries with a block of keys, their maxima and sums,
-    and the block's output; for narrower dtypes the scores once more (ATen's FlashAttentionKernel.cpp)."""
+    """Each thread holds in float32 the scores of a block of queries with a block of keys, their maxima and sums, and
+    the block's output; for narrower dtypes also the scores in that dtype (ATen's FlashAttentionKernel.cpp)."""
     query, key = args[:2]
     rows, width, keys = query.shape[-2], query.shape[-1], key.shape[-2]
     block = min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32)
@@ -239,15 +237,15 @@ def _flash_attention(args: tuple[Any, ...], _output: Any) -> int:
 
 
 def _safe_softmax(args: tuple[Any, ...], _output: Any) -> int:
-    """Which scores are minus infinity is held in a byte each (ATen's SoftMax.cpp); a virtual accelerator's kernels
-    are the host's, and hold that there."""
+    """A mask of the scores that are minus infinity, one byte each (ATen's SoftMax.cpp). A virtual accelerator computes
+    on the host, so the mask lies there."""
     scores: torch.Tensor = args[0]
     return 0 if scores.device.type == virtual.TYPE else scores.numel()
 
 
 def _convolution(args: tuple[Any, ...], output: torch.Tensor) -> int:
-    """On the host oneDNN copies inputs and weights into the order that it computes in; its output is copied back when
-    they are gone. Convolutions in float32 that span one position, each, take them as they lie."""
+    """On the host oneDNN reorders inputs and weights into blocked layouts, and the output back once these are freed.
+    Pointwise float32 convolutions with stride 1 read them as they are."""
     data, weight, _bias, stride, _padding, _dilation, transposed = args[:7]
     if data.device.type != HOST or transposed or not torch.backends.mkldnn.is_available():
         return 0

@@ -1,4 +1,4 @@
-"""A model being used on fake tensors, and the forwards of it that are recorded."""
+"""A session: a fake model that is called, and the recorded phases of the calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .workload import Workload
 
 
 class Session:
-    """A model being used, its forwards recorded as phases.
+    """Calls a fake model and records its forwards as phases.
 
     Attributes:
-        recorder: what is recorded by.
+        recorder: the recorder of its events.
         marks: (name, (first event, end), tokens of each sequence) of every phase so far.
     """
 
@@ -32,7 +32,7 @@ class Session:
         self._accepted = set(inspect.signature(model.forward).parameters)
 
     def phase(self, name: str, tokens: int, run: Callable[[], Any]) -> Any:
-        """Run something as a phase of the recording and return what it returns."""
+        """Record `run` as one phase and return its result."""
         first = len(self.recorder.events)
         result = run()
         self.marks.append((name, (first, len(self.recorder.events)), tokens))
@@ -49,8 +49,8 @@ class Session:
         """Call the model as `generate` does, with those of `inputs` that its forward takes.
 
         Args:
-            kept: those of the inputs that `generate` keeps beside.
-            unread: inputs that it keeps, too, and that the model does nothing with, so that they are not passed here.
+            kept: inputs that `generate` keeps after the call.
+            unread: further tensors that it keeps and the model does not read; not passed to the model here.
             inputs: by name.
         """
         inputs = {name: value for name, value in inputs.items() if name in self._accepted}
@@ -92,7 +92,7 @@ class Session:
 
 
 class ConstantsThroughHost(TorchFunctionMode):
-    """Lets `torch.tensor(data, device=...)` look at its data on the CPU: elsewhere it would make a real tensor."""
+    """Has `torch.tensor(data, device=...)` read its data on the CPU; on another device it would make a real tensor."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,16 +1,8 @@
-"""What happens in a forward as far as memory and time go: the events that a trace consists of.
+"""The trace of one forward: every allocation, free and operation as a list of events.
 
-The life of every activation in one forward, as a list of events, and the peak it makes on each device.
-
-A trace does not know devices: it says which unit of the model was running when a storage came to life. Peaks for
-any device map are then computed from the one trace, with the copies of inputs that cross from device to device.
-
-Cuts one long recording into traces that know what is alive at their start.
-
-The events of a trace that books of memory need: what lives and dies within a unit's turn is taken together.
-
-A unit runs on one device, so of what it allocates and frees before anything else happens only the most at once
-matters. Of hundreds of events of a block some ten remain, and every device map is weighed by them.
+A trace names no devices: each event belongs to the unit of the model that was running. `bigmodel.profile.trace.ledger`
+replays a trace under any device map, so one recording gives the peaks of all maps. From top to bottom: the events, the
+`Trace`, cutting one recording into traces (`cut`), and condensing events for fast replays (`condense`).
 """
 
 from __future__ import annotations
@@ -19,20 +11,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..model.experts import Choice
+from ..model.experts import RouterChoice
 from .work import Work
 
 OUTSIDE = -1
-"""The unit index of what runs between units."""
+"""The unit index of operations between units."""
 
 
 @dataclass(frozen=True)
 class Allocate:
-    """A storage of `nbytes` comes to life.
+    """A storage of `nbytes` is allocated.
 
-    Outside of units its device is that of `source`, a storage the operation read. If it read none (`OUTSIDE`), it is
-    made beside what the unit before returned, as `torch.ones(..., device=embedded.device)` is. What else was read,
-    `others`, as (storage, bytes of the tensor), is brought there for it from where it lies.
+    Outside units its device is that of `source`, an input of the operation. Without an input (`OUTSIDE`) it is that of
+    the last unit's output, as with `torch.ones(..., device=embedded.device)`. Further inputs, `others` as (storage,
+    bytes of the tensor), are copied there if they lie elsewhere.
     """
 
     storage: int
@@ -43,21 +35,21 @@ class Allocate:
 
 @dataclass(frozen=True)
 class Free:
-    """A storage dies."""
+    """A storage is freed."""
 
     storage: int
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """A kernel takes `nbytes` of its own while it runs."""
+    """A kernel takes `nbytes` of workspace while it runs."""
 
     nbytes: int
 
 
 @dataclass(frozen=True)
 class Enter:
-    """A unit starts; `inputs` are (storage, bytes of the tensor) of what it was called with."""
+    """A unit starts; `inputs` are (storage, bytes of the tensor) of its arguments."""
 
     unit: int
     inputs: tuple[tuple[int, int], ...] = ()
@@ -65,7 +57,7 @@ class Enter:
 
 @dataclass(frozen=True)
 class Leave:
-    """A unit ends; `outputs` are (storage, bytes of the tensor) of what it returned."""
+    """A unit ends; `outputs` are (storage, bytes of the tensor) of its results."""
 
     unit: int
     outputs: tuple[tuple[int, int], ...] = ()
@@ -73,18 +65,21 @@ class Leave:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation runs; `work` is what takes it time."""
+    """An operation runs; `work` determines its time."""
 
     work: Work
 
 
 @dataclass(frozen=True)
 class Call:
-    """`generate` calls the model with inputs made for this call, `fresh` as (storage, bytes of the tensor), and with
-    some it keeps, `kept` bytes.
+    """`generate` calls the model, which returns at the next `Return`.
 
-    It brings them to where the model's first weights lie. Where that is not where the model begins, the dispatched
-    model brings them back while it runs: then those that are kept are there twice.
+    `generate` moves the inputs to the device of the model's first weights. If the model starts on another device, the
+    dispatched model moves them back for the call, and inputs that `generate` keeps are alive on both.
+
+    Attributes:
+        fresh: (storage, bytes of the tensor) of inputs that were made for this call.
+        kept: bytes of inputs that `generate` keeps after it.
     """
 
     fresh: tuple[tuple[int, int], ...] = ()
@@ -93,9 +88,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Return:
-    """The model returns `outputs`, (storage, bytes of the tensor), which it brings to where its inputs came from.
+    """The model returns, and moves its outputs to the device that its inputs came from.
 
-    Those that were among the inputs, `given`, stay where they lie as well.
+    Attributes:
+        outputs: (storage, bytes of the tensor).
+        given: storages of the inputs; outputs among them stay where they are as well.
     """
 
     outputs: tuple[tuple[int, int], ...] = ()
@@ -104,29 +101,29 @@ class Return:
 
 @dataclass(frozen=True)
 class Route:
-    """Tokens come to experts that can be fetched one by one.
+    """Tokens reach a module of experts that can be fetched one by one.
 
     Attributes:
-        position: of the experts in the unit.
-        choice: which they go to.
+        position: position of the experts in the unit.
+        choice: the router's choice.
         nbytes: bytes of the tokens.
-        counted: whether the tokens of each expert are counted, which "batched_mm" has no need to.
+        counted: whether the implementation counts the tokens of each expert ("batched_mm" does not).
     """
 
     position: int
-    choice: Choice
+    choice: RouterChoice
     nbytes: int = 0
     counted: bool = True
 
 
 @dataclass(frozen=True)
 class Routed:
-    """The experts are done."""
+    """The module of experts ends."""
 
 
 @dataclass(frozen=True)
 class Burst:
-    """What a unit allocates for itself for a while: `peak` bytes more at most, and `net` more at the end."""
+    """A stretch of a unit's own allocations: `peak` bytes more at most, `net` more at its end."""
 
     peak: int
     net: int
@@ -135,28 +132,9 @@ class Burst:
 Event = Allocate | Free | Scratch | Enter | Leave | Operation | Call | Return | Route | Routed | Burst
 
 
-__all__ = [
-    "OUTSIDE",
-    "Allocate",
-    "Burst",
-    "Call",
-    "Enter",
-    "Event",
-    "Free",
-    "Held",
-    "Leave",
-    "Operation",
-    "Return",
-    "Route",
-    "Routed",
-    "Scratch",
-    "Trace",
-]
-
-
 @dataclass(frozen=True)
-class Held:
-    """A storage that is alive before the trace begins: its bytes, and the unit that made it."""
+class InitialStorage:
+    """A storage that is alive when the trace begins: its bytes, and the unit that allocated it."""
 
     storage: int
     nbytes: int
@@ -165,19 +143,19 @@ class Held:
 
 @dataclass(frozen=True)
 class Trace:
-    """One forward: what is alive at its start (the KV cache so far), and what happens, in order."""
+    """One forward: the storages alive at its start (the KV cache so far), and the events in order."""
 
     events: tuple[Event, ...]
-    initial: tuple[Held, ...] = ()
+    initial: tuple[InitialStorage, ...] = ()
 
     @cached_property
     def condensed(self) -> tuple[Event, ...]:
-        """The events as far as books of memory need them, fewer: see `condense`."""
+        """The events condensed for replaying memory: see `condense`."""
         return tuple(condense(self.events))
 
     @cached_property
     def without_workspace(self) -> Trace:
-        """The same forward with kernels that take nothing for themselves."""
+        """The same forward without the workspace of kernels."""
         return Trace(tuple(event for event in self.events if not isinstance(event, Scratch)), self.initial)
 
     def order(self) -> list[int]:
@@ -185,7 +163,7 @@ class Trace:
         return list(dict.fromkeys(event.unit for event in self.events if isinstance(event, Enter)))
 
     def work(self) -> dict[int, list[Work]]:
-        """Return what each unit's operations take time for; `OUTSIDE` has those between units."""
+        """Return the work of each unit's operations, in order; those between units under `OUTSIDE`."""
         found: dict[int, list[Work]] = {}
         running = [OUTSIDE]
         for event in self.events:
@@ -197,9 +175,9 @@ class Trace:
                 running.pop()
         return found
 
-    def choices(self) -> dict[int, dict[int, Choice]]:
-        """Return what routers chose, by unit and by position of the experts in the unit."""
-        found: dict[int, dict[int, Choice]] = {}
+    def choices(self) -> dict[int, dict[int, RouterChoice]]:
+        """Return the routers' choices by unit, and by position of the experts in the unit."""
+        found: dict[int, dict[int, RouterChoice]] = {}
         unit = OUTSIDE
         for event in self.events:
             if isinstance(event, Enter):
@@ -209,7 +187,7 @@ class Trace:
         return found
 
     def left_alive(self) -> dict[int, int]:
-        """Return the bytes alive at the end that units made, by unit: their KV cache."""
+        """Return the bytes of storages alive at the end, by the unit that allocated them: its KV cache."""
         made = {held.storage: (held.unit, held.nbytes) for held in self.initial}
         unit = OUTSIDE
         for event in self.events:
@@ -229,32 +207,32 @@ class Trace:
 
 
 def cut(events: list[Event], marks: list[tuple[int, int]]) -> list[Trace]:
-    """Cut one long recording into traces.
+    """Cut one recording into traces.
 
     Args:
-        events: everything recorded.
-        marks: (first, end) positions of each trace, ascending; what lies between belongs to none.
+        events: all recorded events.
+        marks: (first, end) positions of each trace, ascending; events between them belong to none.
 
     Returns:
-        One trace each, with what is alive at its start.
+        A trace for each mark, with the storages alive at its start.
     """
     traces = []
-    alive: dict[int, Held] = {}
+    alive: dict[int, InitialStorage] = {}
     unit = OUTSIDE
     position = 0
     for first, end in marks:
         for event in events[position:first]:
-            unit = _follow_life(event, unit, alive)
+            unit = _track(event, unit, alive)
         traces.append(Trace(tuple(events[first:end]), tuple(alive.values())))
         for event in events[first:end]:
-            unit = _follow_life(event, unit, alive)
+            unit = _track(event, unit, alive)
         position = end
     return traces
 
 
-def _follow_life(event: Event, unit: int, alive: dict[int, Held]) -> int:
+def _track(event: Event, unit: int, alive: dict[int, InitialStorage]) -> int:
     if isinstance(event, Allocate):
-        alive[event.storage] = Held(event.storage, event.nbytes, unit)
+        alive[event.storage] = InitialStorage(event.storage, event.nbytes, unit)
     elif isinstance(event, Free):
         alive.pop(event.storage, None)
     elif isinstance(event, Enter):
@@ -265,10 +243,12 @@ def _follow_life(event: Event, unit: int, alive: dict[int, Held]) -> int:
 
 
 def condense(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield events that give every device the same bytes at its highest mark and at the end, under any device map.
+    """Yield fewer events that give every device the same peak and final bytes, under any device map.
 
-    Bytes are taken as they are: for an allocator that rounds each storage the events themselves are needed. What is
-    between units, where devices depend on what is read, and what experts do, whose room is not known, stays as it is.
+    A unit executes on one device, so of the storages that it allocates and frees in one stretch only the peak and the
+    net bytes matter (`Burst`). Of hundreds of events of a block some ten remain. Kept as they are: events between
+    units, whose devices depend on their inputs, and events within experts, whose chunks depend on the plan. An
+    allocator that rounds each storage needs the original events.
     """
     pending: list[Event] = []
     depth, routed = 0, False
@@ -287,7 +267,7 @@ def condense(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _together(events: Sequence[Event]) -> Iterator[Event]:
-    """Yield bursts in place of the storages that live and die within `events`, and the other events."""
+    """Yield `events` with bursts in place of the storages that are allocated and freed among them."""
     dying = {event.storage for event in events if isinstance(event, Free)}
     own = {event.storage: event.nbytes for event in events if isinstance(event, Allocate) and event.storage in dying}
     now = peak = 0

@@ -1,11 +1,8 @@
-"""What generating text asks of a model: the calls, and the tensors that stay alive between them.
+"""The calls that a model gets in use, by family: generation, encoder-decoder generation, one forward.
 
-As `transformers`' `generate` does it: every forward gets position ids of its own for each sequence (so rotary tables
-are made for each), and token ids, mask, position ids and the last scores live on while the next forward runs.
-
-What `generate` of the installed transformers does with a mask that masks nothing: versions differ.
-
-The calls that a model gets when it is used, for each family of models.
+`use_as_configured` chooses by the model's config. The loops imitate `generate` of transformers, as tensors that it
+keeps between forwards count: every forward gets position ids of its own for each sequence (so rotary tables are made
+for each), and token ids, mask, position ids and the last scores stay alive while the next forward runs.
 """
 
 from __future__ import annotations
@@ -22,11 +19,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .session import Session
 
 FROM_HOST = "decode, the first weights on the host"
-"""A phase that replaces the one before it there."""
+"""Name of a phase that replaces the decode phase if the model's first weights lie on the host."""
 
 
 def generate(session: Session, config: Any) -> None:
-    """Prefill of the prompt, then the last step of generation, with a cache that has grown to all but one token."""
+    """Record the prefill of the prompt, and the last decoding step, when the cache holds all tokens but one."""
     work = session.workload
     prompt = max(work.prompt_length, 1)
     loop = _Loop(session, config, prompt)
@@ -47,7 +44,7 @@ def generate(session: Session, config: Any) -> None:
 
 
 def _up_to_last_step(session: Session, config: Any) -> _Loop:
-    """Return a generation of which the last step is to come."""
+    """Return a generation before its last step."""
     work = session.workload
     new_tokens = work.new_tokens or 1
     loop = _Loop(session, config, work.context_length - new_tokens)
@@ -58,12 +55,14 @@ def _up_to_last_step(session: Session, config: Any) -> _Loop:
 
 
 def _shorter_by_one(session: Session, config: Any, loop: _Loop) -> _Loop | None:
-    """Return a generation whose prompt had one token less, without another prompt; None for caches of other kinds
-    than those that hold all tokens' keys and values."""
+    """Return a generation whose prompt is one token shorter, made from `loop` without another prefill.
+
+    None if the cache does not hold the keys and values of all tokens (sliding windows, states).
+    """
     from transformers.cache_utils import DynamicLayer
 
     prompt = loop.ids.shape[1]
-    # Of a model whose layers are cut to a few, the others' have not begun.
+    # Layers beyond the sampled ones have an uninitialized cache.
     layers = [layer for layer in getattr(loop.cache, "layers", ()) if getattr(layer, "is_initialized", True)]
     if not layers or not all(type(layer) is DynamicLayer and layer.get_seq_length() == prompt for layer in layers):
         return None
@@ -80,24 +79,25 @@ def _shorter_by_one(session: Session, config: Any, loop: _Loop) -> _Loop | None:
 
 
 def _experts_functions(model: Any) -> Any:
-    """Return which functions compute a mixture's experts now; None for no mixture."""
+    """Return the experts implementation that is set on the model; None without experts."""
     ask: Callable[[], Any] = getattr(model, "get_experts_implementation", lambda: None)
     return ask()
 
 
 def as_when_decoding(model: Any) -> AbstractContextManager[None]:
-    """Return the setting `transformers` decodes in: off the host, it copies each token's experts' weights together."""
+    """Return the context in which `transformers` decodes: on accelerators it switches to another experts
+    implementation, which gathers the weights of each token's experts."""
     setting: Callable[[], AbstractContextManager[None]] = getattr(model, "_optimize_model_for_decode", nullcontext)
     return setting()
 
 
 class _Loop:
-    """A generation under way, with what its loop keeps between forwards."""
+    """A generation in progress, with the tensors that the loop of `generate` keeps between forwards."""
 
     def __init__(self, session: Session, config: Any, prompt: int) -> None:
         self.session = session
         self.ids, self.positions = session.tokens(prompt), session.tokens(prompt)
-        # These stay when the loop's own have grown; the mask is the caller's alone.
+        # The caller's tensors stay alive after the loop made longer ones; the mask may be the caller's alone.
         mask = session.tokens(prompt)
         self.given = self.ids, mask, self.positions
         self.mask = mask if keeps_mask() else None
@@ -108,11 +108,11 @@ class _Loop:
         self.cache = _new_cache(session, config)
 
     def prefill(self) -> None:
-        """The forward of the whole prompt."""
+        """Run the forward of the whole prompt."""
         self._run(self.ids.clone(), self.positions)
 
     def step(self, tokens: int) -> None:
-        """The forward of `tokens` more tokens at once: 1, or what stands for as many steps."""
+        """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip."""
         self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
         self.ids, self.positions = torch.cat([self.ids, more], 1), torch.cat([self.positions, more], 1)
         if self.mask is not None:
@@ -130,7 +130,7 @@ class _Loop:
 
 
 def transduce(session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
-    """Encode, and the first step of decoding; then the last step."""
+    """Record encoding with the first decoding step as prefill, and the last decoding step."""
     new_tokens = session.workload.new_tokens or 0
     loop = _Transduction(session, config, source)
     session.phase("prefill", max(session.workload.prompt_length, 1), loop.begin)
@@ -141,12 +141,12 @@ def transduce(session: Session, config: Any, source: dict[str, torch.Tensor]) ->
 
 
 class _Transduction:
-    """An encoder-decoder's generation under way, with what its loop keeps between forwards."""
+    """An encoder-decoder generation in progress, with the tensors that the loop keeps between forwards."""
 
     def __init__(self, session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
         self.session = session
         self.source = source
-        # The source's mask is kept, and passed to nobody who would notice that nothing is masked.
+        # The source's mask stays alive; the model is called without it, as it masks nothing.
         self.mask = session.tokens(next(iter(source.values())).shape[1]) if "input_ids" in source else None
         self.special = [session.ids(count) for count in _special_tokens(config, "decoder_start")]
         self.chosen: torch.Tensor | None = None
@@ -162,7 +162,7 @@ class _Transduction:
         self._run(self.ids.clone())
 
     def step(self, tokens: int) -> None:
-        """The forward of `tokens` more tokens at once: 1, or what stands for as many steps."""
+        """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip."""
         self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
         self.ids = torch.cat([self.ids, more], 1)
         del more
@@ -177,7 +177,7 @@ class _Transduction:
 
 
 def scores_of(session: Session, output: Any) -> torch.Tensor | None:
-    """Return what the next token is chosen by, the last logits in float32 beside the inputs, and choose it."""
+    """Return the scores of the next token, the last logits in float32 on the inputs' device, and take their argmax."""
     logits = getattr(output, "logits", None)
     if logits is None or logits.dim() != 3:
         return None
@@ -188,7 +188,7 @@ def scores_of(session: Session, output: Any) -> torch.Tensor | None:
 
 
 def _special_tokens(config: Any, *more: str) -> list[int]:
-    """Return how many ids begin, end and pad a text (and do what `more` says): each kind is a tensor the loop keeps."""
+    """Return how many ids each kind of special token has (bos, eos, pad, `more`); the loop keeps a tensor of each."""
     text = config.get_text_config(decoder=True)
     begin, end, pad, *rest = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad", *more))
     kinds = [begin, end, end if pad is None else pad, *rest]
@@ -196,7 +196,7 @@ def _special_tokens(config: Any, *more: str) -> list[int]:
 
 
 def _new_cache(session: Session, config: Any) -> Any:
-    """Return the cache the workload asks for; None lets the model make its own, dynamic one."""
+    """Return the cache of the workload; None lets the model make its own dynamic one."""
     if session.workload.cache != "static":
         return None
     from transformers import StaticCache
@@ -206,9 +206,9 @@ def _new_cache(session: Session, config: Any) -> Any:
 
 @cache
 def keeps_mask() -> bool:
-    """Return whether `generate` passes such a mask on to the model, and so keeps one that grows with the text.
+    """Return whether `generate` of the installed transformers passes on a mask that masks nothing.
 
-    It is watched doing so, on a model of a few numbers.
+    If it does, it keeps a mask that grows with the text. Versions differ, so it is observed on a tiny model.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -229,7 +229,7 @@ def keeps_mask() -> bool:
 
 
 def use_example(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Record one forward on arguments like the given ones."""
+    """Record one forward on fake copies of the given arguments."""
     args, kwargs = session.fake(tuple(args)), session.fake(dict(kwargs))
 
     def run() -> None:
@@ -239,7 +239,7 @@ def use_example(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def use_as_configured(session: Session) -> None:
-    """Record what the model's config says it is for; nothing if the config does not say."""
+    """Record the use that the model's config implies; nothing if it implies none."""
     config = getattr(session.model, "config", None)
     name = getattr(session.model, "main_input_name", None)
     if config is None or name is None:
@@ -275,7 +275,7 @@ def _use_audio(session: Session, config: Any) -> None:
 
 
 def _use_text(session: Session, config: Any) -> None:
-    """Record what a model that takes token ids is for: generating, translating, or one forward."""
+    """Record the use of a model that takes token ids: generation, encoder-decoder generation, or one forward."""
     work = session.workload
     if getattr(config, "is_encoder_decoder", False):
         transduce(session, config, {"input_ids": session.tokens(max(work.prompt_length, 1))})

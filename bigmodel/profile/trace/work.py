@@ -1,11 +1,9 @@
-"""What one operation asks of a device, in the few kinds that differ in how long they take.
+"""The work of one operation, in the few kinds that differ in how long they take, and its scaling to fewer tokens.
 
 A product reads a matrix of `elements` numbers and multiplies `rows` rows with it: with few rows it takes as long as
 reading the matrix, with many as long as multiplying. Fused attention is two products whose matrices are keys and
 values; a convolution is one whose rows are positions, and takes less for each number where it spans several positions
 (Winograd's way). Everything else that makes a tensor moves bytes. What makes none, a view, costs only its call.
-
-What an operation that was recorded on many tokens would ask of a device on some of them.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_iter
 
-from ..model.experts import Choice
+from ..model.experts import RouterChoice
 
 aten = torch.ops.aten
 
@@ -48,16 +46,16 @@ class Work:
 
 
 def work_of(
-    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, choice: Choice | None = None
+    func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any, choice: RouterChoice | None = None
 ) -> Work | None:
-    """Return what an operation on (fake) tensors asks of its device; None for what costs nothing at all.
+    """Return the work of an operation on (fake) tensors; None if it costs nothing.
 
     Args:
         func: the operation.
-        args: what it is given.
-        kwargs: what it is given by name.
-        output: what it returned.
-        choice: what the router chose, if the operation is one of a mixture's experts.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        output: its result.
+        choice: the router's choice, if the operation belongs to a mixture's experts.
     """
     if func.namespace == "prim":
         return None
@@ -84,7 +82,7 @@ def _addmm(_bias: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **_: An
 
 
 def _bmm(left: torch.Tensor, right: torch.Tensor, **_: Any) -> Work:
-    """Either side may be what is read once and multiplied by few rows: the larger one is."""
+    """The larger side counts as the matrix, the other as the rows it is multiplied with."""
     matrix, rows = (right, left.shape[1]) if right.numel() >= left.numel() else (left, right.shape[2])
     return Work(PRODUCT, _dtype(matrix), matrix.numel(), rows, _nbytes(left) + _nbytes(right))
 
@@ -106,11 +104,11 @@ def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: 
     return Work(ATTENTION, _dtype(key), elements // 2 if causal else elements, query.shape[-2], nbytes)
 
 
-def _grouped(choice: Choice | None, tokens: torch.Tensor, weights: torch.Tensor, *_: Any, **__: Any) -> Work:
+def _grouped(choice: RouterChoice | None, tokens: torch.Tensor, weights: torch.Tensor, *_: Any, **__: Any) -> Work:
     if weights.dim() != 3:
         return _mm(tokens, weights)
     rows, count = tokens.shape[0], weights.shape[0]
-    wanted = max((choice or Choice(rows, 1, count)).wanted, 1.0)
+    wanted = max((choice or RouterChoice(rows, 1, count)).wanted, 1.0)
     elements = int(wanted * weights[0].numel())
     nbytes = _nbytes(tokens) + elements * weights.element_size()
     return Work(PRODUCT, _dtype(weights), elements, max(1.0, rows / wanted), nbytes)
@@ -150,8 +148,9 @@ _VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default, aten.empty.memory_
 _LOOKUPS = {aten.embedding.default, aten.index_select.default, aten.index.Tensor, aten.gather.default}
 
 
-def for_share_of_tokens(work: Work, share: float) -> Work:
-    """Return the work on `share` of the tokens: as many matrices, fewer rows. Keys and values are tokens too."""
+def scale_work(work: Work, share: float) -> Work:
+    """Return the work of the same operation on `share` of the tokens: the same matrices with fewer rows; of attention
+    also fewer keys and values."""
     rows, elements, nbytes = (max(1, round(number * share)) for number in (work.rows, work.elements, work.nbytes))
     if work.kind == MOVE:
         return replace(work, nbytes=nbytes)

@@ -1,7 +1,4 @@
-"""The shapes a model is going to run with.
-
-How many tokens a sequence has that is planned for.
-"""
+"""The workload that memory and time are predicted for: batch size, context length, new tokens, kind of cache."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from ...errors import PlanError
 
 @dataclass(frozen=True)
 class Workload:
-    """What memory and time are predicted for.
+    """The shapes that memory and time are predicted for.
 
     Attributes:
         batch_size: sequences (or samples) at once.
@@ -51,7 +48,7 @@ class Workload:
 
 
 DEFAULT_CONTEXT = 2048
-"""Tokens that are planned for when nothing is said, as far as the model allows."""
+"""Default tokens of a sequence, if the model allows as many."""
 
 
 def max_context(model: nn.Module) -> int | None:
@@ -64,7 +61,7 @@ def max_context(model: nn.Module) -> int | None:
 
 
 def used_length(model: nn.Module, wanted: int | None) -> int:
-    """Return the tokens of a sequence in use: those wanted, else a default; 0 for a model that has no config.
+    """Return the tokens of a sequence in inference: `wanted`, else a default; 0 for a model without a config.
 
     Raises:
         PlanError: the model allows fewer.
@@ -75,7 +72,7 @@ def used_length(model: nn.Module, wanted: int | None) -> int:
 
 
 def trained_length(model: nn.Module, wanted: int | None) -> int:
-    """Return the tokens of a sequence in training: those wanted, else a default.
+    """Return the tokens of a sequence in training: `wanted`, else a default.
 
     Raises:
         PlanError: the model allows fewer.

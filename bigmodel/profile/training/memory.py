@@ -1,7 +1,4 @@
-"""What one rank takes to train a model: weights, gradients, optimizer, activations, and what it communicates with.
-
-What training with several ranks takes of each: the share it keeps, and what it holds to communicate.
-"""
+"""Training memory of one rank: weights, gradients, optimizer state, activations and communication buffers."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ class TrainingMemory:
     """Predicted bytes of one rank that trains.
 
     Attributes:
-        weights: parameters it keeps.
+        weights: parameters that the rank keeps.
         buffers: buffers.
-        gradients: gradients it keeps, once the backward is done.
-        optimizer: what the optimizer keeps between steps.
-        activations: the most that is alive beside all these in the forward, most of it left for the backward.
-        communication: buckets gradients are reduced in, and parameters that are gathered to be computed with.
-        total: the peak. Less than the sum, where activations are at their most before there are gradients.
+        gradients: gradients that the rank keeps after the backward.
+        optimizer: optimizer state.
+        activations: peak beside all these in the forward, mostly saved for the backward.
+        communication: buckets of gradients to reduce, and gathered parameters.
+        total: the peak; less than the sum if activations peak before there are gradients.
     """
 
     weights: int
@@ -50,23 +47,23 @@ def training_memory(
     strategy: str = "ddp",
     device_type: str = "cpu",
 ) -> TrainingMemory:
-    """Predict what one rank takes to train `model`, a transformers model, without allocating it.
+    """Predict the memory of one rank that trains `model`, a transformers model, without allocating it.
 
-    It is a later step that counts: the optimizer's state is there then. Gradients are set to None between steps.
+    The prediction is for a step after the first, when optimizer state exists. Gradients are None between steps.
 
     Args:
-        model: a transformers model of texts or images, also on meta; not changed. What requires no gradient gets none.
+        model: a transformers model of text or images, also on meta; not changed. `requires_grad` is respected.
         batch_size: samples of one rank.
         context_length: tokens of each; None: as `profile_model` does.
         optimizer: one of `OPTIMIZERS`, or a function that makes one from parameters.
-        checkpointing: blocks keep their inputs alone, and run again in the backward.
+        checkpointing: blocks keep only their inputs, and run again in the backward.
         ranks: processes that train together.
-        strategy: "ddp" (each has everything; gradients are reduced in buckets) or "fsdp" (each keeps a share, and
-            gathers a block at a time, as `torch.distributed.fsdp.fully_shard` does).
-        device_type: kind of device it will run on: kernels differ.
+        strategy: "ddp" (each rank has the whole model; gradients are reduced in buckets) or "fsdp" (each keeps a shard
+            and gathers one block at a time, as `torch.distributed.fsdp.fully_shard` does).
+        device_type: kind of device that it will run on.
 
     Raises:
-        PlanError: an argument makes no sense, or the model has no loss.
+        PlanError: an argument is invalid, or the model has no loss.
     """
     check_model(model)
     check_optimizer(optimizer)
@@ -103,19 +100,19 @@ class Sharding:
     """How one rank of several holds a model.
 
     Attributes:
-        ranks: among how many what it keeps is divided; 1 if each has everything.
-        held: bytes of whole parameters, whole gradients and buckets that it holds in a phase, at its most.
+        ranks: ranks among which parameters, gradients and state are divided; 1 if each has all.
+        held: peak bytes of gathered parameters, whole gradients and buckets, by phase.
     """
 
     ranks: int
     held: Mapping[str, int]
 
     def share(self, nbytes: int) -> int:
-        """Return the bytes of one rank's share."""
+        """Return the bytes of one rank's shard."""
         return -(-nbytes // self.ranks)
 
     def held_in(self, phase: str) -> int:
-        """Return the bytes held to communicate in one of `PHASES`."""
+        """Return the bytes of communication buffers in one of `PHASES`."""
         return self.held.get(phase, 0)
 
 

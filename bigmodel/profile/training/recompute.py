@@ -1,7 +1,7 @@
-"""Calls whose forward keeps its inputs alone, and whose backward computes them once more.
+"""Recomputed calls: the forward keeps only its inputs, the backward computes the module again.
 
-That is gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) for modules whose weights are not there between
-forward and backward either. What runs them for real and what predicts them on fake tensors share this.
+This is gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) for modules whose weights are not on the device
+between forward and backward either. Streamed training and its prediction on fake tensors share it.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Gradients = Sequence[torch.Tensor | None]
 
 
 _TENSOR = object()
-"""Stands where an output had a tensor. None would not do: a module may return it, too."""
+"""Placeholder for a tensor in an output; None is a valid output."""
 
 
 class RecomputedCall(ABC):
-    """One call of a module: computed now without a graph, and once more in the backward.
+    """One call of a module: computed without a graph in the forward, and again in the backward.
 
     Args:
-        args: what the module is called with.
-        kwargs: likewise.
+        args: positional arguments of the module.
+        kwargs: keyword arguments.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -119,9 +119,9 @@ def gradients_of(
 
 
 def snapshot(leaf: Any) -> Any:
-    """Return a key-value cache as it is now, anything else as it is.
+    """Return a shallow copy of a key-value cache; anything else unchanged.
 
-    The module appends to the cache, and the second computation must find it as the first one did.
+    The module appends to the cache, and the second computation must start from the same one as the first.
     """
     layers = getattr(leaf, "layers", None)
     if not isinstance(layers, list):

@@ -1,9 +1,4 @@
-"""Optimizers that training is predicted for.
-
-A model being trained on fake tensors, and what it is trained with.
-
-A step of training, run on fake tensors: forward, backward and optimizer are recorded, and nothing is allocated.
-"""
+"""Dry run of a training step on fake tensors: forward, backward and optimizer are recorded, nothing is allocated."""
 
 from __future__ import annotations
 
@@ -32,8 +27,8 @@ from .streamed_call import hold_on_host
 
 FORWARD, LOSS, BACKWARD, REDUCING, OPTIMIZER = "forward", "loss", "backward", "reducing", "optimizer"
 PHASES = (FORWARD, LOSS, BACKWARD, REDUCING, OPTIMIZER)
-"""Of a step of training: the backward is that of the "loss" until it comes to the last block, and "reducing" from the
-first gradient of a block on."""
+"""Phases of a training step. The backward is "loss" until it reaches the last block, and "reducing" from the first
+gradient of a block on."""
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 """Called with a list of parameters."""
@@ -44,14 +39,14 @@ OPTIMIZERS: Mapping[str, MakeOptimizer] = {
     "sgd": torch.optim.SGD,
     "adafactor": torch.optim.Adafactor,
 }
-"""Optimizers by name; any function of parameters will do, too."""
+"""Optimizers by name; any function of parameters is accepted too."""
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Refuse what is no optimizer.
+    """Check that `optimizer` is a known name or a function.
 
     Raises:
-        PlanError: it is neither a name out of `OPTIMIZERS` nor a function.
+        PlanError: it is neither a name in `OPTIMIZERS` nor a function.
     """
     known = optimizer in OPTIMIZERS if isinstance(optimizer, str) else callable(optimizer)
     if not known or isinstance(optimizer, nn.Module):
@@ -59,14 +54,14 @@ def check_optimizer(optimizer: object) -> None:
 
 
 def make_optimizer(optimizer: str | MakeOptimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return the optimizer of some parameters.
+    """Return the optimizer of `parameters`.
 
     Args:
         optimizer: one of `OPTIMIZERS`, or a function that makes one from parameters.
-        parameters: what it changes.
+        parameters: the parameters that it updates.
 
     Raises:
-        PlanError: the function takes no list of parameters, or makes something else.
+        PlanError: the function does not accept a list of parameters, or returns no optimizer.
     """
     make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
     try:
@@ -79,16 +74,16 @@ def make_optimizer(optimizer: str | MakeOptimizer, parameters: Sequence[nn.Param
 
 
 def trainable_clone(model: nn.Module, mode: FakeTensorMode, device: torch.device, checkpointing: bool) -> Any:
-    """Return a fake copy in training mode, that asks for the gradients that `model` asks for.
+    """Return a fake copy in training mode, whose parameters require gradients where those of `model` do.
 
     Args:
         model: any module, also on meta; not changed.
         mode: the mode the fake tensors belong to.
-        device: where they pretend to be.
-        checkpointing: blocks keep their inputs alone, and run again in the backward.
+        device: device that the fake tensors report.
+        checkpointing: blocks keep only their inputs, and run again in the backward.
 
     Raises:
-        PlanError: the model cannot run its blocks again.
+        PlanError: the model does not support gradient checkpointing.
     """
     wanted = [parameter.requires_grad for parameter in model.parameters()]
     clone: Any = fake_clone(model, mode, device, {}).train()
@@ -103,16 +98,16 @@ def trainable_clone(model: nn.Module, mode: FakeTensorMode, device: torch.device
 
 
 def training_inputs(model: nn.Module, batch_size: int, tokens: int, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return inputs and labels by name, of texts (batch, tokens) or of images, for a transformers model.
+    """Return fake inputs and labels by name, of text (batch, tokens) or images, for a transformers model.
 
     Args:
-        model: what they are for.
+        model: the model that takes them.
         batch_size: samples.
-        tokens: of each, for a model of texts.
-        device: where they are.
+        tokens: tokens of each sample, for a text model.
+        device: their device.
 
     Raises:
-        PlanError: the model takes no labels, or neither texts nor images.
+        PlanError: the model takes no labels, or neither text nor images.
     """
     name, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
     if "labels" not in inspect.signature(model.forward).parameters or config is None:
@@ -129,7 +124,7 @@ def training_inputs(model: nn.Module, batch_size: int, tokens: int, device: torc
 
 @dataclass(frozen=True)
 class TrainingUse:
-    """Bytes on one kind of device that last from step to step, gradients as they are after a backward."""
+    """Bytes on one kind of device that persist between steps; gradients as after a backward."""
 
     weights: int
     buffers: int
@@ -138,7 +133,7 @@ class TrainingUse:
 
 
 class TrainingStep:
-    """Two steps of training on fake tensors, of which the second is recorded.
+    """Two training steps on fake tensors; the second, which has optimizer state, is recorded.
 
     Attributes:
         weights, buffers, gradients, state: bytes, once `record` has run.
@@ -179,14 +174,14 @@ class TrainingStep:
             self.gradients = _bytes(p.grad for p in self._model.parameters() if p.grad is not None)
             kept = list(_tensors(optimizer.state))
             self.state = _bytes(tensor for tensor in kept if tensor.device.type == self._device.type)
-            # What the optimizer keeps is counted by itself; Adam counts its steps on the host.
+            # Optimizer state is counted apart; Adam keeps its step counts on the host.
             self._kept = {recorder.number_of(tensor) for tensor in kept}
             self._on_host = set(recorder.on_host)
             self.uses = {kind: self._use(kind, kept) for kind in dict.fromkeys((self._device.type, HOST))}
         self._events = list(recorder.events)
 
     def peak(self, kind: str) -> int:
-        """Return the most bytes alive at once on one kind of device, slots for streamed weights apart."""
+        """Return the peak bytes on one kind of device, without the slots of streamed weights."""
         use = self.uses[kind]
         beside = (self.most_beside(phase, lambda nbytes: nbytes, kind) for phase in PHASES)
         return use.weights + use.buffers + use.state + max(beside)
@@ -201,12 +196,12 @@ class TrainingStep:
         )
 
     def most_beside(self, phase: str, share: Callable[[int], int], kind: str | None = None) -> int:
-        """Return the most bytes alive at once in a phase of the step, beside weights, buffers and what is kept.
+        """Return the peak bytes in a phase of the step beside weights, buffers and optimizer state.
 
         Args:
             phase: one of `PHASES`.
-            share: how many bytes of a gradient of so many this rank keeps.
-            kind: on which kind of device; None: that of the model.
+            share: bytes of a gradient -> bytes that this rank keeps of it.
+            kind: kind of device; None: the model's.
         """
         on_host = (kind or self._device.type) == HOST
         alive: dict[int, int] = {}
@@ -232,7 +227,7 @@ class TrainingStep:
         if loss is None:
             raise PlanError(f"{type(self._model).__name__} returns no loss, so its training cannot be followed")
         marks.append(len(recorder.events))
-        with torch.autograd.set_multithreading_enabled(False):  # the modes that record belong to this thread
+        with torch.autograd.set_multithreading_enabled(False):  # the recording modes belong to this thread
             loss.backward()
         self._gradients = {recorder.number_of(p.grad) for p in self._model.parameters() if p.grad is not None}
         marks.append(len(recorder.events))
@@ -244,7 +239,7 @@ class TrainingStep:
 
     @contextmanager
     def _watching_last_block(self, recorder: Recorder) -> Iterator[list[int]]:
-        """Within this context forwards run; the list gets the position at which the backward comes to a last block."""
+        """Run a forward within; the list receives the event position at which the backward reaches the last block."""
         reached: list[int] = []
         outputs: list[torch.Tensor] = []
 
@@ -262,7 +257,7 @@ class TrainingStep:
         outputs.clear()
 
     def _first_of_block(self, recorder: Recorder, begin: int, end: int) -> int:
-        """Return the position of the event between `begin` and `end` that makes the first gradient of a block."""
+        """Return the position between `begin` and `end` of the event that allocates the first gradient of a block."""
         gradients = {
             recorder.number_of(parameter.grad)
             for name, parameter in self._model.named_parameters()

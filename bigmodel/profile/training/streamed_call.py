@@ -1,8 +1,8 @@
-"""Modules whose weights lie on the host, on fake tensors: they compute, forward and backward, as `dispatch` has them.
+"""Streamed training on fake tensors: modules whose weights lie on the host compute as `dispatch` runs them.
 
-A streamed module's weights are on the device only while it computes. Its forward keeps its inputs alone; its backward
-computes it once more, and what gradients its weights get there are brought to the host. A table that rows are looked
-up in is not brought: the rows are.
+A streamed module's weights are on the device only while it computes. The forward keeps only its inputs; the backward
+computes the module again, and copies the gradients of its weights to the host. The table of an embedding stays on the
+host, and the looked-up rows are copied.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Owner = tuple[dict[str, Any], str]
 
 
 def hold_on_host(model: nn.Module, names: Collection[str], device: torch.device) -> list[torch.Tensor]:
-    """Have modules of a fake model hold their weights on the host, and visit `device` as they are called.
+    """Move the weights of modules of a fake model to the host; calls copy them to `device`.
 
-    To be called inside the fake tensors' mode.
+    Call it inside the `FakeTensorMode`.
 
     Args:
-        model: whose parameters are fake, on `device`; changed.
-        names: of the modules.
-        device: where they compute.
+        model: its parameters are fake, on `device`; changed.
+        names: names of the modules.
+        device: their execution device.
 
     Returns:
-        What stands for the weights in their slots on the device: it takes none of what is counted.
+        The tensors that stand for the weights in their slots on the device; not counted as activations.
     """
     slots: list[torch.Tensor] = []
     moved: dict[int, nn.Parameter] = {}
-    before: list[nn.Parameter] = []  # kept, for an id is that of one object only as long as that lives
+    before: list[nn.Parameter] = []  # kept alive: an id may be reused once its object is gone
     for name in names:
         module = model.get_submodule(name)
         owners = _owners(module)
@@ -77,7 +77,7 @@ def _looked_up(forward: Callable[..., torch.Tensor], device: torch.device) -> Ca
 
 
 class _Streamed:
-    """The forward of a module whose weights visit the device."""
+    """The forward of a module whose weights are streamed to the device."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class _Streamed:
         return _Call(self, args, kwargs).run(host)
 
     def compute(self, args: tuple[Any, ...], kwargs: dict[str, Any], weights: list[torch.Tensor]) -> Any:
-        """Compute with `weights` in the places of those on the host."""
+        """Compute with `weights` in place of those on the host."""
         with _shown([(owners, value) for (owners, *_), value in zip(self.weights, weights, strict=True)]):
             return self.forward(*args, **kwargs)
 
@@ -128,7 +128,7 @@ class _Call(RecomputedCall):
     def gradients(self, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
         args, kwargs = self.arguments_again(inputs)
         weights = [there.detach().requires_grad_(held.requires_grad) for _, held, there in self._streamed.weights]
-        buffers = [buffer.clone() for buffer in self._streamed.module.buffers()]  # they are given back afterwards
+        buffers = [buffer.clone() for buffer in self._streamed.module.buffers()]  # freed at the end of the backward
         with torch.enable_grad():
             outputs = self.tensors_of(self._streamed.compute(args, kwargs, weights))
         found = gradients_of(outputs, received, [*inputs, *weights])

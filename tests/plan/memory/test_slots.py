@@ -5,7 +5,7 @@ import pytest
 from bigmodel.plan.memory.assignment import Assignment
 from bigmodel.plan.memory.slots import ExpertRoom, expert_rooms, slots_on
 from bigmodel.profile import Profile, profile_model
-from bigmodel.profile.model.experts import Choice
+from bigmodel.profile.model.experts import RouterChoice
 
 from ...dispatch.mixtures import deepseek_v3, mixtral
 
@@ -49,14 +49,14 @@ def test_experts_on_disk_that_the_host_computes_come_one_by_one_into_its_memory(
 
 
 def test_a_room_for_all_experts_brings_none_again() -> None:
-    assert ExpertRoom(24, 24, 100).brought(Choice(1, 2, 8)) == (0, 0)
+    assert ExpertRoom(24, 24, 100).brought(RouterChoice(1, 2, 8)) == (0, 0)
 
 
 def test_a_step_waits_for_the_share_of_its_experts_that_is_not_there() -> None:
-    assert ExpertRoom(6, 24, 100).brought(Choice(1, 2, 8)) == (0, pytest.approx(2 * 18 / 24))
+    assert ExpertRoom(6, 24, 100).brought(RouterChoice(1, 2, 8)) == (0, pytest.approx(2 * 18 / 24))
 
 
 def test_a_prompt_that_wants_all_brings_the_next_layers_ahead_as_far_as_there_is_room() -> None:
-    assert ExpertRoom(16, 24, 100).brought(Choice(1000, 2, 8)) == (pytest.approx(8), 0)
-    assert ExpertRoom(11, 24, 100).brought(Choice(1000, 2, 8)) == (pytest.approx(3), pytest.approx(5))
-    assert ExpertRoom(4, 24, 100).brought(Choice(1000, 2, 8)) == (0, pytest.approx(8))
+    assert ExpertRoom(16, 24, 100).brought(RouterChoice(1000, 2, 8)) == (pytest.approx(8), 0)
+    assert ExpertRoom(11, 24, 100).brought(RouterChoice(1000, 2, 8)) == (pytest.approx(3), pytest.approx(5))
+    assert ExpertRoom(4, 24, 100).brought(RouterChoice(1000, 2, 8)) == (0, pytest.approx(8))

@@ -14,8 +14,8 @@ from bigmodel.dispatch import from_pretrained
 from bigmodel.plan.time.unit_cost import Inputs, InputTransfers, UnitCost, device_name, expert_calls
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.probe_experts import calls_in
-from bigmodel.profile.model.experts import Choice
-from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Enter, Held, Leave, Trace
+from bigmodel.profile.model.experts import RouterChoice
+from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Enter, InitialStorage, Leave, Trace
 
 from ...profile.models import tiny_llama
 from ..machines import machine
@@ -81,7 +81,7 @@ def test_a_device_has_its_name_and_what_holds_files_is_the_host() -> None:
 @pytest.mark.parametrize("chosen", [2, 8])
 def test_calls_are_as_many_as_a_layer_of_a_dispatched_mixture_makes(chosen: int, tmp_path: Path) -> None:
     two, four = (calls_of_dispatching(layers, chosen, tmp_path / str(layers)) for layers in (2, 4))
-    assert (four - two) / 2 == pytest.approx(expert_calls(Choice(1, chosen, 32)), rel=0.3)
+    assert (four - two) / 2 == pytest.approx(expert_calls(RouterChoice(1, chosen, 32)), rel=0.3)
 
 
 def calls_of_dispatching(layers: int, chosen: int, folder: Path) -> int:
@@ -104,7 +104,7 @@ def calls_of_dispatching(layers: int, chosen: int, folder: Path) -> int:
 
 
 def test_where_nearly_all_are_wanted_the_next_modules_are_seen_to() -> None:
-    few, nearly_all = Choice(1, 2, 8), Choice(64, 2, 8)
+    few, nearly_all = RouterChoice(1, 2, 8), RouterChoice(64, 2, 8)
     assert nearly_all.wanted > 7
     assert expert_calls(nearly_all) - expert_calls(few) > 8 * 28
 
@@ -122,7 +122,7 @@ TRACE = Trace(
         Enter(2, ((HIDDEN, 100), (ROTATION, 10), (CACHE, 7))),
         Leave(2),
     ),
-    (Held(CACHE, 7, 1),),
+    (InitialStorage(CACHE, 7, 1),),
 )
 """Unit 1 gives back what it returns, and keeps a cache; it and unit 2 are called with what others made."""
 

@@ -5,7 +5,7 @@ from torch import nn
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from bigmodel.profile import profile_model
-from bigmodel.profile.model.experts import Choice, distinct_experts, expert_names
+from bigmodel.profile.model.experts import RouterChoice, distinct_experts, expert_names
 
 from ..models import tiny_llama
 
@@ -23,7 +23,7 @@ def test_one_token_wants_as_many_experts_as_it_chooses_and_many_tokens_want_all(
     assert distinct_experts(8, tokens=1, per_token=2) == pytest.approx(2)
     assert distinct_experts(8, tokens=2, per_token=2) == pytest.approx(2 + 2 * 6 / 8)
     assert distinct_experts(8, tokens=1000, per_token=2) == pytest.approx(8)
-    assert Choice(3, 8, 8).wanted == 8
+    assert RouterChoice(3, 8, 8).wanted == 8
 
 
 def test_fused_experts_of_transformers_can_be_fetched_one_by_one_and_other_modules_have_none() -> None:
@@ -47,5 +47,5 @@ def test_a_dry_run_tells_what_routers_choose() -> None:
     profile = profile_model(mixtral(), batch_size=2, context_length=9, new_tokens=1)
     prompt, step = (phase.trace.choices() for phase in profile.phases)
     blocks = [index for index, unit in enumerate(profile.units) if unit.is_block]
-    assert prompt == {block: {0: Choice(16, 2, 8)} for block in blocks}
-    assert step == {block: {0: Choice(2, 2, 8)} for block in blocks}
+    assert prompt == {block: {0: RouterChoice(16, 2, 8)} for block in blocks}
+    assert step == {block: {0: RouterChoice(2, 2, 8)} for block in blocks}

@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from bigmodel.devices import virtual
 from bigmodel.profile import Workload, profile_units
-from bigmodel.profile.trace.dry_run import dry_run, fake_clone, find_shortenings
+from bigmodel.profile.trace.dry_run import dry_run, fake_clone, find_layer_samples
 from bigmodel.profile.trace.ledger import replay
 
 from ..models import Stack, on_meta, tiny_llama
@@ -147,9 +147,9 @@ def test_a_clone_takes_the_dtypes_it_will_be_loaded_as() -> None:
 def test_long_lists_of_blocks_are_cut() -> None:
     model = Stack(depth=9)
     units = profile_units(model)
-    (shortening,) = find_shortenings(model, units)
-    assert shortening.path == "blocks"
-    assert [units[index].name for index in shortening.units] == [f"blocks.{index}" for index in range(9)]
-    clone = fake_clone(model, FakeTensorMode(), torch.device("cpu"), {}, [shortening])
-    assert len(clone.blocks) == shortening.kept < 9
+    (sample,) = find_layer_samples(model, units)
+    assert sample.path == "blocks"
+    assert [units[index].name for index in sample.units] == [f"blocks.{index}" for index in range(9)]
+    clone = fake_clone(model, FakeTensorMode(), torch.device("cpu"), {}, [sample])
+    assert len(clone.blocks) == sample.count < 9
     assert len(model.blocks) == 9

@@ -6,9 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from bigmodel.profile.trace.extrapolate import CONTEXT, CannotRepeat, Shortening, kind_of, lengthen, shorten
+from bigmodel.profile.trace.extrapolate import (
+    CONTEXT,
+    CannotExtrapolate,
+    LayerSample,
+    block_signature,
+    extrapolate,
+    sample_layers,
+)
 from bigmodel.profile.trace.ledger import replay
-from bigmodel.profile.trace.trace import Allocate, Enter, Free, Held, Leave, Trace
+from bigmodel.profile.trace.trace import Allocate, Enter, Free, InitialStorage, Leave, Trace
 
 
 def layer(unit: int, first: int, before: int | None) -> list[object]:
@@ -28,8 +35,8 @@ def recording(layers: int) -> Trace:
 
 @pytest.mark.parametrize("layers", [5, 6, 11])
 def test_the_repeated_trace_has_the_peaks_of_the_whole_one(layers: int) -> None:
-    kept, twins = shorten(["a"] * layers) or (0, ())
-    long = lengthen(recording(kept), Shortening("", tuple(range(layers)), kept, twins))
+    count, stand_ins = sample_layers(["a"] * layers) or (0, ())
+    long = extrapolate(recording(count), LayerSample("", tuple(range(layers)), count, stand_ins))
     whole = recording(layers)
     for placing in ({}, {unit: unit % 2 for unit in range(layers)}, {unit: unit for unit in range(layers)}):
         ours, theirs = replay(long, placing, 0), replay(whole, placing, 0)
@@ -39,47 +46,47 @@ def test_the_repeated_trace_has_the_peaks_of_the_whole_one(layers: int) -> None:
 
 
 def test_what_layers_hold_from_before_is_held_by_every_copy() -> None:
-    kept, twins = shorten(["a"] * 8) or (0, ())
-    short = recording(kept)
-    held = Trace(short.events, tuple(Held(500 + unit, 16, unit) for unit in range(kept)))
-    long = lengthen(held, Shortening("", tuple(range(8)), kept, twins))
+    count, stand_ins = sample_layers(["a"] * 8) or (0, ())
+    short = recording(count)
+    held = Trace(short.events, tuple(InitialStorage(500 + unit, 16, unit) for unit in range(count)))
+    long = extrapolate(held, LayerSample("", tuple(range(8)), count, stand_ins))
     assert sorted(item.unit for item in long.initial) == list(range(8))
     assert len({item.storage for item in long.initial}) == 8
 
 
 def test_a_phase_in_which_the_list_does_not_run_is_left_as_it_is() -> None:
     trace = Trace((Enter(50), Allocate(0, 8), Leave(50)))
-    assert lengthen(trace, Shortening("", tuple(range(8)), 4, (0, 1, 2, 2, 2, 2, 2, 3))).events == trace.events
+    assert extrapolate(trace, LayerSample("", tuple(range(8)), 4, (0, 1, 2, 2, 2, 2, 2, 3))).events == trace.events
 
 
 def test_layers_that_run_out_of_order_cannot_be_repeated() -> None:
     events = [event for unit in (1, 0, 2, 3) for event in (Enter(unit), Leave(unit))]
-    with pytest.raises(CannotRepeat):
-        lengthen(Trace(tuple(events)), Shortening("", tuple(range(6)), 4, (0, 1, 2, 2, 2, 3)))
+    with pytest.raises(CannotExtrapolate):
+        extrapolate(Trace(tuple(events)), LayerSample("", tuple(range(6)), 4, (0, 1, 2, 2, 2, 3)))
 
 
 def test_equal_layers_are_stood_for_by_the_first_few() -> None:
-    kept, twins = shorten(["a"] * 10) or (0, ())
-    assert kept == CONTEXT + 2
-    assert twins == (0, 1, 2, 2, 2, 2, 2, 2, 2, 3)
+    count, stand_ins = sample_layers(["a"] * 10) or (0, ())
+    assert count == CONTEXT + 2
+    assert stand_ins == (0, 1, 2, 2, 2, 2, 2, 2, 2, 3)
 
 
 def test_few_layers_are_not_shortened() -> None:
-    assert shorten(["a"] * 4) is None
-    assert shorten(list("abcdefgh")) is None
+    assert sample_layers(["a"] * 4) is None
+    assert sample_layers(list("abcdefgh")) is None
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=24))
 def test_each_layer_is_stood_for_by_one_of_its_kind_in_like_company(kinds: list[str]) -> None:
-    found = shorten(kinds)
+    found = sample_layers(kinds)
     if found is None:
         return
-    kept, twins = found
-    assert kept < len(kinds) == len(twins)
-    for index, twin in enumerate(twins):
-        assert twin < kept
+    count, stand_ins = found
+    assert count < len(kinds) == len(stand_ins)
+    for index, stand_in in enumerate(stand_ins):
+        assert stand_in < count
         window = kinds[max(0, index - CONTEXT) : index + 1]
-        assert kinds[max(0, twin - CONTEXT) : twin + 1] == window
+        assert kinds[max(0, stand_in - CONTEXT) : stand_in + 1] == window
 
 
 def test_kinds_differ_by_shape_class_and_setting_but_not_by_position() -> None:
@@ -89,7 +96,7 @@ def test_kinds_differ_by_shape_class_and_setting_but_not_by_position() -> None:
             self.layer_idx, self.window = index, window
             self.inner = nn.Linear(width, width)
 
-    assert kind_of(Layer(0)) == kind_of(Layer(1))
-    assert kind_of(Layer(0)) != kind_of(Layer(0, width=3))
-    assert kind_of(Layer(0)) != kind_of(Layer(0, window=4))
-    assert kind_of(Layer(0)) != kind_of(Layer(0).to(torch.float16))
+    assert block_signature(Layer(0)) == block_signature(Layer(1))
+    assert block_signature(Layer(0)) != block_signature(Layer(0, width=3))
+    assert block_signature(Layer(0)) != block_signature(Layer(0, window=4))
+    assert block_signature(Layer(0)) != block_signature(Layer(0).to(torch.float16))

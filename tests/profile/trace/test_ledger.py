@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from bigmodel.profile.model.experts import Choice
-from bigmodel.profile.trace.ledger import ALL_AT_ONCE, in_parts, replay
+from bigmodel.profile.model.experts import RouterChoice
+from bigmodel.profile.trace.ledger import UNCHUNKED, chunk_experts, replay
 from bigmodel.profile.trace.trace import (
     OUTSIDE,
     Allocate,
     Call,
     Enter,
     Free,
-    Held,
+    InitialStorage,
     Leave,
     Return,
     Route,
@@ -63,7 +63,7 @@ def test_between_units_the_device_is_where_the_source_lies() -> None:
 
 
 def test_what_is_alive_at_the_start_lies_where_its_unit_runs() -> None:
-    trace = Trace((Enter(1), Free(7), Leave(1)), (Held(7, 50, 1), Held(8, 20, 0)))
+    trace = Trace((Enter(1), Free(7), Leave(1)), (InitialStorage(7, 50, 1), InitialStorage(8, 20, 0)))
     books = replay(trace, {0: 0, 1: 1}, 0)
     assert books.peak == {1: 50, 0: 20}
     assert books.now == {1: 0, 0: 20}
@@ -84,9 +84,9 @@ def test_an_allocators_rounding_applies_to_every_storage() -> None:
 def test_inputs_that_go_to_the_first_weights_and_back_are_there_twice_if_they_are_kept() -> None:
     trace = Trace(
         (Allocate(0, 8), Call(fresh=((0, 8),), kept=40), Enter(0, ((0, 8), (1, 40))), Leave(0), Return()),
-        (Held(1, 40, OUTSIDE),),
+        (InitialStorage(1, 40, OUTSIDE),),
     )
-    books = replay(trace, {}, 0, brought_to="cpu")
+    books = replay(trace, {}, 0, input_device="cpu")
     assert books.peak == {0: 40 + 8 + 40, "cpu": 48}
     assert books.now == {0: 40, "cpu": 8}  # those made for the call stay where they were brought
     assert replay(trace, {}, 0).peak == {0: 48}
@@ -122,7 +122,7 @@ def test_an_input_that_is_returned_lies_where_it_lay_too() -> None:
 EXPERTS = Trace(
     (
         Enter(0),
-        Route(0, Choice(tokens=10, per_token=2, count=4), nbytes=100),
+        Route(0, RouterChoice(tokens=10, per_token=2, count=4), nbytes=100),
         Allocate(0, 400),
         Free(0),
         Allocate(1, 100),
@@ -141,32 +141,34 @@ def test_experts_that_come_one_by_one_are_called_by_numbers_that_are_copied_to_t
 
 
 def test_more_slots_than_experts_take_nothing_where_tokens_are_not_counted() -> None:
-    trace = Trace((Enter(0), Route(0, Choice(tokens=10, per_token=2, count=4), 100, counted=False), Routed(), Leave(0)))
+    trace = Trace(
+        (Enter(0), Route(0, RouterChoice(tokens=10, per_token=2, count=4), 100, counted=False), Routed(), Leave(0))
+    )
     assert replay(trace, {}, 0, experts={(0, 0): 7}).peak == {0: 10 * 2 * 8}
 
 
 def test_where_not_all_experts_fit_some_are_computed_after_others_and_what_comes_of_each_choice_is_kept() -> None:
-    part = in_parts(Route(0, Choice(tokens=10, per_token=2, count=4), nbytes=100), slots=2)
+    part = chunk_experts(Route(0, RouterChoice(tokens=10, per_token=2, count=4), nbytes=100), slots=2)
     books = replay(EXPERTS, {}, 0, experts={(0, 0): 2})
     assert books.peak == {0: 10 * 2 * 8 + part.beside + int(400 * part.share)}
     assert books.now == {0: 100}
 
 
-CHOICE = Choice(tokens=10, per_token=2, count=4)
+CHOICE = RouterChoice(tokens=10, per_token=2, count=4)
 
 
 @pytest.mark.parametrize("slots", [4, 9])
 def test_experts_that_all_fit_are_computed_with_at_once(slots: int) -> None:
-    assert in_parts(Route(0, CHOICE, nbytes=100), slots) == ALL_AT_ONCE
-    assert ALL_AT_ONCE.bytes_of(400) == 400
+    assert chunk_experts(Route(0, CHOICE, nbytes=100), slots) == UNCHUNKED
+    assert UNCHUNKED.bytes_of(400) == 400
 
 
 def test_half_of_the_slots_compute_while_the_others_are_filled() -> None:
-    part = in_parts(Route(0, CHOICE, nbytes=100), slots=2)
+    part = chunk_experts(Route(0, CHOICE, nbytes=100), slots=2)
     assert part.share == pytest.approx(1 / CHOICE.wanted)
     assert part.beside == int(200 * (1 + part.share))
 
 
 def test_what_is_made_of_the_tokens_themselves_is_made_whole() -> None:
-    part = in_parts(Route(0, CHOICE, nbytes=100), slots=2)
+    part = chunk_experts(Route(0, CHOICE, nbytes=100), slots=2)
     assert (part.bytes_of(400), part.bytes_of(100)) == (int(400 * part.share), 100)

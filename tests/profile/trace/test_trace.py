@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from bigmodel.profile import profile_model
-from bigmodel.profile.model.experts import Choice
+from bigmodel.profile.model.experts import RouterChoice
 from bigmodel.profile.trace.ledger import Ledger, replay
 from bigmodel.profile.trace.trace import (
     Allocate,
@@ -18,7 +18,7 @@ from bigmodel.profile.trace.trace import (
     Enter,
     Event,
     Free,
-    Held,
+    InitialStorage,
     Leave,
     Operation,
     Route,
@@ -41,12 +41,14 @@ def test_operations_are_the_work_of_the_unit_that_runs_them() -> None:
 
 
 def test_what_a_unit_leaves_alive_is_its_cache() -> None:
-    trace = Trace((Enter(0), Allocate(0, 10), Allocate(1, 5), Free(1), Leave(0), Allocate(2, 7)), (Held(8, 20, 0),))
+    trace = Trace(
+        (Enter(0), Allocate(0, 10), Allocate(1, 5), Free(1), Leave(0), Allocate(2, 7)), (InitialStorage(8, 20, 0),)
+    )
     assert trace.left_alive() == {0: 30}
 
 
 def test_choices_of_routers_are_told_by_unit_and_by_the_place_of_the_experts_in_it() -> None:
-    choice = Choice(tokens=4, per_token=2, count=8)
+    choice = RouterChoice(tokens=4, per_token=2, count=8)
     assert Trace((Enter(1), Route(0, choice), Leave(1))).choices() == {1: {0: choice}}
 
 
@@ -58,8 +60,8 @@ def test_a_recording_is_cut_into_traces_that_know_what_was_alive() -> None:
     assert second.events == tuple(events[5:8])
 
 
-def book_every_event(trace: Trace, runs_on: dict[int, Any], **options: Any) -> Ledger[Any]:
-    ledger: Ledger[Any] = Ledger(runs_on, 0, **options)
+def book_every_event(trace: Trace, execution_devices: dict[int, Any], **options: Any) -> Ledger[Any]:
+    ledger: Ledger[Any] = Ledger(execution_devices, 0, **options)
     for held in trace.initial:
         ledger.hold(held)
     for event in trace.events:
@@ -87,13 +89,13 @@ def traces(draw: st.DrawFn) -> Trace:
                 events.append(Operation(Work(CALL)))
         handed = made
         events.append(Leave(unit, ((handed, 8),) if handed in alive else ()))
-    return Trace(tuple(events), (Held(0, 50, 0),))
+    return Trace(tuple(events), (InitialStorage(0, 50, 0),))
 
 
 @given(traces(), st.lists(st.sampled_from([0, 1, "cpu"]), min_size=5, max_size=5))
 def test_every_device_map_gets_the_books_that_every_event_gives(trace: Trace, devices: list[Any]) -> None:
-    runs_on = dict(enumerate(devices))
-    expected, books = book_every_event(trace, runs_on), replay(trace, runs_on, 0)
+    execution_devices = dict(enumerate(devices))
+    expected, books = book_every_event(trace, execution_devices), replay(trace, execution_devices, 0)
     assert (books.peak, books.now) == (expected.peak, expected.now)
 
 
@@ -106,9 +108,9 @@ def test_a_mixture_in_little_room_gets_them_too_from_a_tenth_of_the_events() -> 
         profile = profile_model(MixtralForCausalLM(config), context_length=64)
     room = {(index, 0): 3 for index, unit in enumerate(profile.units) if unit.experts}
     for phase in profile.phases:
-        for runs_on in ({}, {index: index % 2 for index in range(len(profile.units))}):
-            expected = book_every_event(phase.trace, runs_on, brought_to="cpu", experts=room)
-            books = replay(phase.trace, runs_on, 0, brought_to="cpu", experts=room)
+        for execution_devices in ({}, {index: index % 2 for index in range(len(profile.units))}):
+            expected = book_every_event(phase.trace, execution_devices, input_device="cpu", experts=room)
+            books = replay(phase.trace, execution_devices, 0, input_device="cpu", experts=room)
             assert (books.peak, books.now) == (expected.peak, expected.now)
         assert len(phase.trace.condensed) < len(phase.trace.events) / 2
 

@@ -140,7 +140,7 @@ def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> No
     profile = profile_model(model, batch_size=2, context_length=64, new_tokens=1, device_type="virtual")
     device_map = {unit.name: "cpu" if unit.name == "model.embed_tokens" else 0 for unit in profile.units}
     runs = {index: device_map[unit.name] for index, unit in enumerate(profile.units)}
-    predicted = profile.dynamic_peaks(runs, 0, brought_to="cpu")[0]
+    predicted = profile.dynamic_peaks(runs, 0, input_device="cpu")[0]
     table = model.model.embed_tokens.weight.nbytes
     dispatch_model(model, device_map, main_device=0)
     assert peak_of_generating(model, 2, 63, 1) == profile.weights + profile.buffers - table + predicted
@@ -155,7 +155,7 @@ def test_what_crosses_between_two_accelerators_is_predicted_to_the_byte(family: 
     model = small(family)
     profile = profile_model(model, batch_size=2, context_length=64, new_tokens=2, device_type="virtual")
     runs = {index: int(index >= apart) for index in range(len(profile.units))}
-    predicted = profile.dynamic_peaks(runs, 0, brought_to=runs[profile.first])
+    predicted = profile.dynamic_peaks(runs, 0, input_device=runs[profile.first])
     before = [memory_allocated(f"virtual:{index}") for index in range(2)]
     dispatch_model(model, {unit.name: runs[index] for index, unit in enumerate(profile.units)}, main_device=0)
     there = [memory_allocated(f"virtual:{index}") - before[index] for index in range(2)]
@@ -174,7 +174,7 @@ def test_a_cache_cut_by_one_token_is_that_of_a_shorter_prompt(family: str, monke
         found = profile_model(model, context_length=32, batch_size=2)
         maps: list[dict[int, Any]] = [{}, {unit: unit % 2 or "cpu" for unit in range(len(found.units))}]
         alive = [sorted((held.unit, held.nbytes) for held in phase.trace.initial) for phase in found.phases]
-        return [found.kv_cache, alive, *(found.dynamic_peaks(runs_on, 0) for runs_on in maps)]
+        return [found.kv_cache, alive, *(found.dynamic_peaks(execution_devices, 0) for execution_devices in maps)]
 
     cut = facts()
     monkeypatch.setattr(generation, "_shorter_by_one", lambda *_: None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bigmodel.profile.model.experts import Choice, distinct_experts
-from bigmodel.profile.trace.work import ATTENTION, CALL, CONVOLUTION, MOVE, PRODUCT, Work, for_share_of_tokens, work_of
+from bigmodel.profile.model.experts import RouterChoice, distinct_experts
+from bigmodel.profile.trace.work import ATTENTION, CALL, CONVOLUTION, MOVE, PRODUCT, Work, scale_work, work_of
 
 aten = torch.ops.aten
 
@@ -57,7 +57,7 @@ def test_experts_that_nobody_chooses_are_not_read() -> None:
     unknown = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6))
     assert unknown is not None
     assert unknown.elements == int(distinct_experts(8, 2) * 24)
-    one_token = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6), Choice(1, 2, 8))
+    one_token = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6), RouterChoice(1, 2, 8))
     assert one_token is not None
     assert (one_token.elements, one_token.rows) == (2 * 24, 1)
 
@@ -78,20 +78,20 @@ WORK = Work(PRODUCT, elements=1000, rows=64, nbytes=400)
 
 @pytest.mark.parametrize("kind", [PRODUCT, CONVOLUTION])
 def test_matrices_stay_and_rows_are_fewer(kind: str) -> None:
-    found = for_share_of_tokens(Work(kind, elements=1000, rows=64), 0.25)
+    found = scale_work(Work(kind, elements=1000, rows=64), 0.25)
     assert (found.elements, found.rows) == (1000, 16)
 
 
 def test_keys_and_values_are_fewer_too() -> None:
-    found = for_share_of_tokens(Work(ATTENTION, elements=1000, rows=64, nbytes=400), 0.25)
+    found = scale_work(Work(ATTENTION, elements=1000, rows=64, nbytes=400), 0.25)
     assert (found.elements, found.rows, found.nbytes) == (250, 16, 100)
 
 
 def test_fewer_bytes_are_moved_and_a_call_is_a_call() -> None:
-    assert for_share_of_tokens(Work(MOVE, nbytes=400), 0.25).nbytes == 100
-    assert for_share_of_tokens(Work(CALL), 0.25) == Work(CALL)
+    assert scale_work(Work(MOVE, nbytes=400), 0.25).nbytes == 100
+    assert scale_work(Work(CALL), 0.25) == Work(CALL)
 
 
 def test_there_is_one_row_at_least_and_all_of_it_is_all() -> None:
-    assert for_share_of_tokens(WORK, 1e-6).rows == 1
-    assert for_share_of_tokens(WORK, 1.0) == WORK
+    assert scale_work(WORK, 1e-6).rows == 1
+    assert scale_work(WORK, 1.0) == WORK
