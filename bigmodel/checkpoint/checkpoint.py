@@ -1,7 +1,4 @@
-"""One file of a checkpoint: what it holds, and its tensors as views of the mapped file.
-
-A checkpoint as it lies on disk: validated when opened, read where it lies.
-"""
+"""A checkpoint on disk: validated when it is opened, its tensors views of the mapped files."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ..devices import DeviceLike
 from ..errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
 from ..sources.headers import SafetensorsHeader, TensorEntry, read_header
 from ..sources.index import find_checkpoint_file, merge_weight_map, read_index
-from .device_lookup import Placement
+from .device_lookup import DeviceLookup
 from .legacy import LEGACY_SUFFIXES, LegacyShard
 from .mapping import ShardMaps
 
@@ -172,6 +169,6 @@ def load_state_dict(
             and for disk show the mapped file. None leaves all on the CPU.
     """
     checkpoint = Checkpoint.open(checkpoint_file)
-    placement = Placement({"": "cpu"} if device_map is None else device_map)
+    placement = DeviceLookup({"": "cpu"} if device_map is None else device_map)
     placement.check(checkpoint)
     return {name: checkpoint.tensor(name).to(placement.torch_device(name)) for name in checkpoint}

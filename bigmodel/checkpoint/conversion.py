@@ -1,10 +1,8 @@
-"""Tensors of a checkpoint that become one tensor of the model, or several others, when they are loaded.
-
-From the keys of a checkpoint to the names of a model, as transformers converts them when it loads.
+"""Converts the keys of a checkpoint to the names of a model, as transformers does when it loads.
 
 transformers v5 renames keys, and merges, splits or reorders tensors: the experts of a Mixtral or Qwen MoE layer, one
-tensor each in the checkpoint, become one in the model. What is merely renamed can still be used where it lies in its
-file; what is fused has to be made in memory. The rules are transformers' own; here they are only looked up, lazily.
+tensor each in the checkpoint, are one tensor in the model. A renamed tensor can still be used where it lies in its
+file; a fused one (`Fusion`) has to be made in memory. The rules are transformers' own, looked up when needed.
 """
 
 from __future__ import annotations
@@ -26,12 +24,12 @@ from ..sources.headers import TensorEntry
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Where one tensor of the checkpoint lies in the tensor it becomes part of.
+class FusedPart:
+    """One tensor of the checkpoint and its place in the fused tensor.
 
     Attributes:
         key: the checkpoint's key.
-        index: what to index the whole with to get the part; it has the shape of the checkpoint's tensor.
+        index: index of the part in the fused tensor; the part has the shape of the checkpoint's tensor.
     """
 
     key: str
@@ -61,7 +59,7 @@ class Fusion:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The checkpoint's tensors that it takes, source pattern by source pattern."""
+        """The checkpoint keys that it reads, source pattern by source pattern."""
         return tuple(entry.name for entries in self._parts.values() for entry in entries)
 
     @property
@@ -70,7 +68,7 @@ class Fusion:
         return list(self._converter.operations)
 
     def targets(self) -> dict[str, torch.Tensor]:
-        """What it makes, by the model's names, as tensors on meta.
+        """The tensors that it makes, on meta, by the model's names.
 
         Raises:
             CheckpointMismatchError: the tensors do not fit each other.
@@ -80,14 +78,14 @@ class Fusion:
         return self._targets
 
     def evaluate(self, read: Callable[[TensorEntry], torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Apply the conversion to what `read` gives for each tensor; what it makes, by the model's names."""
+        """Apply the conversion to the tensors that `read` returns; return its results by the model's names."""
         converter = deepcopy(self._converter)
         for pattern, entries in self._parts.items():
             for entry in entries:
                 converter.add_tensor(self.name, entry.name, pattern, read(entry))
         try:
             made = converter.convert(self.name, model=self._model, config=self._model.config)
-        except Exception as error:  # whatever the operations stumble over
+        except Exception as error:  # transformers' operations raise errors of any type
             shown = ", ".join(self.keys[:3]) + (", ..." if len(self.keys) > 3 else "")
             raise CheckpointMismatchError(
                 f"{self.name} is made from {len(self.keys)} tensors of the checkpoint ({shown}), which do not fit "
@@ -95,40 +93,40 @@ class Fusion:
             ) from error
         return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
-    def pieces(self) -> list[Piece] | None:
-        """Where each tensor lies in the one that is made; None unless tensors are merely stacked and concatenated.
+    def parts(self) -> list[FusedPart] | None:
+        """The place of each checkpoint tensor in the fused one; None unless they are only stacked and concatenated.
 
-        For those that are, it needs no intermediate result, and a part can be read without the rest.
+        With it a fused tensor is filled without intermediate copies, and a part can be read without the rest.
         """
         kinds = [(type(op).__name__, getattr(op, "dim", None)) for op in self._converter.operations]
         parts = [self._parts[p] for p in self._converter.source_patterns if p in self._parts]
         if kinds == [("MergeModulelist", 0)] and len(parts) == 1:
-            found = [Piece(entry.name, (i,)) for i, entry in enumerate(parts[0])]
+            found = [FusedPart(entry.name, (i,)) for i, entry in enumerate(parts[0])]
         elif kinds == [("MergeModulelist", 0), ("Concatenate", 1)]:
             found = _stacked_and_concatenated(parts)
         else:
             return None
         return found if self._is_covered_by(found) else None
 
-    def _is_covered_by(self, pieces: list[Piece]) -> bool:
+    def _is_covered_by(self, parts: list[FusedPart]) -> bool:
         targets = self.targets()
         if list(targets) != [self.name]:
             return False
         whole = targets[self.name]
         shapes = {entry.name: entry.shape for entries in self._parts.values() for entry in entries}
-        return all(whole[piece.index].shape == shapes[piece.key] for piece in pieces) and whole.numel() == sum(
+        return all(whole[part.index].shape == shapes[part.key] for part in parts) and whole.numel() == sum(
             prod(shape) for shape in shapes.values()
         )
 
 
-def _stacked_and_concatenated(parts: list[list[TensorEntry]]) -> list[Piece]:
-    """Each part's tensors are stacked to a first dimension, then the parts joined along the second."""
-    pieces, start = [], 0
+def _stacked_and_concatenated(parts: list[list[TensorEntry]]) -> list[FusedPart]:
+    """Stack the tensors of each source pattern along a new first dimension, and join the stacks along the second."""
+    placed, start = [], 0
     for entries in parts:
         rows = entries[0].shape[0] if entries[0].shape else 0
-        pieces += [Piece(entry.name, (i, slice(start, start + rows))) for i, entry in enumerate(entries)]
+        placed += [FusedPart(entry.name, (i, slice(start, start + rows))) for i, entry in enumerate(entries)]
         start += rows
-    return pieces
+    return placed
 
 
 @dataclass(frozen=True)

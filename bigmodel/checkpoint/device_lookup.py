@@ -1,4 +1,4 @@
-"""Where each tensor goes by a device map: the longest name in the map that is a prefix of its own decides."""
+"""Looks up a tensor's device in a device map: the longest key that is a prefix of its name decides."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import DeviceMapError
 from ..module_names import owner_of
 
 
-class Placement:
+class DeviceLookup:
     """A device map, looked up by tensor name.
 
     Args:

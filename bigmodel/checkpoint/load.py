@@ -1,7 +1,4 @@
-"""Load a checkpoint into a model that exists already, on meta or not.
-
-Load into a model that several processes share: made of DTensors, or read by one process for all.
-"""
+"""Loads a checkpoint into an existing model, on meta or not, also into one that several processes share."""
 
 from __future__ import annotations
 
@@ -19,8 +16,8 @@ from ..errors import CheckpointError
 from ..profile import normalize_dtype
 from .checkpoint import Checkpoint
 from .conversion import Conversion, is_transformers_model
-from .device_lookup import Placement
-from .match import Assignment, Wanted, match
+from .device_lookup import DeviceLookup
+from .match import TensorLoad, Wanted, match
 from .read import Reader
 
 _RUN_DTYPE = "_bigmodel_run_dtype"
@@ -79,15 +76,15 @@ def load_checkpoint_in_model(
         load_distributed(model, opened, strict, full_state_dict, broadcast_from_rank0)
         return
     wanted = Wanted(
-        placement=None if device_map is None else Placement(device_map),
+        placement=None if device_map is None else DeviceLookup(device_map),
         dtype=None if dtype is None else _torch_dtype(dtype),
         keep_in_fp32_modules=tuple(keep_in_fp32_modules or ()),
         strict=strict,
     )
-    assignments, conversion = match(model, opened, wanted)
+    loads, conversion = match(model, opened, wanted)
     folder = None if offload_folder is None else Path(offload_folder)
-    values = Reader(opened, offload_buffers, folder, read_later).read(assignments)
-    _commit(model, assignments, values, conversion, in_place=device_map is None)
+    values = Reader(opened, offload_buffers, folder, read_later).read(loads)
+    _commit(model, loads, values, conversion, in_place=device_map is None)
 
 
 def run_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -99,33 +96,33 @@ def run_dtype(tensor: torch.Tensor) -> torch.dtype:
 
 def _commit(
     model: nn.Module,
-    assignments: list[Assignment],
+    loads: list[TensorLoad],
     values: dict[str, torch.Tensor],
     conversion: Conversion,
     in_place: bool,
 ) -> None:
     """Put the values into the model. Nothing here can fail half-way."""
     is_transformers = is_transformers_model(model)
-    for assignment in assignments:
-        slot, value = assignment.slot, values[assignment.name]
-        if in_place and _fits_in(slot.tensor, value):
+    for load in loads:
+        target, value = load.target, values[load.name]
+        if in_place and _fits_in(target.tensor, value):
             with torch.no_grad():
-                slot.tensor.copy_(value)  # the same Parameter stays: an optimizer may hold it
+                target.tensor.copy_(value)  # the same Parameter stays: an optimizer may hold it
         else:
-            slot.fill(value)
-        if slot.tensor.dtype != assignment.dtype:
-            setattr(slot.tensor, _RUN_DTYPE, assignment.dtype)
+            target.fill(value)
+        if target.tensor.dtype != load.dtype:
+            setattr(target.tensor, _RUN_DTYPE, load.dtype)
         if is_transformers:
-            slot.tensor._is_hf_initialized = True  # type: ignore[attr-defined]
+            target.tensor._is_hf_initialized = True  # type: ignore[attr-defined]
     if conversion.used is not None:
         model._weight_conversions = conversion.used  # type: ignore[assignment]
     if is_transformers:
-        _forget_ties(model, assignments)
+        _forget_ties(model, loads)
 
 
-def _forget_ties(model: Any, assignments: list[Assignment]) -> None:
-    """Take from transformers' record the ties that turned out not to be any."""
-    owner = {name: id(assignment.slot) for assignment in assignments for name in assignment.slot.names}
+def _forget_ties(model: Any, loads: list[TensorLoad]) -> None:
+    """Remove from transformers' record the ties that the checkpoint contradicts."""
+    owner = {name: id(load.target) for load in loads for name in load.target.names}
     ties = getattr(model, "all_tied_weights_keys", None) or {}
     for tied in [tied for tied, kept in ties.items() if owner.get(tied) != owner.get(kept)]:
         del ties[tied]
@@ -143,10 +140,10 @@ def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 
 def is_distributed_load(model: nn.Module, device_map: Mapping[str, object] | None, broadcast: bool) -> bool:
-    """Whether loading concerns more processes than this one.
+    """Return whether loading involves other processes than this one.
 
     Raises:
-        CheckpointError: one process shall read for all, and there is only one, or a device map besides.
+        CheckpointError: one process is to read for all, but there is no process group, or there is a device map.
     """
     if broadcast and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise CheckpointError(
@@ -169,10 +166,10 @@ def load_distributed(
 
     values: dict[str, Any] = {}
     if not broadcast_from_rank0 or torch.distributed.get_rank() == 0:
-        assignments, _ = match(model, checkpoint, Wanted(None, None, (), strict))
-        on_host = [replace(assignment, device=HOST) for assignment in assignments]
+        loads, _ = match(model, checkpoint, Wanted(None, None, (), strict))
+        on_host = [replace(load, device=HOST) for load in loads]
         read = Reader(checkpoint, offload_buffers=False, offload_folder=None).read(on_host)
-        values = {name: read[a.name] for a in assignments for name in a.slot.names}
+        values = {name: read[a.name] for a in loads for name in a.target.names}
     options = StateDictOptions(
         full_state_dict=full_state_dict, broadcast_from_rank0=broadcast_from_rank0, strict=strict
     )

@@ -1,6 +1,6 @@
-"""What goes where: a checkpoint against a model, checked as a whole before anything is touched.
+"""Matches a checkpoint to a model: which tensor is loaded where, in which dtype, and which names are tied.
 
-Which names of a model are to be one tensor when a checkpoint is loaded into it.
+Everything is checked before the model is changed.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from torch import nn
 from ..errors import CheckpointMismatchError
 from .checkpoint import Checkpoint
 from .conversion import Conversion, Source, convert_keys, is_transformers_model
-from .device_lookup import Placement
-from .model_tensors import Slot, find_slots
+from .device_lookup import DeviceLookup
+from .model_tensors import ModelTensor, find_model_tensors
 
 logger = logging.getLogger(__name__)
 _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """One tensor of a model and what the checkpoint has for it.
+class TensorLoad:
+    """One tensor of a model and its source in the checkpoint.
 
     Attributes:
-        slot: the tensor and its places in the model.
+        target: the tensor and its places in the model.
         name: the name under which the checkpoint provides it.
         source: what provides it.
         dtype: the dtype it shall run in.
         device: canonical name of where it goes; ``"disk"`` for where it lies.
     """
 
-    slot: Slot
+    target: ModelTensor
     name: str
     source: Source
     dtype: torch.dtype
@@ -46,24 +46,24 @@ class Assignment:
 class Wanted:
     """What the caller asked for. See `bigmodel.checkpoint.load_checkpoint_in_model`."""
 
-    placement: Placement | None
+    placement: DeviceLookup | None
     dtype: torch.dtype | None
     keep_in_fp32_modules: Sequence[str]
     strict: bool
 
-    def device(self, slot: Slot) -> str:
-        """Where the tensors of `slot` go; without a map, where they are, from meta to the CPU."""
+    def device(self, target: ModelTensor) -> str:
+        """Where the tensors of `target` go; without a map, where they are, from meta to the CPU."""
         if self.placement is None:
-            return "cpu" if slot.tensor.is_meta else str(slot.tensor.device)
-        found = self.placement.find(slot.name)
+            return "cpu" if target.tensor.is_meta else str(target.tensor.device)
+        found = self.placement.find(target.name)
         assert found is not None, "the map has been checked"
         return found
 
-    def run_dtype(self, slot: Slot, source: Source) -> torch.dtype:
-        """The dtype that the tensors of `slot` shall have where they run."""
-        if self.dtype is None or not source.dtype.is_floating_point or not slot.tensor.is_floating_point():
-            return slot.tensor.dtype
-        if self.dtype.itemsize < 4 and any(self._is_within(slot.names, kept) for kept in self.keep_in_fp32_modules):
+    def run_dtype(self, target: ModelTensor, source: Source) -> torch.dtype:
+        """The dtype that the tensors of `target` shall have where they run."""
+        if self.dtype is None or not source.dtype.is_floating_point or not target.tensor.is_floating_point():
+            return target.tensor.dtype
+        if self.dtype.itemsize < 4 and any(self._is_within(target.names, kept) for kept in self.keep_in_fp32_modules):
             return torch.float32
         return self.dtype
 
@@ -72,7 +72,7 @@ class Wanted:
         return any(f".{module}." in f".{name}." for name in names)
 
 
-def match(model: nn.Module, checkpoint: Checkpoint, wanted: Wanted) -> tuple[list[Assignment], Conversion]:
+def match(model: nn.Module, checkpoint: Checkpoint, wanted: Wanted) -> tuple[list[TensorLoad], Conversion]:
     """Find what fills each tensor of `model`. Nothing is changed.
 
     Raises:
@@ -80,23 +80,23 @@ def match(model: nn.Module, checkpoint: Checkpoint, wanted: Wanted) -> tuple[lis
             was asked for, the checkpoint holds what the model has no use for.
         DeviceMapError: the map leaves a tensor without a device.
     """
-    slots = tie_as_declared(model, find_slots(model))
-    names = {name: slot for slot in slots if slot.persistent for name in slot.names}
+    targets = tie_as_declared(model, find_model_tensors(model))
+    names = {name: target for target in targets if target.persistent for name in target.names}
     conversion = convert_keys(model, names, {name: checkpoint.entry(name) for name in checkpoint})
-    slots = untie_what_differs(model, slots, conversion.sources, checkpoint)
+    targets = untie_what_differs(model, targets, conversion.sources, checkpoint)
     if wanted.placement is not None:
-        wanted.placement.check(slot.name for slot in slots if slot.persistent)
+        wanted.placement.check(target.name for target in targets if target.persistent)
     problems: list[str] = []
-    assignments = []
-    for slot in slots:
-        name = next((name for name in slot.names if name in conversion.sources), None)
+    loads = []
+    for target in targets:
+        name = next((name for name in target.names if name in conversion.sources), None)
         if name is None:
-            problems += _missing(slot, wanted.strict)
+            problems += _missing(target, wanted.strict)
             continue
         source = conversion.sources[name]
-        assignment = Assignment(slot, name, source, wanted.run_dtype(slot, source), wanted.device(slot))
-        problems += _misfits(assignment, conversion.unexpected)
-        assignments.append(assignment)
+        load = TensorLoad(target, name, source, wanted.run_dtype(target, source), wanted.device(target))
+        problems += _misfits(load, conversion.unexpected)
+        loads.append(load)
     if wanted.strict:
         problems += [f"{key} is not in the model" for key in conversion.unexpected]
     if problems:
@@ -106,27 +106,27 @@ def match(model: nn.Module, checkpoint: Checkpoint, wanted: Wanted) -> tuple[lis
             "Nothing was loaded; check that the checkpoint and the model's config belong together"
         )
     _warn_of(conversion.unexpected, checkpoint, model)
-    return assignments, conversion
+    return loads, conversion
 
 
-def _missing(slot: Slot, strict: bool) -> list[str]:
-    if slot.tensor.is_meta:
-        if slot.persistent:
-            return [f"{slot.name} is not in the checkpoint and has no value in the model"]
+def _missing(target: ModelTensor, strict: bool) -> list[str]:
+    if target.tensor.is_meta:
+        if target.persistent:
+            return [f"{target.name} is not in the checkpoint and has no value in the model"]
         return [
-            f"the buffer {slot.name} is on meta and never saved: build the model with bigmodel.init_empty_weights(), "
+            f"the buffer {target.name} is on meta and never saved: build the model with bigmodel.init_empty_weights(), "
             "which leaves buffers real"
         ]
-    return [f"{slot.name} is not in the checkpoint"] if strict and slot.persistent else []
+    return [f"{target.name} is not in the checkpoint"] if strict and target.persistent else []
 
 
-def _misfits(assignment: Assignment, unexpected: list[str]) -> list[str]:
-    name, source, tensor = assignment.name, assignment.source, assignment.slot.tensor
+def _misfits(load: TensorLoad, unexpected: list[str]) -> list[str]:
+    name, source, tensor = load.name, load.source, load.target.tensor
     if tuple(tensor.shape) != source.shape:
         return [f"{name} has shape {source.shape} in the checkpoint and {tuple(tensor.shape)} in the model"]
-    if not _is_convertible(source.dtype, assignment.dtype):
+    if not _is_convertible(source.dtype, load.dtype):
         return [f"{name} is {source.dtype} in the checkpoint and {tensor.dtype} in the model"]
-    if source.dtype.is_floating_point and source.dtype.itemsize == 1 and assignment.dtype.itemsize > 1:
+    if source.dtype.is_floating_point and source.dtype.itemsize == 1 and load.dtype.itemsize > 1:
         owner = name.rpartition(".")[0]
         scales = [key for key in unexpected if key.startswith(f"{owner}.") and "scale" in key]
         if scales:
@@ -159,11 +159,11 @@ def _warn_of(unexpected: list[str], checkpoint: Checkpoint, model: nn.Module) ->
         )
 
 
-def tie_as_declared(model: nn.Module, slots: list[Slot]) -> list[Slot]:
-    """Merge slots that a transformers model says are tied, where it has come apart on its way to meta."""
+def tie_as_declared(model: nn.Module, targets: list[ModelTensor]) -> list[ModelTensor]:
+    """Merge the tensors that a transformers model declares tied, if moving it to meta separated them."""
     if not is_transformers_model(model):
-        return slots
-    by_name = {name: slot for slot in slots for name in slot.names}
+        return targets
+    by_name = {name: target for target in targets for name in target.names}
     merged: set[int] = set()
     for tied, kept in _declared_ties(model).items():
         first, second = by_name.get(kept), by_name.get(tied)
@@ -173,13 +173,13 @@ def tie_as_declared(model: nn.Module, slots: list[Slot]) -> list[Slot]:
             first.merge(second)
             merged.add(id(second))
             by_name |= dict.fromkeys(second.names, first)
-    return [slot for slot in slots if id(slot) not in merged]
+    return [target for target in targets if id(target) not in merged]
 
 
 def untie_what_differs(
-    model: nn.Module, slots: list[Slot], sources: dict[str, Source], checkpoint: Checkpoint
-) -> list[Slot]:
-    """Split the slots whose names the checkpoint gives different values, as transformers does.
+    model: nn.Module, targets: list[ModelTensor], sources: dict[str, Source], checkpoint: Checkpoint
+) -> list[ModelTensor]:
+    """Split tied tensors whose names have different values in the checkpoint, as transformers does.
 
     A checkpoint may hold a tied tensor under each of its names, since ``torch.save`` does; then all must be equal.
 
@@ -187,9 +187,9 @@ def untie_what_differs(
         CheckpointMismatchError: they differ, and the model is no transformers model, whose config may be mistaken.
     """
     result = []
-    for slot in slots:
-        result.append(slot)
-        present = [name for name in slot.names if name in sources]
+    for target in targets:
+        result.append(target)
+        present = [name for name in target.names if name in sources]
         different = [n for n in present[1:] if not _same(checkpoint, sources[present[0]], sources[n])]
         if not different:
             continue
@@ -205,7 +205,7 @@ def untie_what_differs(
             present[0],
             different[0],
         )
-        result += [slot.split([name]) for name in different]
+        result += [target.split([name]) for name in different]
     return result
 
 

@@ -1,4 +1,4 @@
-"""The tensors of a module as slots to be filled: one for each tensor, with every name it goes by."""
+"""The tensors of a module as targets of a load: each tensor once, with all its names and places."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import nn
 
 
 @dataclass
-class Slot:
+class ModelTensor:
     """One parameter or buffer of a model, and every place that refers to it.
 
     Attributes:
-        tensor: what is there now.
+        tensor: its present value.
         names: its names, in the model's order; several where it is tied.
         places: the modules' ``_parameters`` or ``_buffers`` and the key in each, one for each name.
         is_buffer: it is a buffer, not a parameter.
@@ -40,15 +40,15 @@ class Slot:
             registry[key] = new
         self.tensor = new
 
-    def merge(self, other: Slot) -> None:
-        """Take over the names and places of `other`: from now on the two are one."""
+    def merge(self, other: ModelTensor) -> None:
+        """Take over the names and places of `other`, so that the two are tied."""
         self.names += other.names
         self.places += other.places
 
-    def split(self, names: Iterable[str]) -> Slot:
-        """Give some of the names to a slot of their own."""
+    def split(self, names: Iterable[str]) -> ModelTensor:
+        """Move some of the names to a target of their own."""
         taken = set(names)
-        apart = Slot(self.tensor, self.is_buffer, self.persistent)
+        apart = ModelTensor(self.tensor, self.is_buffer, self.persistent)
         pairs = list(zip(self.names, self.places, strict=True))
         apart.names = [name for name, _ in pairs if name in taken]
         apart.places = [place for name, place in pairs if name in taken]
@@ -57,9 +57,9 @@ class Slot:
         return apart
 
 
-def find_slots(model: nn.Module) -> list[Slot]:
+def find_model_tensors(model: nn.Module) -> list[ModelTensor]:
     """Every parameter and buffer of `model` once, in the model's order. Names of shared modules are all found."""
-    slots: dict[int, Slot] = {}
+    targets: dict[int, ModelTensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
         for registry, is_buffer in ((module._parameters, False), (module._buffers, True)):
@@ -67,13 +67,13 @@ def find_slots(model: nn.Module) -> list[Slot]:
                 if tensor is None:
                     continue
                 persistent = not (is_buffer and key in module._non_persistent_buffers_set)
-                slot = slots.get(id(tensor))
-                if slot is None:
-                    slot = slots[id(tensor)] = Slot(tensor, is_buffer, persistent)
-                slot.persistent |= persistent
-                slot.names.append(dot + key)
-                slot.places.append((registry, key))
-    return list(slots.values())
+                target = targets.get(id(tensor))
+                if target is None:
+                    target = targets[id(tensor)] = ModelTensor(tensor, is_buffer, persistent)
+                target.persistent |= persistent
+                target.names.append(dot + key)
+                target.places.append((registry, key))
+    return list(targets.values())
 
 
 def parameter_like(original: torch.Tensor, value: torch.Tensor) -> nn.Parameter:

@@ -1,6 +1,6 @@
-"""What the kernel knows about the pages behind tensors: bring them in, let them go, tell whether any was changed.
+"""The pages behind tensors: bring them in, release them, and find out whether any was changed.
 
-Which pages of this process exist in memory only: those of a private map that were written to.
+A private page exists in memory only: a page of a private map that was written to. The kernel reports them.
 """
 
 from __future__ import annotations

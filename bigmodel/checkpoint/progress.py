@@ -1,4 +1,4 @@
-"""Progress of long work: on a terminal, and to whoever watches."""
+"""Progress of long work, on a terminal and through a callback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _watcher: ContextVar[Callable[[int, int], None] | None] = ContextVar("watcher", 
 
 @contextmanager
 def watching(report: Callable[[int, int], None]) -> Iterator[None]:
-    """Within it, long work of this thread calls ``report(bytes done, bytes in all)`` as it goes on."""
+    """While entered, long work of this thread calls ``report(bytes done, total bytes)`` as it proceeds."""
     token = _watcher.set(report)
     try:
         yield
@@ -22,7 +22,7 @@ def watching(report: Callable[[int, int], None]) -> Iterator[None]:
 
 @contextmanager
 def byte_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Say how many of `total` bytes are done: to who watches, and on standard error if that is a terminal.
+    """Report how many of `total` bytes are done: to the callback of `watching`, and to a terminal.
 
     Args:
         what: what is being done, such as ``"Loading"``.

@@ -1,7 +1,4 @@
-"""Bring tensors in ahead of their use, by threads of their own.
-
-Make the tensors that a load has decided on, each where it goes.
-"""
+"""Reads the tensors of a checkpoint for a model, each to its device, with threads that read ahead."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import torch
 from ..devices import DISK, HOST, torch_device
 from ..errors import DeviceMapError
 from .checkpoint import Checkpoint
-from .match import Assignment
+from .match import TensorLoad
 from .pages import empty_host, populate, release
 from .progress import byte_progress
 from .write import Outgoing, offload
@@ -27,11 +24,11 @@ _THREADS = 2
 _BATCH_BYTES = 32 * 2**20
 _BATCH_LENGTH = 512
 _BYTES_AHEAD = 128 * 2**20
-"""How far reading may run ahead: far enough to keep a disk busy, not so far that the kernel lets go of it again."""
+"""How far threads read ahead: enough to keep a disk busy, not so much that the kernel evicts it before its use."""
 
 
 def populated(items: Iterable[T], tensors: Callable[[T], Sequence[torch.Tensor]]) -> Iterator[T]:
-    """Yield `items` in order, each when the pages behind its tensors are in memory.
+    """Yield `items` in order, each once the pages of its tensors are in memory.
 
     Args:
         items: in the order in which their tensors lie in their files, so that reading is sequential.
@@ -101,42 +98,42 @@ class Reader:
         self.read_later = read_later
         self._made: dict[int, dict[str, torch.Tensor]] = {}
 
-    def read(self, assignments: list[Assignment]) -> dict[str, torch.Tensor]:
-        """The value of each assignment by its name.
+    def read(self, loads: list[TensorLoad]) -> dict[str, torch.Tensor]:
+        """The value of each load by its name.
 
         Raises:
             DeviceMapError: tensors for the disk cannot lie there in place, and there is no folder for them.
             CheckpointError: a file cannot be read.
         """
         values: dict[str, torch.Tensor] = {}
-        moving: list[Assignment] = []
-        displaced: list[Assignment] = []
-        for assignment in assignments:
-            if not (self._stays_on_disk(assignment) or self._is_read_later(assignment)):
-                moving.append(assignment)
-            elif self._is_in_place(assignment):
-                values[assignment.name] = self.checkpoint.tensor(assignment.source.keys[0])
+        moving: list[TensorLoad] = []
+        displaced: list[TensorLoad] = []
+        for load in loads:
+            if not (self._stays_on_disk(load) or self._is_read_later(load)):
+                moving.append(load)
+            elif self._is_in_place(load):
+                values[load.name] = self.checkpoint.tensor(load.source.keys[0])
             else:
-                displaced.append(assignment)
+                displaced.append(load)
         self._refuse_without_folder(displaced)
-        with byte_progress("Loading", sum(_nbytes(assignment) for assignment in moving + displaced)) as advance:
-            for assignment in populated(sorted(moving, key=self._place), self._views):
-                values[assignment.name] = self._value(assignment)
-                advance(_nbytes(assignment))
+        with byte_progress("Loading", sum(_nbytes(load) for load in moving + displaced)) as advance:
+            for load in populated(sorted(moving, key=self._place), self._views):
+                values[load.name] = self._value(load)
+                advance(_nbytes(load))
             values |= self._offloaded(displaced, advance)
         return values
 
-    def _stays_on_disk(self, assignment: Assignment) -> bool:
-        return assignment.device == DISK and (self.offload_buffers or not assignment.slot.is_buffer)
+    def _stays_on_disk(self, load: TensorLoad) -> bool:
+        return load.device == DISK and (self.offload_buffers or not load.target.is_buffer)
 
-    def _is_read_later(self, assignment: Assignment) -> bool:
-        uncast = assignment.dtype == assignment.source.dtype and not assignment.slot.is_buffer
-        return self.read_later and assignment.device == HOST and uncast and self._is_in_place(assignment)
+    def _is_read_later(self, load: TensorLoad) -> bool:
+        uncast = load.dtype == load.source.dtype and not load.target.is_buffer
+        return self.read_later and load.device == HOST and uncast and self._is_in_place(load)
 
-    def _is_in_place(self, assignment: Assignment) -> bool:
-        return assignment.source.in_place and self.checkpoint.is_mappable(assignment.source.keys[0])
+    def _is_in_place(self, load: TensorLoad) -> bool:
+        return load.source.in_place and self.checkpoint.is_mappable(load.source.keys[0])
 
-    def _refuse_without_folder(self, displaced: list[Assignment]) -> None:
+    def _refuse_without_folder(self, displaced: list[TensorLoad]) -> None:
         if displaced and self.offload_folder is None:
             first = displaced[0]
             why = "stored unaligned or in an old format" if first.source.in_place else "fused from several tensors"
@@ -145,63 +142,63 @@ class Reader:
                 f"offload_folder=, where {sum(map(_nbytes, displaced))} bytes are written once, or map them elsewhere"
             )
 
-    def _place(self, assignment: Assignment) -> tuple[str, int]:
-        key = assignment.source.keys[0]
+    def _place(self, load: TensorLoad) -> tuple[str, int]:
+        key = load.source.keys[0]
         return self.checkpoint.file(key), self.checkpoint.entry(key).offset
 
-    def _views(self, assignment: Assignment) -> list[torch.Tensor]:
-        return [self.checkpoint.tensor(key, resident=True) for key in assignment.source.keys]
+    def _views(self, load: TensorLoad) -> list[torch.Tensor]:
+        return [self.checkpoint.tensor(key, resident=True) for key in load.source.keys]
 
-    def _value(self, assignment: Assignment) -> torch.Tensor:
-        """The tensor of one assignment, where it goes, in the dtype it runs in."""
-        device = torch_device(assignment.device)
-        if not assignment.source.in_place:
-            return self._fused(assignment, assignment.dtype, device)
-        view = self._views(assignment)[0]
-        if device.type == HOST and view.dtype == assignment.dtype and self._is_in_place(assignment):
+    def _value(self, load: TensorLoad) -> torch.Tensor:
+        """The tensor of one load, where it goes, in the dtype it runs in."""
+        device = torch_device(load.device)
+        if not load.source.in_place:
+            return self._fused(load, load.dtype, device)
+        view = self._views(load)[0]
+        if device.type == HOST and view.dtype == load.dtype and self._is_in_place(load):
             # A buffer is small and written to: it gets memory of its own.
-            return view.clone() if assignment.slot.is_buffer else view
-        value = _copied(view, assignment.dtype, device)
+            return view.clone() if load.target.is_buffer else view
+        value = _copied(view, load.dtype, device)
         release(view)
         return value
 
-    def _fused(self, assignment: Assignment, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        fusion = assignment.source.fusion
+    def _fused(self, load: TensorLoad, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        fusion = load.source.fusion
         assert fusion is not None
-        pieces = fusion.pieces()
-        if pieces is None:
+        parts = fusion.parts()
+        if parts is None:
             # It may make several tensors: keep the others until they are asked for.
             made = self._made.get(id(fusion))
             if made is None:
                 made = fusion.evaluate(lambda entry: self.checkpoint.tensor(entry.name, resident=True).to(dtype))
                 self._made = {id(fusion): made}
-            whole = _copied(made.pop(assignment.name), dtype, device)
+            whole = _copied(made.pop(load.name), dtype, device)
         else:
-            whole = _empty(assignment.source.shape, dtype, device)
-            views = dict(zip(assignment.source.keys, self._views(assignment), strict=True))
-            for piece in pieces:
+            whole = _empty(load.source.shape, dtype, device)
+            views = dict(zip(load.source.keys, self._views(load), strict=True))
+            for piece in parts:
                 view = views[piece.key]
                 whole[piece.index].copy_(view if device.type == HOST else view.to(dtype))
-        for view in self._views(assignment):
+        for view in self._views(load):
             release(view)
         return whole
 
-    def _offloaded(self, displaced: list[Assignment], advance: Callable[[int], None]) -> dict[str, torch.Tensor]:
+    def _offloaded(self, displaced: list[TensorLoad], advance: Callable[[int], None]) -> dict[str, torch.Tensor]:
         if not displaced:
             return {}
         assert self.offload_folder is not None
 
-        def read(assignment: Assignment) -> torch.Tensor:
-            if assignment.source.in_place:
-                return self._views(assignment)[0]
-            return self._fused(assignment, assignment.source.dtype, torch.device(HOST))
+        def read(load: TensorLoad) -> torch.Tensor:
+            if load.source.in_place:
+                return self._views(load)[0]
+            return self._fused(load, load.source.dtype, torch.device(HOST))
 
         outgoing = [Outgoing(a.name, a.source.dtype, a.source.shape, partial(read, a)) for a in displaced]
         return offload(self.offload_folder, outgoing, advance)
 
 
-def _nbytes(assignment: Assignment) -> int:
-    return torch.Size(assignment.source.shape).numel() * assignment.source.dtype.itemsize
+def _nbytes(load: TensorLoad) -> int:
+    return torch.Size(load.source.shape).numel() * load.source.dtype.itemsize
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

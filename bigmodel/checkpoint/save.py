@@ -16,7 +16,7 @@ from ..devices import parse_size
 from ..errors import CheckpointError
 from ..profile import storage_key
 from .conversion import is_transformers_model
-from .model_tensors import find_slots
+from .model_tensors import find_model_tensors
 from .progress import byte_progress
 from .replace import Replacement
 from .write import Outgoing, write_safetensors
@@ -109,10 +109,10 @@ def _module_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
     """Every parameter and persistent buffer under one name: a tied one under the name that loading ties others to."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ()) if is_transformers_model(model) else set()
     tensors = {}
-    for slot in find_slots(model):
-        if slot.persistent:
-            name = next((name for name in slot.names if name not in tied), slot.name)
-            tensors[name] = slot.tensor.detach()
+    for target in find_model_tensors(model):
+        if target.persistent:
+            name = next((name for name in target.names if name not in tied), target.name)
+            tensors[name] = target.tensor.detach()
     return tensors
 
 

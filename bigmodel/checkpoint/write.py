@@ -1,7 +1,4 @@
-"""Write a safetensors file, one tensor in memory at a time.
-
-Tensors that belong on disk but lie in no file as they are: written once, to a file that vanishes with them.
-"""
+"""Writes a safetensors file, one tensor in memory at a time; also a nameless one, for offloaded tensors."""
 
 from __future__ import annotations
 
@@ -149,8 +146,8 @@ def offload(
 ) -> dict[str, torch.Tensor]:
     """Write `tensors` to a file in `folder` and return them as views of it, by name.
 
-    The file has no name any more when this returns, so no later model can take it for its own and nothing has to be
-    cleaned up: its space is free again when the last tensor is gone, also after a crash.
+    The file is unlinked before this returns: no later model can mistake it for its own, and its space is freed with
+    the last tensor, also after a crash.
 
     Args:
         folder: on which file system; made if need be.

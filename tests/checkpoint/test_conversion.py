@@ -48,10 +48,10 @@ def test_the_pieces_of_real_mixtures_make_what_the_operations_make(name: str, tm
     for fused in conversion.fused:
         source = conversion.sources[fused]
         assert source.fusion is not None
-        pieces = source.fusion.pieces()
-        assert pieces is not None
+        parts = source.fusion.parts()
+        assert parts is not None
         whole = torch.empty(source.shape, dtype=source.dtype)
-        for piece in pieces:
+        for piece in parts:
             whole[piece.index].copy_(checkpoint.tensor(piece.key))
         assert same_bits(whole, source.fusion.evaluate(lambda entry: checkpoint.tensor(entry.name))[fused])
 
@@ -59,7 +59,7 @@ def test_the_pieces_of_real_mixtures_make_what_the_operations_make(name: str, tm
 def test_stacked_tensors_have_pieces() -> None:
     parts = {"x": [torch.rand(2, 3) for _ in range(4)]}
     made = fusion(WeightConverter("x", "out", [MergeModulelist(dim=0)]), parts)
-    assert [piece.index for piece in made.pieces() or []] == [(0,), (1,), (2,), (3,)]
+    assert [piece.index for piece in made.parts() or []] == [(0,), (1,), (2,), (3,)]
     assert made.targets()["out"].shape == (4, 2, 3)
     assert made.targets()["out"].is_meta
     assert made.keys == ("x.0", "x.1", "x.2", "x.3")
@@ -69,10 +69,10 @@ def test_stacked_tensors_have_pieces() -> None:
 def test_parts_of_different_size_are_placed_one_after_the_other_in_the_order_of_the_patterns() -> None:
     parts = {"b": [torch.rand(3, 2) for _ in range(2)], "a": [torch.rand(1, 2) for _ in range(2)]}
     made = fusion(WeightConverter(["a", "b"], "out", [MergeModulelist(dim=0), Concatenate(dim=1)]), parts)
-    pieces = made.pieces()
-    assert pieces is not None
+    parts = made.parts()
+    assert parts is not None
     whole = torch.empty(made.targets()["out"].shape)
-    for piece in pieces:
+    for piece in parts:
         whole[piece.index].copy_(values(parts)[piece.key])
     assert same_bits(whole, made.evaluate(lambda entry: values(parts)[entry.name])["out"])
 
@@ -90,7 +90,7 @@ def test_parts_of_different_size_are_placed_one_after_the_other_in_the_order_of_
 def test_what_is_more_than_stacking_has_no_pieces(
     converter: WeightConverter, parts: dict[str, list[torch.Tensor]]
 ) -> None:
-    assert fusion(converter, parts).pieces() is None
+    assert fusion(converter, parts).parts() is None
 
 
 def test_one_tensor_may_become_several() -> None:

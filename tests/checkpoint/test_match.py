@@ -13,7 +13,7 @@ from torch import nn
 
 from bigmodel.checkpoint import Checkpoint, Source, load_checkpoint_in_model
 from bigmodel.checkpoint.match import tie_as_declared, untie_what_differs
-from bigmodel.checkpoint.model_tensors import find_slots
+from bigmodel.checkpoint.model_tensors import find_model_tensors
 from bigmodel.devices.empty import init_empty_weights
 from bigmodel.errors import CheckpointMismatchError, DeviceMapError
 from tests.checkpoint.helpers import Tied, on_meta, saved_tensors, snapshot
@@ -156,8 +156,8 @@ def test_a_map_that_leaves_something_out_is_an_error(path: Path) -> None:
     assert snapshot(model) == before
 
 
-def names(slots: list) -> list[list[str]]:
-    return [slot.names for slot in slots if len(slot.names) > 1]
+def names(targets: list) -> list[list[str]]:
+    return [target.names for target in targets if len(target.names) > 1]
 
 
 def test_what_a_transformers_model_declares_tied_is_one_slot_on_meta() -> None:
@@ -165,8 +165,8 @@ def test_what_a_transformers_model_declares_tied_is_one_slot_on_meta() -> None:
         model = MODELS["t5"]()
     for module in (model.encoder.embed_tokens, model.decoder.embed_tokens, model.lm_head):
         module.weight = nn.Parameter(torch.empty_like(module.weight))
-    assert names(find_slots(model)) == []
-    (tied,) = names(tie_as_declared(model, find_slots(model)))
+    assert names(find_model_tensors(model)) == []
+    (tied,) = names(tie_as_declared(model, find_model_tensors(model)))
     assert set(tied) == {
         "shared.weight",
         "encoder.embed_tokens.weight",
@@ -178,12 +178,12 @@ def test_what_a_transformers_model_declares_tied_is_one_slot_on_meta() -> None:
 def test_what_is_real_and_was_untied_stays_untied() -> None:
     model = MODELS["llama_tied"]()
     model.lm_head.weight = nn.Parameter(torch.ones_like(model.lm_head.weight))
-    assert names(tie_as_declared(model, find_slots(model))) == []
+    assert names(tie_as_declared(model, find_model_tensors(model))) == []
 
 
 def test_a_module_that_declares_nothing_is_left_alone() -> None:
-    slots = find_slots(Tied())
-    assert tie_as_declared(Tied(), slots) is slots
+    targets = find_model_tensors(Tied())
+    assert tie_as_declared(Tied(), targets) is targets
 
 
 def sources(checkpoint: Checkpoint) -> dict[str, Source]:
@@ -196,8 +196,8 @@ def test_equal_values_under_both_names_stay_tied(tmp_path: Path, value: float) -
     save_file(both, tmp_path / "model.safetensors")
     checkpoint = Checkpoint.open(tmp_path)
     model = Tied()
-    slots = untie_what_differs(model, find_slots(model), sources(checkpoint), checkpoint)
-    assert names(slots) == [["embed.weight", "head.weight"]]
+    targets = untie_what_differs(model, find_model_tensors(model), sources(checkpoint), checkpoint)
+    assert names(targets) == [["embed.weight", "head.weight"]]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_different_values_under_the_names_of_one_parameter_are_an_error(tmp_path
     checkpoint = Checkpoint.open(tmp_path)
     model = Tied()
     with pytest.raises(CheckpointMismatchError, match=r"embed\.weight and head\.weight are one parameter"):
-        untie_what_differs(model, find_slots(model), sources(checkpoint), checkpoint)
+        untie_what_differs(model, find_model_tensors(model), sources(checkpoint), checkpoint)
 
 
 def test_one_storage_under_two_names_of_a_legacy_file_is_not_compared(
@@ -220,5 +220,5 @@ def test_one_storage_under_two_names_of_a_legacy_file_is_not_compared(
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
     checkpoint = Checkpoint.open(tmp_path)
     monkeypatch.setattr(torch, "equal", lambda *_: pytest.fail("the weights were read"))
-    slots = untie_what_differs(model, find_slots(model), sources(checkpoint), checkpoint)
-    assert names(slots) == [["embed.weight", "head.weight"]]
+    targets = untie_what_differs(model, find_model_tensors(model), sources(checkpoint), checkpoint)
+    assert names(targets) == [["embed.weight", "head.weight"]]

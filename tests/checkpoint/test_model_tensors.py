@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bigmodel.checkpoint.model_tensors import find_slots, parameter_like
+from bigmodel.checkpoint.model_tensors import find_model_tensors, parameter_like
 from tests.checkpoint.helpers import Tied
 
 
@@ -17,46 +17,46 @@ class Tagged(nn.Parameter):
 
 
 def test_every_tensor_is_found_once_with_all_its_names() -> None:
-    slots = find_slots(Tied())
-    assert {slot.name: slot.names for slot in slots if len(slot.names) > 1} == {
+    targets = find_model_tensors(Tied())
+    assert {target.name: target.names for target in targets if len(target.names) > 1} == {
         "embed.weight": ["embed.weight", "head.weight"]
     }
-    assert {slot.name for slot in slots if not slot.persistent} == {"position"}
-    assert {slot.name for slot in slots if slot.is_buffer} == {
+    assert {target.name for target in targets if not target.persistent} == {"position"}
+    assert {target.name for target in targets if target.is_buffer} == {
         "position",
         "norm.running_mean",
         "norm.running_var",
         "norm.num_batches_tracked",
     }
-    assert len(slots) == 1 + 1 + 4 + 5 + 1
+    assert len(targets) == 1 + 1 + 4 + 5 + 1
 
 
 def test_a_shared_module_lends_its_tensors_all_its_names() -> None:
     layer = nn.Linear(2, 2, bias=False)
-    (slot,) = find_slots(nn.ModuleDict({"a": layer, "b": nn.Sequential(layer)}))
-    assert slot.names == ["a.weight", "b.0.weight"]
+    (target,) = find_model_tensors(nn.ModuleDict({"a": layer, "b": nn.Sequential(layer)}))
+    assert target.names == ["a.weight", "b.0.weight"]
 
 
 def test_filling_a_slot_fills_every_place_with_one_parameter() -> None:
     model = Tied()
-    slot = next(slot for slot in find_slots(model) if slot.name == "embed.weight")
-    slot.fill(torch.ones(8, 4))
+    target = next(target for target in find_model_tensors(model) if target.name == "embed.weight")
+    target.fill(torch.ones(8, 4))
     assert model.embed.weight is model.head.weight
     assert isinstance(model.head.weight, nn.Parameter)
     assert torch.equal(model.head.weight, torch.ones(8, 4))
-    assert slot.tensor is model.head.weight
+    assert target.tensor is model.head.weight
 
 
 def test_a_buffer_is_filled_with_a_plain_tensor() -> None:
     model = Tied()
     value = torch.zeros(4)
-    next(slot for slot in find_slots(model) if slot.name == "norm.running_var").fill(value)
+    next(target for target in find_model_tensors(model) if target.name == "norm.running_var").fill(value)
     assert model.norm.running_var is value
 
 
 def test_slots_can_be_merged_and_split() -> None:
     model = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in "abc"})
-    first, second, third = find_slots(model)
+    first, second, third = find_model_tensors(model)
     first.merge(second)
     first.merge(third)
     apart = first.split(["b.weight"])

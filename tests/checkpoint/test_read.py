@@ -41,7 +41,7 @@ def test_experts_are_fused_where_they_go(
     in_pieces: bool,
 ) -> None:
     if not in_pieces:
-        monkeypatch.setattr(Fusion, "pieces", lambda _: None)
+        monkeypatch.setattr(Fusion, "parts", lambda _: None)
     folder = saved("mixtral", tmp_path)
     expected = model_class("mixtral").from_pretrained(folder, dtype=dtype or torch.float32)
     model = empty("mixtral")
@@ -55,7 +55,7 @@ def test_on_disk_fused_experts_keep_the_dtype_of_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_pieces: bool
 ) -> None:
     if not in_pieces:
-        monkeypatch.setattr(Fusion, "pieces", lambda _: None)
+        monkeypatch.setattr(Fusion, "parts", lambda _: None)
     folder = saved("qwen3_moe", tmp_path / "saved")
     model = empty("qwen3_moe")
     load_checkpoint_in_model(model, folder, {"": "disk"}, tmp_path / "offload", dtype="bfloat16")

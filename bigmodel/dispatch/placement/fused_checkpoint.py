@@ -17,7 +17,7 @@ from torch import nn
 
 from ...checkpoint import Checkpoint, Conversion, Source, convert_keys, load_checkpoint_in_model
 from ...checkpoint.checkpoint import Shard
-from ...checkpoint.device_lookup import Placement
+from ...checkpoint.device_lookup import DeviceLookup
 from ...devices import DISK, DeviceLike
 from ...sources.headers import TensorEntry
 from ..weights.fused_view import FusedView, PartOfTensor
@@ -47,7 +47,7 @@ class FusedShard:
         """A fused tensor; nothing is read."""
         source = self._sources[name]
         assert source.fusion is not None
-        pieces = source.fusion.pieces()
+        pieces = source.fusion.parts()
         assert pieces is not None
         parts = [PartOfTensor(self._checkpoint.tensor(piece.key, resident), piece.index) for piece in pieces]
         return FusedView(parts, source.shape)
@@ -83,13 +83,13 @@ def with_fused_views(
     checkpoint: Checkpoint, conversion: Conversion, device_map: Mapping[str, DeviceLike]
 ) -> Checkpoint:
     """Return `checkpoint` with the fused tensors that go to disk in the place of the tensors they are made of."""
-    placement = Placement(device_map)
+    placement = DeviceLookup(device_map)
     fused = {
         name: source
         for name, source in conversion.sources.items()
         if source.fusion is not None
         and placement.find(name) == DISK
-        and source.fusion.pieces() is not None
+        and source.fusion.parts() is not None
         and all(checkpoint.is_mappable(key) for key in source.keys)
     }
     if not fused:
