@@ -69,11 +69,11 @@ def test_stacked_tensors_have_pieces() -> None:
 def test_parts_of_different_size_are_placed_one_after_the_other_in_the_order_of_the_patterns() -> None:
     parts = {"b": [torch.rand(3, 2) for _ in range(2)], "a": [torch.rand(1, 2) for _ in range(2)]}
     made = fusion(WeightConverter(["a", "b"], "out", [MergeModulelist(dim=0), Concatenate(dim=1)]), parts)
-    parts = made.parts()
-    assert parts is not None
+    placed = made.parts()
+    assert placed is not None
     whole = torch.empty(made.targets()["out"].shape)
-    for piece in parts:
-        whole[piece.index].copy_(values(parts)[piece.key])
+    for part in placed:
+        whole[part.index].copy_(values(parts)[part.key])
     assert same_bits(whole, made.evaluate(lambda entry: values(parts)[entry.name])["out"])
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -91,3 +93,17 @@ def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> 
 def test_what_is_no_dtype_and_no_device_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BigModelError):
         profile_model(Flat(), example=((torch.ones(2, 3),), {}), **wrong)
+
+
+def test_planning_a_plain_module_does_not_import_transformers() -> None:
+    script = (
+        "import sys, torch\n"
+        "from bigmodel.plan import plan\n"
+        "from bigmodel.profile import profile_model\n"
+        "model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))\n"
+        "assert profile_model(model, example=((torch.zeros(1, 8),), {})).phases\n"
+        "assert plan(model, max_memory={'cpu': '1MB'}).parts\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
