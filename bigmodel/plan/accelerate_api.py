@@ -19,9 +19,8 @@ from ..module_names import owner_of
 from ..profile import DtypeLike, UnitProfile, named_tensors, profile_units
 from .memory.shortage import budget_error
 from .result.budgets import Key, is_accelerator, read_budgets
-from .search.capacity import Item, Placement, Room
 from .search.greedy import balanced_caps, place_greedily
-from .search.items import Group, tie_groups
+from .search.items import Capacity, Group, GroupPlacement, Item, tie_groups
 
 logger = logging.getLogger(__name__)
 
@@ -64,14 +63,14 @@ def infer_auto_device_map(
     check_flags(verbose=verbose, clean_result=clean_result, offload_buffers=offload_buffers)
     units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
     groups = tie_groups(units)
-    room = Room(read_budgets(max_memory), slots=1, host_compute=True)
+    capacity = Capacity(read_budgets(max_memory), slots=1, host_compute=True)
     items = [_item(group, units) for group in groups]
-    placement = place_greedily(items, room)
+    placement = place_greedily(items, capacity)
     if placement is None:
         total = sum(item.weights + item.slab for item in items)
-        raise budget_error(room.budgets, total, partial(_fits, items, room))
+        raise budget_error(capacity.budgets, total, partial(_fits, items, capacity))
     if not offload_buffers:
-        _warn_about_buffers(groups, placement, room)
+        _warn_about_buffers(groups, placement, capacity)
     device_map = OrderedDict(_in_order(units, groups, placement))
     if verbose:
         for name, device in device_map.items():
@@ -79,8 +78,8 @@ def infer_auto_device_map(
     return OrderedDict(clean_device_map(dict(device_map))) if clean_result else device_map
 
 
-def _fits(items: Sequence[Item], room: Room, budgets: Mapping[Key, int]) -> bool:
-    return place_greedily(items, replace(room, budgets=budgets)) is not None
+def _fits(items: Sequence[Item], capacity: Capacity, budgets: Mapping[Key, int]) -> bool:
+    return place_greedily(items, replace(capacity, budgets=budgets)) is not None
 
 
 def _item(group: Group, units: Sequence[UnitProfile]) -> Item:
@@ -89,21 +88,21 @@ def _item(group: Group, units: Sequence[UnitProfile]) -> Item:
 
 
 def _in_order(
-    units: Sequence[UnitProfile], groups: Sequence[Group], placement: Placement
+    units: Sequence[UnitProfile], groups: Sequence[Group], placement: GroupPlacement
 ) -> Iterator[tuple[str, int | str]]:
     device_of = {index: placement.held[at] for at, group in enumerate(groups) for index in group.members}
     for index, unit in enumerate(units):
         yield unit.name, device_of[index]
 
 
-def _warn_about_buffers(groups: Sequence[Group], placement: Placement, room: Room) -> None:
+def _warn_about_buffers(groups: Sequence[Group], placement: GroupPlacement, capacity: Capacity) -> None:
     """Warn when the buffers of units that are not resident do not fit beside what the main device holds."""
     if not is_accelerator(placement.main):
         return
     held = list(zip(groups, placement.held, strict=True))
     buffers = sum(group.buffers for group, key in held if not is_accelerator(key))
     resident = sum(group.nbytes for group, key in held if key == placement.main)
-    free = room.budgets[placement.main] - resident - placement.slots * placement.slot_bytes
+    free = capacity.budgets[placement.main] - resident - placement.slots * placement.slot_bytes
     if buffers > free:
         logger.warning(
             "buffers of layers that are not resident take %s, but device %s has %s left; pass offload_buffers=True "

@@ -25,9 +25,8 @@ from ..profile.model.quantized import check_offload_dtype
 from .memory.assemble import assemble
 from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import Plan
-from .search.capacity import Room
-from .search.fit import checked_main, greedy_assignment, room_around
-from .search.searcher import OFFLOADS, Searcher
+from .search.items import Capacity
+from .search.searcher import OFFLOADS, Searcher, capacity_around, checked_main, greedy_assignment
 from .time.cost import CostModel, Objective
 from .time.unit_cost import device_name
 
@@ -148,7 +147,7 @@ def plan(
         pinned_memory=size_or_none(pinned_memory),
         resident_limit=None if max_memory is None else budgets.get(HOST),
     )
-    room = Room(
+    capacity = Capacity(
         budgets,
         profile.activations,
         slots,
@@ -156,24 +155,24 @@ def plan(
         host_compute=offload != "stream",
         expert_cache=size_or_none(expert_cache),
     )
-    assignment = greedy_assignment(profile, room, strategy, offload_buffers, offload != "compute")
+    assignment = greedy_assignment(profile, capacity, strategy, offload_buffers, offload != "compute")
     streams = any(map(assignment.streamed, range(len(profile.units))))
     searched = strategy == "auto" and minimised != "fit" and (predicted or streams)
     if not profile.phases or not (searched or predicted):
         return assembled(assignment)
-    room = room_around(assignment, room)
+    capacity = capacity_around(assignment, capacity)
     known = machine or (_this_machine(budgets) if predicted else known_machine())
     goal = Objective(CostModel(profile, known or nominal_machine()), minimised)
     searcher = Searcher(profile, goal, offload, offload_buffers)
     if searched:
-        assignment = searcher.best(room, assignment)
+        assignment = searcher.best(capacity, assignment)
     if searched and predicted and per_pass and offload == "auto":
-        assignment = searcher.best_per_pass(room, assignment)
+        assignment = searcher.best_per_pass(capacity, assignment)
     if not predicted:
         return assembled(assignment)
     if known is None:
         return replace(assembled(assignment), notes=(ANOTHER_MACHINE,))
-    return assembled(assignment, prediction=searcher.predict(room, assignment))
+    return assembled(assignment, prediction=searcher.predict(capacity, assignment))
 
 
 make_plan = plan

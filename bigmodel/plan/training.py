@@ -27,9 +27,8 @@ from .memory.shortage import budget_error
 from .memory.slots import expert_cache
 from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import DevicePlan, Plan
-from .search.capacity import Room
-from .search.fit import checked_main
-from .search.items import tie_groups
+from .search.items import Capacity, tie_groups
+from .search.searcher import checked_main
 
 STRATEGY = "training"
 
@@ -82,7 +81,7 @@ def plan_training(
     profile = profile_model(
         model, context_length=0, no_split_module_classes=no_split_module_classes, device_type=device_type
     )
-    main = Room(budgets, main_device=checked_main(main_device, budgets)).main
+    main = Capacity(budgets, main_device=checked_main(main_device, budgets)).main
     candidates = _candidates(profile, main)
 
     @cache

@@ -1,23 +1,22 @@
-"""The room on a device that weights held elsewhere take turns in: slots for whole units, and for experts one by one.
+"""Bytes reserved for weights held elsewhere: slots of units, expert caches, read-ahead and staging.
 
-What is computed here is what `dispatch` sets aside. A mixture's experts come one by one, when a router has chosen them,
-and stay until their room is needed; they are given what whole units with all their experts would take, less the slots
-that the rest of the units needs.
+`dispatch` reserves exactly these bytes. The experts of a mixture are fetched one by one, when a router has chosen them,
+and stay until their bytes are needed; unless the plan says otherwise they get what whole units with all their experts
+would take, less the slots of the rest of these units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ...devices import DISK, HOST
-from ...limits import DEFAULT_SLOTS, NEARLY_ALL_EXPERTS
+from ...limits import DEFAULT_SLOTS, NEARLY_ALL_EXPERTS, READ_AHEAD_BYTES, STAGING_BYTES
 from ...profile import Profile, UnitProfile
 from ...profile.model.experts import ExpertsProfile, RouterChoice
 from ...profile.model.quantized import offloaded_bytes, staging_bytes
 from ..result.budgets import Key
 from .assignment import Assignment
-from .windows import read_ahead_window, staging
 
 
 @dataclass(frozen=True)
@@ -161,3 +160,24 @@ def _slabs(profile: Profile, assignment: Assignment) -> Iterator[int]:
 
 def _slab(assignment: Assignment, index: int, unit: UnitProfile) -> int:
     return unit.slab_without_experts(assignment.stream_buffers or index in assignment.computed_below)
+
+
+def read_ahead_window(blocks: Collection[int], ahead: int = READ_AHEAD_BYTES) -> int:
+    """Return the least memory that weights on disk are run in: the largest block, and the beginning of the next one.
+
+    Args:
+        blocks: bytes of each block that is brought in as a whole.
+        ahead: bytes of the next one, at most.
+    """
+    largest = max(blocks, default=0)
+    return min(sum(blocks), largest + min(largest, ahead))
+
+
+def staging(blocks: Collection[int], most: int = STAGING_BYTES) -> int:
+    """Return the host memory that weights on disk are staged in on their way to an accelerator.
+
+    Args:
+        blocks: bytes of each block that is streamed from disk.
+        most: bytes it takes at most.
+    """
+    return min(sum(blocks), 2 * max(blocks, default=0), most)

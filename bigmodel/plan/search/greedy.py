@@ -13,47 +13,47 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 
 from ...devices import DISK, HOST
-from ..memory.windows import read_ahead_window
+from ..memory.slots import read_ahead_window
 from ..result.budgets import Key, is_accelerator
-from .capacity import Item, Placement, Room
+from .items import Capacity, GroupPlacement, Item
 
 
-def place_greedily(items: Sequence[Item], room: Room) -> Placement | None:
+def place_greedily(items: Sequence[Item], capacity: Capacity) -> GroupPlacement | None:
     """Return the greedy placement, or None if the items cannot be placed under the budgets."""
-    best: Placement | None = None
-    for slab, slots in _slot_choices(items, room):
-        placement = _place_with_slots(items, room, slab, slots)
+    best: GroupPlacement | None = None
+    for slab, slots in _slot_choices(items, capacity):
+        placement = _place_with_slots(items, capacity, slab, slots)
         if placement is not None and (best is None or _score(items, placement) > _score(items, best)):
             best = placement
         if best is not None and all(map(is_accelerator, best.held)):
             return best
-    return best or _on_host(items, room)
+    return best or _on_host(items, capacity)
 
 
-def _score(items: Sequence[Item], placement: Placement) -> tuple[int, int]:
+def _score(items: Sequence[Item], placement: GroupPlacement) -> tuple[int, int]:
     """Return the bytes that run on accelerators, then the bytes resident there: the more the better."""
     runs = sum(it.weights for it, key in zip(items, placement.runs, strict=True) if is_accelerator(key))
     held = sum(it.weights for it, key in zip(items, placement.held, strict=True) if is_accelerator(key))
     return runs, held
 
 
-def _slot_choices(items: Sequence[Item], room: Room) -> Iterator[tuple[int, int]]:
+def _slot_choices(items: Sequence[Item], capacity: Capacity) -> Iterator[tuple[int, int]]:
     """Yield (bytes of a slot, slots): nothing streamed first, then ever larger slots."""
-    if not room.accelerators:
+    if not capacity.accelerators:
         return
     yield 0, 0
     for slab in sorted({item.slab for item in items if item.slab}):
-        for slots in range(1, room.slots + 1):
+        for slots in range(1, capacity.slots + 1):
             yield slab, slots
 
 
-def _place_with_slots(items: Sequence[Item], room: Room, slab: int, slots: int) -> Placement | None:
+def _place_with_slots(items: Sequence[Item], capacity: Capacity, slab: int, slots: int) -> GroupPlacement | None:
     """Place with `slots` slots of `slab` bytes reserved on the main device; None if that does not fit."""
     streamable = [item.slab <= slab for item in items]
     working = 0
     while True:
-        bins = _accelerator_bins(room, slots * slab + working)
-        if bins is None or not _pin(items, room, bins):
+        bins = _accelerator_bins(capacity, slots * slab + working)
+        if bins is None or not _pin(items, capacity, bins):
             return None
         left: list[int] = []
         for turn in (False, True):  # what cannot be streamed is placed first
@@ -64,30 +64,30 @@ def _place_with_slots(items: Sequence[Item], room: Room, slab: int, slots: int) 
         if needed <= working:
             break
         working = needed
-    if sum(items[index].streams for index in streamed) > 1 and slots < room.slots:
+    if sum(items[index].streams for index in streamed) > 1 and slots < capacity.slots:
         return None
-    if len(streamed) < len(left) and not room.host_compute:
+    if len(streamed) < len(left) and not capacity.host_compute:
         return None
     placed = {index: bin_.device for bin_ in bins for index in bin_.placed}
-    runs = {**placed, **{i: room.main if streamable[i] else HOST for i in left}}
+    runs = {**placed, **{i: capacity.main if streamable[i] else HOST for i in left}}
     used = any(items[index].slab for index in streamed)
-    return _hold_the_rest(items, room, placed, runs, (slots, slab) if used else (0, 0))
+    return _hold_the_rest(items, capacity, placed, runs, (slots, slab) if used else (0, 0))
 
 
-def _accelerator_bins(room: Room, reserve: int) -> list[Bin] | None:
+def _accelerator_bins(capacity: Capacity, reserve: int) -> list[Bin] | None:
     bins = []
-    for key in room.accelerators:
-        free = room.budgets[key] - room.activations - (reserve if key == room.main else 0)
-        if free < 0 and key == room.main:
+    for key in capacity.accelerators:
+        free = capacity.budgets[key] - capacity.activations - (reserve if key == capacity.main else 0)
+        if free < 0 and key == capacity.main:
             return None
         if free >= 0:
             bins.append(Bin(key, free))
     return bins
 
 
-def _pin(items: Sequence[Item], room: Room, bins: Sequence[Bin]) -> bool:
+def _pin(items: Sequence[Item], capacity: Capacity, bins: Sequence[Bin]) -> bool:
     """Place the pinned items on the main device; False if they do not fit."""
-    main = next((bin_ for bin_ in bins if bin_.device == room.main), None)
+    main = next((bin_ for bin_ in bins if bin_.device == capacity.main), None)
     for index, item in enumerate(items):
         if item.pinned:
             if main is None or not main.fits(item.nbytes):
@@ -96,33 +96,33 @@ def _pin(items: Sequence[Item], room: Room, bins: Sequence[Bin]) -> bool:
     return True
 
 
-def _on_host(items: Sequence[Item], room: Room) -> Placement | None:
+def _on_host(items: Sequence[Item], capacity: Capacity) -> GroupPlacement | None:
     """Place everything on the host: the CPU runs it all."""
-    return _hold_the_rest(items, room, {}, dict.fromkeys(range(len(items)), HOST), (0, 0))
+    return _hold_the_rest(items, capacity, {}, dict.fromkeys(range(len(items)), HOST), (0, 0))
 
 
 def _hold_the_rest(
     items: Sequence[Item],
-    room: Room,
+    capacity: Capacity,
     placed: Mapping[int, Key],
     runs: Mapping[int, Key],
     slots: tuple[int, int],
-) -> Placement | None:
+) -> GroupPlacement | None:
     """Return the placement with the items that are on no accelerator in RAM, or on disk where RAM is full."""
     host_runs = [index for index, key in runs.items() if key == HOST]
-    working = sum(items[i].working for i in host_runs) + (room.activations if host_runs else 0)
-    free = room.budgets.get(HOST, 0) - working
+    working = sum(items[i].working for i in host_runs) + (capacity.activations if host_runs else 0)
+    free = capacity.budgets.get(HOST, 0) - working
     if free < 0 and working:
         return None
     rest = {i: item.held_bytes(is_accelerator(runs[i])) for i, item in enumerate(items) if i not in placed}
-    viewed = {i for i in host_runs if items[i].streams and room.activations}
-    bins = _in_ram_or_on_disk(rest, viewed, max(free, 0), room.budgets.get(DISK))
+    viewed = {i for i in host_runs if items[i].streams and capacity.activations}
+    bins = _in_ram_or_on_disk(rest, viewed, max(free, 0), capacity.budgets.get(DISK))
     if bins is None:
         return None
     held = {**placed, **{index: bin_.device for bin_ in bins for index in bin_.placed}}
     order = range(len(items))
-    main = room.main if any(is_accelerator(key) for key in runs.values()) else HOST
-    return Placement(tuple(held[i] for i in order), tuple(runs[i] for i in order), main, *slots)
+    main = capacity.main if any(is_accelerator(key) for key in runs.values()) else HOST
+    return GroupPlacement(tuple(held[i] for i in order), tuple(runs[i] for i in order), main, *slots)
 
 
 def _in_ram_or_on_disk(

@@ -1,16 +1,19 @@
-"""Groups of units that share tensors, the items that are placed for them, and a placement as an assignment of units."""
+"""What placing works with: groups of units that share tensors, the items placed for them, the capacity of the devices.
+
+`item_of` makes the item of a group; `assignment_of` turns a placement of groups into an assignment of units.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...devices import HOST
+from ...limits import DEFAULT_SLOTS
 from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import offloaded_bytes
 from ..memory.assignment import Assignment
 from ..result.budgets import Key, is_accelerator
-from .capacity import Item, Placement, Room
 
 NEVER = 2**62
 """Bytes of a slot that fits on no device: an item with such a slot is not streamed."""
@@ -102,9 +105,9 @@ def _offloaded(group: Group, profile: Profile, stream_buffers: bool) -> int:
 def assignment_of(
     profile: Profile,
     groups: Sequence[Group],
-    placement: Placement,
+    placement: GroupPlacement,
     stream_buffers: bool,
-    room: Room,
+    capacity: Capacity,
 ) -> Assignment:
     """Return a placement of groups as an assignment of units.
 
@@ -113,9 +116,10 @@ def assignment_of(
         groups: its groups, in the order of the placement.
         placement: where each group is held and runs.
         stream_buffers: buffers are held with the weights, and not where the unit runs.
-        room: where the inputs must be, if it has a main device; else they are on the placement's if that runs anything.
+        capacity: its main device is where the inputs must be; without one, they are on the placement's if that runs
+            anything.
     """
-    main = placement.main if room.main_device is not None else _used_main(placement)
+    main = placement.main if capacity.main_device is not None else _used_main(placement)
     total = len(profile.units)
     held, runs = [main] * total, [main] * total
     for at, group in enumerate(groups):
@@ -131,11 +135,93 @@ def assignment_of(
         slots=placement.slots,
         slot_bytes=placement.slot_bytes,
         stream_buffers=stream_buffers,
-        expert_cache=room.expert_cache,
+        expert_cache=capacity.expert_cache,
     )
 
 
-def _used_main(placement: Placement) -> Key:
+def _used_main(placement: GroupPlacement) -> Key:
     """Return the main device, or the first accelerator that runs anything if the main device runs nothing."""
     used = [key for key in placement.runs if is_accelerator(key)]
     return placement.main if placement.main in used or not used else used[0]
+
+
+@dataclass(frozen=True)
+class Item:
+    """The bytes of one group of units that is to be placed.
+
+    Attributes:
+        weights: bytes that lie where the group is held.
+        offloaded: the same where it is streamed from: fewer if it is quantised on its way; None if not.
+        working: bytes of KV cache (and buffers) that lie where the group runs.
+        slab: bytes of the largest slot any of its units needs when streamed; 0 if none is streamed.
+        streams: how many of its units pass through a slot when streamed.
+        pinned: it must be resident on the main device wherever there is one.
+    """
+
+    weights: int
+    working: int = 0
+    slab: int = 0
+    streams: int = 1
+    pinned: bool = False
+    offloaded: int | None = None
+
+    def held_bytes(self, streams: bool) -> int:
+        """Return the bytes that lie off the accelerators, for a group that is streamed to one or not."""
+        return self.offloaded if streams and self.offloaded is not None else self.weights
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes where it is both held and run."""
+        return self.weights + self.working
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The budgets of the devices, and how they may be used.
+
+    Attributes:
+        budgets: bytes by device key, in the order to be filled; `"disk"` missing means unlimited.
+        activations: bytes of activations to keep free on each device that runs something.
+        slots: how many slots streaming needs when more than one unit is streamed.
+        main_device: where streamed units run; None: the first accelerator with a budget.
+        host_compute: units may run on the CPU although accelerators run others.
+        expert_cache: bytes of each device for experts that are fetched one by one; None: what whole units would take.
+    """
+
+    budgets: Mapping[Key, int]
+    activations: int = 0
+    slots: int = DEFAULT_SLOTS
+    main_device: Key | None = None
+    host_compute: bool = False
+    expert_cache: int | None = None
+
+    @property
+    def accelerators(self) -> list[Key]:
+        """Keys of the accelerators with a budget, in order."""
+        return [key for key, size in self.budgets.items() if size > 0 and is_accelerator(key)]
+
+    @property
+    def main(self) -> Key:
+        """Where streamed units run."""
+        if self.main_device is not None:
+            return self.main_device
+        return self.accelerators[0] if self.accelerators else HOST
+
+
+@dataclass(frozen=True)
+class GroupPlacement:
+    """Where each group is held and where it runs.
+
+    Attributes:
+        held: device key of each item.
+        runs: device key of each item; differs from `held` for what is streamed or viewed on disk.
+        main: where inputs are, and where streamed items run.
+        slots: how many slots are reserved on `main`.
+        slot_bytes: bytes of one slot.
+    """
+
+    held: tuple[Key, ...]
+    runs: tuple[Key, ...]
+    main: Key
+    slots: int = 0
+    slot_bytes: int = 0

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 
 from ...devices import DISK, HOST
 from ..result.budgets import Key, is_accelerator
-from .capacity import Item, Placement, Room
-from .feasibility import Option, options_of, settle
+from .feasibility import Option, feasible_placement, options_of
 from .greedy import Bin, fill_in_order, place_greedily
-from .items import NEVER
+from .items import NEVER, Capacity, GroupPlacement, Item
 
-Seconds = Callable[[Placement], float]
+Seconds = Callable[[GroupPlacement], float]
 """What the search minimises."""
 
 Least = Callable[[int, Option], tuple[float, float]]
@@ -34,54 +33,54 @@ TRIES = 240
 
 
 def search(
-    items: Sequence[Item], room: Room, seconds: Seconds, least: Least, thorough: bool = True
-) -> Placement | None:
+    items: Sequence[Item], capacity: Capacity, seconds: Seconds, least: Least, thorough: bool = True
+) -> GroupPlacement | None:
     """Return the placement of least time found; None if nothing fits.
 
     Args:
         items: the groups, in the order they run.
-        room: the budgets.
+        capacity: the budgets.
         seconds: the seconds of a placement.
         least: a lower bound for one group, whatever the options of the others.
         thorough: False tries the candidates only.
     """
-    best: Placement | None = None
+    best: GroupPlacement | None = None
     shortest = float("inf")
-    for placement in _candidates(items, room):
+    for placement in _candidates(items, capacity):
         taken = seconds(placement)
         if taken < shortest:
             best, shortest = placement, taken
     if not thorough:
         return best
     if len(items) <= EXACT:
-        return BranchAndBound(items, room, seconds, least, best, shortest).run()
-    return best if best is None else _improved(items, room, seconds, best, shortest)
+        return BranchAndBound(items, capacity, seconds, least, best, shortest).run()
+    return best if best is None else _improved(items, capacity, seconds, best, shortest)
 
 
-def _candidates(items: Sequence[Item], room: Room) -> Iterator[Placement]:
+def _candidates(items: Sequence[Item], capacity: Capacity) -> Iterator[GroupPlacement]:
     """Yield placements each of which is good on some machine."""
-    greedy = place_greedily(items, room)
+    greedy = place_greedily(items, capacity)
     if greedy is not None:
         yield greedy
-    if not room.accelerators:
+    if not capacity.accelerators:
         return
-    if room.host_compute:
-        nothing_streamed = place_greedily([replace(item, slab=NEVER if item.slab else 0) for item in items], room)
+    if capacity.host_compute:
+        nothing_streamed = place_greedily([replace(item, slab=NEVER if item.slab else 0) for item in items], capacity)
         if nothing_streamed is not None:
             yield nothing_streamed
     for lookups_stay in (True, False):
-        for computed in (0.0, 0.25, 0.5, 0.75, 1.0) if room.host_compute else (0.0,):
-            found = _spread(items, room, lookups_stay, computed)
+        for computed in (0.0, 0.25, 0.5, 0.75, 1.0) if capacity.host_compute else (0.0,):
+            found = _spread(items, capacity, lookups_stay, computed)
             if found is not None:
                 yield found
 
 
-def _spread(items: Sequence[Item], room: Room, lookups_stay: bool, computed: float) -> Placement | None:
+def _spread(items: Sequence[Item], capacity: Capacity, lookups_stay: bool, computed: float) -> GroupPlacement | None:
     """Return the placement with the fewest groups off the accelerators, evenly spread; None if none fits.
 
     Args:
         items: the groups.
-        room: the budgets.
+        capacity: the budgets.
         lookups_stay: lookups are resident if they fit.
         computed: share of the groups off the accelerators that the CPU computes.
     """
@@ -89,7 +88,7 @@ def _spread(items: Sequence[Item], room: Room, lookups_stay: bool, computed: flo
     low, high, found = 0, len(movable), None
     while low <= high:  # the more groups are away, the less is resident
         middle = (low + high) // 2
-        placement = _away(items, room, _evenly(movable, middle), lookups_stay, computed)
+        placement = _away(items, capacity, _evenly(movable, middle), lookups_stay, computed)
         if placement is None:
             low = middle + 1
         else:
@@ -102,23 +101,23 @@ def _evenly(positions: Sequence[int], count: int) -> list[int]:
 
 
 def _away(
-    items: Sequence[Item], room: Room, away: Sequence[int], lookups_stay: bool, computed: float
-) -> Placement | None:
+    items: Sequence[Item], capacity: Capacity, away: Sequence[int], lookups_stay: bool, computed: float
+) -> GroupPlacement | None:
     """Return the placement with the groups `away` off the accelerators and all others on them; None if over budget."""
     on_host = set(_evenly(away, round(computed * len(away)))) if computed else set()
     gone = {index for index, item in enumerate(items) if not item.streams and not item.pinned and not lookups_stay}
     gone.update(away)
     streamed = [items[index] for index in away if index not in on_host]
     slab = max((item.slab for item in streamed), default=0)
-    reserve = min(sum(item.streams for item in streamed), room.slots) * slab
+    reserve = min(sum(item.streams for item in streamed), capacity.slots) * slab
     reserve += sum(items[index].working for index in gone if index not in on_host)
     bins = [
-        Bin(key, room.budgets[key] - room.activations - (reserve if key == room.main else 0))
-        for key in room.accelerators
+        Bin(key, capacity.budgets[key] - capacity.activations - (reserve if key == capacity.main else 0))
+        for key in capacity.accelerators
     ]
-    if any(bin_.free is not None and bin_.free < 0 for bin_ in bins if bin_.device == room.main):
+    if any(bin_.free is not None and bin_.free < 0 for bin_ in bins if bin_.device == capacity.main):
         return None
-    main = next(bin_ for bin_ in bins if bin_.device == room.main)
+    main = next(bin_ for bin_ in bins if bin_.device == capacity.main)
     bins = [bin_ for bin_ in bins if bin_.free is not None and bin_.free >= 0]
     for index, item in enumerate(items):
         if item.pinned:
@@ -127,24 +126,26 @@ def _away(
     if fill_in_order(stay, bins):
         return None
     chosen: dict[int, Option] = {index: (bin_.device, bin_.device) for bin_ in bins for index in bin_.placed}
-    host = room.budgets.get(HOST, 0)
-    host -= sum(items[index].working for index in on_host) + (room.activations if on_host else 0)
+    host = capacity.budgets.get(HOST, 0)
+    host -= sum(items[index].working for index in on_host) + (capacity.activations if on_host else 0)
     for index in sorted(gone):
         nbytes = items[index].held_bytes(streams=index not in on_host)
         held = HOST if nbytes <= host else DISK
         host -= nbytes if held == HOST else 0
-        chosen[index] = (held, HOST if index in on_host else room.main)
-    return settle(items, room, [chosen[index] for index in range(len(items))])
+        chosen[index] = (held, HOST if index in on_host else capacity.main)
+    return feasible_placement(items, capacity, [chosen[index] for index in range(len(items))])
 
 
-def _improved(items: Sequence[Item], room: Room, seconds: Seconds, best: Placement, shortest: float) -> Placement:
+def _improved(
+    items: Sequence[Item], capacity: Capacity, seconds: Seconds, best: GroupPlacement, shortest: float
+) -> GroupPlacement:
     """Return `best` improved by local search: the first better neighbour is taken, as long as there is one."""
     tries = TRIES
     going = True
     while going and tries > 0:
         going = False
-        for chosen in _neighbours(items, room, list(zip(best.held, best.runs, strict=True))):
-            placement = settle(items, room, chosen)
+        for chosen in _neighbours(items, capacity, list(zip(best.held, best.runs, strict=True))):
+            placement = feasible_placement(items, capacity, chosen)
             if placement is None:
                 continue
             tries -= 1
@@ -157,10 +158,10 @@ def _improved(items: Sequence[Item], room: Room, seconds: Seconds, best: Placeme
     return best
 
 
-def _neighbours(items: Sequence[Item], room: Room, chosen: list[Option]) -> Iterator[list[Option]]:
+def _neighbours(items: Sequence[Item], capacity: Capacity, chosen: list[Option]) -> Iterator[list[Option]]:
     """Yield neighbours: one group's option changed, or the options of two groups exchanged, near ones first."""
     for index, item in enumerate(items):
-        for option in options_of(item, room):
+        for option in options_of(item, capacity):
             if option != chosen[index]:
                 yield [*chosen[:index], option, *chosen[index + 1 :]]
     for distance in range(1, len(items)):
@@ -178,7 +179,7 @@ class BranchAndBound:
 
     Attributes:
         items: the groups, in the order they run.
-        room: the budgets.
+        capacity: the budgets.
         seconds: the seconds of a placement.
         least: a lower bound for one group, whatever the options of the others.
         best: the best placement known.
@@ -187,16 +188,16 @@ class BranchAndBound:
     """
 
     items: Sequence[Item]
-    room: Room
+    capacity: Capacity
     seconds: Seconds
     least: Least
-    best: Placement | None
+    best: GroupPlacement | None
     shortest: float
     left: float = NODES
 
-    def run(self) -> Placement | None:
+    def run(self) -> GroupPlacement | None:
         """Return the best placement of all, or the best found when the steps ran out."""
-        options = [options_of(item, self.room) for item in self.items]
+        options = [options_of(item, self.capacity) for item in self.items]
         self._options = [
             [(option, *self.least(index, option)) for option in given] for index, given in enumerate(options)
         ]
@@ -209,7 +210,7 @@ class BranchAndBound:
 
     def _descend(self, chosen: list[Option], compute: float, link: float, streamed: int, used: dict[Key, int]) -> None:
         index = len(chosen)
-        busy = link if streamed > self.room.slots else 0.0
+        busy = link if streamed > self.capacity.slots else 0.0
         self.left -= 1
         if self.left <= 0 or max(compute + self._rest[index], busy) >= self.shortest * (1 - 1e-6):
             return
@@ -223,13 +224,15 @@ class BranchAndBound:
             streams = is_accelerator(runs) and not is_accelerator(held)
             taken[held] = taken.get(held, 0) + item.held_bytes(streams)
             taken[runs] = taken.get(runs, 0) + item.working
-            if any(taken[key] > self.room.budgets.get(key, taken[key] if key == DISK else 0) for key in (held, runs)):
+            if any(
+                taken[key] > self.capacity.budgets.get(key, taken[key] if key == DISK else 0) for key in (held, runs)
+            ):
                 continue
             turns = item.streams if fetch else 0
             self._descend([*chosen, option], compute + own, link + fetch, streamed + turns, taken)
 
     def _try(self, chosen: Sequence[Option]) -> None:
-        placement = settle(self.items, self.room, chosen)
+        placement = feasible_placement(self.items, self.capacity, chosen)
         if placement is not None:
             self.left -= 30
             taken = self.seconds(placement)

@@ -1,24 +1,29 @@
-"""The assignment of least time for a profile: the search over groups, checked to the byte."""
+"""Assignments that keep the budgets to the byte: the greedy one, and the one of least time that the search finds.
+
+Placing works with upper bounds. What it returns is evaluated exactly; if that is over a budget, the budget is lowered
+by the excess and the placement repeated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ...arguments import check_choice
-from ...devices import DISK, HOST
+from ...devices import DISK, HOST, DeviceLike, device_key
+from ...errors import PlanError
 from ...profile import Profile
 from ..memory.assignment import Assignment
 from ..memory.evaluate import device_uses, over_budget
+from ..memory.shortage import budget_error
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import Prediction
 from ..time.cost import Objective
 from ..time.per_pass import per_pass
-from .capacity import Placement, Room
 from .feasibility import Option
-from .fit import ATTEMPTS
-from .items import assignment_of, item_of, tie_groups
+from .greedy import balanced_caps, place_greedily
+from .items import Capacity, GroupPlacement, Item, assignment_of, item_of, tie_groups
 from .search import search
 
 OFFLOADS = ("stream", "compute", "auto")
@@ -47,42 +52,42 @@ class Searcher:
         self.groups = tie_groups(profile.units)
         self.items = [item_of(group, profile, stream_buffers, offload != "compute") for group in self.groups]
 
-    def best(self, room: Room, known: Assignment, thorough: bool = True) -> Assignment:
+    def best(self, capacity: Capacity, known: Assignment, thorough: bool = True) -> Assignment:
         """Return the assignment of least time under the budgets, `known` if none is better.
 
         The search counts an upper bound of the activations and no transfers between devices. Its result is evaluated
         exactly; if that is over a budget, the search is repeated with the budget lowered by the excess.
         """
-        return self._best(room, known, lambda found: [found], thorough)
+        return self._best(capacity, known, lambda found: [found], thorough)
 
-    def best_per_pass(self, room: Room, known: Assignment) -> Assignment:
+    def best_per_pass(self, capacity: Capacity, known: Assignment) -> Assignment:
         """Return the best variant in which units run elsewhere for prompts than in steps; `known` if none is better."""
-        at_hand = [found for found in self._per_pass(room, known) if not self._over(found, room)]
+        at_hand = [found for found in self._per_pass(capacity, known) if not self._over(found, capacity)]
         best = min([known, *at_hand], key=self.goal.seconds)
-        return self._best(room, best, lambda found: self._per_pass(room, found))
+        return self._best(capacity, best, lambda found: self._per_pass(capacity, found))
 
-    def _per_pass(self, room: Room, found: Assignment) -> list[Assignment]:
-        return list(per_pass(self.goal.cost, found, room.slots))
+    def _per_pass(self, capacity: Capacity, found: Assignment) -> list[Assignment]:
+        return list(per_pass(self.goal.cost, found, capacity.slots))
 
-    def _over(self, found: Assignment, room: Room) -> dict[Key, int]:
-        return over_budget(device_uses(self.profile, found), room.budgets)
+    def _over(self, found: Assignment, capacity: Capacity) -> dict[Key, int]:
+        return over_budget(device_uses(self.profile, found), capacity.budgets)
 
     def _best(
         self,
-        room: Room,
+        capacity: Capacity,
         known: Assignment,
         variants: Callable[[Assignment], Sequence[Assignment]],
         thorough: bool = True,
     ) -> Assignment:
         """Return the best of `known` and the variants of each search result, under budgets lowered until one fits."""
-        given, best = dict(room.budgets), known
+        given, best = dict(capacity.budgets), known
         for _ in range(ATTEMPTS):
-            seconds = partial(self._seconds, room=room)
-            placement = search(self.items, replace(room, budgets=given), seconds, self._least, thorough)
+            seconds = partial(self._seconds, capacity=capacity)
+            placement = search(self.items, replace(capacity, budgets=given), seconds, self._least, thorough)
             if placement is None:
                 break
-            base = self._assignment(placement, room)
-            found = [(one, self._over(one, room)) for one in variants(base)]
+            base = self._assignment(placement, capacity)
+            found = [(one, self._over(one, capacity)) for one in variants(base)]
             best = min([best, *(one for one, over in found if not over)], key=self.goal.seconds)
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
             if not least_over:
@@ -93,25 +98,25 @@ class Searcher:
                 given[key] = max(min(given.get(key, 0), used) - excess, 0)
         return best
 
-    def predict(self, room: Room, assignment: Assignment) -> Prediction:
+    def predict(self, capacity: Capacity, assignment: Assignment) -> Prediction:
         """Return the predicted time of an assignment, and the seconds that one more GiB on each device would save."""
         steps = self.goal.steps(assignment)
         now = self.goal.seconds(assignment)
         saved = {}
-        for key in room.budgets:
-            if key == DISK or (room.budgets[key] <= 0 and is_accelerator(key)):
+        for key in capacity.budgets:
+            if key == DISK or (capacity.budgets[key] <= 0 and is_accelerator(key)):
                 continue
-            more = replace(room, budgets={**room.budgets, key: room.budgets[key] + GIB})
+            more = replace(capacity, budgets={**capacity.budgets, key: capacity.budgets[key] + GIB})
             then = self.goal.seconds(self.best(more, assignment, thorough=False))
             saved[key] = max(0.0, now - then) / max(sum(self.goal.weights.values()), 1.0)
         prefill = steps[0].seconds if len(steps) > 1 else None
         return Prediction(prefill, steps[-1].seconds, steps[-1].binds, saved)
 
-    def _assignment(self, placement: Placement, room: Room) -> Assignment:
-        return assignment_of(self.profile, self.groups, placement, self.stream_buffers, room)
+    def _assignment(self, placement: GroupPlacement, capacity: Capacity) -> Assignment:
+        return assignment_of(self.profile, self.groups, placement, self.stream_buffers, capacity)
 
-    def _seconds(self, placement: Placement, room: Room) -> float:
-        return self.goal.seconds(self._assignment(placement, room))
+    def _seconds(self, placement: GroupPlacement, capacity: Capacity) -> float:
+        return self.goal.seconds(self._assignment(placement, capacity))
 
     def _least(self, index: int, option: Option) -> tuple[float, float]:
         held, runs = option
@@ -123,3 +128,100 @@ class Searcher:
                 compute += weight * cost.least_compute(phase, unit, where)
                 fetch += weight * cost.fetch(phase, unit, (held, where), 0, self.stream_buffers, experts=0)
         return compute, fetch
+
+
+ATTEMPTS = 4
+"""How often a placement is repeated with lower budgets when it is over them."""
+
+
+def greedy_assignment(
+    profile: Profile, capacity: Capacity, strategy: str, stream_buffers: bool, streams: bool = True
+) -> Assignment:
+    """Return the greedy placement of a profile, or one balanced over the accelerators.
+
+    Args:
+        profile: the model.
+        capacity: the budgets; without a main device, that is the first accelerator on which anything can run.
+        strategy: one of `STRATEGIES`.
+        stream_buffers: buffers lie with the weights, and not where the unit runs.
+        streams: False has the host compute all that is not resident.
+
+    Raises:
+        BudgetError: nothing fits; the message names budgets that would do.
+    """
+    groups = tie_groups(profile.units)
+    items = [item_of(group, profile, stream_buffers, streams) for group in groups]
+
+    def attempt(budgets: Mapping[Key, int]) -> Assignment | None:
+        best: Assignment | None = None
+        for main in _mains(capacity, budgets):
+            found = attempt_with(main, budgets)
+            if found is not None and any(map(is_accelerator, found.runs)):
+                return found
+            best = best or found
+        return best
+
+    def attempt_with(main: Key | None, budgets: Mapping[Key, int]) -> Assignment | None:
+        given = dict(budgets)
+        for _ in range(ATTEMPTS):
+            narrowed = replace(capacity, budgets=given, main_device=main)
+            placement = place_greedily(items, replace(narrowed, budgets=_capped(items, narrowed, strategy)))
+            if placement is None:
+                return None
+            assignment = assignment_of(profile, groups, placement, stream_buffers, capacity)
+            over = over_budget(device_uses(profile, assignment), budgets)
+            if not over:
+                return assignment
+            given.update({key: max(given.get(key, 0) - excess, 0) for key, excess in over.items()})
+        return None
+
+    found = attempt(capacity.budgets)
+    if found is None:
+        enough = (
+            sum(item.nbytes + capacity.slots * (item.slab if streams else 0) for item in items)
+            + 2 * capacity.activations
+        )
+        raise budget_error(capacity.budgets, enough, lambda budgets: attempt(budgets) is not None)
+    return found
+
+
+def capacity_around(assignment: Assignment, capacity: Capacity) -> Capacity:
+    """Return the capacity to search from a greedy assignment: its main device is the assignment's if the usual one has
+    nothing to do."""
+    if capacity.main in assignment.runs or not is_accelerator(assignment.main):
+        return capacity
+    return replace(capacity, main_device=assignment.main)
+
+
+def _mains(capacity: Capacity, budgets: Mapping[Key, int]) -> list[Key | None]:
+    """Return the main devices to try in turn: the first accelerator may be too small for what others have room for."""
+    if capacity.main_device is not None:
+        return [capacity.main_device]
+    return [*replace(capacity, budgets=budgets).accelerators] or [None]
+
+
+def checked_main(main_device: DeviceLike | None, budgets: Mapping[Key, int]) -> Key | None:
+    """Return the key of the main device that was asked for.
+
+    Raises:
+        PlanError: it has no budget.
+    """
+    if main_device is None:
+        return None
+    key = main_device if type(main_device) is int else device_key(main_device)
+    if budgets.get(key, 0) <= 0:
+        raise PlanError(f"main_device is {key!r}, but max_memory gives it no budget")
+    return key
+
+
+def _capped(items: Sequence[Item], capacity: Capacity, strategy: str) -> dict[Key, int]:
+    """Return the budgets, the accelerators' lowered so that filling them in order is balanced."""
+    budgets = dict(capacity.budgets)
+    keys = capacity.accelerators
+    if strategy not in ("balanced", "balanced_low_0") or len(keys) < 2:
+        return budgets
+    capacities = [max(budgets[key] - capacity.activations, 0) for key in keys]
+    caps = balanced_caps([item.nbytes for item in items], capacities, strategy == "balanced_low_0")
+    if caps != capacities:
+        budgets.update({key: cap + capacity.activations for key, cap in zip(keys, caps, strict=True)})
+    return budgets

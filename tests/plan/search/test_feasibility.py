@@ -1,61 +1,70 @@
+"""Options of a group, and whether placements fit."""
+
 from __future__ import annotations
 
-from bigmodel.plan.search.capacity import Item, Placement, Room
-from bigmodel.plan.search.feasibility import options_of, settle
+from bigmodel.plan.search.feasibility import feasible_placement, options_of
+from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 
 STREAMED, RESIDENT, COMPUTED = ("cpu", 0), (0, 0), ("cpu", "cpu")
 
 
 def test_a_group_may_be_resident_on_each_accelerator_or_streamed_to_the_main_one() -> None:
-    assert options_of(Item(4), Room({0: 9, 1: 9, "cpu": 9}, main_device=1)) == [(0, 0), (1, 1), ("cpu", 1), ("disk", 1)]
+    assert options_of(Item(4), Capacity({0: 9, 1: 9, "cpu": 9}, main_device=1)) == [
+        (0, 0),
+        (1, 1),
+        ("cpu", 1),
+        ("disk", 1),
+    ]
 
 
 def test_the_host_computes_a_group_beside_accelerators_only_where_that_is_allowed() -> None:
     host = [("cpu", "cpu"), ("disk", "cpu")]
-    assert options_of(Item(4), Room({0: 9}, host_compute=True))[-2:] == host
-    assert not set(host) & set(options_of(Item(4), Room({0: 9})))
-    assert options_of(Item(4), Room({"cpu": 9})) == host
+    assert options_of(Item(4), Capacity({0: 9}, host_compute=True))[-2:] == host
+    assert not set(host) & set(options_of(Item(4), Capacity({0: 9})))
+    assert options_of(Item(4), Capacity({"cpu": 9})) == host
 
 
 def test_a_pinned_group_has_no_choice() -> None:
-    assert options_of(Item(4, pinned=True), Room({0: 9, 1: 9}, host_compute=True)) == [(0, 0)]
+    assert options_of(Item(4, pinned=True), Capacity({0: 9, 1: 9}, host_compute=True)) == [(0, 0)]
 
 
 def test_streamed_groups_take_turns_in_slots_of_the_largest() -> None:
     items = [Item(4, slab=4), Item(6, slab=6), Item(5, slab=5)]
-    room = Room({0: 12, "cpu": 15})
-    assert settle(items, room, [STREAMED] * 3) == Placement(("cpu",) * 3, (0,) * 3, 0, slots=2, slot_bytes=6)
-    assert settle(items, Room({0: 11, "cpu": 15}), [STREAMED] * 3) is None
-    assert settle(items, Room({0: 12, "cpu": 14}), [STREAMED] * 3) is None
+    capacity = Capacity({0: 12, "cpu": 15})
+    assert feasible_placement(items, capacity, [STREAMED] * 3) == GroupPlacement(
+        ("cpu",) * 3, (0,) * 3, 0, slots=2, slot_bytes=6
+    )
+    assert feasible_placement(items, Capacity({0: 11, "cpu": 15}), [STREAMED] * 3) is None
+    assert feasible_placement(items, Capacity({0: 12, "cpu": 14}), [STREAMED] * 3) is None
 
 
 def test_a_group_takes_its_weights_where_it_is_held_and_its_cache_where_it_runs() -> None:
     items = [Item(4, working=3), Item(4, working=3, slab=2)]
     for accelerator, host, fits in ((12, 4, True), (11, 4, False), (12, 3, False)):
-        placement = settle(items, Room({0: accelerator, "cpu": host}), [RESIDENT, STREAMED])
+        placement = feasible_placement(items, Capacity({0: accelerator, "cpu": host}), [RESIDENT, STREAMED])
         assert (placement is not None) is fits
 
 
 def test_activations_are_kept_free_wherever_something_runs() -> None:
     items = [Item(4), Item(4)]
     for accelerator, host, fits in ((6, 6, True), (5, 6, False), (6, 5, False)):
-        room = Room({0: accelerator, "cpu": host}, activations=2)
-        assert (settle(items, room, [RESIDENT, COMPUTED]) is not None) is fits
+        capacity = Capacity({0: accelerator, "cpu": host}, activations=2)
+        assert (feasible_placement(items, capacity, [RESIDENT, COMPUTED]) is not None) is fits
 
 
 def test_what_the_host_computes_from_disk_is_read_through_a_window_of_its_memory() -> None:
     items, from_disk = [Item(4), Item(4)], [("disk", "cpu")] * 2
-    assert settle(items, Room({"cpu": 9}, activations=1), from_disk) is not None
-    assert settle(items, Room({"cpu": 8}, activations=1), from_disk) is None
+    assert feasible_placement(items, Capacity({"cpu": 9}, activations=1), from_disk) is not None
+    assert feasible_placement(items, Capacity({"cpu": 8}, activations=1), from_disk) is None
 
 
 def test_the_disk_has_no_end_unless_one_is_given() -> None:
     from_disk = [("disk", 0)]
-    assert settle([Item(4)], Room({0: 4}), from_disk) is not None
-    assert settle([Item(4)], Room({0: 4, "disk": 3}), from_disk) is None
+    assert feasible_placement([Item(4)], Capacity({0: 4}), from_disk) is not None
+    assert feasible_placement([Item(4)], Capacity({0: 4, "disk": 3}), from_disk) is None
 
 
 def test_where_no_accelerator_runs_anything_the_host_is_the_main_device() -> None:
-    placement = settle([Item(4)], Room({0: 4, "cpu": 4}, host_compute=True), [COMPUTED])
+    placement = feasible_placement([Item(4)], Capacity({0: 4, "cpu": 4}, host_compute=True), [COMPUTED])
     assert placement is not None
     assert placement.main == "cpu"

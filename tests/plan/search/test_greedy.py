@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.plan import balanced_caps
-from bigmodel.plan.search.capacity import Item, Placement, Room
 from bigmodel.plan.search.greedy import Bin, fill_in_order, place_greedily
+from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 
 
 def items(*sizes: int, working: int = 0) -> list[Item]:
     return [Item(size, working, slab=size) for size in sizes]
 
 
-def placed(sizes: list[Item], **room: object) -> Placement:
-    found = place_greedily(sizes, Room(**room))  # type: ignore[arg-type]
+def placed(sizes: list[Item], **capacity: object) -> GroupPlacement:
+    found = place_greedily(sizes, Capacity(**capacity))  # type: ignore[arg-type]
     assert found is not None
     return found
 
@@ -84,7 +84,7 @@ def test_working_memory_counts_where_a_unit_runs() -> None:
     streamed = items(10, 10, 10, working=5)
     found = placed(streamed, budgets={0: 35, "cpu": 100})
     assert found.held == ("cpu", "cpu", "cpu")
-    assert place_greedily(streamed, Room({0: 34, "cpu": 29, "disk": 0})) is None
+    assert place_greedily(streamed, Capacity({0: 34, "cpu": 29, "disk": 0})) is None
 
 
 @given(
@@ -98,7 +98,7 @@ def test_no_budget_is_passed(
 ) -> None:
     things = [Item(weights, working, slab=weights) for weights, working in sizes]
     budgets: dict[int | str, int] = {**dict(enumerate(accelerators)), "cpu": host}
-    found = place_greedily(things, Room(budgets, activations))
+    found = place_greedily(things, Capacity(budgets, activations))
     if found is None:
         return
     used: dict[int | str, int] = {}

@@ -1,4 +1,4 @@
-"""."""
+"""Groups, items, and placements as assignments."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from bigmodel.plan.search.capacity import Placement, Room
-from bigmodel.plan.search.items import assignment_of, item_of, tie_groups
+from bigmodel.plan.search.items import Capacity, GroupPlacement, Item, assignment_of, item_of, tie_groups
 from bigmodel.profile import compute_module_sizes, profile_model, profile_units
 
 from ...profile.models import Stack, on_meta, tiny_llama
@@ -36,8 +35,8 @@ def test_tensors_of_split_modules_are_pinned() -> None:
 def test_a_streamed_tie_is_looked_up_on_the_host_and_multiplied_on_the_accelerator() -> None:
     profile = profile_model(on_meta(Stack, depth=1, tied=True))
     groups = tie_groups(profile.units)
-    placement = Placement(("cpu",) * len(groups), (0,) * len(groups), 0, 2, 64)
-    assignment = assignment_of(profile, groups, placement, False, Room({}))
+    placement = GroupPlacement(("cpu",) * len(groups), (0,) * len(groups), 0, 2, 64)
+    assignment = assignment_of(profile, groups, placement, False, Capacity({}))
     runs = {unit.name: assignment.runs[index] for index, unit in enumerate(profile.units)}
     assert (runs["embed"], runs["head"]) == ("cpu", 0)
 
@@ -45,9 +44,9 @@ def test_a_streamed_tie_is_looked_up_on_the_host_and_multiplied_on_the_accelerat
 def test_inputs_are_where_something_runs_unless_another_device_is_asked_for() -> None:
     profile = profile_model(on_meta(Stack, depth=1))
     groups = tie_groups(profile.units)
-    placement = Placement((1,) * len(groups), (1,) * len(groups), main=0)
-    assert assignment_of(profile, groups, placement, False, Room({})).main == 1
-    assert assignment_of(profile, groups, placement, False, Room({}, main_device=0)).main == 0
+    placement = GroupPlacement((1,) * len(groups), (1,) * len(groups), main=0)
+    assert assignment_of(profile, groups, placement, False, Capacity({})).main == 1
+    assert assignment_of(profile, groups, placement, False, Capacity({}, main_device=0)).main == 0
 
 
 def test_units_without_ties_are_groups_of_one() -> None:
@@ -79,3 +78,20 @@ def test_every_unit_is_in_one_group_and_bytes_add_up(ties: list[tuple[int, int]]
         for b in range(8):
             if model[a].weight is model[b].weight:
                 assert group_of[a] is group_of[b]
+
+
+def test_a_quantised_item_takes_less_where_it_is_streamed_from_and_all_where_it_is_run() -> None:
+    plain, quantised = Item(weights=8, working=2), Item(weights=8, working=2, offloaded=3)
+    assert (plain.held_bytes(streams=True), plain.held_bytes(streams=False)) == (8, 8)
+    assert (quantised.held_bytes(streams=True), quantised.held_bytes(streams=False)) == (3, 8)
+    assert plain.nbytes == quantised.nbytes == 10
+
+
+def test_accelerators_are_the_devices_with_computing_power_and_a_budget() -> None:
+    assert Capacity({0: 0, 1: 5, "mps": 7, "cpu": 9, "disk": 9}).accelerators == [1, "mps"]
+
+
+def test_the_main_device_is_the_one_asked_for_else_the_first_accelerator_else_the_host() -> None:
+    assert Capacity({0: 5, 1: 5, "cpu": 9}, main_device=1).main == 1
+    assert Capacity({0: 0, 1: 5, "cpu": 9}).main == 1
+    assert Capacity({0: 0, "cpu": 9}).main == "cpu"

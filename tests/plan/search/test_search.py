@@ -1,4 +1,4 @@
-"""The search against brute force, under one memory rule (`settle`) and one cost."""
+"""The search against brute force, under one memory rule (`feasible_placement`) and one cost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from bigmodel.devices import HOST
 from bigmodel.plan.result.budgets import is_accelerator
-from bigmodel.plan.search.capacity import Item, Placement, Room
-from bigmodel.plan.search.feasibility import Option, options_of, settle
+from bigmodel.plan.search.feasibility import Option, feasible_placement, options_of
 from bigmodel.plan.search.greedy import place_greedily
+from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 from bigmodel.plan.search.search import BranchAndBound, search
 from bigmodel.plan.time.schedule import Visit, seconds_of_pass
 
@@ -29,24 +29,27 @@ def option_costs(costs: Costs, index: int, option: Option) -> tuple[float, float
     return on_accelerator, 0.0 if is_accelerator(held) else link * (5 if held == "disk" else 1)
 
 
-def seconds_with(costs: Costs) -> Callable[[Placement], float]:
-    def seconds(placement: Placement) -> float:
+def seconds_with(costs: Costs) -> Callable[[GroupPlacement], float]:
+    def seconds(placement: GroupPlacement) -> float:
         options = zip(placement.held, placement.runs, strict=True)
         return seconds_of_pass([Visit(*option_costs(costs, i, o)) for i, o in enumerate(options)], placement.slots)
 
     return seconds
 
 
-def brute_force(items: Sequence[Item], room: Room, seconds: Callable[[Placement], float]) -> float | None:
+def brute_force(items: Sequence[Item], capacity: Capacity, seconds: Callable[[GroupPlacement], float]) -> float | None:
     """Every option of every item: the slow, obvious way."""
-    placements = (settle(items, room, chosen) for chosen in itertools.product(*(options_of(i, room) for i in items)))
-    greedy = place_greedily(items, room)
+    placements = (
+        feasible_placement(items, capacity, chosen)
+        for chosen in itertools.product(*(options_of(i, capacity) for i in items))
+    )
+    greedy = place_greedily(items, capacity)
     taken = [seconds(placement) for placement in placements if placement is not None]
     return min([*taken, *([seconds(greedy)] if greedy is not None else [])], default=None)
 
 
-def searched(items: Sequence[Item], room: Room, costs: Costs) -> Placement | None:
-    return search(items, room, seconds_with(costs), lambda index, option: option_costs(costs, index, option))
+def searched(items: Sequence[Item], capacity: Capacity, costs: Costs) -> GroupPlacement | None:
+    return search(items, capacity, seconds_with(costs), lambda index, option: option_costs(costs, index, option))
 
 
 sizes = st.integers(1, 9)
@@ -70,9 +73,9 @@ def test_a_model_of_few_parts_is_placed_as_brute_force_would(
 ) -> None:
     items = [Item(weights=size, slab=size, offloaded=size // 2 if quantised else None) for size, *_ in parts]
     costs = [(one, other, link) for _, one, other, link in parts]
-    room = Room({**dict(enumerate(accelerators)), "cpu": host}, activations=1, host_compute=host_compute)
-    expected = brute_force(items, room, seconds_with(costs))
-    found = searched(items, room, costs)
+    capacity = Capacity({**dict(enumerate(accelerators)), "cpu": host}, activations=1, host_compute=host_compute)
+    expected = brute_force(items, capacity, seconds_with(costs))
+    found = searched(items, capacity, costs)
     assert (found is None) == (expected is None)
     if found is not None and expected is not None:
         assert seconds_with(costs)(found) == pytest.approx(expected)
@@ -82,11 +85,11 @@ def test_a_model_of_few_parts_is_placed_as_brute_force_would(
 def test_twelve_equal_blocks_are_placed_as_brute_force_would(budget: int) -> None:
     items = [Item(weights=1, slab=1)] * 12
     costs = [(1.0, 9.0, 1.5)] * 12
-    room = Room({0: budget, "cpu": 12, "disk": 0})
-    found = searched(items, room, costs)
+    capacity = Capacity({0: budget, "cpu": 12, "disk": 0})
+    found = searched(items, capacity, costs)
     assert found is not None
     every = [
-        settle(items, room, [(0, 0) if stays else ("cpu", 0) for stays in kept])
+        feasible_placement(items, capacity, [(0, 0) if stays else ("cpu", 0) for stays in kept])
         for kept in itertools.product((True, False), repeat=12)
     ]
     assert seconds_with(costs)(found) == pytest.approx(min(seconds_with(costs)(p) for p in every if p is not None))
@@ -96,8 +99,8 @@ def test_quantised_blocks_are_placed_where_they_fit_as_they_are_held() -> None:
     """Streamed from RAM they take a quarter of it, which has no room for them as they are."""
     items = [Item(weights=4, slab=4, offloaded=1)] * 4
     costs = [(1.0, 99.0, 2.0), (1.0, 99.0, 9.0), (1.0, 99.0, 9.0), (1.0, 99.0, 2.0)]
-    room = Room({0: 12, "cpu": 3})
-    found, expected = searched(items, room, costs), brute_force(items, room, seconds_with(costs))
+    capacity = Capacity({0: 12, "cpu": 3})
+    found, expected = searched(items, capacity, costs), brute_force(items, capacity, seconds_with(costs))
     assert found is not None
     assert seconds_with(costs)(found) == expected
 
@@ -105,8 +108,8 @@ def test_quantised_blocks_are_placed_where_they_fit_as_they_are_held() -> None:
 def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
     items = [Item(weights=1, slab=1)] * 40
     costs = [(1.0, 99.0, 2.0)] * 40
-    room = Room({0: 32, "cpu": 40})
-    found, greedy = searched(items, room, costs), place_greedily(items, room)
+    capacity = Capacity({0: 32, "cpu": 40})
+    found, greedy = searched(items, capacity, costs), place_greedily(items, capacity)
     assert found is not None
     assert greedy is not None
     assert seconds_with(costs)(found) == pytest.approx(40.0)
@@ -116,8 +119,8 @@ def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
 def test_blocks_are_computed_on_the_cpu_where_that_is_faster_than_fetching_them() -> None:
     items = [Item(weights=1, slab=1)] * 20
     costs = [(1.0, 1.5, 10.0)] * 20
-    stream = searched(items, Room({0: 12, "cpu": 40}), costs)
-    auto = searched(items, Room({0: 12, "cpu": 40}, host_compute=True), costs)
+    stream = searched(items, Capacity({0: 12, "cpu": 40}), costs)
+    auto = searched(items, Capacity({0: 12, "cpu": 40}, host_compute=True), costs)
     assert stream is not None
     assert auto is not None
     assert "cpu" not in stream.runs
@@ -131,21 +134,21 @@ def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
 ) -> None:
     items = [Item(weights=size, slab=size) for size, *_ in parts]
     costs = [(one, other, link) for _, one, other, link in parts]
-    room = Room({0: budget, 1: budget // 2, "cpu": 60}, activations=2)
-    found, greedy = searched(items, room, costs), place_greedily(items, room)
+    capacity = Capacity({0: budget, 1: budget // 2, "cpu": 60}, activations=2)
+    found, greedy = searched(items, capacity, costs), place_greedily(items, capacity)
     if greedy is None:
         return
     assert found is not None
     assert seconds_with(costs)(found) <= seconds_with(costs)(greedy)
-    for key, size in room.budgets.items():
+    for key, size in capacity.budgets.items():
         assert sum(item.weights for item, held in zip(items, found.held, strict=True) if held == key) <= size
 
 
 ITEMS = [Item(weights=30 + 7 * number, slab=30 + 7 * number) for number in range(5)]
-ROOM = Room({0: 150, HOST: 1000}, slots=1)
+ROOM = Capacity({0: 150, HOST: 1000}, slots=1)
 
 
-def seconds(placement: Placement) -> float:
+def seconds(placement: GroupPlacement) -> float:
     """What is streamed takes its bytes, later groups more."""
     return sum(
         item.weights * (number + 1)
@@ -155,7 +158,9 @@ def seconds(placement: Placement) -> float:
 
 
 def test_it_finds_what_trying_everything_finds() -> None:
-    placements = (settle(ITEMS, ROOM, chosen) for chosen in itertools.product(*(options_of(i, ROOM) for i in ITEMS)))
+    placements = (
+        feasible_placement(ITEMS, ROOM, chosen) for chosen in itertools.product(*(options_of(i, ROOM) for i in ITEMS))
+    )
     best = min((placement for placement in placements if placement is not None), key=seconds)
     found = BranchAndBound(ITEMS, ROOM, seconds, lambda _item, _option: (0.0, 0.0), None, float("inf")).run()
     assert found is not None
@@ -163,5 +168,5 @@ def test_it_finds_what_trying_everything_finds() -> None:
 
 
 def test_what_is_known_already_is_returned_if_nothing_is_better() -> None:
-    known = Placement((0,) * 5, (0,) * 5, 0)
+    known = GroupPlacement((0,) * 5, (0,) * 5, 0)
     assert BranchAndBound(ITEMS, ROOM, seconds, lambda _item, _option: (0.0, 0.0), known, 0.0).run() is known

@@ -1,15 +1,16 @@
+"""Greedy and searched assignments keep the budgets to the byte."""
+
 from __future__ import annotations
 
 from functools import cache
 
 import pytest
 
-from bigmodel.errors import PlanError
+from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan.memory.assignment import Assignment
 from bigmodel.plan.memory.evaluate import device_uses, over_budget
-from bigmodel.plan.search.capacity import Room
-from bigmodel.plan.search.fit import greedy_assignment
-from bigmodel.plan.search.searcher import Searcher
+from bigmodel.plan.search.items import Capacity
+from bigmodel.plan.search.searcher import Searcher, checked_main, greedy_assignment
 from bigmodel.plan.time.cost import CostModel, Objective
 from bigmodel.profile import Profile, profile_model
 
@@ -25,44 +26,44 @@ def profile() -> Profile:
     return profile_model(model, context_length=32, new_tokens=2, device_type="virtual")
 
 
-def room(share: float, host_compute: bool = False) -> Room:
+def capacity(share: float, host_compute: bool = False) -> Capacity:
     """Room for a share of the weights on the accelerator, and for all on the host."""
     of = profile()
     accelerator = int(of.weights * share) + of.activations + sum(of.kv_cache)
-    return Room({0: accelerator, "cpu": 10**8}, of.activations, host_compute=host_compute)
+    return Capacity({0: accelerator, "cpu": 10**8}, of.activations, host_compute=host_compute)
 
 
 def searcher(offload: str = "stream", link: float = 1e9, host: float = 1e-9) -> Searcher:
     return Searcher(profile(), Objective(CostModel(profile(), machine(link, host=host))), offload)
 
 
-def greedy(given: Room, streams: bool = True) -> Assignment:
+def greedy(given: Capacity, streams: bool = True) -> Assignment:
     return greedy_assignment(profile(), given, "auto", stream_buffers=False, streams=streams)
 
 
 def test_the_search_beats_greedy_and_keeps_to_the_budgets() -> None:
-    given, search = room(0.6), searcher(link=1.5e10)
+    given, search = capacity(0.6), searcher(link=1.5e10)
     found = search.best(given, greedy(given))
     assert search.goal.seconds(found) < search.goal.seconds(greedy(given))
     assert over_budget(device_uses(profile(), found), given.budgets) == {}
 
 
 def test_what_is_known_is_kept_where_nothing_fits_or_nothing_is_better() -> None:
-    known = greedy(room(2.0))
-    assert searcher().best(room(2.0), known) is known
-    nowhere = Room({0: 1, "cpu": 1, "disk": 0})
+    known = greedy(capacity(2.0))
+    assert searcher().best(capacity(2.0), known) is known
+    nowhere = Capacity({0: 1, "cpu": 1, "disk": 0})
     assert searcher().best(nowhere, known) is known
 
 
 def test_where_parts_must_be_computed_the_host_has_them_and_nothing_is_streamed() -> None:
-    given = room(0.5, host_compute=True)
+    given = capacity(0.5, host_compute=True)
     found = searcher("compute", link=1e12, host=1e-6).best(given, greedy(given, streams=False))
     assert not any(map(found.streamed, range(len(found.held))))
     assert found.runs.count("cpu") > 2
 
 
 def test_parts_run_elsewhere_for_prompts_only_where_that_is_better() -> None:
-    given = room(0.5, host_compute=True)
+    given = capacity(0.5, host_compute=True)
     slow_link = searcher("auto", link=1e8, host=4e-9)
     known = slow_link.best(given, greedy(given))
     assert slow_link.goal.seconds(slow_link.best_per_pass(given, known)) <= slow_link.goal.seconds(known)
@@ -72,12 +73,12 @@ def test_parts_run_elsewhere_for_prompts_only_where_that_is_better() -> None:
 
 
 def test_the_prediction_is_the_goals_and_says_what_a_gib_more_would_save() -> None:
-    given, search = room(0.5), searcher()
+    given, search = capacity(0.5), searcher()
     known = search.best(given, greedy(given))
     prompt, step = search.goal.steps(known)
     found = search.predict(given, known)
     assert (found.prefill, found.token, found.binds) == (prompt.seconds, step.seconds, step.binds)
-    all_resident = search.goal.seconds(greedy(room(2.0)))
+    all_resident = search.goal.seconds(greedy(capacity(2.0)))
     weight = sum(search.goal.weights.values())
     assert found.seconds_saved_per_gib[0] == pytest.approx((search.goal.seconds(known) - all_resident) / weight)
     assert found.seconds_saved_per_gib["cpu"] == 0
@@ -86,3 +87,27 @@ def test_the_prediction_is_the_goals_and_says_what_a_gib_more_would_save() -> No
 def test_an_unknown_way_to_offload_is_refused() -> None:
     with pytest.raises(PlanError, match="offload is 'steam'; use one of stream"):
         searcher("steam")
+
+
+PROFILE = profile_model(tiny_llama(num_hidden_layers=6), context_length=32, new_tokens=2)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9, 1.1])
+@pytest.mark.parametrize("strategy", ["auto", "balanced", "sequential"])
+def test_what_is_filled_fits_to_the_byte(share: float, strategy: str) -> None:
+    working = PROFILE.activations + sum(PROFILE.kv_cache)
+    budgets = {0: int(share * PROFILE.weights) + working, 1: PROFILE.weights // 3 + working, "cpu": 10**9}
+    found = greedy_assignment(PROFILE, Capacity(budgets, PROFILE.activations), strategy, False)
+    assert not over_budget(device_uses(PROFILE, found), budgets)
+
+
+def test_what_fits_nowhere_is_refused_with_budgets_that_would_do() -> None:
+    with pytest.raises(BudgetError, match="would do"):
+        greedy_assignment(PROFILE, Capacity({0: 1000, "cpu": 1000, "disk": 1000}, PROFILE.activations), "auto", False)
+
+
+def test_a_main_device_needs_a_budget() -> None:
+    assert checked_main("1", {1: 100}) == 1
+    assert checked_main(None, {}) is None
+    with pytest.raises(PlanError, match="main_device is 0"):
+        checked_main(0, {1: 100})
