@@ -88,7 +88,7 @@ def _is_output(page: str, before: Block, block: Block) -> bool:
 
 def _commands(block: Block) -> list[Step]:
     found = []
-    for match in re.finditer(r"^\$ (.*(?:\\\n.*)*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE):
+    for match in re.finditer(r"^\$ ((?:[^\n]*\\\n)*[^\n]*)\n((?:(?!\$ ).*\n)*)", block.text, re.MULTILINE):
         start = block.span[0]
         span = (start + match.start(2), start + match.end(2))
         varies = block.mark in ("output varies", "background")
