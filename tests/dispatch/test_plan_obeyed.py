@@ -100,8 +100,11 @@ def test_whatever_is_planned_peaks_at_the_predicted_byte(draw: random.Random) ->
     virtual.enable(2)
     model = random_model(draw)
     case = random_case(draw, model)
-    kind, said = outcome_of(model, plan_of_case(model, case), case)
-    assert kind not in (VIOLATED, NEARLY), f"{case}: {said}"
+    found = plan_of_case(model, case)
+    kind, said = outcome_of(model, found, case)
+    assert kind != VIOLATED, f"{case}: {said}"
+    # What experts are computed with some after others depends on which a router chooses: expected, and not known.
+    assert kind != NEARLY or (found is not None and found.expert_cache), f"{case}: {said}"
 
 
 def plan_of_case(model: nn.Module, case: Case) -> Plan | None:
