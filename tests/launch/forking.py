@@ -1,6 +1,6 @@
-"""Calls of the notebook launchers, made in a fresh process: the tests' own may have used autograd's threads.
+"""Calls of the notebook launchers in a fresh process, since the test process may have started autograd's threads.
 
-Run as `python -m tests.launch.forking FOLDER`; it writes what came of each call to FOLDER/outcomes.json.
+Run as `python -m tests.launch.forking FOLDER`; writes the outcome of each call to FOLDER/outcomes.json.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Files that are there whole or not at all, read without running code.
-
-A model's weights in a training checkpoint.
-"""
+"""Checkpoint files: written atomically, read without running code."""
 
 from __future__ import annotations
 

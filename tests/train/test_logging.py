@@ -1,7 +1,4 @@
-"""Logging that knows of ranks.
-
-The progress bar that shows once.
-"""
+"""Rank-aware logging and the progress bar that shows once."""
 
 from __future__ import annotations
 

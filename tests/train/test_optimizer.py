@@ -1,7 +1,4 @@
-"""AcceleratedOptimizer: steps when an accumulation window closes.
-
-Ctrl-C at any moment of an optimizer's step: it has been made, or it has not begun.
-"""
+"""AcceleratedOptimizer: steps at the end of an accumulation window, atomic under Ctrl-C."""
 
 from __future__ import annotations
 

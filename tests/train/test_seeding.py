@@ -1,7 +1,4 @@
-"""Seeds and generators.
-
-The states of generators can be kept and taken back.
-"""
+"""Seeding, and saving and restoring generator states."""
 
 from __future__ import annotations
 

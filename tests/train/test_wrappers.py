@@ -1,7 +1,4 @@
-"""Compiling whole models, or each repeated block.
-
-Wrappers come off in whatever order they were put on.
-"""
+"""Compiling whole models or repeated blocks, and removing wrappers in any order."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from bigmodel.train.data.steps import Step
 from bigmodel.train.operations.nested import concatenate, find_batch_size, recursively_apply
 
 
-class Part(NamedTuple):
+class BatchPart(NamedTuple):
     """One process's part of a round; see `Step` for the fields."""
 
     batch: Any
@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 def one_each(
     group: list[Any], first: list[Any], processes: int, even: bool, drop_last: bool, size: int | None = None
-) -> list[Part]:
+) -> list[BatchPart]:
     """Give each process one batch of `group`; fill what is missing from `first`, or leave the round out.
 
     `size` is the number of rows of a whole batch, that of the first one by default.
@@ -38,7 +38,7 @@ def one_each(
     rows = [find_batch_size(batch) or 1 for batch in group]
     size, total = size or find_batch_size(first[0]) or 1, sum(rows)
     if len(group) == processes and set(rows) == {size}:
-        return [Part(batch, False, row, row, total) for batch, row in zip(group, rows, strict=True)]
+        return [BatchPart(batch, False, row, row, total) for batch, row in zip(group, rows, strict=True)]
     if len(group) < processes and drop_last:
         return []
     if not even and len(group) < processes:
@@ -50,7 +50,7 @@ def one_each(
         real = rows[rank] if there else 0
         if even and there and real < size:
             batch = _filled(batch, first[0], size - real)
-        parts.append(Part(batch, True, find_batch_size(batch) or 1, real, total))
+        parts.append(BatchPart(batch, True, find_batch_size(batch) or 1, real, total))
     return parts
 
 
@@ -61,7 +61,7 @@ def cut_evenly(
     even: bool,
     slice_fn: Callable[..., Any] | None = None,
     size: int | None = None,
-) -> list[Part]:
+) -> list[BatchPart]:
     """Cut one batch in a part for each process, filling a short one from `first`.
 
     `size` is the number of rows of a whole batch, that of the first one by default.
@@ -81,7 +81,7 @@ def cut_evenly(
         bounds = slice(rank * share, (rank + 1) * share)
         part = slice_fn(batch, bounds, rank, processes) if slice_fn else _cut(batch, bounds)
         real = min(max(total - rank * share, 0), share)
-        parts.append(Part(part, total < whole, find_batch_size(part) or 0, real, total))
+        parts.append(BatchPart(part, total < whole, find_batch_size(part) or 0, real, total))
     return parts
 
 
@@ -208,13 +208,13 @@ class DispatchSource:
             self._announce([_Failure(f"{type(error).__name__}: {error}")] * self._processes)
             raise
 
-    def _parts(self, group: list[Any], first: list[Any]) -> list[Part]:
+    def _parts(self, group: list[Any], first: list[Any]) -> list[BatchPart]:
         size = self.base.batch_size or getattr(self.base.batch_sampler, "batch_size", None)
         if self._split:
             return cut_evenly(group[0], first[0], self._processes, self._even, self._slice_fn, size)
         return one_each(group, first, self._processes, self._even, self._drop_last, size)
 
-    def _send(self, parts: list[Part], last: bool) -> Step:
+    def _send(self, parts: list[BatchPart], last: bool) -> Step:
         buffers: list[list[Tensor]] = []
         headers: list[Any] = []
         for part in parts:

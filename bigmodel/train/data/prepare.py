@@ -17,13 +17,13 @@ from bigmodel.train.data.batch_shard import BatchSamplerShard, MapSource
 from bigmodel.train.data.dispatch_source import DispatchSource
 from bigmodel.train.data.iterable import CountingCollate, IterableDatasetShard, IterableSource, ShardedSource
 from bigmodel.train.data.loader import DataLoaderDispatcher, DataLoaderShard
-from bigmodel.train.data.request import Request, can_shard, data_ranks, loader_class, rebuild
+from bigmodel.train.data.request import LoaderRequest, can_shard, data_ranks, loader_class, rebuild
 from bigmodel.train.data.samplers import SeedableRandomSampler, SharedOrder, shared_number
 from bigmodel.train.state.partial import PartialState
 from bigmodel.train.types import RNGType
 
 
-def map_style(request: Request) -> DataLoaderShard:
+def map_style(request: LoaderRequest) -> DataLoaderShard:
     """Return a loader that gives this process its batches of indices."""
     loader, config = request.loader, request.config
     if type(loader).__iter__ is not loader_class(loader).__iter__ and request.processes == 1:
@@ -39,7 +39,7 @@ def map_style(request: Request) -> DataLoaderShard:
     return DataLoaderShard(MapSource(base, shard), generator=generator, **request.common)
 
 
-def _own_sampler(request: Request) -> tuple[Any, Any]:
+def _own_sampler(request: LoaderRequest) -> tuple[Any, Any]:
     """Return (what gives batches of indices, the sampler in it).
 
     They are the user's own, who may go on changing them, but for samplers of PyTorch that have to shuffle alike on
@@ -58,7 +58,7 @@ def _own_sampler(request: Request) -> tuple[Any, Any]:
     return batch_sampler, sampler
 
 
-def _shuffling_alike(sampler: Any, request: Request) -> Any:
+def _shuffling_alike(sampler: Any, request: LoaderRequest) -> Any:
     config = request.config
     if config.use_seedable_sampler and type(sampler) is RandomSampler:
         seed = torch.initial_seed() if config.data_seed is None else config.data_seed
@@ -71,13 +71,13 @@ def _shuffling_alike(sampler: Any, request: Request) -> Any:
     return copy.copy(sampler) if _draws_by_itself(sampler, request) else sampler
 
 
-def _draws_by_itself(sampler: Any, request: Request) -> bool:
+def _draws_by_itself(sampler: Any, request: LoaderRequest) -> bool:
     """Whether a sampler would draw an order of its own in each process."""
     alone = request.processes == 1 or request.config.use_seedable_sampler
     return not alone and isinstance(sampler, RandomSampler) and sampler.generator is None
 
 
-def iterable_style(request: Request) -> DataLoaderShard:
+def iterable_style(request: LoaderRequest) -> DataLoaderShard:
     """Return a loader of this process's part of a stream: a part of its own where the dataset can give one."""
     loader, config = request.loader, request.config
     drop_last = bool(loader.drop_last)
@@ -107,7 +107,7 @@ def iterable_style(request: Request) -> DataLoaderShard:
     return DataLoaderShard(IterableSource(base), **request.common)
 
 
-def dispatched(request: Request) -> DataLoaderShard:
+def dispatched(request: LoaderRequest) -> DataLoaderShard:
     """Return a loader of what process 0 reads and deals."""
     loader, config = request.loader, request.config
     drop_last = bool(loader.drop_last or getattr(loader.batch_sampler, "drop_last", False))
@@ -199,7 +199,7 @@ def prepare_data_loader(
     if torch_device_mesh is not None:
         num_processes, process_index = data_ranks(torch_device_mesh)
     target = (device or state.device) if put_on_device else None
-    request = Request(
+    request = LoaderRequest(
         dataloader,
         config,
         state.num_processes if num_processes is None else num_processes,
@@ -211,7 +211,7 @@ def prepare_data_loader(
     return _build(request)
 
 
-def _build(request: Request) -> DataLoaderShard:
+def _build(request: LoaderRequest) -> DataLoaderShard:
     loader, config = request.loader, request.config
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:

@@ -1,4 +1,4 @@
-"""A loader that is to be prepared, how, and loaders made from it."""
+"""The request to prepare a data loader, and loaders rebuilt from it."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _DATA_PARALLEL = ("dp_replicate", "dp_shard", "dp", "fsdp")
 
 
 @dataclass
-class Request:
-    """A loader to prepare, and how.
+class LoaderRequest:
+    """A user's loader and how to prepare it.
 
     Attributes:
-        loader: what the user has made.
-        config: how it is shared.
-        processes, index: how many share the data, and which this is.
-        device: where batches go, or None.
-        rng_types: generators to synchronise.
-        slice_fn: how process 0 cuts a batch.
-        common: arguments for the prepared loader, of whatever kind it is.
+        loader: the user's loader.
+        config: how its data is shared among processes.
+        processes, index: number of processes that share the data, and the index of this one.
+        device: device that batches are moved to; None leaves them.
+        rng_types: random generators to synchronise across processes.
+        slice_fn: function with which process 0 slices a batch.
+        common: arguments for a prepared loader of any kind.
     """
 
     loader: DataLoader[Any]
@@ -79,8 +79,8 @@ class Request:
         return size // self.processes
 
 
-def can_shard(request: Request) -> bool:
-    """Whether the dataset says that it can give each process its part."""
+def can_shard(request: LoaderRequest) -> bool:
+    """Whether the dataset supports `shard(num_shards, index)` for this many processes."""
     dataset: Any = request.loader.dataset
     shard = getattr(dataset, "shard", None)
     if not callable(shard) or request.loader.batch_size is None:
@@ -106,12 +106,12 @@ def loader_class(loader: DataLoader[Any]) -> type[DataLoader[Any]]:
     return next(cls for cls in type(loader).__mro__ if cls.__module__.split(".")[0] in ("torch", "torchdata"))
 
 
-def rebuild(request: Request, dataset: Any, **changed: Any) -> DataLoader[Any]:
-    """Return a loader with the settings of the given one, but for `changed`."""
+def rebuild(request: LoaderRequest, dataset: Any, **changed: Any) -> DataLoader[Any]:
+    """Return a loader over `dataset` with the request's loader settings, except for `changed`."""
     loader = request.loader
     cls = stateful_loader_class() if request.config.use_stateful_dataloader else loader_class(loader)
     if type(loader).__iter__ is not loader_class(loader).__iter__:
-        logger.warning("%s iterates in its own way, which is not kept across processes", type(loader).__name__)
+        logger.warning("%s overrides __iter__; the prepared loader does not keep that iteration", type(loader).__name__)
     known = inspect.signature(cls.__init__).parameters
     settings = {name: getattr(loader, name) for name in _KEPT if name in known and hasattr(loader, name)}
     if settings.get("num_workers") == 0:

@@ -117,8 +117,8 @@ class PartialState(RankOperations):
     def destroy_process_group(self, group: Any = None) -> None:
         """Leave a process group; by default that of the run, and with it every other.
 
-        A model in DistributedDataParallel keeps its group alive. Whoever drops the model later waits for the group's
-        threads with the interpreter's lock held, so these must hold no tensor by then: releasing one needs that lock.
+        A DistributedDataParallel model keeps its group alive. The model's destructor joins gloo's threads while holding
+        the interpreter's lock, so this method first waits until they hold no tensor: releasing one needs that lock.
         """
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group(group)

@@ -1,7 +1,4 @@
-"""What every part of the Accelerator knows.
-
-What the Accelerator says of itself.
-"""
+"""Attributes shared by every part of the Accelerator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""save_state and load_state: a run goes on, bit for bit, as if it had never stopped.
-
-Saving models and other objects; freeing memory.
-"""
+"""save_state and load_state resume a run bit for bit; saving models and objects; freeing memory."""
 
 from __future__ import annotations
 

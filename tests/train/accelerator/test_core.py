@@ -1,7 +1,4 @@
-"""The Accelerator's constructor, and whole training runs.
-
-The constructor's arguments, read.
-"""
+"""The Accelerator's constructor arguments, and whole training runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The Accelerator's collectives and trigger.
-
-gather_for_metrics: one entry for each sample of the dataset, whatever is gathered.
-"""
+"""The Accelerator's collectives, trigger and gather_for_metrics."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""prepare: anything, in any order.
-
-prepare: models, wrapped for the run and unwrapped again.
-
-Telling what is given to `prepare`.
-"""
+"""prepare: objects of every kind, in any order; models are wrapped for the run and unwrapped again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Accumulation, clipping, autocast, profiling.
-
-Rounds that are not filled up, for a while.
-"""
+"""Gradient accumulation, clipping, autocast, profiling, and join_uneven_inputs."""
 
 from __future__ import annotations
 

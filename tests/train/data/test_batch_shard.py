@@ -1,7 +1,4 @@
-"""BatchSamplerShard: the processes' real samples, put together, are the sampler's, in its order.
-
-A pass over batches of indices knows its last batch when it gives it.
-"""
+"""BatchSamplerShard: the processes' real samples together are the sampler's, in order; the last batch is marked."""
 
 from __future__ import annotations
 

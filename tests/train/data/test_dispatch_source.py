@@ -1,7 +1,4 @@
-"""Process 0 reads, both train; an error while reading is an error on both.
-
-What process 0 has read, divided among processes: every sample once, equal parts where that is asked for.
-"""
+"""Process 0 reads batches and distributes them: every sample once, and read errors raised on every process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""IterableDatasetShard: every process reads all and keeps its part.
-
-Batches of a stream: the last is known as such, and each comes with what the loader said after it.
-
-Processes that read parts of different length stay in step.
-"""
+"""IterableDatasetShard, stream batches with a marked last one, and processes of unequal length staying in step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""DataLoaderShard on one process: the same batches as the loader it was made of, and what is known of each.
-
-Where a loader is, and the same order drawn again.
-"""
+"""DataLoaderShard on one process: same batches as the source loader, resumable position, repeatable order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Two processes share one dataset: every sample once, in order, whatever the kind of loader.
-
-The kinds of prepared loaders, made for one of two processes without the other.
-"""
+"""Prepared loaders of every kind: two processes share a dataset, every sample once and in order."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from bigmodel.train import (
 )
 from bigmodel.train.accelerator.gathering import gather_for_metrics
 from bigmodel.train.data.prepare import iterable_style, map_style
-from bigmodel.train.data.request import Request
+from bigmodel.train.data.request import LoaderRequest
 from bigmodel.train.operations.collectives import gather_object
 from tests.train.multiprocess import on_ranks
 
@@ -230,8 +227,8 @@ class Numbers(IterableDataset[int]):
         return iter(range(8))
 
 
-def request(loader: DataLoader[Any], index: int, **config: Any) -> Request:
-    return Request(loader, DataLoaderConfiguration(**config), 2, index, None, ())
+def request(loader: DataLoader[Any], index: int, **config: Any) -> LoaderRequest:
+    return LoaderRequest(loader, DataLoaderConfiguration(**config), 2, index, None, ())
 
 
 def read(prepared: Any) -> list[list[int]]:
@@ -268,4 +265,4 @@ class Own(DataLoader[Any]):
 def test_a_loader_that_iterates_in_its_own_way_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         map_style(request(Own(DATA), 0))
-    assert "Own iterates in its own way" in caplog.text
+    assert "Own overrides __iter__" in caplog.text

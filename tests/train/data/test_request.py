@@ -11,13 +11,13 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSample
 
 from bigmodel.errors import TrainError
 from bigmodel.train import DataLoaderConfiguration
-from bigmodel.train.data.request import Request, can_shard, data_ranks, loader_class, rebuild
+from bigmodel.train.data.request import LoaderRequest, can_shard, data_ranks, loader_class, rebuild
 
 DATA = TensorDataset(torch.arange(12))
 
 
-def request(loader: DataLoader[Any], processes: int = 2, **config: Any) -> Request:
-    return Request(loader, DataLoaderConfiguration(**config), processes, 0, None, ())
+def request(loader: DataLoader[Any], processes: int = 2, **config: Any) -> LoaderRequest:
+    return LoaderRequest(loader, DataLoaderConfiguration(**config), processes, 0, None, ())
 
 
 def test_a_process_s_share_of_a_batch() -> None:

@@ -1,7 +1,4 @@
-"""What is known of each batch, and how many of its rows count.
-
-Batches reach the device, one ahead of the compute.
-"""
+"""Per-batch records with the count of real rows, and prefetching to the device."""
 
 from __future__ import annotations
 

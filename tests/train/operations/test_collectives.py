@@ -1,9 +1,4 @@
-"""Collectives on two processes, and on one, where they give back what they get.
-
-Debug mode says which process's tensors differ, before anything hangs.
-
-Making shapes equal.
-"""
+"""Collectives on one and two processes, padding, and debug mode's shape checks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Mixed precision: which there are, autocast, float32 outputs.
-
-fp8 needs hardware and a package, and says which of them is missing.
-"""
+"""Mixed precision: choices, autocast, float32 outputs, and the requirements of fp8."""
 
 from __future__ import annotations
 

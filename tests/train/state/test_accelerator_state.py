@@ -1,7 +1,4 @@
-"""AcceleratorState: precision and kind of run, set by the first Accelerator.
-
-What kind of run follows from plugins and the launcher's variables.
-"""
+"""AcceleratorState: precision and kind of run, from plugins and the launcher's variables."""
 
 from __future__ import annotations
 

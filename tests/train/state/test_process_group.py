@@ -1,9 +1,4 @@
-"""Numbers from the launcher, and the device they lead to.
-
-Workers of data loaders beside a process group.
-
-A process ends with its own exit code, whatever gloo's threads are doing at that moment.
-"""
+"""Launcher numbers, device choice, data-loader workers beside a process group, and exit codes while gloo works."""
 
 from __future__ import annotations
 
@@ -131,18 +126,14 @@ def child(end):
     state = PartialState(cpu=True)
     state.need_process_group()
     kept = dist.group.WORLD
-    if end == "model dropped":
-        kept = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     accelerator = Accelerator(cpu=True)
     sys.setswitchinterval(1000)
     dist.all_reduce_coalesced([torch.ones(1 << 22), *torch.ones(200, 1)], async_op=True)
     until = time.monotonic() + 0.1
     while time.monotonic() < until:
         pass
-    if end in ("end_training", "model dropped"):
+    if end == "end_training":
         accelerator.end_training()
-    if end == "model dropped":
-        kept = None
     elif end == "error":
         raise ValueError("meant")
     elif end == "exit 3":
@@ -158,7 +149,7 @@ def codes(ends):
     codes = {end: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for end, pid in running.items()}
     print(json.dumps(codes))
 
-end = codes(["nothing", "end_training", "model dropped", "error", "exit 3"])
+end = codes(["nothing", "end_training", "error", "exit 3"])
 if end is not None:
     child(end)
 """
@@ -170,6 +161,6 @@ def test_a_thread_that_is_not_done_does_not_abort_the_process() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LEAVING], env=environment, capture_output=True, text=True, timeout=90, check=True
     )
-    expected = {"nothing": 0, "end_training": 0, "model dropped": 0, "error": 1, "exit 3": 3}
+    expected = {"nothing": 0, "end_training": 0, "error": 1, "exit 3": 3}
     assert json.loads(done.stdout) == expected, done.stderr
     assert "terminate called" not in done.stderr

@@ -1,7 +1,4 @@
-"""What only some processes do, or do first.
-
-Which part of a collection belongs to which process.
-"""
+"""Code that only some processes run, or run first, and splitting a collection among processes."""
 
 from __future__ import annotations
 

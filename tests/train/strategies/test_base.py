@@ -1,7 +1,4 @@
-"""What every strategy does unless it says otherwise: one process that owns the whole model.
-
-Which strategy a kind of training uses, imported only when it is chosen.
-"""
+"""Default strategy behaviour for one process, and lazy import of the chosen strategy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""DistributedDataParallel through the Accelerator, with what PyTorch offers for it.
-
-Gradient compression on the way between processes.
-"""
+"""DistributedDataParallel through the Accelerator, with gradient compression."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from bigmodel.errors import TrainError
 from bigmodel.train.strategies.base import StrategySettings
 from bigmodel.train.strategies.sharded.fsdp_plugin import FullyShardedDataParallelPlugin
-from bigmodel.train.strategies.sharded.placing import Placement, groups_of
+from bigmodel.train.strategies.sharded.placing import WeightBroadcaster, groups_of
 from bigmodel.train.strategies.sharded.strategy import ShardedStrategy
 from bigmodel.train.strategies.sharded.tensor_parallel import parallelize
 from bigmodel.train.types import DistributedType
@@ -146,9 +146,9 @@ class FullyShardedDataParallel(ShardedStrategy):
 
     def shard(self, model: nn.Module) -> nn.Module:
         """Split layers (with tensor parallelism), then shard the units and the rest, one at a time."""
-        placement = self._placement(model)
+        broadcaster = self._broadcaster(model)
         if "tp" in (self._full_mesh.mesh_dim_names or ()):
-            placement.place(model)
+            broadcaster.place(model)
             handler = getattr(self.settings.parallelism_config, "tp_handler", None)
             parallelize(model, self._full_mesh["tp"], getattr(handler, "tp_plan", None))
         ignored = ignored_parameters(model, self.plugin)
@@ -158,7 +158,7 @@ class FullyShardedDataParallel(ShardedStrategy):
                 _recompute_in_backward(unit, bool(self.plugin.activation_checkpointing_offload))
         arguments = self._arguments(ignored)
         for unit in [*units, model]:
-            placement.place(unit)
+            broadcaster.place(unit)
             fully_shard(unit, **arguments)
         return model
 
@@ -181,9 +181,9 @@ class FullyShardedDataParallel(ShardedStrategy):
         finally:
             model.set_requires_gradient_sync(True)
 
-    def _placement(self, model: nn.Module) -> Placement:
+    def _broadcaster(self, model: nn.Module) -> WeightBroadcaster:
         groups = groups_of(self._full_mesh)
-        return Placement(model, self.settings.device, groups, keep_on_cpu=self.plugin.offload_to_cpu)
+        return WeightBroadcaster(model, self.settings.device, groups, keep_on_cpu=self.plugin.offload_to_cpu)
 
     def _arguments(self, ignored: set[nn.Parameter]) -> dict[str, Any]:
         arguments: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Giving every rank rank 0's weights, unit by unit, before they are sharded."""
+"""Broadcasting rank 0's weights to every rank, unit by unit, before they are sharded."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.distributed.tensor import DTensor
 from bigmodel.errors import TrainError
 
 
-class Placement:
-    """Puts the tensors of a model on their device with the values rank 0 has, one unit at a time.
+class WeightBroadcaster:
+    """Moves a model's tensors to their device with rank 0's values, one unit at a time.
 
     Only one unit is whole at a time, so that a rank's peak is its shards and one unit. Meta tensors (ranks other than 0
     may build the model without weights) are made real. Ties stay ties.
 
     Args:
-        groups: process groups along which values are passed on, the outermost first.
+        groups: process groups to broadcast over, outermost first.
         keep_on_cpu: parameters stay in RAM, where their shards will live.
     """
 
@@ -62,7 +62,7 @@ class Placement:
                     module._parameters[name] = fresh
 
     def _received(self, tensor: Tensor, target: torch.device) -> Tensor:
-        """The values rank 0 has of `tensor`, on `target`. They travel over the process group's device."""
+        """Rank 0's values of `tensor`, on `target`; broadcast through the process group's device."""
         if tensor.is_meta:
             travelling = torch.empty_like(tensor, device=self._device)
         else:

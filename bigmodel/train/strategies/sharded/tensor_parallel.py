@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 
 from bigmodel.errors import TrainError
 from bigmodel.train.strategies.base import StrategySettings
-from bigmodel.train.strategies.sharded.placing import Placement, groups_of
+from bigmodel.train.strategies.sharded.placing import WeightBroadcaster, groups_of
 from bigmodel.train.strategies.sharded.strategy import ShardedStrategy
 from bigmodel.train.types import DistributedType
 
@@ -128,7 +128,7 @@ class TensorParallel(ShardedStrategy):
 
     def shard(self, model: nn.Module) -> nn.Module:
         """Give every rank rank 0's weights, then split the layers of the plan."""
-        Placement(model, self.settings.device, groups_of(self.mesh)).place(model)
+        WeightBroadcaster(model, self.settings.device, groups_of(self.mesh)).place(model)
         return parallelize(model, self.mesh, self._plan)
 
 

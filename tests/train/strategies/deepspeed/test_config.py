@@ -1,7 +1,4 @@
-"""A DeepSpeed configuration, asked by dotted names.
-
-What stands in for an optimizer and a scheduler that DeepSpeed makes.
-"""
+"""DeepSpeed configuration by dotted names, and placeholders for its optimizer and scheduler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is sharded as one.
-
-FSDP2 on two CPU processes gives the loss curve of one, and goes on bitwise from its checkpoint.
-"""
+"""FSDP2: sharding units; on two CPU processes, the loss curve of one process and bitwise resumption."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Norms of gradients; over several ranks they are tested with the curves.
-
-Loss scaling over shards: an overflow anywhere is an overflow everywhere.
-"""
+"""Gradient norms and loss scaling over shards: an overflow on any rank counts on every rank."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from bigmodel.errors import TrainError
 from bigmodel.train import PartialState
-from bigmodel.train.strategies.sharded.placing import Placement, check_same_structure, groups_of
+from bigmodel.train.strategies.sharded.placing import WeightBroadcaster, check_same_structure, groups_of
 from tests.train.multiprocess import on_ranks
 
 
@@ -28,10 +28,10 @@ def test_models_without_weights_receive_process_0_s_and_ties_stay() -> None:
     torch.manual_seed(rank)
     model = tied("meta" if rank else "cpu")
     groups = groups_of(init_device_mesh("cpu", (2,)))
-    placement = Placement(model, torch.device("cpu"), groups, keep_on_cpu=True)
-    placement.place(model["head"])
+    broadcaster = WeightBroadcaster(model, torch.device("cpu"), groups, keep_on_cpu=True)
+    broadcaster.place(model["head"])
     assert model["head"].weight is model["embed"].weight
-    placement.place(model)
+    broadcaster.place(model)
     assert torch.equal(model["embed"].weight, expected["embed"].weight)
     assert torch.equal(model["head"].bias, expected["head"].bias)
     assert model.count.item() == 7.0

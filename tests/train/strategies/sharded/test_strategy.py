@@ -1,7 +1,4 @@
-"""Files of sharded models find their way back, and others read what was exported.
-
-What FSDP2 and tensor parallelism share: optimizers find the sharded parameters, clipping their parts.
-"""
+"""Checkpoints, exports, optimizers and clipping shared by FSDP2 and tensor parallelism."""
 
 from __future__ import annotations
 
