@@ -1,7 +1,7 @@
-"""Files as memory: private, copy-on-write maps whose bytes become tensors without being read first.
+"""Memory-mapped files: private, copy-on-write maps whose bytes back tensors without being read first.
 
-torch.UntypedStorage.from_file would do, but for one thing: the kernel refuses to map a file larger than the machine's
-memory that way, for it counts what copy-on-write might come to need. Big models are what this project is for.
+torch.UntypedStorage.from_file is not used: it maps without ``MAP_NORESERVE``, so that the kernel reserves memory for
+copy-on-write and refuses to map files larger than the machine's memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..devices.forks import new_rlock
 from ..errors import CheckpointError, CheckpointFormatError
 
 _MAP_NORESERVE = {"linux": 0x4000, "darwin": 0x0040}.get(sys.platform, 0)
-"""Do not count the map against the machine's memory. Its value is the same on the architectures that torch has."""
+"""Reserve no memory for copy-on-write. The value is the same on all architectures that torch supports."""
 
 _libc = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
 if _libc is not None:
@@ -32,13 +32,13 @@ if _libc is not None:
 
 @dataclass(frozen=True, slots=True)
 class MappedRegion:
-    """Where in which file the bytes of a tensor lie.
+    """The byte range of a file that backs a tensor.
 
     Attributes:
-        path: the file, as it was named when it was mapped.
-        offset: first byte of the tensor's first element, counted from the beginning of the file.
-        nbytes: bytes from there to the end of the tensor's last element.
-        device: with `inode`, which file that was: another may bear the name by now.
+        path: the name of the file when it was mapped.
+        offset: position of the tensor's first element in the file, in bytes.
+        nbytes: bytes from the offset to the end of the tensor's last element.
+        device: identifies the mapped file together with `inode`: another file may have its name by now.
         inode: see `device`.
     """
 
@@ -49,10 +49,10 @@ class MappedRegion:
     inode: int
 
     def open(self) -> int | None:
-        """A descriptor of the mapped file for reading, to be closed by the caller; None if it is not there any more.
+        """Open the mapped file for reading and return its descriptor; None if its name is gone or names another file.
 
-        A checkpoint may be saved anew under the names of the one that is mapped. The map then still shows the old
-        bytes, which no file of that name holds.
+        A new checkpoint may be saved under the names of the mapped one. The map still shows the old bytes then. The
+        caller closes the descriptor.
         """
         try:
             descriptor = os.open(self.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
@@ -66,7 +66,7 @@ class MappedRegion:
 
 
 class MappedFile:
-    """A whole file as private memory. The map lives as long as this object or any tensor made from it.
+    """A private map of a whole file, which lives as long as this object or any tensor made from it.
 
     Args:
         path: the file.
@@ -85,17 +85,18 @@ class MappedFile:
             address = _map(descriptor, self.nbytes, path)
         finally:
             os.close(descriptor)
-        # torch.frombuffer keeps this object alive for as long as a storage shows its bytes.
+        # torch.frombuffer keeps this object alive as long as a storage uses its bytes.
         self._bytes = (ctypes.c_char * self.nbytes).from_address(address)
         if track:
             _track(address, self.nbytes, path, status)
-        # Not at exit: a thread may still be reading, and the kernel cleans up better.
+        # Not at exit: a thread may still be reading, and the kernel unmaps the file anyway.
         weakref.finalize(self._bytes, _unmap, address, self.nbytes, track).atexit = False
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
-        """A tensor that shows the bytes at `offset`; each has a storage of its own, as long as the tensor.
+        """Return a tensor backed by the bytes at `offset`, with a storage of exactly its size.
 
-        An empty tensor, and one whose offset is no multiple of its item size (the format allows that), is a copy.
+        Empty tensors are allocated. A tensor whose offset is not a multiple of its item size, which the format allows,
+        is copied.
         """
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         if nbytes == 0:
@@ -103,14 +104,15 @@ class MappedFile:
         raw = torch.frombuffer(self._bytes, dtype=torch.uint8, count=nbytes, offset=offset)
         if offset % dtype.itemsize:
             raw = raw.clone()
-        # Not `raw.view(dtype)`: the result would be a view of a tensor nobody sees.
+        # Not `raw.view(dtype)`: the result would be a view of a hidden base tensor.
         return torch.empty(0, dtype=dtype).set_(raw.untyped_storage(), 0, shape)  # type: ignore[call-overload]
 
 
 class ShardMaps:
-    """The maps of one file, each made when it is first wanted.
+    """The two maps of one file, each made on first use.
 
-    There are two, for what shall stay on disk and for what shall count as memory: `mapped_region` finds only the first.
+    One map is for tensors that stay on disk, the other for tensors that count as memory. `mapped_region` finds only
+    tensors of the first.
     """
 
     def __init__(self, path: Path, file_size: int) -> None:
@@ -131,17 +133,17 @@ class ShardMaps:
 
 
 def mapped_region(tensor: torch.Tensor) -> MappedRegion | None:
-    """Where the bytes of `tensor` lie on disk, if it shows a tracked map: itself, as a view, or as a Parameter.
+    """Return the byte range that backs `tensor`, a Parameter or a view; None if no tracked map backs it.
 
-    Elements changed in memory since are not in the file: see `is_untouched`.
+    Elements written in memory differ from the file: see `is_untouched`.
     """
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return None
     try:
         address = tensor.data_ptr()
-    except RuntimeError:  # a tensor without memory of its own: a wrapper subclass, a fake tensor
+    except RuntimeError:  # a tensor without storage: a wrapper subclass, a fake tensor
         return None
-    starts = _starts  # another thread may replace it at any moment
+    starts = _starts  # one read: another thread may replace it
     index = bisect.bisect_right(starts, address) - 1
     tracked = _tracked.get(starts[index]) if index >= 0 else None
     if tracked is None or address >= tracked.start + tracked.nbytes or tensor.numel() == 0:
@@ -163,7 +165,7 @@ class _Tracked:
 
 _tracked: dict[int, _Tracked] = {}
 _starts: tuple[int, ...] = ()
-# Reentrant: a finalizer may run at any moment, also in a thread that holds the lock.
+# Reentrant: a finalizer may run in a thread that holds the lock.
 _lock = new_rlock()
 
 
@@ -183,7 +185,7 @@ def _map(descriptor: int, nbytes: int, path: Path) -> int:
         error = ctypes.get_errno()
         raise CheckpointError(
             f"{path}: {nbytes} bytes cannot be mapped into memory ({os.strerror(error)}); "
-            "`ulimit -v` or, on Linux, vm.overcommit_memory=2 may forbid it"
+            "check `ulimit -v` and, on Linux, vm.overcommit_memory=2"
         )
     return int(address)
 
@@ -191,7 +193,7 @@ def _map(descriptor: int, nbytes: int, path: Path) -> int:
 def _unmap(address: int, nbytes: int, track: bool) -> None:
     global _starts
     if track:
-        with _lock:  # before the address can be given to another map
+        with _lock:  # before another map can get the address
             _tracked.pop(address, None)
             _starts = tuple(sorted(_tracked))
     assert _libc is not None

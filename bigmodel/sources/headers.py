@@ -1,10 +1,8 @@
-"""One tensor's entry in the header of a safetensors file.
+"""Safetensors headers: parsed and validated without reading a weight.
 
-The header of a safetensors file, read and checked without touching a weight.
-
-A safetensors file is: 8 bytes, the header's length N (unsigned, little endian); N bytes of JSON, one entry
-per tensor: ``{"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}}``, plus an optional
-``"__metadata__"`` of strings; then the tensors' bytes, without holes. Offsets count from the header's end.
+A safetensors file consists of 8 bytes, the length N of the header (unsigned, little endian); N bytes of JSON with one
+entry per tensor: ``{"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}}``, plus an optional
+``"__metadata__"`` of strings; and the tensors' bytes, without holes. Offsets are relative to the end of the header.
 (https://huggingface.co/docs/safetensors/index#format)
 """
 
@@ -22,6 +20,12 @@ import torch
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
 from .index import DuplicateKeyError, once_each
+
+__all__ = ["DTYPES", "SafetensorsHeader", "TensorEntry", "header_length", "parse_header", "read_header"]
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit: a longer header is an attack or not a safetensors file."""
 
 _MAX_COUNT = 2**63 - 1
 COPY_AGAIN = "copy or download the file again"
@@ -47,18 +51,18 @@ DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "C64": torch.complex64,
 }
-"""Format name of each dtype -> torch's. "F4" is apart: two elements share a byte, see `_packed_shape`."""
+"""Format name -> torch dtype. "F4" is handled separately: two elements share a byte, see `_packed_shape`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where one tensor lies in its file.
+    """Dtype, shape and position of one tensor in its file.
 
     Attributes:
         name: the tensor's key.
-        dtype: its dtype as torch has it.
-        shape: its shape as torch has it (for 4-bit floats: of bytes holding two elements each).
-        offset: first byte, counted from the beginning of the file.
+        dtype: its torch dtype.
+        shape: its torch shape; for 4-bit floats in bytes of two elements each.
+        offset: position of its first byte in the file.
         nbytes: its size in bytes.
     """
 
@@ -75,32 +79,32 @@ def refuse(source: str, reason: str) -> NoReturn:
 
 
 def parse_entry(name: str, value: Any, data_start: int, data_size: int, source: str) -> TensorEntry:
-    """Check one tensor's entry by itself: its fields, and that its bytes are as many as its shape says.
+    """Validate the entry of one tensor: its fields, and that its byte range matches its shape and dtype.
 
     Args:
         name: the tensor's key.
-        value: what the header's JSON has for it.
-        data_start: offset in bytes of the first tensor's bytes in the file.
+        value: its entry in the header's JSON.
+        data_start: position of the first tensor in the file, in bytes.
         data_size: bytes of all tensors together.
         source: the file's name, for messages.
 
     Raises:
-        CheckpointFormatError: names the file, the tensor and the value.
+        CheckpointFormatError: the entry is invalid; the message names file, tensor and value.
     """
     where = f"tensor {name!r}"
     if not isinstance(value, dict) or not value.keys() >= {"dtype", "shape", "data_offsets"}:
-        refuse(source, f"{where} is {value!r:.100}, where the format wants dtype, shape and data_offsets")
+        refuse(source, f"{where} is {value!r:.100}, but the format requires dtype, shape and data_offsets")
     dtype_name, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     if dtype is None and dtype_name != "F4":
         known = ", ".join([*DTYPES, "F4"])
         refuse(source, f"{where} has the dtype {dtype_name!r:.100}, which is not one of {known}")
     if not _are_counts(shape):
-        refuse(source, f"{where} has the shape {shape!r:.100}, where the format wants whole numbers from 0")
+        refuse(source, f"{where} has the shape {shape!r:.100}, but the format requires non-negative integers")
     if prod(size for size in shape if size) > _MAX_COUNT:
         refuse(source, f"{where} has the shape {shape!r:.100}, more elements than can be addressed")
     if not _are_counts(offsets) or len(offsets) != 2:
-        refuse(source, f"{where} has the data_offsets {offsets!r:.100}, where the format wants [begin, end]")
+        refuse(source, f"{where} has the data_offsets {offsets!r:.100}, but the format requires [begin, end]")
     begin, end = offsets
     if begin > end or end > data_size:
         refuse(
@@ -126,17 +130,10 @@ def _are_counts(value: Any) -> bool:
 
 
 def _packed_shape(shape: list[int], where: str, source: str) -> list[int]:
-    """The shape in bytes of a tensor of 4-bit floats, two of which share a byte along the last dimension."""
+    """Return the shape in bytes of a tensor of 4-bit floats: two share a byte along the last dimension."""
     if not shape or shape[-1] % 2:
         refuse(source, f"{where} is F4 of shape {shape}: its last dimension must be even, two share a byte")
     return [*shape[:-1], shape[-1] // 2]
-
-
-__all__ = ["DTYPES", "SafetensorsHeader", "TensorEntry", "header_length", "parse_header", "read_header"]
-
-LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit: a longer header is an attack or not a safetensors file."""
 
 
 class SafetensorsHeader(Mapping[str, TensorEntry]):
@@ -180,11 +177,11 @@ class SafetensorsHeader(Mapping[str, TensorEntry]):
 
 
 def read_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
-    """Read and check the header of the safetensors file at `path`; no tensor byte is read.
+    """Read and validate the header of the safetensors file at `path`; no tensor byte is read.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
-        CheckpointFormatError: not a sound safetensors file; says what, where and what to do.
+        CheckpointFormatError: the file is not a valid safetensors file.
     """
     path = Path(path)
     try:
@@ -200,7 +197,7 @@ def read_header(path: str | os.PathLike[str]) -> SafetensorsHeader:
 
 
 def header_length(prefix: bytes, file_size: int, source: str) -> int:
-    """Length in bytes of the JSON that follows the first 8 bytes of a file, checked against the file's size.
+    """Return the length in bytes of the header's JSON, validated against the size of the file.
 
     Args:
         prefix: the file's first 8 bytes, or more.
@@ -226,7 +223,7 @@ def header_length(prefix: bytes, file_size: int, source: str) -> int:
 
 
 def parse_header(prefix: bytes, file_size: int, source: str) -> SafetensorsHeader:
-    """Check the header contained in `prefix`, the beginning of a safetensors file.
+    """Parse and validate the header in `prefix`, the beginning of a safetensors file.
 
     Args:
         prefix: the file's first bytes, at least 8 and the whole header; what follows it is ignored.
@@ -249,7 +246,7 @@ def parse_header(prefix: bytes, file_size: int, source: str) -> SafetensorsHeade
 
 
 def _decode(raw: bytes, source: str) -> dict[str, Any]:
-    """The header's JSON as a dictionary, refusing what is not UTF-8, not an object, or names a key twice."""
+    """Return the header's JSON as a dictionary; refuse invalid UTF-8, other JSON types, and duplicate keys."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -272,12 +269,12 @@ def _metadata(value: Any, source: str) -> dict[str, str]:
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-        refuse(source, f"its __metadata__ is {value!r:.100}, where the format wants strings by name")
+        refuse(source, f"its __metadata__ is {value!r:.100}, but the format requires strings by name")
     return dict(value)
 
 
 def _check_layout(entries: dict[str, TensorEntry], data_start: int, file_size: int, source: str) -> None:
-    """The tensors must follow one another without overlap or hole and end where the file does."""
+    """Check that the tensors fill the file up to its end, without overlaps or holes."""
     position, previous = data_start, "the header"
     for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.nbytes)):
         if entry.offset < position:

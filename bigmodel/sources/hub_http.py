@@ -1,7 +1,4 @@
-"""What the Hub refuses, said in one line as one of our own exceptions.
-
-A part of a file on an HTTP server.
-"""
+"""HTTP access to the Hub: range requests, and translation of its errors into this package's exceptions."""
 
 from __future__ import annotations
 
@@ -25,16 +22,16 @@ from huggingface_hub.errors import (
 from ..errors import CheckpointError, CheckpointFormatError, CheckpointNotFoundError
 
 _HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
-"""The base of the HTTP library's own errors: httpx in one release of huggingface_hub, httpx2 in another."""
+"""Base class of the HTTP library's errors: httpx or httpx2, depending on the release of huggingface_hub."""
 
 
 class UnreachableError(CheckpointNotFoundError):
-    """The server could not be asked at all."""
+    """The server cannot be reached."""
 
 
 @contextmanager
 def hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
-    """Turn what huggingface_hub raises about `repo_id` into `CheckpointNotFoundError` or `CheckpointError`."""
+    """Translate errors of huggingface_hub about `repo_id` into `CheckpointNotFoundError` or `CheckpointError`."""
     try:
         yield
     except HFValidationError as error:
@@ -64,33 +61,33 @@ def hub_errors(repo_id: str, revision: str | None) -> Iterator[None]:
 
 
 def hub_endpoint() -> str:
-    """The server's address, without a slash at its end."""
+    """Return the address of the server, without a trailing slash."""
     # Read at each call: huggingface_hub reads the variable only once, when it is imported.
     return os.environ.get("HF_ENDPOINT", constants.ENDPOINT).rstrip("/")
 
 
 TIMEOUT_SECONDS = 10.0
-"""How long a server may stay silent."""
+"""Timeout of a request without any response."""
 
 _CHUNK = 64 * 1024
 _BUSY = (408, 429, 500, 502, 503, 504)
-_hub: Any = utils  # its names are exported lazily, which a type checker does not see
+_hub: Any = utils  # type checkers do not see its lazily exported names
 
 
 def read_range(url: str, token: str | bool | None, start: int, count: int) -> tuple[bytes, int]:
-    """Up to `count` bytes of the file at `url` from `start`, and the size of the whole file in bytes.
+    """Return up to `count` bytes of the file at `url` from `start`, and the size of the whole file in bytes.
 
-    No more than that is received, whether or not the server knows ranges. A busy server is asked again.
+    Reception stops after these bytes also if the server ignores ranges. Requests to a busy server are retried.
 
     Args:
         url: the file's address on the Hub.
         token: as for huggingface_hub.
         start: first byte.
-        count: how many bytes at most.
+        count: maximum number of bytes.
 
     Raises:
-        CheckpointFormatError: the server does not say how long the file is.
-        HfHubHTTPError: the server refuses.
+        CheckpointFormatError: the server does not report the length of the file.
+        HfHubHTTPError: the server refuses the request.
     """
     headers = _hub.build_hf_headers(token=token)
     headers |= {"Range": f"bytes={start}-{start + count - 1}", "Accept-Encoding": "identity"}
@@ -98,7 +95,7 @@ def read_range(url: str, token: str | bool | None, start: int, count: int) -> tu
     with _hub.http_stream_backoff("GET", url, headers=headers, **options) as response:
         _hub.hf_raise_for_status(response)
         partial = response.status_code == 206
-        # A server that ignores ranges sends the file from its beginning: stop listening after what is wanted.
+        # A server that ignores ranges sends the file from its beginning.
         skip = 0 if partial else start
         content = bytearray()
         for chunk in response.iter_bytes(_CHUNK):

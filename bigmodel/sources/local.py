@@ -1,4 +1,4 @@
-"""A model's config and headers, wherever they lie, and those of a local folder or file."""
+"""The interface of model sources (config, headers, weights), and its implementation for a local folder or file."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ CONFIG_FILE = "config.json"
 
 
 class ModelSource(ABC):
-    """A model's config and checkpoint headers, wherever they lie.
+    """Provides the config and the checkpoint headers of a model.
 
     Attributes:
-        name: what to call it in messages: the path, or the repository's id.
+        name: the path or the repository's id, for messages.
     """
 
     name: str
 
     @abstractmethod
     def config_dict(self) -> dict[str, Any]:
-        """``config.json`` as a dictionary."""
+        """Return ``config.json`` as a dictionary."""
 
     @abstractmethod
     def weight_files(self) -> list[str]:
-        """Names of the safetensors files that the weights are in. Nothing of them is read.
+        """Return the names of the safetensors files that hold the weights; none is read.
 
         Raises:
             CheckpointNotFoundError: there is no checkpoint, or one of its files is missing.
-            CheckpointFormatError: it is of another format.
+            CheckpointFormatError: the checkpoint has another format.
         """
 
     @abstractmethod
     def headers(self) -> dict[str, SafetensorsHeader]:
-        """The header of every shard by file name. Only headers are read, and only once."""
+        """Return the header of every shard by file name. Only headers are read, each once."""
 
     @abstractmethod
     def fetch_weights(self) -> Path:
-        """The local path of the checkpoint, downloading it first if it is not local: a folder or a file."""
+        """Return the local path of the checkpoint, a folder or a file, after downloading it if it is remote."""
 
     @abstractmethod
     def weight_map(self) -> dict[str, str]:
-        """Tensor name -> name of the shard that holds it, for every tensor of the checkpoint."""
+        """Return the name of the shard that holds each tensor, by tensor name."""
 
 
 def parse_config(content: bytes, source: str) -> dict[str, Any]:
-    """A ``config.json`` already in memory; `source` names it in messages."""
+    """Parse the content of a ``config.json``; `source` names it in messages."""
     try:
         config = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""From a model's name, an id on the Hub or a path, to where its config and headers come from."""
+"""Resolves a model's name, a path or an id on the Hub, to the source of its config and headers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def open_source(
     local_files_only: bool = False,
     trust_remote_code: bool = False,
 ) -> ModelSource:
-    """Where the config, the headers and, when asked for, the weights of a model come from. No weight is read.
+    """Return the source of a model's config and headers, which fetches the weights on request. No weight is read.
 
     Args:
         id_or_path: a folder, a ``.safetensors`` or ``.index.json`` file, or a repository on the Hub
             (``"name"`` or ``"owner/name"``; the server is ``HF_ENDPOINT`` where that is set).
         revision: branch, tag or commit of the repository.
-        token: access token; None takes the one that is logged in, False none.
-        cache_dir: where downloads go; None takes huggingface_hub's cache.
-        local_files_only: use the cache alone and ask no server.
-        trust_remote_code: whether `ModelSource.fetch_weights` also downloads ``*.py``. None is run here.
+        token: access token; None uses the token of the current login, False none.
+        cache_dir: folder of downloads; None uses huggingface_hub's cache.
+        local_files_only: use only the cache; send no request.
+        trust_remote_code: whether `ModelSource.fetch_weights` also downloads ``*.py``. No code is run here.
 
     Raises:
         CheckpointNotFoundError: no such path, repository or revision, or the Hub cannot be reached and the

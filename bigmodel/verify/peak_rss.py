@@ -1,4 +1,4 @@
-"""The host's highest mark, so taken that it says what tensors took: settings of the allocator, and pages of files."""
+"""Peak RSS attributable to tensors, corrected for malloc caching and for resident pages of mapped files."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from ..module_names import owner_of
 from ..profile import named_tensors, storage_key
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""What `mallopt` of the GNU C library calls these (malloc.h)."""
+"""Parameters of `mallopt` in the GNU C library (malloc.h)."""
 
-SETTLED = 2**25
-"""Where the thresholds end up in a process that frees large blocks, if nobody sets them."""
+DEFAULT_MMAP_THRESHOLD = 2**25
+"""The upper limit to which malloc raises its mmap threshold by itself in a process that frees large blocks."""
 
 SAMPLE_SECONDS = 0.0005
 
 
 def return_freed_memory_at_once() -> None:
-    """Have the C library hand freed memory back to the system, so that the resident set says what is in use.
+    """Make malloc return freed memory to the system at once, so that the resident set shows what is in use.
 
-    Before much was allocated: a block below the threshold that is freed between others stays resident, and is what
-    later ones, large ones too, are cut from.
+    To be called before large allocations: a freed block below the threshold stays resident between its neighbours, and
+    later blocks, also large ones, are carved from it.
     """
     _set_thresholds(0, os.sysconf("SC_PAGE_SIZE"))
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep freed memory as it does when nothing is said; faster, for measuring seconds."""
-    _set_thresholds(2 * SETTLED, SETTLED)
+    """Make malloc cache freed memory, as it does by default: faster, for measuring seconds."""
+    _set_thresholds(2 * DEFAULT_MMAP_THRESHOLD, DEFAULT_MMAP_THRESHOLD)
 
 
 def _set_thresholds(trim: int, mmap: int) -> None:
@@ -51,7 +51,7 @@ def _set_thresholds(trim: int, mmap: int) -> None:
 
 
 def _trim() -> None:
-    """Have the C library hand back what is free between blocks, which later ones would be cut from unseen."""
+    """Return free memory between blocks to the system: blocks carved from it later would not raise the resident set."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
@@ -60,7 +60,7 @@ def _trim() -> None:
 def host_bytes(model: nn.Module, device_map: Mapping[str, Any]) -> int:
     """Return the bytes of parameters and buffers that a model holds in host memory, tied ones once.
 
-    Those that the map puts there count also where they are views of a file whose pages may be let go of again.
+    Tensors that the map assigns to the host count even if they are views of a file whose pages the kernel may evict.
     """
     counted: dict[object, int] = {}
     for name, tensor, _is_buffer, _persistent in named_tensors(model):
@@ -71,30 +71,31 @@ def host_bytes(model: nn.Module, device_map: Mapping[str, Any]) -> int:
     return sum(counted.values())
 
 
-class HostMark:
-    """The highest mark of the resident set beyond where it began, while this context is entered.
+class PeakRSS:
+    """Measures by how much the resident set peaks above its initial size within a context.
 
-    The mark is the kernel's own, which counts the last 30 pages of each processor late. Pages of files come and go as
-    the kernel pleases: where weights are on disk, those that were resident at the mark beyond the ones at the beginning
-    are taken off; a thread looks for the moment. All else may have been highest at another one: it looks for that, too.
+    The peak is the kernel's own (``VmHWM``), which lags by up to 30 pages per processor. The kernel loads and evicts
+    pages of mapped files at will. With weights on disk, a thread therefore samples the resident set: file pages that
+    were resident at the peak are subtracted, as far as they exceed the initial ones. Anonymous memory may peak at
+    another moment; its own peak is a lower bound of the result.
 
     Args:
-        files: weights are on disk.
+        files: whether weights are on disk.
 
     Attributes:
-        grown: bytes, once left.
+        grown: bytes above the initial resident set; available after the context is left.
     """
 
     def __init__(self, files: bool) -> None:
         self.grown = 0
         self._files = files
-        self._highest = 0
-        self._files_then = 0
-        self._highest_else = 0
+        self._peak = 0
+        self._files_at_peak = 0
+        self._anonymous_peak = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch the resident set")
 
-    def __enter__(self) -> HostMark:
+    def __enter__(self) -> PeakRSS:
         _trim()
         self._start, self._files_at_start = memory_allocated(HOST), _resident()[1]
         reset_peak_memory(HOST)
@@ -109,19 +110,19 @@ class HostMark:
         if self._files:
             self._done.set()
             self._thread.join()
-            grown_else = self._highest_else - (self._start - self._files_at_start)
-            self.grown = max(self.grown - (self._files_then - self._files_at_start), grown_else)
+            anonymous = self._anonymous_peak - (self._start - self._files_at_start)
+            self.grown = max(self.grown - (self._files_at_peak - self._files_at_start), anonymous)
 
     def _watch(self) -> None:
         while not self._done.wait(SAMPLE_SECONDS):
             total, files = _resident()
-            self._highest_else = max(self._highest_else, total - files)
-            if total >= self._highest:
-                self._highest, self._files_then = total, files
+            self._anonymous_peak = max(self._anonymous_peak, total - files)
+            if total >= self._peak:
+                self._peak, self._files_at_peak = total, files
 
 
 def _resident() -> tuple[int, int]:
-    """Return the bytes of the resident set, and those that are pages of files or shared."""
+    """Return the bytes of the resident set, and the bytes of its file-backed and shared pages."""
     with open("/proc/self/statm") as statm:
         _, total, shared, *_ = map(int, statm.read().split())
     page = os.sysconf("SC_PAGE_SIZE")

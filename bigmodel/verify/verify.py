@@ -1,4 +1,4 @@
-"""Holds a plan to its word: loads by it, runs what it was made for, and sets measured beside predicted."""
+"""Verifies a plan: loads and runs the model as planned and compares measured with predicted peaks and times."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from ..plan import Plan, plan
 from ..profile.machine.probe import known_machine
 from ..profile.machine.timing import synchronize
 from ..sources.resolve import open_source
-from .peak_rss import HostMark, host_bytes, keep_freed_memory, return_freed_memory_at_once
+from .peak_rss import PeakRSS, host_bytes, keep_freed_memory, return_freed_memory_at_once
 from .planned_use import PlannedUse, Run, planned_use
 
 BYTES, SECONDS = "bytes", "seconds"
 REPEATS = 5
-SETTLING = 2
-"""How often a model is used before its memory is measured: what libraries allocate for ever is there afterwards."""
+WARM_UP_RUNS = 2
+"""Runs before memory is measured: libraries make their permanent allocations in them."""
 
 CONTEXT = 256
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One figure of the plan beside what was measured.
+    """One predicted figure of the plan and its measured value.
 
     Attributes:
-        device: where; "" for what concerns all.
-        what: what it is, in words.
+        device: the device measured; "" for a figure of the whole model.
+        what: the quantity, in words.
         unit: "bytes" or "seconds".
-        predicted: what the plan said.
-        measured: what was.
+        predicted: the value in the plan.
+        measured: the measured value.
     """
 
     device: str
@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def error(self) -> float:
-        """How far the prediction was off, as a share of what was measured; below 0 if it was too small."""
+        """The error of the prediction relative to the measured value; negative if the prediction was too small."""
         return (self.predicted - self.measured) / self.measured if self.measured else float(self.predicted > 0)
 
 
@@ -77,29 +77,29 @@ def verify(
     objective: str = "latency",
     offload: str = "stream",
 ) -> tuple[Plan, list[Finding]]:
-    """Plan and load `model`, run what was planned for, and measure.
+    """Plan and load `model`, run the planned workload, and measure.
 
     Text is generated after a prompt that fills the rest of the context; models of other kinds run forward once.
 
-    To be called in a process that has done little before: on the host it is the resident set that is measured.
+    On the host the resident set is measured, so call this in a process that has allocated little before.
 
     Args:
         model: a folder or a Hub id.
         max_memory: budgets, as for `plan`.
         batch_size: sequences at once.
         context_length: tokens of a sequence at its end; None: 256, or as many as the model allows.
-        new_tokens: how many of these are generated.
-        dtype: what weights are loaded as.
+        new_tokens: how many of these tokens are generated.
+        dtype: dtype in which weights are loaded; "auto" keeps the stored one.
         objective: as for `plan`.
-        offload: as for `plan`; with "auto" also what is streamed for prompts and computed in steps is held to it.
+        offload: as for `plan`; "auto" also verifies parts that are streamed for prompts and computed in steps.
 
     Returns:
-        The plan, and its figures beside what was measured: peak bytes of each device, seconds of prompt and step.
+        The plan, and its predicted and measured figures: peak bytes of each device, seconds of prompt and step.
 
     Raises:
-        PlanError: the model does not fit, or what it takes as input is not known.
+        PlanError: the model does not fit, or its input format is unknown.
     """
-    config = open_source(model).config_dict()  # a model that is not there is said to be so at once
+    config = open_source(model).config_dict()  # reports a missing model before anything is measured
     return_freed_memory_at_once()
     _measure_machine()
     _warm_up()
@@ -115,7 +115,7 @@ def verify(
     )
     gc.collect()
     before = {name: memory_allocated(name) for name in accelerators()}
-    # As a bound of the whole process the host's budget would have pages of files dropped meanwhile.
+    # With a limit on the resident set of the process, file pages would be evicted during the measurement.
     loaded = from_pretrained(model, replace(found, resident_limit=None), dtype=dtype)
     use = planned_use(loaded, found)
     with torch.no_grad():  # as `generate` itself runs
@@ -126,7 +126,7 @@ def verify(
 
 
 def _usual_context(config: Mapping[str, Any]) -> int:
-    """Return a context that is long enough to be worth measuring and that the model allows."""
+    """Return `CONTEXT`, or the longest context that the model allows if that is shorter."""
     text = config.get("text_config")
     sizes = text if isinstance(text, Mapping) else config
     allowed = [sizes.get(name) for name in ("max_position_embeddings", "n_positions")]
@@ -134,13 +134,13 @@ def _usual_context(config: Mapping[str, Any]) -> int:
 
 
 def _measure_machine() -> None:
-    """Measure this machine, if that was not done yet, in another process: it would leave its traces in this one."""
+    """Measure this machine, if no profile of it exists, in a subprocess, whose allocations do not affect this one."""
     if known_machine() is None:
         subprocess.run([sys.executable, "-m", "bigmodel", "probe"], check=True, stdout=subprocess.DEVNULL)
 
 
 def _warm_up() -> None:
-    """Let a small model and a large product run once, so that what libraries allocate for ever is there before."""
+    """Run a small model and a large matrix product once, so that libraries make their permanent allocations first."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -158,24 +158,22 @@ def _warm_up() -> None:
 
 
 def _peaks(found: Plan, model: nn.Module, use: PlannedUse, before: Mapping[str, int]) -> list[Finding]:
-    """Measure the highest mark of every device that the plan uses."""
-    for _ in range(SETTLING):
+    """Measure the peak memory of every device that the plan uses."""
+    for _ in range(WARM_UP_RUNS):
         use.whole()
     gc.collect()
     for name in before:
         reset_peak_memory(name)
-    with HostMark(any(part.device == DISK for part in found.parts)) as mark:
+    with PeakRSS(any(part.device == DISK for part in found.parts)) as rss:
         use.whole()
     peaks = {name: max_memory_allocated(name) - held for name, held in before.items()}
-    if not virtual.count():  # there the host's memory holds the accelerators' too
-        peaks[HOST] = (
-            mark.grown + host_bytes(model, found.device_map) + (use.inputs if found.main_device == HOST else 0)
-        )
+    if not virtual.count():  # memory of virtual accelerators is part of the host's resident set
+        peaks[HOST] = rss.grown + host_bytes(model, found.device_map) + (use.inputs if found.main_device == HOST else 0)
     findings = []
     for name, peak in peaks.items():
         planned = found.devices.get(device_key(name))
         if planned is not None and planned.total:
-            # Pages of files that weights on disk pass through on the host come and go.
+            # Host slots hold file pages of weights on disk, which `PeakRSS` subtracts.
             predicted = planned.total - (planned.slots if name == HOST else 0)
             findings.append(Finding(name, "peak memory", BYTES, predicted, peak))
     return findings

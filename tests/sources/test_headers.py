@@ -40,7 +40,7 @@ def test_an_entry_says_where_in_the_file_the_tensor_lies() -> None:
     ("changes", "message"),
     [
         ({"dtype": "F128"}, "file: tensor 'w' has the dtype 'F128', which is not one of BOOL, U8"),
-        ({"shape": [-1, -6]}, "whole numbers from 0"),
+        ({"shape": [-1, -6]}, "non-negative integers"),
         ({"shape": [2**40, 2**40]}, "more elements than can be addressed"),
         ({"data_offsets": [10, 22]}, "out of range"),
         ({"data_offsets": [4, 15]}, r"12 bytes, but its data_offsets \[4, 15\] hold 11"),

@@ -1,3 +1,5 @@
+"""Plans are verified on a virtual accelerator, in one process of their own: memory is counted from a known state."""
+
 from __future__ import annotations
 
 import json
@@ -5,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,95 +17,107 @@ from bigmodel.verify.verify import Finding
 from ..dispatch.mixtures import mixtral
 
 SCRIPT = """
-import sys, dataclasses
+import contextlib, dataclasses, io, json, os, sys
+from bigmodel.cli.main import run
 from bigmodel.profile.machine import machine as machine_json
 from bigmodel.profile.machine import probe
-from bigmodel.profile.machine.timing import Effort
 from bigmodel.profile.machine.machine import nominal_machine
-folder = probe.cache_folder(); folder.mkdir(parents=True); key = probe.machine_key(Effort())
-(folder / f"{key}.json").write_text(machine_json.dump(dataclasses.replace(nominal_machine(), key=key)))
-from bigmodel.cli.main import run
-sys.exit(run(sys.argv[1:]))
-"""
-
-PER_PASS = (
-    SCRIPT.replace("import sys, dataclasses", "import sys, dataclasses\nfrom tests.plan.machines import machine")
-    .replace("nominal_machine()", "machine(link=1e8, host=4e-9)")
-    .partition("from bigmodel.cli")[0]
-    + """
-import json
+from bigmodel.profile.machine.timing import Effort
 from bigmodel.verify.verify import verify
+from tests.plan.machines import machine
+
+def use_machine(speeds, folder):
+    os.environ["XDG_CACHE_HOME"] = folder
+    key = probe.machine_key(Effort())
+    probe.cache_folder().mkdir(parents=True)
+    (probe.cache_folder() / f"{key}.json").write_text(machine_json.dump(dataclasses.replace(speeds, key=key)))
+
+def from_command_line(*arguments):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        code = run(["verify", *arguments, "--json"])
+    return {"exit_code": code, "findings": json.loads(output.getvalue())}
+
+folder = sys.argv[1]
+use_machine(nominal_machine(), f"{folder}/nominal")
+# As many tokens as the model allows: no context length is given.
+results = {"llama": from_command_line(f"{folder}/llama", "--max-memory", "0=900KB,cpu=1GB", "--tolerance", "1e9")}
+for budget in ("720KB", "1100KB"):
+    options = ["--max-memory", f"0={budget},cpu=1GB", "--context", "32", "--batch-size", "2"]
+    results[f"mixtral {budget}"] = from_command_line(f"{folder}/mixtral", *options)
+# The link of this machine pays for a prompt and not for a step.
+use_machine(machine(link=1e8, host=4e-9), f"{folder}/slow_link")
 shapes = {"context_length": 256, "new_tokens": 2, "objective": "throughput"}
-plan, findings = verify(sys.argv[2], {0: "5300KB", "cpu": "1GB"}, offload="auto", **shapes)
-peak = next(one for one in findings if one.device == "virtual:0")
-print(json.dumps([len(plan.computed_below), peak.predicted, peak.measured]))
+plan, findings = verify(f"{folder}/long", {0: "5300KB", "cpu": "1GB"}, offload="auto", **shapes)
+results["per pass"] = {
+    "computed_below": len(plan.computed_below), "findings": [dataclasses.asdict(one) for one in findings]
+}
+print(json.dumps(results))
 """
-)
 
 
-def verified(folder: Path, *options: str, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
-    """Run `bigmodel verify` in a process of its own, on a virtual accelerator, the machine being known already."""
-    return subprocess.run(
-        [sys.executable, "-c", script, "verify", str(folder / "model"), "--json", *options],
-        env={**os.environ, "XDG_CACHE_HOME": str(folder), "BIGMODEL_VIRTUAL": "1", "OMP_NUM_THREADS": "1"},
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The findings of every case, by case."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("verify")
+    llama = LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=8, num_attention_heads=4, vocab_size=160,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    long = LlamaConfig(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, vocab_size=160,
+        max_position_embeddings=256,
+    )  # fmt: skip
+    LlamaForCausalLM(llama).save_pretrained(folder / "llama")
+    LlamaForCausalLM(long).save_pretrained(folder / "long")
+    mixtral(num_hidden_layers=8).save_pretrained(folder / "mixtral")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(folder)],
+        env={**os.environ, "BIGMODEL_VIRTUAL": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
         cwd=Path(__file__).parents[2],
     )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        vocab_size=160,
-        max_position_embeddings=32,
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    return tmp_path
+def peak(findings: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(one for one in findings if one["device"] == "virtual:0")
 
 
-def test_the_accelerators_peak_is_what_the_plan_says_and_the_exit_code_says_whether_all_is(folder: Path) -> None:
-    done = verified(folder, "--max-memory", "0=900KB,cpu=1GB", "--tolerance", "1e9")  # with as many tokens as it allows
-    findings = json.loads(done.stdout)
-    peak = next(one for one in findings if one["device"] == "virtual:0")
-    assert peak["predicted"] == peak["measured"]
+@pytest.mark.slow
+def test_the_peak_of_the_accelerator_is_predicted_and_the_exit_code_reports_every_deviation(
+    results: dict[str, Any],
+) -> None:
+    exit_code, findings = results["llama"]["exit_code"], results["llama"]["findings"]
+    assert peak(findings)["predicted"] == peak(findings)["measured"]
     assert {one["what"] for one in findings if one["unit"] == "seconds"} == {"prompt", "step"}
-    assert done.returncode == (1 if any(abs(one["error"]) > 0.2 for one in findings if one["unit"] == "seconds") else 0)
+    assert exit_code == (1 if any(abs(one["error"]) > 0.2 for one in findings if one["unit"] == "seconds") else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["720KB", "1100KB"])
-def test_a_streamed_mixtures_peak_is_what_the_plan_says(budget: str, tmp_path: Path) -> None:
-    """Its first weights lie on the host, so that `transformers` decodes by another function than beside a device."""
-    mixtral(num_hidden_layers=8).save_pretrained(tmp_path / "model")
-    options = ["--max-memory", f"0={budget},cpu=1GB", "--context", "32", "--batch-size", "2"]
-    findings = json.loads(verified(tmp_path, *options).stdout)
-    peak = next(one for one in findings if one["device"] == "virtual:0")
-    assert peak["predicted"] == peak["measured"]
+def test_the_peak_of_a_streamed_mixture_is_predicted(results: dict[str, Any], budget: str) -> None:
+    """Its first weights are on the host, where transformers decodes with another function than on an accelerator."""
+    found = peak(results[f"mixtral {budget}"]["findings"])
+    assert found["predicted"] == found["measured"]
 
 
-def test_a_plan_that_streams_prompts_and_computes_steps_is_held_to_its_peak(tmp_path: Path) -> None:
-    """On a machine whose link is worth its way for a prompt, and not for a step."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=128, intermediate_size=256, num_hidden_layers=6, num_attention_heads=4, vocab_size=160,
-        max_position_embeddings=256,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    done = verified(tmp_path, script=PER_PASS)
-    parts, predicted, measured = json.loads(done.stdout)
-    assert parts > 0
-    assert predicted == measured
+@pytest.mark.slow
+def test_the_peak_of_a_plan_that_streams_prompts_and_computes_steps_on_the_host_is_predicted(
+    results: dict[str, Any],
+) -> None:
+    found = results["per pass"]
+    assert found["computed_below"] > 0
+    assert peak(found["findings"])["predicted"] == peak(found["findings"])["measured"]
 
 
-def test_an_error_is_a_share_of_what_was_measured() -> None:
+def test_an_error_is_relative_to_the_measured_value() -> None:
     assert Finding("cpu", "peak memory", "bytes", 90, 100).error == pytest.approx(-0.1)
     assert Finding("cpu", "peak memory", "bytes", 0, 0).error == 0
