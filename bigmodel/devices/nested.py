@@ -71,18 +71,16 @@ def map_leaves(
         skip_keys: Keys of mappings and fields of dataclasses whose members stay as they are.
     """
 
-    def mapped(value: Any) -> Any:
-        container = None if is_leaf is not None and is_leaf(value) else open_container(value)
-        if container is None:
-            return function(value)
-        keys, members, rebuild = container
-        if skip_keys:
-            new = [old if isinstance(key, str) and key in skip_keys else mapped(old) for key, old in zip(keys, members)]
-        else:
-            new = [mapped(old) for old in members]
-        return value if all(one is old for one, old in zip(new, members)) else rebuild(new)
-
-    return mapped(value)
+    container = None if is_leaf is not None and is_leaf(value) else open_container(value)
+    if container is None:
+        return function(value)
+    new = [
+        old
+        if isinstance(key, str) and key in skip_keys
+        else map_leaves(function, old, is_leaf=is_leaf, skip_keys=skip_keys)
+        for key, old in zip(container.keys, container.members)
+    ]
+    return value if all(one is old for one, old in zip(new, container.members)) else container.rebuild(new)
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
@@ -126,17 +124,21 @@ def flatten(value: Any, registered: bool = False) -> tuple[list[Any], Callable[[
         registered: As for `open_container`.
     """
     leaves: list[Any] = []
-
-    def read(value: Any) -> Callable[[Iterator[Any]], Any]:
-        container = open_container(value, registered)
-        if container is None:
-            leaves.append(value)
-            return next
-        rebuild, inside = container.rebuild, [read(member) for member in container.members]
-        return lambda remaining: rebuild([each(remaining) for each in inside])
-
-    make = read(value)
+    make = _flatten_into(leaves, value, registered)
     return leaves, lambda new: make(iter(new))
+
+
+def _flatten_into(leaves: list[Any], value: Any, registered: bool) -> Callable[[Iterator[Any]], Any]:
+    """Append the leaves of `value`; return what rebuilds it from an iterator of leaves, without a reference to them.
+
+    A recursive inner function would refer to itself and to `leaves`: tensors would live until the next collection.
+    """
+    container = open_container(value, registered)
+    if container is None:
+        leaves.append(value)
+        return next
+    rebuild, inside = container.rebuild, [_flatten_into(leaves, member, registered) for member in container.members]
+    return lambda remaining: rebuild([each(remaining) for each in inside])
 
 
 def send_to_device(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
@@ -200,3 +202,19 @@ def test_tensors_are_copied_out_of_one_memory_and_others_left() -> None:
     assert found["deep"][0][1] is other
     untouched = [other, "text"]
     assert copied_out_of(untouched, storage_of(slab)) is untouched
+
+
+def test_tensors_are_freed_without_a_garbage_collection() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        tensor = torch.zeros(3)
+        freed = weakref.ref(tensor)
+        value = ([tensor], {"key": (tensor, None)})
+        leaves, rebuild = flatten(value)
+        map_leaves(lambda leaf: leaf, value)
+        del tensor, value, leaves
+        assert freed() is None
+        assert rebuild([1, 2, 3]) == ([1], {"key": (2, 3)})
+    finally:
+        gc.enable()
