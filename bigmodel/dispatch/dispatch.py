@@ -1,9 +1,4 @@
-"""Dispatch a model over devices.
-
-Tensors that are made in the middle of something and outlive it.
-
-Undo what dispatching did to a model.
-"""
+"""Dispatch a model over devices (`dispatch_model`), dispatch it again by another map, and undo it (`undispatch`)."""
 
 from __future__ import annotations
 
@@ -120,7 +115,7 @@ def dispatch_model(
 def place_and_attach(
     model: nn.Module, resolved: ResolvedMap, options: Options, offload_dir: str | Path | None = None
 ) -> nn.Module:
-    """Dispatch a model whose weights all have values by a map that is already spelt out."""
+    """Dispatch a model, none of whose weights is on meta, by a resolved map."""
     if dispatched(model) is not None:
         undispatch(model)
     with for_later():
@@ -132,9 +127,9 @@ def place_and_attach(
 
 
 def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
-    """Dispatch a dispatched model by another map, with the options it has; only what the map moves is moved.
+    """Dispatch a dispatched model by another map, with its options; only tensors whose device changes are moved.
 
-    If that fails it is a plain model, with its weights where they are.
+    On failure it is a plain model, with its weights where they were.
     """
     found = dispatched(model)
     assert found is not None
@@ -165,14 +160,14 @@ def _refuse_lazy(model: nn.Module) -> None:
 
 @contextmanager
 def for_later() -> Iterator[None]:
-    """Make tensors that are used outside of the caller's inference mode too, and that lie on the host where no device
-    is named, whatever the caller's default device."""
+    """Create tensors that outlive the caller: no inference tensors, and on the host unless a device is named, whatever
+    the caller's inference mode and default device."""
     with torch.inference_mode(False), torch.device(HOST):
         yield
 
 
 def undispatch(model: nn.Module, device: DeviceLike | None = None) -> nn.Module:
-    """Give the plain model back: no attachments, no streams, every weight a plain tensor.
+    """Restore the plain model: no attachments, no streams, every weight a plain tensor.
 
     Args:
         model: A dispatched model; a plain one is returned as it is.
@@ -197,7 +192,7 @@ def undispatch(model: nn.Module, device: DeviceLike | None = None) -> nn.Module:
 
 
 def _gather(model: nn.Module, target: torch.device, ties: Mapping[str, str]) -> None:
-    """Move every tensor to `target`, those that were one tensor before dispatching being one again."""
+    """Move every tensor to `target`; restore the ties of tensors that were tied before dispatching."""
     moved: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""

@@ -92,18 +92,18 @@ def _execution_device(model: nn.Module, given: DeviceLike | None) -> DeviceLike:
 
 
 class UserCpuOffloadHook:
-    """Lets the caller say when a model of `cpu_offload_with_hook` goes back to the host."""
+    """Handle of a model of `cpu_offload_with_hook`: moves it back to the host on request."""
 
     def __init__(self, model: nn.Module, hook: WholeModelForward) -> None:
         self.model = model
         self.hook = hook
 
     def offload(self) -> None:
-        """Bring the model's weights back to the host."""
+        """Move the model's weights back to the host."""
         self.hook.offload()
 
     def remove(self) -> None:
-        """Give the model its own forward back, leaving its weights where they are."""
+        """Restore the model's own forward; its weights stay where they are."""
         self.hook.detach()
 
 
@@ -130,7 +130,7 @@ def cpu_offload_with_hook(
 
 
 class WholeModelForward:
-    """Stands in for a model's forward: moves the whole model to the device when it is called."""
+    """Replaces a model's forward: moves the whole model to the device before each call."""
 
     def __init__(self, model: nn.Module, device: torch.device, previous: UserCpuOffloadHook | None) -> None:
         if isinstance(model.__dict__.get("forward"), WholeModelForward):
@@ -153,11 +153,11 @@ class WholeModelForward:
         return type(self.model).forward(self.model, *args, **kwargs)
 
     def offload(self) -> None:
-        """Bring the weights back to the host."""
+        """Move the weights back to the host."""
         self._move(torch_device(HOST))
 
     def detach(self) -> None:
-        """Give the model its own forward back."""
+        """Restore the model's own forward."""
         if self._own is not None:
             self.model.forward = self._own
         else:

@@ -1,10 +1,8 @@
-"""A dispatched model made ready to be trained.
+"""Prepare a dispatched model for training, by dispatching it again with a minimally changed device map.
 
-Three things may stand in the way. Weights that will change may lie on disk, in a checkpoint that must not. They may lie
-on an accelerator that has no room for what training keeps beside them. And modules may have been put into the model
-since it was dispatched, as adapters are. In each case the model is dispatched anew, by a map changed just so far.
-
-Whether there is room for what training keeps beside weights: on an accelerator, and on the host.
+The map changes in three cases: trained weights lie on disk, in a checkpoint that must not change; trained weights lie
+on an accelerator without room for their gradients and optimizer state (`has_room_on`, `check_host`); or modules were
+added after the model was dispatched, as adapters are.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from ..module_names import owner_of
 from ..profile import storage_key
 from .attach.dispatched import Dispatched, dispatched
 from .dispatch import redispatch
-from .placement.tensors import Placed, Placement
+from .placement.tensors import DeviceMapLookup, PlacedTensor
 from .weights.fused_view import lies_on_disk
 from .weights.parameters import like
 
@@ -29,12 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 def dispatched_parts(model: nn.Module) -> list[nn.Module]:
-    """Return the modules in `model` that `dispatch_model` was called with: itself, or what is wrapped in it."""
+    """Return the modules in `model` that `dispatch_model` was called with: `model` itself, or modules inside it."""
     return [module for module in model.modules() if dispatched(module) is not None]
 
 
 def is_streamed(model: nn.Module) -> bool:
-    """Whether weights of `model`, or of a part of it, visit an accelerator only while they are computed with."""
+    """Whether any weights of `model` are streamed to an accelerator."""
     return any(found.streamers for part in model.modules() if (found := dispatched(part)) is not None)
 
 
@@ -68,7 +66,7 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
             "dispatch it without, and train then"
         )
     device_map = _present(part, dict(found.resolved.devices))
-    placed = list(Placement(device_map, found.main_device, found.resolved.execution).tensors(part))
+    placed = list(DeviceMapLookup(device_map, found.main_device, found.resolved.execution).tensors(part))
     trained = [each for each in placed if id(each.tensor) in chosen]
     added = [each for each in placed if each.name not in found.names]
     unfit = [each for each in trained if each.storage_device == DISK]
@@ -90,7 +88,7 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
     return True
 
 
-def _move_in_map(device_map: dict[str, DeviceLike], placed: Collection[Placed], moving: Collection[str]) -> None:
+def _move_in_map(device_map: dict[str, DeviceLike], placed: Collection[PlacedTensor], moving: Collection[str]) -> None:
     """Map tensors to the host: whole entries of the map where all their parameters move, else name by name."""
     owners = {each.name: owner_of(each.name, device_map) for each in placed if not each.is_buffer}
     staying = {owner for name, owner in owners.items() if name not in moving}
@@ -111,8 +109,8 @@ def _present(part: nn.Module, device_map: dict[str, DeviceLike]) -> dict[str, De
     return present
 
 
-def _copy_to_memory(places: Collection[Placed]) -> None:
-    """Give weights on disk memory of their own; parameters stay the same objects."""
+def _copy_to_memory(places: Collection[PlacedTensor]) -> None:
+    """Copy weights on disk into host memory; parameters stay the same objects."""
     copies: dict[object, torch.Tensor] = {}
     for each in places:
         key = storage_key(each.tensor)
@@ -124,7 +122,7 @@ def _copy_to_memory(places: Collection[Placed]) -> None:
             each.registry[each.key] = like(each.tensor, copies[key])
 
 
-def _account(unfit: Collection[Placed], crowded: Collection[Placed]) -> str:
+def _account(unfit: Collection[PlacedTensor], crowded: Collection[PlacedTensor]) -> str:
     parts = []
     if unfit:
         parts.append(f"{format_size(nbytes_of(unfit))} of trained weights were copied from disk to host memory")
@@ -137,16 +135,18 @@ def _account(unfit: Collection[Placed], crowded: Collection[Placed]) -> str:
 
 
 KEPT = 3
-"""What training keeps beside a weight, in weights: its gradient, and Adam's two moments."""
+"""Copies of a weight that training keeps beside it: its gradient, and Adam's two moments."""
 
 SHARE = 0.5
-"""How much of an accelerator's free memory that may take; the rest is for activations."""
+"""Share of an accelerator's free memory for gradients and optimizer state; the rest is for activations."""
 
 
-def has_room_on(device: str, trained: Collection[Placed], placed: Collection[Placed], found: Dispatched) -> bool:
-    """Whether an accelerator can hold the gradients and the optimizer's state of what is trained there.
+def has_room_on(
+    device: str, trained: Collection[PlacedTensor], placed: Collection[PlacedTensor], found: Dispatched
+) -> bool:
+    """Whether an accelerator can hold the gradients and optimizer state of the parameters trained there.
 
-    A plan of training has counted them; without one it is a rule of thumb that decides.
+    A training plan has counted them; without one, `KEPT` copies must fit into `SHARE` of the free memory.
     """
     planned = found.plan.devices.get(device_key(device))
     if planned is not None and planned.training:
@@ -155,7 +155,7 @@ def has_room_on(device: str, trained: Collection[Placed], placed: Collection[Pla
     return KEPT * here <= SHARE * _room(device, placed, found)
 
 
-def _room(device: str, placed: Collection[Placed], found: Dispatched) -> int:
+def _room(device: str, placed: Collection[PlacedTensor], found: Dispatched) -> int:
     """Return the bytes that are free on `device`, by its counters and by the user's budget."""
     free = free_memory_bytes(device)
     budget = _budget(device, found)
@@ -173,9 +173,12 @@ def _budget(device: str, found: Dispatched) -> int | None:
 
 
 def check_host(
-    unfit: Collection[Placed], crowded: Collection[Placed], placed: Collection[Placed], found: Dispatched
+    unfit: Collection[PlacedTensor],
+    crowded: Collection[PlacedTensor],
+    placed: Collection[PlacedTensor],
+    found: Dispatched,
 ) -> None:
-    """Refuse copies for which the host has no room, their gradients included."""
+    """Raise DispatchError if the host has no room for the copies of `unfit` and `crowded` and their gradients."""
     needed = 2 * nbytes_of([*unfit, *crowded])
     room = free_memory_bytes(HOST)
     budget = _budget(HOST, found)
@@ -195,12 +198,12 @@ def check_host(
     )
 
 
-def nbytes_of(places: Iterable[Placed]) -> int:
+def nbytes_of(places: Iterable[PlacedTensor]) -> int:
     """Return the bytes of tensors, tied ones once."""
     return sum({storage_key(each.tensor): each.tensor.nbytes for each in places}.values())
 
 
-def _resident(placed: Collection[Placed], device: str) -> int:
-    """Return the bytes of the model that lie on `device`; what shows a file lies on disk."""
+def _resident(placed: Collection[PlacedTensor], device: str) -> int:
+    """Return the bytes of the model that lie on `device`; views of a mapped file count as disk."""
     wanted = torch_device(device)
     return nbytes_of(each for each in placed if each.tensor.device == wanted and not lies_on_disk(each.tensor))

@@ -67,7 +67,7 @@ def infer_auto_device_map(
     items = [_item(group, units) for group in groups]
     placement = place_greedily(items, capacity)
     if placement is None:
-        total = sum(item.weights + item.slab for item in items)
+        total = sum(item.weights + item.slot_bytes for item in items)
         raise budget_error(capacity.budgets, total, partial(_fits, items, capacity))
     if not offload_buffers:
         _warn_about_buffers(groups, placement, capacity)
@@ -84,13 +84,13 @@ def _fits(items: Sequence[Item], capacity: Capacity, budgets: Mapping[Key, int])
 
 def _item(group: Group, units: Sequence[UnitProfile]) -> Item:
     members = [units[index] for index in group.members]
-    return Item(group.nbytes, slab=max(unit.nbytes for unit in members), streams=len(members))
+    return Item(group.nbytes, slot_bytes=max(unit.nbytes for unit in members), streams=len(members))
 
 
 def _in_order(
     units: Sequence[UnitProfile], groups: Sequence[Group], placement: GroupPlacement
 ) -> Iterator[tuple[str, int | str]]:
-    device_of = {index: placement.held[at] for at, group in enumerate(groups) for index in group.members}
+    device_of = {index: placement.storage[at] for at, group in enumerate(groups) for index in group.members}
     for index, unit in enumerate(units):
         yield unit.name, device_of[index]
 
@@ -99,9 +99,9 @@ def _warn_about_buffers(groups: Sequence[Group], placement: GroupPlacement, capa
     """Warn when the buffers of units that are not resident do not fit beside what the main device holds."""
     if not is_accelerator(placement.main):
         return
-    held = list(zip(groups, placement.held, strict=True))
-    buffers = sum(group.buffers for group, key in held if not is_accelerator(key))
-    resident = sum(group.nbytes for group, key in held if key == placement.main)
+    stored = list(zip(groups, placement.storage, strict=True))
+    buffers = sum(group.buffers for group, key in stored if not is_accelerator(key))
+    resident = sum(group.nbytes for group, key in stored if key == placement.main)
     free = capacity.budgets[placement.main] - resident - placement.slots * placement.slot_bytes
     if buffers > free:
         logger.warning(

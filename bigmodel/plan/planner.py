@@ -1,4 +1,4 @@
-"""`plan`: from a model and budgets to where every part is held and where it runs, with the memory and time it takes."""
+"""`plan`: storage and execution device of every part of a model under budgets, with predicted memory and time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`plan_training`: where the parts of a model are held while it is trained.
+"""`plan_training`: storage device of every part of a model during training.
 
 A streamed part keeps its weights, gradients and optimizer state on the host; the accelerator holds its slot and the
 activations it computes with. A resident part keeps all of that on the accelerator, with the activations that its
@@ -173,11 +173,11 @@ def _candidates(profile: Profile, main: Key) -> list[tuple[int, ...]]:
 
 
 def _assignment(profile: Profile, away: Sequence[int], main: Key) -> Assignment:
-    held = tuple(HOST if index in away else main for index in range(len(profile.units)))
+    storage = tuple(HOST if index in away else main for index in range(len(profile.units)))
     streamed = [profile.units[index] for index in away if not profile.units[index].is_lookup]
-    runs = tuple(HOST if index in away and unit.is_lookup else main for index, unit in enumerate(profile.units))
-    slab = max((unit.slab() for unit in streamed), default=0)
-    return Assignment(held, runs, main, min(DEFAULT_SLOTS, len(streamed)), slab)
+    execution = tuple(HOST if index in away and unit.is_lookup else main for index, unit in enumerate(profile.units))
+    slot_bytes = max((unit.slot_bytes() for unit in streamed), default=0)
+    return Assignment(storage, execution, main, min(DEFAULT_SLOTS, len(streamed)), slot_bytes)
 
 
 def _uses(step: TrainingStep, assignment: Assignment, main: Key, device_type: str) -> dict[Key, DevicePlan]:

@@ -9,7 +9,7 @@ from torch import nn
 from bigmodel.devices import virtual
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.attach.dispatched import Dispatched, dispatched
-from bigmodel.dispatch.placement.tensors import Placed, Placement
+from bigmodel.dispatch.placement.tensors import DeviceMapLookup, PlacedTensor
 from bigmodel.dispatch.training import KEPT, SHARE, check_host, has_room_on, nbytes_of
 from bigmodel.errors import DispatchError
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.usefixtures("accelerators")
 NBYTES = 32 * 32 * 4
 
 
-def linear(**options: object) -> tuple[Dispatched, list[Placed]]:
+def linear(**options: object) -> tuple[Dispatched, list[PlacedTensor]]:
     """A dispatched model of one weight on the accelerator, and its places."""
     model = dispatch_model(nn.Linear(32, 32, bias=False), {"": 0}, force_hooks=True, **options)
     found = dispatched(model)
     assert found is not None
-    return found, list(Placement(dict(found.resolved.devices), found.main_device).tensors(model))
+    return found, list(DeviceMapLookup(dict(found.resolved.devices), found.main_device).tensors(model))
 
 
 @pytest.mark.parametrize(("spare", "fits"), [(0, True), (-8, False)])
@@ -49,5 +49,5 @@ def test_the_host_is_asked_for_the_weights_and_their_gradients() -> None:
 
 def test_tied_weights_count_once() -> None:
     weight = torch.ones(3)
-    places = [Placed(name, {}, name, weight, "cpu", "cpu", False) for name in ("embed", "head")]
+    places = [PlacedTensor(name, {}, name, weight, "cpu", "cpu", False) for name in ("embed", "head")]
     assert nbytes_of(places) == 12

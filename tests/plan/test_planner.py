@@ -37,9 +37,9 @@ def profile(context: int = 32) -> Profile:
 
 def assignment_of(found: Plan, of: Profile) -> Assignment:
     """The plan's own words as an assignment: what a dispatcher reads from it."""
-    held = tuple(found.device_map.get(unit.name, found.main_device) for unit in of.units)
-    runs = tuple(found.execution.get(unit.name, found.main_device) for unit in of.units)
-    return Assignment(held, runs, found.main_device, found.slots, found.slot_bytes)
+    storage = tuple(found.device_map.get(unit.name, found.main_device) for unit in of.units)
+    execution = tuple(found.execution.get(unit.name, found.main_device) for unit in of.units)
+    return Assignment(storage, execution, found.main_device, found.slots, found.slot_bytes)
 
 
 def measured_weights(model: nn.Module, made: Plan) -> dict[object, int]:
@@ -179,21 +179,21 @@ def in_accelerates_order(of: Profile, budgets: dict[int | str, int]) -> Assignme
     told to choose them; None if it would not hold the budgets all the same."""
     from accelerate import infer_auto_device_map
 
-    slots = 2 * max(unit.slab() for unit in of.units)
+    slots = 2 * max(unit.slot_bytes() for unit in of.units)
     beside = of.activations + sum(of.kv_cache) + of.buffers + slots
     given = {key: max(budgets[key] - beside, 0) for key in (0, 1, "cpu") if key in budgets}
     device_map = infer_auto_device_map(tiny_llama(**DEEP), given, no_split_module_classes=["LlamaDecoderLayer"])
-    held = []
+    storage = []
     for unit in of.units:
         key = next((key for key in _prefixes(unit.name) if key in device_map), None)
-        held.append(device_map[key] if key is not None else 0)
-    accelerators = [key for key in held if isinstance(key, int)]
+        storage.append(device_map[key] if key is not None else 0)
+    accelerators = [key for key in storage if isinstance(key, int)]
     if not accelerators:
         return None
     main = min(accelerators)
-    runs = [key if isinstance(key, int) else main for key in held]
-    slabs = [unit.slab() for unit, key in zip(of.units, held, strict=True) if not isinstance(key, int)]
-    found = Assignment(tuple(held), tuple(runs), main, min(2, len(slabs)), max(slabs, default=0))
+    execution = [key if isinstance(key, int) else main for key in storage]
+    slot_sizes = [unit.slot_bytes() for unit, key in zip(of.units, storage, strict=True) if not isinstance(key, int)]
+    found = Assignment(tuple(storage), tuple(execution), main, min(2, len(slot_sizes)), max(slot_sizes, default=0))
     return None if over_budget(device_uses(of, found), budgets) else found
 
 

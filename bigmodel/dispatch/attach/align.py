@@ -9,9 +9,9 @@ from torch import nn
 from ...devices import HOST, is_accelerator, torch_device
 from ...profile import find_no_split_classes
 from ...profile.model.units import combining_module
+from ..placement.dispatch_units import DispatchUnit, NameTree
 from ..placement.options import Options
-from ..placement.pieces import NameTree, Piece
-from ..placement.tensors import Placed, Placement
+from ..placement.tensors import DeviceMapLookup, PlacedTensor
 from .dispatched import Dispatched
 
 
@@ -22,22 +22,22 @@ class Aligner:
         modules: The model's modules by name, the model itself under ``""``.
         placed: Its tensors by name.
         placement: Where they are mapped to.
-        pieces: What it is cut into.
+        units: What it is cut into.
         options: How it is dispatched.
     """
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        placed: Mapping[str, Placed],
-        placement: Placement,
-        pieces: Sequence[Piece],
+        placed: Mapping[str, PlacedTensor],
+        placement: DeviceMapLookup,
+        units: Sequence[DispatchUnit],
         options: Options,
     ) -> None:
         self.modules = modules
         self.placed = placed
         self.placement = placement
-        self.pieces = pieces
+        self.units = units
         self.options = options
         self.main = torch_device(placement.main_device)
         self._names = NameTree(placed)
@@ -47,7 +47,7 @@ class Aligner:
         """Attach to modules whose inputs may come from another device."""
         several = len({device for placed in self.placed.values() for device in _devices_of(placed)}) > 1
         if several:
-            self._align_pieces(result)
+            self._align_units(result)
         offloads = is_accelerator(self.main) and any(placed.offloaded for placed in self.placed.values())
         if several or offloads or result.attachments or self.options.force_hooks:
             root = result.forward_of("", self.modules[""])
@@ -59,9 +59,9 @@ class Aligner:
             skip = self.options.skip_keys
             forward.skip_keys = {skip} if isinstance(skip, str) else set(skip or ())
 
-    def _align_pieces(self, result: Dispatched) -> None:
-        """Bring inputs to each piece, and its output to the module around it where that computes with it."""
-        for name, names, encloses in self.pieces:
+    def _align_units(self, result: Dispatched) -> None:
+        """Bring inputs to each unit, and its output to the module around it where that computes with it."""
+        for name, names, encloses in self.units:
             if encloses or not names:
                 continue
             forward = result.forward_of(name, self.modules[name])
@@ -89,6 +89,6 @@ class Aligner:
                     forward.device = forward.device or self.main
 
 
-def _devices_of(placed: Placed) -> list[str]:
+def _devices_of(placed: PlacedTensor) -> list[str]:
     """Return where a tensor may be computed with."""
     return [placed.execution_device, HOST] if placed.computed_below else [placed.execution_device]

@@ -1,6 +1,6 @@
-"""Turn a placed model into a dispatched one: what becomes resident, what is streamed, what needs an attachment.
+"""Build the dispatched form of a model from its plan: move residents, build streamed blocks, attach forwards.
 
-Which weights of a placed model are computed with on the host where they lie on disk, and so are read ahead.
+Weights on disk that the host computes with are paged in ahead of their module's forward (`attach_read_ahead`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ...profile import expert_names, storage_key
 from ..experts.layer import ExpertLayer
 from ..mapped.mapped_block import MappedBlock, Owner
 from ..mapped.readahead import ReadAhead
+from ..placement.dispatch_units import dispatch_units_of_parts
 from ..placement.options import Options, dtype_of
-from ..placement.pieces import pieces_of_parts
 from ..placement.resolve import ResolvedMap
-from ..placement.tensors import Placed
+from ..placement.tensors import PlacedTensor
 from ..transfer.files import SourceFiles
 from ..weights.block import Block, HostTensor
 from ..weights.parameters import moved_like, refresh_second_places, second_places
@@ -45,8 +45,8 @@ class Builder:
         self.undo_log = UndoLog()
         self.pinned = PinnedBudget(self.main, self.plan.pinned_memory)
         self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.placed: dict[str, Placed] = {p.name: p for p in self.placement.tensors(model)}
-        self.pieces = pieces_of_parts([part.name for part in self.plan.parts], self.modules, self.placed)
+        self.placed: dict[str, PlacedTensor] = {p.name: p for p in self.placement.tensors(model)}
+        self.units = dispatch_units_of_parts([part.name for part in self.plan.parts], self.modules, self.placed)
         self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
 
     def build(self) -> Dispatched:
@@ -65,11 +65,11 @@ class Builder:
             layers = experts.find()
             blocks = self._blocks(result, layers)
             streams = StreamBuilder(
-                self.modules, self.placed, self.pieces, self.plan, self.pinned, self.options.offload_folder
+                self.modules, self.placed, self.units, self.plan, self.pinned, self.options.offload_folder
             )
             streams.attach(blocks, result)
             experts.attach(layers, result, self.plan, self.pinned)
-            Aligner(self.modules, self.placed, self.placement, self.pieces, self.options).align(result)
+            Aligner(self.modules, self.placed, self.placement, self.units, self.options).align(result)
             self._read_ahead(blocks, result)
         except BaseException:
             self.undo_log.undo()
@@ -87,8 +87,8 @@ class Builder:
             )
 
     def _refuse_torn_modules(self) -> None:
-        """Raise for a module whose own tensors would have to meet on two devices at once."""
-        first: dict[str, Placed] = {}
+        """Raise for a module whose own tensors have different execution devices."""
+        first: dict[str, PlacedTensor] = {}
         for placed in self.placed.values():
             owner = placed.name.rpartition(".")[0]
             other = first.setdefault(owner, placed)
@@ -105,19 +105,19 @@ class Builder:
         return {name: earliest for earliest, name in names if name != earliest}
 
     def _move_residents(self) -> None:
-        """Put every tensor where the map wants it; offloaded ones come to the host."""
+        """Move every tensor to its storage device; offloaded tensors move to the host."""
         for placed in self.placed.values():
             self._move(placed, self._home(placed))
 
-    def _home(self, placed: Placed) -> torch.device:
-        """Return where a tensor lies between forwards."""
+    def _home(self, placed: PlacedTensor) -> torch.device:
+        """Return the device on which a tensor lies between forwards."""
         if not placed.offloaded:
             return torch_device(placed.storage_device)
         if placed.is_buffer and not (self.plan.offload_buffers or placed.computed_below):
             return torch_device(placed.execution_device)
         return torch_device(HOST)
 
-    def _move(self, placed: Placed, device: torch.device) -> None:
+    def _move(self, placed: PlacedTensor, device: torch.device) -> None:
         tensor = placed.registry[placed.key]
         dtype = self._device_dtype(placed, tensor) if not placed.offloaded else tensor.dtype
         if tensor.device == device and tensor.dtype == dtype:
@@ -128,13 +128,13 @@ class Builder:
             known = self._moved[storage_key(tensor), device] = moved_like(tensor, device, dtype)
         self.undo_log.replace(placed.registry, placed.key, known)
 
-    def _device_dtype(self, placed: Placed, tensor: torch.Tensor) -> torch.dtype:
+    def _device_dtype(self, placed: PlacedTensor, tensor: torch.Tensor) -> torch.dtype:
         wanted = dtype_of(self.plan)
         if wanted is None or placed.is_buffer or not tensor.is_floating_point():
             return tensor.dtype
         return wanted
 
-    def _needs_streaming(self, placed: Placed) -> bool:
+    def _needs_streaming(self, placed: PlacedTensor) -> bool:
         tensor = placed.registry[placed.key]
         device = torch_device(placed.execution_device)
         if not placed.offloaded or tensor.device == device:
@@ -150,7 +150,7 @@ class Builder:
         """Return the streamed blocks: module name, block, and whether it encloses other blocks."""
         blocks = []
         one_by_one = {f"{name}.{key}": layer.tensors[key] for name, layer in layers.items() for key in layer.names}
-        for name, names, encloses in self.pieces:
+        for name, names, encloses in self.units:
             others = [self.placed[n] for n in names if n not in one_by_one]
             streamed = [placed for placed in others if self._needs_streaming(placed)]
             if not streamed:
@@ -169,7 +169,7 @@ class Builder:
             blocks.append((name, block, encloses))
         return blocks
 
-    def _block(self, name: str, streamed: list[Placed]) -> Block:
+    def _block(self, name: str, streamed: list[PlacedTensor]) -> Block:
         tensors: dict[object, HostTensor] = {}
         for placed in streamed:
             tensor = placed.registry[placed.key]
@@ -181,35 +181,35 @@ class Builder:
         return Block(name, list(tensors.values()))
 
     def _read_ahead(self, blocks: list[tuple[str, Block, bool]], result: Dispatched) -> None:
-        """Attach to modules that compute on the host with weights on disk."""
+        """Attach read-ahead to modules that compute on the host with weights on disk."""
         streamed = {(id(r), key) for _, block, _ in blocks for t in block.tensors for r, key in t.owners}
         moved = {name for name, p in self.placed.items() if (id(p.registry), p.key) in streamed}
         fetched = [name for name, forward in result.attachments.items() if forward.compute is not None]
         moved |= {f"{name}.{key}" for name in fetched for key in self.modules[name]._parameters}
-        attach_read_ahead(self.pieces, self.modules, self.placed, moved, result, self.plan)
+        attach_read_ahead(self.units, self.modules, self.placed, moved, result, self.plan)
 
 
 def attach_read_ahead(
-    pieces: Iterable[tuple[str, list[str], bool]],
+    units: Iterable[tuple[str, list[str], bool]],
     modules: Mapping[str, nn.Module],
-    placed: Mapping[str, Placed],
+    placed: Mapping[str, PlacedTensor],
     moved: Collection[str],
     result: Dispatched,
     plan: Plan,
 ) -> None:
-    """Have weights that a module computes with on the host, out of a mapped file, brought in ahead of its forward.
+    """Page in, ahead of a module's forward, the mapped weights that it computes with on the host.
 
     Args:
-        pieces: Module names in the order of the model, each with the names of its tensors.
+        units: Module names in the order of the model, each with the names of its tensors.
         modules: The model's modules by name.
         placed: Its tensors by name.
-        moved: Names of tensors that are streamed to another place to be computed with.
-        result: Gets the attachments.
-        plan: How much of the host's memory that may take.
+        moved: Names of tensors that are streamed to another device.
+        result: Receives the attachments.
+        plan: Gives the resident limit, the read-ahead window and the number of readers.
     """
     files = SourceFiles()
     blocks: dict[str, MappedBlock] = {}
-    for name, names, _ in pieces:
+    for name, names, _ in units:
         owners = [_owner(modules, placed[n]) for n in names if n not in moved and _lies_on_disk(placed[n])]
         if owners:
             blocks[name] = MappedBlock(name, owners, files)
@@ -221,11 +221,11 @@ def attach_read_ahead(
         result.forward_of(name, modules[name]).ahead = (reader, block)
 
 
-def _lies_on_disk(placed: Placed) -> bool:
+def _lies_on_disk(placed: PlacedTensor) -> bool:
     return placed.offloaded and mapped_region(placed.registry[placed.key]) is not None
 
 
-def _owner(modules: Mapping[str, nn.Module], placed: Placed) -> Owner:
+def _owner(modules: Mapping[str, nn.Module], placed: PlacedTensor) -> Owner:
     owner = modules[placed.name.rpartition(".")[0]]
     sparse = isinstance(owner, nn.Embedding) or placed.key in expert_names(owner)
     return Owner(placed.registry, placed.key, placed.is_buffer, sparse)

@@ -1,4 +1,4 @@
-"""What a dispatched model carries: its attachments, its streamers, and the way back."""
+"""The record of a dispatched model: attachments, streamers, readers and caches, and how to remove them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PUBLIC = ("hf_device_map", "dispatch_stats")
 
 
 class Dispatched:
-    """Everything that dispatching added to one model, so that it can be taken away again.
+    """Everything that dispatching added to one model, so that it can be removed again.
 
     Args:
         main_device: Where its offloaded modules run.
-        resolved: The map as it was given, spelt out.
-        options: How it was dispatched.
-        names: The names of its tensors; what the model has got since is not dispatched.
+        resolved: The resolved device map and its plan.
+        options: The options of the dispatch.
+        names: The names of its tensors; tensors added later are not dispatched.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class Dispatched:
         self.readers: list[ReadAhead] = []
         self.expert_caches: list[ExpertCache] = []
         self.quantization_errors: dict[str, WeightError] = {}
-        """For each weight that is quantised on its way, how far it then is from what it was."""
+        """The error of each weight that is quantised for the link, by name."""
         self.ties: dict[str, str] = {}
         """For each further name of a tied tensor, its first name."""
 
     @property
     def plan(self) -> Plan:
-        """What it was dispatched by."""
+        """The plan that the model was dispatched by."""
         return self.resolved.plan
 
     def forward_of(self, name: str, module: nn.Module) -> AttachedForward:
-        """Return the attachment of the module `name`, making it if there is none yet."""
+        """Return the attachment of the module `name`; create it on first use."""
         if name not in self.attachments:
             self.attachments[name] = AttachedForward(module, None, None)
         return self.attachments[name]
@@ -75,11 +75,11 @@ class Dispatched:
             module.__dict__["_apply"] = RefuseConversion()
 
     def stats(self) -> dict[str, Any]:
-        """Return what moved, by the tier that it moved to: bytes, fetches, hits, misses, seconds waited.
+        """Return transfer counters by target: bytes, fetches, hits, misses, seconds waited.
 
-        Each accelerator is one; ``"cpu"`` is host memory, for a model that computes there with weights on disk. Experts
-        that are fetched one by one are apart, under ``"experts"``. Where weights are quantised on their way, so are
-        their relative errors: `quantization_error_mean` and `quantization_error_max`.
+        Targets are the accelerators; ``"cpu"``, for weights on disk that the host computes with; and ``"experts"``, for
+        experts that are fetched one by one. Where weights are quantised for the link, the counters include their
+        relative errors: `quantization_error_mean` and `quantization_error_max`.
         """
         tiers: dict[str, list[StreamStats]] = {}
         for streamer in self.streamers:
@@ -96,7 +96,7 @@ class Dispatched:
         return counters
 
     def refuse_while_running(self) -> None:
-        """Raise DispatchError if a forward, in whatever thread, runs on weights that visit a device for it."""
+        """Raise DispatchError if a forward, in any thread, is using streamed weights."""
         in_use = sum(streamer.in_use for streamer in self.streamers) + sum(cache.in_use for cache in self.expert_caches)
         if in_use:
             raise DispatchError(
@@ -105,7 +105,7 @@ class Dispatched:
             )
 
     def detach(self, model: nn.Module) -> None:
-        """Give every module its own forward and `model` its own attributes back."""
+        """Restore every module's own forward and `model`'s own attributes."""
         for attachment in self.attachments.values():
             attachment.detach()
         for module in model.modules():
@@ -114,7 +114,7 @@ class Dispatched:
             model.__dict__.pop(name, None)
 
     def release(self) -> None:
-        """Let go of device memory and threads, once detached."""
+        """Release device memory and threads, after `detach`."""
         self.attachments.clear()
         self.streamers.clear()
         self.readers.clear()
@@ -128,13 +128,13 @@ class Dispatched:
 
 
 def dispatched(model: nn.Module) -> Dispatched | None:
-    """Return what `dispatch_model` left on `model`, None if it is not dispatched."""
+    """Return the dispatch record of `model`; None if it is not dispatched."""
     found: Dispatched | None = model.__dict__.get(ATTRIBUTE)
     return found
 
 
 def quantization_errors(model: nn.Module) -> dict[str, WeightError]:
-    """Return how far each weight that a dispatched model quantises on its way (`offload_dtype`) is from what it was."""
+    """Return the error of each weight that a dispatched model quantises for the link (`offload_dtype`), by name."""
     found = dispatched(model)
     return {} if found is None else dict(found.quantization_errors)
 
@@ -151,6 +151,6 @@ class UndoLog:
         registry[key] = tensor
 
     def undo(self) -> None:
-        """Put everything back."""
+        """Restore all replaced tensors, in reverse order."""
         for registry, key, tensor in reversed(self._replaced):
             registry[key] = tensor

@@ -1,4 +1,4 @@
-"""Which experts of a placed model are fetched one by one, and the caches they go through."""
+"""Find the experts that are fetched one by one, build their caches, and attach the modules that compute them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...profile import expert_names, storage_key
 from ..experts.cache import ExpertCache
 from ..experts.forward import ExpertForward
 from ..experts.layer import ExpertLayer
-from ..placement.tensors import Placed, Placement
+from ..placement.tensors import DeviceMapLookup, PlacedTensor
 from ..weights.block import HostTensor
 from ..weights.fused_view import FusedView
 from .dispatched import Dispatched
@@ -23,23 +23,23 @@ from .pinned_memory import PinnedBudget
 
 
 class ExpertBuilder:
-    """Finds the experts of one model and attaches to them.
+    """Finds the offloaded experts of one model and attaches their modules to expert caches.
 
     Args:
         modules: The model's modules by name.
         placed: Its tensors by name.
-        placement: Where everything goes.
-        device_dtype: What a tensor is cast to where it runs.
-        needs_streaming: Whether a tensor has to be brought to where it runs.
+        placement: Storage and execution device of every module.
+        device_dtype: Returns the dtype of a tensor on its execution device.
+        needs_streaming: Whether a tensor must be copied to its execution device.
     """
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        placed: Mapping[str, Placed],
-        placement: Placement,
-        device_dtype: Callable[[Placed, torch.Tensor], torch.dtype],
-        needs_streaming: Callable[[Placed], bool],
+        placed: Mapping[str, PlacedTensor],
+        placement: DeviceMapLookup,
+        device_dtype: Callable[[PlacedTensor, torch.Tensor], torch.dtype],
+        needs_streaming: Callable[[PlacedTensor], bool],
     ) -> None:
         self._modules = modules
         self._placed = placed
@@ -67,7 +67,7 @@ class ExpertBuilder:
                     layers[name] = ExpertLayer(name, tensors)
         return layers
 
-    def _is_fetched(self, placed: Placed) -> bool:
+    def _is_fetched(self, placed: PlacedTensor) -> bool:
         if placed.computed_below:
             # With few tokens the host computes the layer; with many, nearly all experts are wanted.
             return False
@@ -75,12 +75,12 @@ class ExpertBuilder:
         return placed.offloaded and (put_together or self._needs_streaming(placed))
 
     def attach(self, layers: Mapping[str, ExpertLayer], result: Dispatched, plan: Plan, pinned: PinnedBudget) -> None:
-        """Make the caches and let the modules compute through them.
+        """Build the caches and attach the modules that compute through them.
 
         Args:
             layers: What `find` returned.
-            result: Gets the caches and attachments.
-            plan: How many bytes of each device its experts may take.
+            result: Receives the caches and attachments.
+            plan: Gives the bytes of the expert cache on each device.
             pinned: How much host memory may be pinned.
         """
         by_device: dict[torch.device, list[tuple[str, ExpertLayer]]] = defaultdict(list)
@@ -105,8 +105,8 @@ class ExpertBuilder:
                     forward.compute = ExpertForward(self._modules[name], layer, cache)
 
     def _device(self, name: str, plan: Plan) -> torch.device:
-        """Return where a module's experts run: with the resident tensors around it, its router's for one, if the plan
-        has room for experts there."""
+        """Return the execution device of a module's experts: that of the resident tensors around it, such as its
+        router, if the plan has an expert cache there; else the main device."""
         own = next(placed for tensor, placed in self._placed.items() if tensor.startswith(f"{name}."))
         if own.execution_device == HOST:
             return torch.device(HOST)

@@ -1,4 +1,4 @@
-"""How much host memory is pinned: a GPU copies from it at full speed, but the kernel can never move or swap it."""
+"""The budget of pinned host memory. A GPU copies from it at full speed; the kernel can neither move nor swap it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 
 
 class PinnedBudget:
-    """Hands out the right to pin host memory, once each, before anything runs.
+    """Counts the bytes of host memory that are pinned while a model is dispatched.
 
     Args:
-        device: Where pinned memory is copied to; only CUDA wins by it.
-        limit: Bytes, as the plan has them.
+        device: Target of the copies; only CUDA benefits from pinned sources.
+        limit: Bytes that may be pinned, from the plan.
 
     Attributes:
         left: Bytes that may still be pinned.
@@ -20,7 +20,7 @@ class PinnedBudget:
         self.left = limit if device.type == "cuda" else 0
 
     def take(self, nbytes: int) -> bool:
-        """Return whether `nbytes` may be pinned, and count them if so. What may not is copied from as it lies."""
+        """Return whether `nbytes` may be pinned, and count them if so. Otherwise they stay pageable."""
         if nbytes > self.left:
             return False
         self.left -= nbytes

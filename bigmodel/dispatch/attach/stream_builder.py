@@ -1,7 +1,4 @@
-"""How the streamed blocks of a placed model reach the devices they run on.
-
-Which streamed blocks cross the link quantised, and where their quantised weights lie.
-"""
+"""Attach the streamed blocks of a model: streamers, slots, pinned memory, and weights quantised for the link."""
 
 from __future__ import annotations
 
@@ -17,8 +14,8 @@ from ...devices import DISK, format_size, is_accelerator, torch_device
 from ...errors import DispatchError
 from ...plan import Plan
 from ...profile import storage_key
-from ..placement.pieces import Piece
-from ..placement.tensors import Placed
+from ..placement.dispatch_units import DispatchUnit
+from ..placement.tensors import PlacedTensor
 from ..streaming.streamer import Streamer
 from ..weights.block import Block
 from ..weights.fused_view import lies_on_disk
@@ -38,30 +35,30 @@ class StreamBuilder:
     Args:
         modules: The model's modules by name.
         placed: Its tensors by name.
-        pieces: What it is cut into.
-        plan: How they are streamed.
+        units: Its dispatch units.
+        plan: Gives slots, staging bytes and readers.
         pinned: How much host memory may be pinned.
-        folder: Where quantised weights go that are mapped to disk.
+        folder: Receives the quantised weights that are mapped to disk.
     """
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        placed: Mapping[str, Placed],
-        pieces: Sequence[Piece],
+        placed: Mapping[str, PlacedTensor],
+        units: Sequence[DispatchUnit],
         plan: Plan,
         pinned: PinnedBudget,
         folder: Path | None,
     ) -> None:
         self._modules = modules
         self._placed = placed
-        self._tensors = {piece.name: piece.tensors for piece in pieces}
+        self._tensors = {unit.name: unit.tensors for unit in units}
         self._plan = plan
         self._pinned = pinned
         self._folder = folder
 
     def attach(self, blocks: Sequence[Named], result: Dispatched) -> None:
-        """Let blocks be streamed to where they run: the main device, or the host where they are cast on the way."""
+        """Stream blocks to their execution device: the main device, or the host for blocks that are only cast."""
         by_device: dict[torch.device, list[Named]] = defaultdict(list)
         for name, block, encloses in blocks:
             by_device[self._execution_device(block)].append((name, block, encloses))
@@ -83,9 +80,9 @@ class StreamBuilder:
             result.streamers.append(streamer)
 
     def _host_or_device(self, name: str, block: Block) -> HostOrDevice | None:
-        """Return what decides for each call of the module `name` where it is computed; None where it always streams.
+        """Return the per-call choice between host and device for the module `name`; None if it is always streamed.
 
-        On the host it can be computed if all of it lies there as it is computed with.
+        The host can compute a module whose tensors all lie there in the dtype of the computation.
         """
         names = self._tensors[name]
         below = self._placed[names[0]].computed_below
@@ -125,7 +122,7 @@ logger = logging.getLogger(__name__)
 
 
 def quantized(block: Block, offload_dtype: str | None) -> Block:
-    """Return `block` as one that is quantised on its way, or as it is where that is not wanted or wins nothing."""
+    """Return `block` quantised for the link; unchanged if no dtype is given or no tensor gets smaller."""
     if offload_dtype is None:
         return block
     packings = packings_of(block.tensors, offload_dtype)
@@ -133,14 +130,14 @@ def quantized(block: Block, offload_dtype: str | None) -> Block:
 
 
 def carry(
-    blocks: Collection[Block], placed: Mapping[str, Placed], folder: Path | None, pinned: PinnedBudget
+    blocks: Collection[Block], placed: Mapping[str, PlacedTensor], folder: Path | None, pinned: PinnedBudget
 ) -> dict[str, WeightError]:
-    """Quantise what is to be quantised: into host memory, or for blocks that are mapped to disk into a file.
+    """Quantise the quantised blocks among `blocks`: into host memory, or into a file for blocks mapped to disk.
 
     Args:
-        blocks: What is streamed.
+        blocks: The streamed blocks.
         placed: The model's tensors by name.
-        folder: Where the file goes.
+        folder: Receives the file.
         pinned: How much host memory may be pinned.
 
     Returns:

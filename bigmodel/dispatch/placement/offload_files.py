@@ -15,10 +15,10 @@ from ...errors import DispatchError
 from ...profile import storage_key
 from ..weights.fused_view import lies_on_disk
 from ..weights.parameters import like
-from .tensors import Placed, Placement
+from .tensors import DeviceMapLookup, PlacedTensor
 
 
-def write_to_disk(model: nn.Module, placement: Placement, folder: str | Path | None) -> None:
+def write_to_disk(model: nn.Module, placement: DeviceMapLookup, folder: str | Path | None) -> None:
     """Write the weights that are mapped to disk and do not lie in a memory-mapped file yet to a file in `folder`, and
     let the model's parameters view that file instead. Its space is free again when they are gone.
 
@@ -41,7 +41,7 @@ def write_to_disk(model: nn.Module, placement: Placement, folder: str | Path | N
             f"{len(places)} tensors to, or load the model with load_checkpoint_and_dispatch, which uses the "
             "checkpoint where it lies"
         )
-    first: dict[object, Placed] = {}
+    first: dict[object, PlacedTensor] = {}
     for placed in places:
         first.setdefault(storage_key(placed.tensor), placed)
     views = offload(Path(folder), [Outgoing.of(placed.name, placed.tensor) for placed in first.values()])

@@ -16,7 +16,7 @@ from ...profile import find_no_split_classes, profile_units
 from ...profile.model.units import is_lookup
 from .map_plan import plan_of_map
 from .options import PlanArguments
-from .tensors import Placement
+from .tensors import DeviceMapLookup
 
 DeviceMap: TypeAlias = "str | int | torch.device | Mapping[str, DeviceLike] | Plan"
 """A strategy's name (``"auto"``, ...), one device for everything, a device by module name, or a plan."""
@@ -52,9 +52,9 @@ class ResolvedMap:
         return on_disk and self.placement.main_device == HOST and self.plan.resident_limit is not None
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> DeviceMapLookup:
         """Where everything goes by it."""
-        return Placement(self.devices, self.main_device, self.execution, self.computed_below)
+        return DeviceMapLookup(self.devices, self.main_device, self.execution, self.computed_below)
 
 
 def resolve_device_map(
@@ -110,7 +110,7 @@ def resolve_given(
         DeviceMapError: It does not cover the model.
     """
     asked = arguments or PlanArguments()
-    placement = Placement(devices, asked.main_device, execution, computed_below)
+    placement = DeviceMapLookup(devices, asked.main_device, execution, computed_below)
     plan = plan_of_map(model, placement, asked)
     return ResolvedMap(dict(devices), plan, asked.main_device, execution or {}, computed_below or {})
 

@@ -1,4 +1,4 @@
-"""Where every tensor of a model goes, by a device map: the answer, not the moving."""
+"""Storage and execution device of every tensor of a model, looked up in a device map. Nothing is moved here."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
-    """One parameter or buffer in one place of the model, the device its map entry names, and the one it is used on.
+class PlacedTensor:
+    """One parameter or buffer at one place of the model, with its storage and its execution device.
 
-    Its module's calls of fewer tokens than `computed_below` are computed on the host nevertheless.
+    Calls of its module with fewer tokens than `computed_below` are computed on the host nevertheless.
     """
 
     name: str
@@ -40,19 +40,19 @@ class Placed:
 
     @property
     def place(self) -> tuple[str, str]:
-        """What must be the same for tensors to be one piece: RAM and disk make no difference."""
+        """Tensors of one dispatch unit agree in this; RAM and disk count as one place."""
         return HOST if self.offloaded else self.storage_device, self.execution_device
 
 
-class Placement:
-    """A device map with canonical device names, ready to be asked.
+class DeviceMapLookup:
+    """Looks up the devices of modules and tensors in a device map with canonical device names.
 
     Args:
         device_map: Device by module name; ``""`` is the whole model. The longest name that leads to a tensor counts.
         main_device: Where offloaded modules run; None takes the accelerator of the lowest number in the map, and the
             host if there is none.
-        execution: Where offloaded modules run, by name, that do not run on the main device: on the host, that is.
-        computed_below: For streamed modules that the host computes in calls of few tokens: of fewer than how many.
+        execution: Offloaded modules, by name, that run on the host and not on the main device.
+        computed_below: Tokens by module name, for streamed modules: the host computes calls with fewer.
     """
 
     def __init__(
@@ -81,19 +81,19 @@ class Placement:
         )
 
     def execution_device(self, name: str) -> str:
-        """Return where the module or tensor `name` is computed with."""
+        """Return the device on which the module or tensor `name` is computed with."""
         device = self.storage_device(name)
         if device not in (HOST, DISK):
             return device
         return HOST if _nearest(name, self._execution) == HOST else self.main_device
 
     def computed_below(self, name: str) -> int:
-        """Return of fewer than how many tokens a call is that the host computes with `name`, which is streamed."""
+        """Return the number of tokens below which the host computes a call of the streamed module `name`; 0: never."""
         streamed = self.storage_device(name) in (HOST, DISK) and is_accelerator(self.execution_device(name))
         return (_nearest(name, self._computed_below) or 0) if streamed else 0
 
-    def tensors(self, model: nn.Module) -> Iterator[Placed]:
-        """Yield every tensor of `model`, a tied one once per place."""
+    def tensors(self, model: nn.Module) -> Iterator[PlacedTensor]:
+        """Yield every tensor of `model`; a tied one once for each of its places."""
         for prefix, module in model.named_modules(remove_duplicate=False):
             dot = f"{prefix}." if prefix else ""
             for registry, is_buffer in ((module._parameters, False), (module._buffers, True)):
@@ -101,7 +101,7 @@ class Placement:
                     if tensor is not None:
                         name = dot + key
                         where = self.storage_device(name), self.execution_device(name)
-                        yield Placed(name, registry, key, tensor, *where, is_buffer, self.computed_below(name))
+                        yield PlacedTensor(name, registry, key, tensor, *where, is_buffer, self.computed_below(name))
 
     def _main(self, given: DeviceLike | None) -> str:
         if given is not None:

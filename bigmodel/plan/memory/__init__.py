@@ -1,1 +1,1 @@
-"""What a placement takes of each device."""
+"""Bytes that an assignment takes on each device."""

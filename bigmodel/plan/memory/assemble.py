@@ -1,4 +1,4 @@
-"""From an assignment to the plan that people and programs read."""
+"""Assemble the `Plan` of an assignment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def assemble(
 
     Args:
         profile: the model.
-        assignment: where its units are held and run.
+        assignment: storage and execution device of its units.
         budgets: bytes by device key.
         strategy: how the assignment was found.
         prediction: its predicted time.
@@ -71,8 +71,8 @@ def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str
     return tuple(
         Part(
             name=unit.name,
-            device=assignment.held[index],
-            runs_on=assignment.runs[index],
+            device=assignment.storage[index],
+            runs_on=assignment.execution[index],
             bytes=unit.nbytes,
             reason=(reasons or {}).get(index) or reason(assignment, index, profile),
             kind=unit.class_name,
@@ -85,18 +85,18 @@ def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str
 
 def reason(assignment: Assignment, index: int, profile: Profile) -> str:
     """Return why unit `index` is where it is, as far as its place tells."""
-    held, runs = assignment.held[index], assignment.runs[index]
-    if is_accelerator(held):
+    storage, execution = assignment.storage[index], assignment.execution[index]
+    if is_accelerator(storage):
         if profile.units[index].is_tensor:
             return "held by a split module itself, so resident on the main device"
         return "resident: it fits"
-    place, source = ("in RAM", "RAM") if held == HOST else ("on disk", "disk")
+    place, source = ("in RAM", "RAM") if storage == HOST else ("on disk", "disk")
     if index in assignment.computed_below:
         return "does not fit beside the rest: streamed from RAM for a prompt, computed on the CPU in steps"
-    if is_accelerator(runs):
+    if is_accelerator(execution):
         return f"does not fit beside the rest: streamed from {source}"
     if not is_accelerator(assignment.main):
-        return "runs on the CPU" if held == HOST else "runs on the CPU, viewed in the checkpoint: RAM is full"
+        return "runs on the CPU" if storage == HOST else "runs on the CPU, viewed in the checkpoint: RAM is full"
     if profile.units[index].is_lookup:
         return f"looked up {place}: a few rows cross the link, not the table"
     return f"computed on the CPU, where it lies {place}"

@@ -1,4 +1,4 @@
-"""Where every unit of a model is held and where it runs: what planning looks for."""
+"""Storage and execution device of every unit of a model: the result of the search."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ STEP = "decode"
 
 @dataclass(frozen=True)
 class Assignment:
-    """Where every unit of a profile is held and where it runs, by position.
+    """Storage and execution device of every unit of a profile, by position.
 
     Attributes:
-        held: device key of each unit's weights.
-        runs: device key on which each unit runs.
+        storage: device key on which each unit lies.
+        execution: device key on which each unit runs.
         main: where inputs are, and where streamed units run.
         slots: how many slots there are on `main`.
         slot_bytes: bytes of one slot.
@@ -30,8 +30,8 @@ class Assignment:
             generation, by position: calls of fewer tokens than this are computed. Their buffers lie with their weights.
     """
 
-    held: tuple[Key, ...]
-    runs: tuple[Key, ...]
+    storage: tuple[Key, ...]
+    execution: tuple[Key, ...]
     main: Key
     slots: int = 0
     slot_bytes: int = 0
@@ -40,15 +40,15 @@ class Assignment:
     computed_below: Mapping[int, int] = field(default_factory=dict)
 
     def in_steps(self) -> Assignment:
-        """Return where everything is held and runs in a step of generation."""
+        """Return the assignment during a step of generation."""
         if not self.computed_below:
             return self
-        runs = tuple(HOST if index in self.computed_below else key for index, key in enumerate(self.runs))
-        return replace(self, runs=runs, computed_below={})
+        execution = tuple(HOST if index in self.computed_below else key for index, key in enumerate(self.execution))
+        return replace(self, execution=execution, computed_below={})
 
     def streamed(self, index: int) -> bool:
         """Whether unit `index` is copied to an accelerator each time it runs."""
-        return is_accelerator(self.runs[index]) and not is_accelerator(self.held[index])
+        return is_accelerator(self.execution[index]) and not is_accelerator(self.storage[index])
 
 
 def host_only(profile: Profile) -> Assignment:

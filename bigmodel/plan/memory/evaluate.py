@@ -1,4 +1,4 @@
-"""The one place that says what a placement costs each device. Planner, search, tests and reports all ask it."""
+"""Bytes that an assignment takes on each device. Planner, search, tests and reports all use this computation."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ def _kv_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     """Return the bytes of KV cache by device; what moves between prompt and step counts on both."""
     found: dict[Key, int] = {}
     for index, nbytes in enumerate(profile.kv_cache):
-        for key in {assignment.runs[index], *([HOST] if index in assignment.computed_below else [])}:
+        for key in {assignment.execution[index], *([HOST] if index in assignment.computed_below else [])}:
             found[key] = found.get(key, 0) + nbytes
     return found
 
 
 def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     """Return the most bytes of activations and KV cache by device."""
-    first = assignment.held[profile.first] if assignment.held else assignment.main
+    first = assignment.storage[profile.first] if assignment.storage else assignment.main
     input_device = HOST if first == DISK else first
 
     def peaks(of: Assignment, over: Profile) -> dict[Key, int]:
         slots = {at: room.slots for at, room in expert_rooms(over, of).items()}
-        return over.dynamic_peaks(dict(enumerate(of.runs)), of.main, input_device=input_device, experts=slots)
+        return over.dynamic_peaks(dict(enumerate(of.execution)), of.main, input_device=input_device, experts=slots)
 
     if not assignment.computed_below:
         return peaks(assignment, profile)
@@ -88,7 +88,7 @@ def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], d
         for storage, spec in unit.storages.items():
             is_buffer = storage not in parameters
             moves = is_buffer and not assignment.stream_buffers and index not in assignment.computed_below
-            device = assignment.runs[index] if moves else assignment.held[index]
+            device = assignment.execution[index] if moves else assignment.storage[index]
             quantized = profile.offload_dtype is not None and not is_buffer and assignment.streamed(index)
             if (device, storage, quantized) not in seen:
                 seen.add((device, storage, quantized))

@@ -1,4 +1,4 @@
-"""When nothing fits: by how much, and which budgets would do."""
+"""The error when no placement fits: the missing bytes, and budgets that would suffice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes reserved for weights held elsewhere: slots of units, expert caches, read-ahead and staging.
+"""Bytes reserved for weights stored elsewhere: slots of units, expert caches, read-ahead and staging.
 
 `dispatch` reserves exactly these bytes. The experts of a mixture are fetched one by one, when a router has chosen them,
 and stay until their bytes are needed; unless the plan says otherwise they get what whole units with all their experts
@@ -58,12 +58,12 @@ def slots_on(profile: Profile, assignment: Assignment, device: Key) -> int:
     if device != HOST or not profile.phases:
         return nbytes
     on_disk = [
-        (unit, runs)
-        for unit, held, runs in zip(profile.units, assignment.held, assignment.runs, strict=True)
-        if held == DISK and not unit.is_lookup
+        (unit, execution)
+        for unit, storage, execution in zip(profile.units, assignment.storage, assignment.execution, strict=True)
+        if storage == DISK and not unit.is_lookup
     ]
-    computed = [unit.weights - unit.expert_weights for unit, runs in on_disk if runs == HOST]
-    streamed_bytes = [offloaded_bytes(unit, profile.offload_dtype) for unit, runs in on_disk if runs != HOST]
+    computed = [unit.weights - unit.expert_weights for unit, execution in on_disk if execution == HOST]
+    streamed_bytes = [offloaded_bytes(unit, profile.offload_dtype) for unit, execution in on_disk if execution != HOST]
     return nbytes + read_ahead_window(computed) + staging(streamed_bytes)
 
 
@@ -121,7 +121,7 @@ def _comes_to(assignment: Assignment, index: int, device: Key) -> bool:
     """Whether the experts of a unit are brought to `device`; to the host from disk, where each is a file's part."""
     if assignment.streamed(index):
         return device == assignment.main
-    return device == HOST and assignment.held[index] == DISK and assignment.runs[index] == HOST
+    return device == HOST and assignment.storage[index] == DISK and assignment.execution[index] == HOST
 
 
 def _expert_bytes(profile: Profile, assignment: Assignment) -> int:
@@ -133,11 +133,11 @@ def _expert_bytes(profile: Profile, assignment: Assignment) -> int:
     whole = []
     for index, unit in enumerate(profile.units):
         streamed = assignment.streamed(index)
-        rest = _slab(assignment, index, unit) if streamed else 0
+        rest = _slot_bytes(assignment, index, unit) if streamed else 0
         if unit.experts and (streamed or _comes_to(assignment, index, HOST)):
             rest += sum(experts.count * experts.nbytes for experts in unit.experts)
         whole.append(rest)
-    rests = list(_slabs(profile, assignment))
+    rests = list(_slot_sizes(profile, assignment))
     return slots * max(whole, default=0) - min(slots, len(rests)) * max(rests, default=0)
 
 
@@ -145,21 +145,21 @@ def _whole_slots(profile: Profile, assignment: Assignment) -> int:
     """Return the bytes of the slots on the main device for what is streamed as a whole."""
     if not any(unit.experts and assignment.streamed(index) for index, unit in enumerate(profile.units)):
         return assignment.slots * assignment.slot_bytes
-    rests = list(_slabs(profile, assignment))
+    rests = list(_slot_sizes(profile, assignment))
     return min(assignment.slots, len(rests)) * max(rests, default=0)
 
 
-def _slabs(profile: Profile, assignment: Assignment) -> Iterator[int]:
+def _slot_sizes(profile: Profile, assignment: Assignment) -> Iterator[int]:
     """Yield the bytes of the slot of each streamed unit, its experts apart."""
     for index, unit in enumerate(profile.units):
         if assignment.streamed(index) and not unit.is_lookup and not unit.is_tensor:
-            slab = _slab(assignment, index, unit)
-            if slab:
-                yield slab
+            slot_bytes = _slot_bytes(assignment, index, unit)
+            if slot_bytes:
+                yield slot_bytes
 
 
-def _slab(assignment: Assignment, index: int, unit: UnitProfile) -> int:
-    return unit.slab_without_experts(assignment.stream_buffers or index in assignment.computed_below)
+def _slot_bytes(assignment: Assignment, index: int, unit: UnitProfile) -> int:
+    return unit.slot_bytes_without_experts(assignment.stream_buffers or index in assignment.computed_below)
 
 
 def read_ahead_window(blocks: Collection[int], ahead: int = READ_AHEAD_BYTES) -> int:

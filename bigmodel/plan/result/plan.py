@@ -1,6 +1,6 @@
 """The plan: one value that the loader, the dispatcher, the server and the benchmarks all read.
 
-How many sequences a plan has room for: the one figure that admission and memory planning share.
+Admission control reads the number of concurrent sequences from it (`max_sequences`).
 """
 
 from __future__ import annotations
@@ -212,9 +212,7 @@ class Plan:
         return write(self, path)
 
     def max_sequences(self) -> int | None:
-        """Return how many sequences there is room for at once: see `concurrency.max_sequences`."""
-        from .plan import max_sequences
-
+        """Return how many sequences fit at once: see the function `max_sequences`."""
         return max_sequences(self)
 
     def explain(self) -> str:

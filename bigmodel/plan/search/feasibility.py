@@ -1,4 +1,4 @@
-"""Whether groups fit where they are put: the memory side of the search, on which it and its oracle agree."""
+"""Whether a placement of groups fits the budgets: the memory check that the search and its oracle share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..result.budgets import Key, is_accelerator
 from .items import Capacity, GroupPlacement, Item
 
 Option = tuple[Key, Key]
-"""Where a group is held, and where it runs."""
+"""Storage and execution device of a group."""
 
 
 def options_of(item: Item, capacity: Capacity) -> list[Option]:
@@ -30,21 +30,21 @@ def feasible_placement(items: Sequence[Item], capacity: Capacity, chosen: Sequen
     """Return the placement in which each group has its option, with the slots it needs; None past the budgets."""
     streamed = [
         item
-        for item, (held, runs) in zip(items, chosen, strict=True)
-        if is_accelerator(runs) and not is_accelerator(held) and item.slab
+        for item, (storage, execution) in zip(items, chosen, strict=True)
+        if is_accelerator(execution) and not is_accelerator(storage) and item.slot_bytes
     ]
-    slab = max((item.slab for item in streamed), default=0)
+    slot_bytes = max((item.slot_bytes for item in streamed), default=0)
     turns = sum(item.streams for item in streamed)
     slots = min(turns, capacity.slots)
     used = dict.fromkeys(capacity.budgets, 0)
-    running: set[Key] = {capacity.main} if any(is_accelerator(runs) for _, runs in chosen) else {HOST}
-    for item, (held, runs) in zip(items, chosen, strict=True):
-        streams = is_accelerator(runs) and not is_accelerator(held)
-        used[held] = used.get(held, 0) + item.held_bytes(streams)
-        used[runs] = used.get(runs, 0) + item.working
+    running: set[Key] = {capacity.main} if any(is_accelerator(execution) for _, execution in chosen) else {HOST}
+    for item, (storage, execution) in zip(items, chosen, strict=True):
+        streams = is_accelerator(execution) and not is_accelerator(storage)
+        used[storage] = used.get(storage, 0) + item.held_bytes(streams)
+        used[execution] = used.get(execution, 0) + item.working
         if item.streams:
-            running.add(runs)
-    used[capacity.main] = used.get(capacity.main, 0) + slots * slab
+            running.add(execution)
+    used[capacity.main] = used.get(capacity.main, 0) + slots * slot_bytes
     if capacity.activations:
         viewed = (item for item, option in zip(items, chosen, strict=True) if option == (DISK, HOST))
         used[HOST] = used.get(HOST, 0) + read_ahead_window([item.weights for item in viewed if item.streams])
@@ -54,4 +54,10 @@ def feasible_placement(items: Sequence[Item], capacity: Capacity, chosen: Sequen
         if nbytes > capacity.budgets.get(key, nbytes if key == DISK else 0):
             return None
     main = capacity.main if capacity.main in running else HOST
-    return GroupPlacement(tuple(held for held, _ in chosen), tuple(runs for _, runs in chosen), main, slots, slab)
+    return GroupPlacement(
+        tuple(storage for storage, _ in chosen),
+        tuple(execution for _, execution in chosen),
+        main,
+        slots,
+        slot_bytes,
+    )

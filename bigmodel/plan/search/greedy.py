@@ -1,6 +1,6 @@
 """The greedy placement: as many bytes as possible resident on accelerators, the rest streamed through slots.
 
-What is not resident on an accelerator is held in RAM or viewed on disk, copied into a slot on the main device when its
+What is not resident on an accelerator lies in RAM or is viewed on disk, copied into a slot on the main device when its
 turn comes, and run there. A unit too large for the slots runs on the CPU where that is allowed. If the accelerators
 cannot hold what they must, the CPU runs everything.
 
@@ -21,20 +21,20 @@ from .items import Capacity, GroupPlacement, Item
 def place_greedily(items: Sequence[Item], capacity: Capacity) -> GroupPlacement | None:
     """Return the greedy placement, or None if the items cannot be placed under the budgets."""
     best: GroupPlacement | None = None
-    for slab, slots in _slot_choices(items, capacity):
-        placement = _place_with_slots(items, capacity, slab, slots)
+    for slot_bytes, slots in _slot_choices(items, capacity):
+        placement = _place_with_slots(items, capacity, slot_bytes, slots)
         if placement is not None and (best is None or _score(items, placement) > _score(items, best)):
             best = placement
-        if best is not None and all(map(is_accelerator, best.held)):
+        if best is not None and all(map(is_accelerator, best.storage)):
             return best
     return best or _on_host(items, capacity)
 
 
 def _score(items: Sequence[Item], placement: GroupPlacement) -> tuple[int, int]:
     """Return the bytes that run on accelerators, then the bytes resident there: the more the better."""
-    runs = sum(it.weights for it, key in zip(items, placement.runs, strict=True) if is_accelerator(key))
-    held = sum(it.weights for it, key in zip(items, placement.held, strict=True) if is_accelerator(key))
-    return runs, held
+    run = sum(it.weights for it, key in zip(items, placement.execution, strict=True) if is_accelerator(key))
+    resident = sum(it.weights for it, key in zip(items, placement.storage, strict=True) if is_accelerator(key))
+    return run, resident
 
 
 def _slot_choices(items: Sequence[Item], capacity: Capacity) -> Iterator[tuple[int, int]]:
@@ -42,17 +42,17 @@ def _slot_choices(items: Sequence[Item], capacity: Capacity) -> Iterator[tuple[i
     if not capacity.accelerators:
         return
     yield 0, 0
-    for slab in sorted({item.slab for item in items if item.slab}):
+    for slot_bytes in sorted({item.slot_bytes for item in items if item.slot_bytes}):
         for slots in range(1, capacity.slots + 1):
-            yield slab, slots
+            yield slot_bytes, slots
 
 
-def _place_with_slots(items: Sequence[Item], capacity: Capacity, slab: int, slots: int) -> GroupPlacement | None:
-    """Place with `slots` slots of `slab` bytes reserved on the main device; None if that does not fit."""
-    streamable = [item.slab <= slab for item in items]
+def _place_with_slots(items: Sequence[Item], capacity: Capacity, slot_bytes: int, slots: int) -> GroupPlacement | None:
+    """Place with `slots` slots of `slot_bytes` bytes reserved on the main device; None if that does not fit."""
+    streamable = [item.slot_bytes <= slot_bytes for item in items]
     working = 0
     while True:
-        bins = _accelerator_bins(capacity, slots * slab + working)
+        bins = _accelerator_bins(capacity, slots * slot_bytes + working)
         if bins is None or not _pin(items, capacity, bins):
             return None
         left: list[int] = []
@@ -69,9 +69,9 @@ def _place_with_slots(items: Sequence[Item], capacity: Capacity, slab: int, slot
     if len(streamed) < len(left) and not capacity.host_compute:
         return None
     placed = {index: bin_.device for bin_ in bins for index in bin_.placed}
-    runs = {**placed, **{i: capacity.main if streamable[i] else HOST for i in left}}
-    used = any(items[index].slab for index in streamed)
-    return _hold_the_rest(items, capacity, placed, runs, (slots, slab) if used else (0, 0))
+    execution = {**placed, **{i: capacity.main if streamable[i] else HOST for i in left}}
+    used = any(items[index].slot_bytes for index in streamed)
+    return _hold_the_rest(items, capacity, placed, execution, (slots, slot_bytes) if used else (0, 0))
 
 
 def _accelerator_bins(capacity: Capacity, reserve: int) -> list[Bin] | None:
@@ -105,24 +105,24 @@ def _hold_the_rest(
     items: Sequence[Item],
     capacity: Capacity,
     placed: Mapping[int, Key],
-    runs: Mapping[int, Key],
+    execution: Mapping[int, Key],
     slots: tuple[int, int],
 ) -> GroupPlacement | None:
     """Return the placement with the items that are on no accelerator in RAM, or on disk where RAM is full."""
-    host_runs = [index for index, key in runs.items() if key == HOST]
+    host_runs = [index for index, key in execution.items() if key == HOST]
     working = sum(items[i].working for i in host_runs) + (capacity.activations if host_runs else 0)
     free = capacity.budgets.get(HOST, 0) - working
     if free < 0 and working:
         return None
-    rest = {i: item.held_bytes(is_accelerator(runs[i])) for i, item in enumerate(items) if i not in placed}
+    rest = {i: item.held_bytes(is_accelerator(execution[i])) for i, item in enumerate(items) if i not in placed}
     viewed = {i for i in host_runs if items[i].streams and capacity.activations}
     bins = _in_ram_or_on_disk(rest, viewed, max(free, 0), capacity.budgets.get(DISK))
     if bins is None:
         return None
-    held = {**placed, **{index: bin_.device for bin_ in bins for index in bin_.placed}}
+    storage = {**placed, **{index: bin_.device for bin_ in bins for index in bin_.placed}}
     order = range(len(items))
-    main = capacity.main if any(is_accelerator(key) for key in runs.values()) else HOST
-    return GroupPlacement(tuple(held[i] for i in order), tuple(runs[i] for i in order), main, *slots)
+    main = capacity.main if any(is_accelerator(key) for key in execution.values()) else HOST
+    return GroupPlacement(tuple(storage[i] for i in order), tuple(execution[i] for i in order), main, *slots)
 
 
 def _in_ram_or_on_disk(

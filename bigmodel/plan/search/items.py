@@ -1,4 +1,4 @@
-"""What placing works with: groups of units that share tensors, the items placed for them, the capacity of the devices.
+"""Input of the placement algorithms: groups of units that share tensors, items to place, capacities of devices.
 
 `item_of` makes the item of a group; `assignment_of` turns a placement of groups into an assignment of units.
 """
@@ -87,7 +87,7 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool 
     return Item(
         weights=group.nbytes if stream_buffers else group.weights,
         working=kv_cache if stream_buffers else kv_cache + group.buffers,
-        slab=max((unit.slab(stream_buffers) if streams else NEVER for unit in streamed), default=0),
+        slot_bytes=max((unit.slot_bytes(stream_buffers) if streams else NEVER for unit in streamed), default=0),
         streams=len(streamed),
         pinned=any(unit.is_tensor for unit in units),
         offloaded=_offloaded(group, profile, stream_buffers) if profile.offload_dtype is not None else None,
@@ -114,23 +114,23 @@ def assignment_of(
     Args:
         profile: the model.
         groups: its groups, in the order of the placement.
-        placement: where each group is held and runs.
+        placement: storage and execution device of each group.
         stream_buffers: buffers are held with the weights, and not where the unit runs.
         capacity: its main device is where the inputs must be; without one, they are on the placement's if that runs
             anything.
     """
     main = placement.main if capacity.main_device is not None else _used_main(placement)
     total = len(profile.units)
-    held, runs = [main] * total, [main] * total
+    storage, execution = [main] * total, [main] * total
     for at, group in enumerate(groups):
         for index in group.members:
-            held[index] = placement.held[at]
-            runs[index] = placement.runs[at]
-            if profile.units[index].is_lookup and not is_accelerator(held[index]):
-                runs[index] = HOST
+            storage[index] = placement.storage[at]
+            execution[index] = placement.execution[at]
+            if profile.units[index].is_lookup and not is_accelerator(storage[index]):
+                execution[index] = HOST
     return Assignment(
-        held=tuple(held),
-        runs=tuple(runs),
+        storage=tuple(storage),
+        execution=tuple(execution),
         main=main,
         slots=placement.slots,
         slot_bytes=placement.slot_bytes,
@@ -141,7 +141,7 @@ def assignment_of(
 
 def _used_main(placement: GroupPlacement) -> Key:
     """Return the main device, or the first accelerator that runs anything if the main device runs nothing."""
-    used = [key for key in placement.runs if is_accelerator(key)]
+    used = [key for key in placement.execution if is_accelerator(key)]
     return placement.main if placement.main in used or not used else used[0]
 
 
@@ -153,14 +153,14 @@ class Item:
         weights: bytes that lie where the group is held.
         offloaded: the same where it is streamed from: fewer if it is quantised on its way; None if not.
         working: bytes of KV cache (and buffers) that lie where the group runs.
-        slab: bytes of the largest slot any of its units needs when streamed; 0 if none is streamed.
+        slot_bytes: bytes of the largest slot any of its units needs when streamed; 0 if none is streamed.
         streams: how many of its units pass through a slot when streamed.
         pinned: it must be resident on the main device wherever there is one.
     """
 
     weights: int
     working: int = 0
-    slab: int = 0
+    slot_bytes: int = 0
     streams: int = 1
     pinned: bool = False
     offloaded: int | None = None
@@ -210,18 +210,18 @@ class Capacity:
 
 @dataclass(frozen=True)
 class GroupPlacement:
-    """Where each group is held and where it runs.
+    """Storage and execution device of each group.
 
     Attributes:
-        held: device key of each item.
-        runs: device key of each item; differs from `held` for what is streamed or viewed on disk.
+        storage: device key on which each item lies.
+        execution: device key on which each item runs; differs from `storage` for what is streamed or viewed on disk.
         main: where inputs are, and where streamed items run.
         slots: how many slots are reserved on `main`.
         slot_bytes: bytes of one slot.
     """
 
-    held: tuple[Key, ...]
-    runs: tuple[Key, ...]
+    storage: tuple[Key, ...]
+    execution: tuple[Key, ...]
     main: Key
     slots: int = 0
     slot_bytes: int = 0

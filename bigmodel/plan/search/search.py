@@ -65,7 +65,9 @@ def _candidates(items: Sequence[Item], capacity: Capacity) -> Iterator[GroupPlac
     if not capacity.accelerators:
         return
     if capacity.host_compute:
-        nothing_streamed = place_greedily([replace(item, slab=NEVER if item.slab else 0) for item in items], capacity)
+        nothing_streamed = place_greedily(
+            [replace(item, slot_bytes=NEVER if item.slot_bytes else 0) for item in items], capacity
+        )
         if nothing_streamed is not None:
             yield nothing_streamed
     for lookups_stay in (True, False):
@@ -108,8 +110,8 @@ def _away(
     gone = {index for index, item in enumerate(items) if not item.streams and not item.pinned and not lookups_stay}
     gone.update(away)
     streamed = [items[index] for index in away if index not in on_host]
-    slab = max((item.slab for item in streamed), default=0)
-    reserve = min(sum(item.streams for item in streamed), capacity.slots) * slab
+    slot_bytes = max((item.slot_bytes for item in streamed), default=0)
+    reserve = min(sum(item.streams for item in streamed), capacity.slots) * slot_bytes
     reserve += sum(items[index].working for index in gone if index not in on_host)
     bins = [
         Bin(key, capacity.budgets[key] - capacity.activations - (reserve if key == capacity.main else 0))
@@ -130,9 +132,9 @@ def _away(
     host -= sum(items[index].working for index in on_host) + (capacity.activations if on_host else 0)
     for index in sorted(gone):
         nbytes = items[index].held_bytes(streams=index not in on_host)
-        held = HOST if nbytes <= host else DISK
-        host -= nbytes if held == HOST else 0
-        chosen[index] = (held, HOST if index in on_host else capacity.main)
+        storage = HOST if nbytes <= host else DISK
+        host -= nbytes if storage == HOST else 0
+        chosen[index] = (storage, HOST if index in on_host else capacity.main)
     return feasible_placement(items, capacity, [chosen[index] for index in range(len(items))])
 
 
@@ -144,7 +146,7 @@ def _improved(
     going = True
     while going and tries > 0:
         going = False
-        for chosen in _neighbours(items, capacity, list(zip(best.held, best.runs, strict=True))):
+        for chosen in _neighbours(items, capacity, list(zip(best.storage, best.execution, strict=True))):
             placement = feasible_placement(items, capacity, chosen)
             if placement is None:
                 continue
@@ -219,13 +221,14 @@ class BranchAndBound:
             return
         item = self.items[index]
         for option, own, fetch in self._options[index]:
-            held, runs = option
+            storage, execution = option
             taken = dict(used)
-            streams = is_accelerator(runs) and not is_accelerator(held)
-            taken[held] = taken.get(held, 0) + item.held_bytes(streams)
-            taken[runs] = taken.get(runs, 0) + item.working
+            streams = is_accelerator(execution) and not is_accelerator(storage)
+            taken[storage] = taken.get(storage, 0) + item.held_bytes(streams)
+            taken[execution] = taken.get(execution, 0) + item.working
             if any(
-                taken[key] > self.capacity.budgets.get(key, taken[key] if key == DISK else 0) for key in (held, runs)
+                taken[key] > self.capacity.budgets.get(key, taken[key] if key == DISK else 0)
+                for key in (storage, execution)
             ):
                 continue
             turns = item.streams if fetch else 0

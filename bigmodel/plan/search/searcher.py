@@ -119,14 +119,14 @@ class Searcher:
         return self.goal.seconds(self._assignment(placement, capacity))
 
     def _least(self, index: int, option: Option) -> tuple[float, float]:
-        held, runs = option
+        storage, execution = option
         cost = self.goal.cost.units
         compute = fetch = 0.0
         for unit in self.groups[index].members:
-            where = HOST if self.profile.units[unit].is_lookup and not is_accelerator(held) else runs
+            where = HOST if self.profile.units[unit].is_lookup and not is_accelerator(storage) else execution
             for phase, weight in self.goal.weights.items():
                 compute += weight * cost.least_compute(phase, unit, where)
-                fetch += weight * cost.fetch(phase, unit, (held, where), 0, self.stream_buffers, experts=0)
+                fetch += weight * cost.fetch(phase, unit, (storage, where), 0, self.stream_buffers, experts=0)
         return compute, fetch
 
 
@@ -156,7 +156,7 @@ def greedy_assignment(
         best: Assignment | None = None
         for main in _mains(capacity, budgets):
             found = attempt_with(main, budgets)
-            if found is not None and any(map(is_accelerator, found.runs)):
+            if found is not None and any(map(is_accelerator, found.execution)):
                 return found
             best = best or found
         return best
@@ -178,7 +178,7 @@ def greedy_assignment(
     found = attempt(capacity.budgets)
     if found is None:
         enough = (
-            sum(item.nbytes + capacity.slots * (item.slab if streams else 0) for item in items)
+            sum(item.nbytes + capacity.slots * (item.slot_bytes if streams else 0) for item in items)
             + 2 * capacity.activations
         )
         raise budget_error(capacity.budgets, enough, lambda budgets: attempt(budgets) is not None)
@@ -188,7 +188,7 @@ def greedy_assignment(
 def capacity_around(assignment: Assignment, capacity: Capacity) -> Capacity:
     """Return the capacity to search from a greedy assignment: its main device is the assignment's if the usual one has
     nothing to do."""
-    if capacity.main in assignment.runs or not is_accelerator(assignment.main):
+    if capacity.main in assignment.execution or not is_accelerator(assignment.main):
         return capacity
     return replace(capacity, main_device=assignment.main)
 

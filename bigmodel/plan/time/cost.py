@@ -94,13 +94,13 @@ class CostModel:
         compute: dict[Key, float] = {main: between}
         link = disk = 0.0
         visits: list[Visit] = []
-        for unit, (held, runs) in enumerate(zip(assignment.held, assignment.runs, strict=True)):
-            time = self._unit_time(phase, unit, held, runs, around)
+        for unit, (storage, execution) in enumerate(zip(assignment.storage, assignment.execution, strict=True)):
+            time = self._unit_time(phase, unit, storage, execution, around)
             visit = time.visit
-            compute[runs] = compute.get(runs, 0.0) + time.compute
+            compute[execution] = compute.get(execution, 0.0) + time.compute
             if self.units.works[phase].get(unit):
                 visit = self._with_inputs(visit, phase, unit, assignment)
-            if is_accelerator(runs):
+            if is_accelerator(execution):
                 link += visit.fetch + visit.on_demand
             disk += time.disk
             visits.append(visit)
@@ -113,16 +113,16 @@ class CostModel:
 
     def _with_inputs(self, visit: Visit, phase: int, unit: int, assignment: Assignment) -> Visit:
         """Return a visit that begins with the transfer of the unit's inputs from other devices."""
-        runs, main = assignment.runs[unit], assignment.main
-        transfers = tuple(self.units.input_transfers[phase].from_elsewhere(unit, assignment.runs, main))
+        execution, main = assignment.execution[unit], assignment.main
+        transfers = tuple(self.units.input_transfers[phase].from_elsewhere(unit, assignment.execution, main))
         if not transfers:
             return visit
-        key = runs, main, transfers
+        key = execution, main, transfers
         if key not in self._transfer_times:
             leaving = sum(self.units.to_host(inputs, source) for source, inputs in transfers)
-            arriving = sum(self.units.from_host(inputs, runs) for _, inputs in transfers)
+            arriving = sum(self.units.from_host(inputs, execution) for _, inputs in transfers)
             # Inputs of the main device share its link with streamed weights.
-            self._transfer_times[key] = (leaving, arriving) if runs == main else (leaving + arriving, 0.0)
+            self._transfer_times[key] = (leaving, arriving) if execution == main else (leaving + arriving, 0.0)
         before, behind = self._transfer_times[key]
         return Visit(visit.compute + before, visit.fetch, visit.on_demand, behind)
 
@@ -132,8 +132,10 @@ class CostModel:
             units = self.profile.units
             rooms = expert_rooms(self.profile, assignment)
             found = _Surroundings(
-                on_disk=sum(unit.weights for unit, held in zip(units, assignment.held, strict=True) if held == DISK),
-                from_host=bool(assignment.held) and not is_accelerator(assignment.held[self.profile.first]),
+                on_disk=sum(
+                    unit.weights for unit, storage in zip(units, assignment.storage, strict=True) if storage == DISK
+                ),
+                from_host=bool(assignment.storage) and not is_accelerator(assignment.storage[self.profile.first]),
                 stream_buffers=assignment.stream_buffers,
                 rooms={
                     index: tuple(rooms.get((index, position)) for position in range(len(units[index].experts)))
@@ -143,18 +145,23 @@ class CostModel:
             self._last = assignment, found
         return self._last[1]
 
-    def _unit_time(self, phase: int, unit: int, held: Key, runs: Key, around: _Surroundings) -> _UnitTime:
+    def _unit_time(self, phase: int, unit: int, storage: Key, execution: Key, around: _Surroundings) -> _UnitTime:
         rooms = around.rooms.get(unit, ())
         cached = self.units.fits_page_cache(around.on_disk)
-        key = phase, unit, held, runs, around.from_host, around.stream_buffers, cached, rooms
+        key = phase, unit, storage, execution, around.from_host, around.stream_buffers, cached, rooms
         if key not in self._unit_times:
-            self._unit_times[key] = self._new_unit_time(phase, unit, held, runs, around)
+            self._unit_times[key] = self._new_unit_time(phase, unit, storage, execution, around)
         return self._unit_times[key]
 
-    def _new_unit_time(self, phase: int, unit: int, held: Key, runs: Key, around: _Surroundings) -> _UnitTime:
-        units, profile, option, on_disk = self.units, self.profile.units[unit], (held, runs), around.on_disk
+    def _new_unit_time(self, phase: int, unit: int, storage: Key, execution: Key, around: _Surroundings) -> _UnitTime:
+        units, profile, option, on_disk = (
+            self.units,
+            self.profile.units[unit],
+            (storage, execution),
+            around.on_disk,
+        )
         rooms, choices = around.rooms.get(unit, ()), units.choices[phase].get(unit, {})
-        compute = taken = units.compute(phase, unit, runs, around.from_host)
+        compute = taken = units.compute(phase, unit, execution, around.from_host)
         ahead = on_demand = 0.0
         for position, choice in choices.items():
             room = rooms[position] if rooms else None
@@ -163,11 +170,11 @@ class CostModel:
                 ahead, on_demand = ahead + soon * room.expert_bytes, on_demand + then * room.expert_bytes
         fetch = units.fetch(phase, unit, option, on_disk, around.stream_buffers, ahead)
         if fetch or ahead:
-            whole = profile.weights - profile.expert_weights if is_accelerator(runs) else 0
-            taken += (whole + ahead) * units.machine.link(units.name(runs)).disturbance
+            whole = profile.weights - profile.expert_weights if is_accelerator(execution) else 0
+            taken += (whole + ahead) * units.machine.link(units.name(execution)).disturbance
         if rooms:
             taken += units.expert_overhead(phase, unit)
-        disk = profile.weights / units.disk_rate(on_disk) if held == DISK else 0.0
+        disk = profile.weights / units.disk_rate(on_disk) if storage == DISK else 0.0
         return _UnitTime(compute, Visit(taken, fetch, units.fetch_on_demand(on_demand, option, on_disk)), disk)
 
 

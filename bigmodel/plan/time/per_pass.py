@@ -32,8 +32,8 @@ def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignm
         return
     below = {index: streamed_from(cost.units, index, known.main) for index in _movable(cost, known)}
     found = {index: tokens for index, tokens in below.items() if tokens is not None}
-    computed = [index for index in found if known.runs[index] == HOST]
-    streamed = [index for index in found if known.runs[index] == known.main]
+    computed = [index for index in found if known.execution[index] == HOST]
+    streamed = [index for index in found if known.execution[index] == known.main]
     for chosen in {frozenset(computed), frozenset(streamed), frozenset((*computed, *streamed))} - {frozenset()}:
         yield _switching(cost, known, {index: found[index] for index in sorted(chosen)}, slots)
 
@@ -49,21 +49,21 @@ def _movable(cost: CostModel, known: Assignment) -> Iterator[int]:
     for index, unit in enumerate(units):
         alone = all(holders[storage] == 1 for storage in unit.storages)
         whole = not (unit.is_lookup or unit.is_tensor or unit.experts)
-        if known.held[index] == HOST and unit.weights and alone and whole:
+        if known.storage[index] == HOST and unit.weights and alone and whole:
             yield index
 
 
 def _switching(cost: CostModel, known: Assignment, below: dict[int, int], slots: int) -> Assignment:
-    runs = tuple(known.main if index in below else key for index, key in enumerate(known.runs))
-    found = replace(known, runs=runs, computed_below=below)
-    slabs = _slabs(cost, found, below)
-    return replace(found, slots=min(slots, len(slabs)), slot_bytes=max(slabs, default=0))
+    execution = tuple(known.main if index in below else key for index, key in enumerate(known.execution))
+    found = replace(known, execution=execution, computed_below=below)
+    slot_sizes = _slot_sizes(cost, found, below)
+    return replace(found, slots=min(slots, len(slot_sizes)), slot_bytes=max(slot_sizes, default=0))
 
 
-def _slabs(cost: CostModel, found: Assignment, below: Collection[int]) -> list[int]:
+def _slot_sizes(cost: CostModel, found: Assignment, below: Collection[int]) -> list[int]:
     """Return the bytes of the slot that each streamed unit needs."""
     return [
-        unit.slab(found.stream_buffers or index in below)
+        unit.slot_bytes(found.stream_buffers or index in below)
         for index, unit in enumerate(cost.profile.units)
         if found.streamed(index) and unit.nbytes and not unit.is_lookup
     ]

@@ -17,7 +17,7 @@ from ...profile.trace.work import Work
 from ..result.budgets import Key, is_accelerator
 
 Option = tuple[Key, Key]
-"""The device that holds a unit, and the device that runs it."""
+"""Storage and execution device of a unit."""
 
 CALLS_PER_MODULE, CALLS_PER_EXPERT = 310, 23
 """Python calls that `dispatch` makes between a router and its experts, all cached: per module and per expert chosen."""
@@ -52,29 +52,29 @@ class UnitCost:
         cache = max(self.machine.cache_bytes, 1)
         return min(1.0, max(0.0, 2.0 - self.profile.weights / (0.75 * cache)))
 
-    def compute(self, phase: int, unit: int, runs: Key, from_host: bool = False) -> float:
+    def compute(self, phase: int, unit: int, execution: Key, from_host: bool = False) -> float:
         """Return the seconds that `unit` computes on a device that already has its weights.
 
         Args:
             phase: number of the phase.
             unit: position of the unit; `OUTSIDE`: operations between units.
-            runs: the device.
+            execution: the device it runs on.
             from_host: the first weights of the model are held on the host: see `Phase.from_host`.
         """
         other = self._works_from_host[phase] if from_host else None
-        key = (phase, unit, runs, other is not None)
+        key = (phase, unit, execution, other is not None)
         if key not in self._known:
             works = self.works[phase] if other is None else other
-            self._known[key] = self.of_works(works.get(unit, ()), runs)
+            self._known[key] = self.of_works(works.get(unit, ()), execution)
         return self._known[key]
 
-    def least_compute(self, phase: int, unit: int, runs: Key) -> float:
+    def least_compute(self, phase: int, unit: int, execution: Key) -> float:
         """Return a lower bound of `compute`, wherever other units are held."""
-        return min(self.compute(phase, unit, runs, from_host) for from_host in (False, True))
+        return min(self.compute(phase, unit, execution, from_host) for from_host in (False, True))
 
-    def of_works(self, works: Sequence[Work], runs: Key) -> float:
+    def of_works(self, works: Sequence[Work], execution: Key) -> float:
         """Return the seconds of a sequence of operations on a device."""
-        speed, share = self.machine.device(self.name(runs)), self.cached_share
+        speed, share = self.machine.device(self.name(execution)), self.cached_share
         cold = speed.total(works) if share < 1 else 0.0
         return cold if not share else (1 - share) * cold + share * speed.total(works, cached=True)
 
@@ -97,8 +97,8 @@ class UnitCost:
             with_buffers: its buffers are streamed with it.
             experts: bytes of its experts that are fetched with it; None: of all that a pass chooses.
         """
-        held, runs = option
-        if is_accelerator(held) or not is_accelerator(runs):
+        storage, execution = option
+        if is_accelerator(storage) or not is_accelerator(execution):
             return 0.0
         profile = self.profile.units[unit]
         if experts is None:
@@ -110,17 +110,17 @@ class UnitCost:
         nbytes = weights + (profile.buffers if with_buffers else 0)
         if not nbytes:
             return 0.0
-        seconds = self.machine.link(self.name(runs)).to_device.seconds(int(nbytes))
-        return max(seconds, nbytes / self.disk_rate(on_disk)) if held == DISK else seconds
+        seconds = self.machine.link(self.name(execution)).to_device.seconds(int(nbytes))
+        return max(seconds, nbytes / self.disk_rate(on_disk)) if storage == DISK else seconds
 
     def fetch_on_demand(self, nbytes: float, option: Option, on_disk: int) -> float:
         """Return the seconds that a unit waits for `nbytes` of experts which its router has just chosen."""
-        held, runs = option
+        storage, execution = option
         if not nbytes:
             return 0.0
-        copied = self.machine.link(self.name(runs)).to_device.seconds(int(nbytes))
-        from_disk = nbytes / self.disk_rate(on_disk) if held == DISK else 0.0
-        return max(copied, from_disk) if is_accelerator(runs) else copied + from_disk
+        copied = self.machine.link(self.name(execution)).to_device.seconds(int(nbytes))
+        from_disk = nbytes / self.disk_rate(on_disk) if storage == DISK else 0.0
+        return max(copied, from_disk) if is_accelerator(execution) else copied + from_disk
 
     def expert_overhead(self, phase: int, unit: int) -> float:
         """Return the seconds of Python in which the host finds the chosen experts of a unit."""
@@ -134,11 +134,11 @@ class UnitCost:
         link = self.machine.link(self.name(source)).to_host
         return link.seconds(inputs.nbytes) + (inputs.tensors - 1) * link.latency
 
-    def from_host(self, inputs: Inputs, runs: Key) -> float:
+    def from_host(self, inputs: Inputs, execution: Key) -> float:
         """Return the seconds of the transfer of inputs from the host to a device, once the link is free."""
-        if not is_accelerator(runs):
+        if not is_accelerator(execution):
             return 0.0
-        link = self.machine.link(self.name(runs)).to_device_pageable
+        link = self.machine.link(self.name(execution)).to_device_pageable
         return link.seconds(inputs.nbytes) + (inputs.tensors - 1) * link.latency
 
     def disk_rate(self, on_disk: int) -> float:
@@ -217,7 +217,7 @@ class InputTransfers:
                 made = (storage for storage, _ in event.outputs if makers.get(storage) == (event.unit, False))
                 makers.update(dict.fromkeys(made, (event.unit, True)))
 
-    def from_elsewhere(self, unit: int, runs: Sequence[Key], main: Key) -> list[tuple[Key, Inputs]]:
+    def from_elsewhere(self, unit: int, execution: Sequence[Key], main: Key) -> list[tuple[Key, Inputs]]:
         """Return the inputs of `unit` that are not on the device it runs on, each with the device they are on.
 
         Args:
@@ -227,10 +227,10 @@ class InputTransfers:
         """
         found = []
         for inputs in self._inputs.get(unit, ()):
-            source = main if inputs.maker == OUTSIDE else runs[inputs.maker]
+            source = main if inputs.maker == OUTSIDE else execution[inputs.maker]
             if source == HOST and inputs.returned:
                 source = main
-            if source != runs[unit]:
+            if source != execution[unit]:
                 found.append((source, inputs))
         return found
 

@@ -215,7 +215,7 @@ class UnitProfile:
         """Bytes of its parameters and buffers."""
         return self.weights + self.buffers
 
-    def slab(self, with_buffers: bool = False) -> int:
+    def slot_bytes(self, with_buffers: bool = False) -> int:
         """Return the bytes of the slot it is streamed through: each tensor aligned to `ALIGNMENT`."""
         return sum(
             -(-spec.nbytes // ALIGNMENT) * ALIGNMENT
@@ -223,15 +223,15 @@ class UnitProfile:
             if with_buffers or not spec.is_buffer
         )
 
-    def slab_without_experts(self, with_buffers: bool = False) -> int:
+    def slot_bytes_without_experts(self, with_buffers: bool = False) -> int:
         """Return the bytes of the slot without the experts that are fetched one by one."""
-        return self._slabs_without_experts[with_buffers]
+        return self._slot_bytes_without_experts[with_buffers]
 
     @cached_property
-    def _slabs_without_experts(self) -> tuple[int, int]:
+    def _slot_bytes_without_experts(self) -> tuple[int, int]:
         fused = (self.storages[number].nbytes for number in self.expert_storages)
         experts = sum(-(-nbytes // ALIGNMENT) * ALIGNMENT for nbytes in fused)
-        return self.slab(False) - experts, self.slab(True) - experts
+        return self.slot_bytes(False) - experts, self.slot_bytes(True) - experts
 
     @cached_property
     def expert_weights(self) -> int:

@@ -71,11 +71,11 @@ def test_views_and_in_place_operations_share_memory() -> None:
     assert memory_allocated(DEVICE) == base.nbytes
 
 
-def test_a_slab_is_seen_as_tensors_of_other_types() -> None:
-    slab = torch.zeros(64, dtype=torch.uint8, device=DEVICE)
-    view = slab[16:32].view(torch.float32).view(2, 2)
+def test_a_byte_buffer_is_viewed_as_tensors_of_other_types() -> None:
+    buffer = torch.zeros(64, dtype=torch.uint8, device=DEVICE)
+    view = buffer[16:32].view(torch.float32).view(2, 2)
     view.copy_(torch.ones(2, 2))
-    assert slab.cpu()[16:32].view(torch.float32).tolist() == [1, 1, 1, 1]
+    assert buffer.cpu()[16:32].view(torch.float32).tolist() == [1, 1, 1, 1]
     assert memory_allocated(DEVICE) == 64
 
 

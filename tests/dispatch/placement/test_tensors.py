@@ -1,6 +1,6 @@
 import pytest
 
-from bigmodel.dispatch.placement.tensors import Placement
+from bigmodel.dispatch.placement.tensors import DeviceMapLookup
 from bigmodel.errors import DeviceMapError
 
 from ..models import stack
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.usefixtures("accelerators")
 
 
 def test_the_longest_name_counts() -> None:
-    placement = Placement({"": "cpu", "blocks": 0, "blocks.1": "disk", "blocks.1.up.weight": 1})
+    placement = DeviceMapLookup({"": "cpu", "blocks": 0, "blocks.1": "disk", "blocks.1.up.weight": 1})
     assert placement.storage_device("head") == "cpu"
     assert placement.storage_device("blocks.0.up.weight") == "virtual:0"
     assert placement.storage_device("blocks.1.up.bias") == "disk"
@@ -19,7 +19,7 @@ def test_the_longest_name_counts() -> None:
 
 def test_what_the_map_does_not_cover_is_named() -> None:
     with pytest.raises(DeviceMapError, match=r"'head\.weight'"):
-        Placement({"blocks": 0}).storage_device("head.weight")
+        DeviceMapLookup({"blocks": 0}).storage_device("head.weight")
 
 
 @pytest.mark.parametrize(
@@ -31,24 +31,24 @@ def test_what_the_map_does_not_cover_is_named() -> None:
     ],
 )
 def test_offloaded_modules_run_on_the_first_accelerator_of_the_map(device_map: dict[str, str], main: str) -> None:
-    placement = Placement(device_map)
+    placement = DeviceMapLookup(device_map)
     assert placement.main_device == main
     assert placement.execution_device("a") == main
 
 
 def test_the_main_device_can_be_named() -> None:
-    assert Placement({"": "cpu"}, main_device=1).main_device == "virtual:1"
-    assert Placement({"": "cpu"}, main_device="virtual:1").execution_device("a.weight") == "virtual:1"
+    assert DeviceMapLookup({"": "cpu"}, main_device=1).main_device == "virtual:1"
+    assert DeviceMapLookup({"": "cpu"}, main_device="virtual:1").execution_device("a.weight") == "virtual:1"
 
 
 def test_offloaded_modules_may_run_on_the_host_beside_an_accelerator() -> None:
-    placement = Placement({"a": 0, "b": "cpu", "c": "disk"}, execution={"a": "cpu", "b": "cpu"})
+    placement = DeviceMapLookup({"a": 0, "b": "cpu", "c": "disk"}, execution={"a": "cpu", "b": "cpu"})
     assert placement.execution_device("a.weight") == "virtual:0"
     assert placement.execution_device("b.weight") == "cpu"
     assert placement.execution_device("c.weight") == "virtual:0"
 
 
 def test_a_tied_tensor_is_seen_in_every_place() -> None:
-    places = {p.name: p for p in Placement({"": "cpu"}).tensors(stack())}
+    places = {p.name: p for p in DeviceMapLookup({"": "cpu"}).tensors(stack())}
     assert places["embed.weight"].tensor is places["head.weight"].tensor
     assert places["used"].is_buffer

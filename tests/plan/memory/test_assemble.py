@@ -13,10 +13,10 @@ pytestmark = pytest.mark.usefixtures("accelerators")
 
 def test_reasons_tell_places_apart() -> None:
     profile = profile_model(on_meta(Stack, depth=3, direct=True))
-    held = {"embed": "cpu", "blocks.0": 0, "blocks.1": "cpu", "blocks.2": "disk", "scale": 0}
-    where = tuple(held.get(unit.name, 0) for unit in profile.units)
-    runs = tuple("cpu" if unit.name == "embed" else 0 for unit in profile.units)
-    plan = assemble(profile, Assignment(where, runs, 0), {0: 10**6, "cpu": 10**6}, "auto")
+    storage = {"embed": "cpu", "blocks.0": 0, "blocks.1": "cpu", "blocks.2": "disk", "scale": 0}
+    where = tuple(storage.get(unit.name, 0) for unit in profile.units)
+    execution = tuple("cpu" if unit.name == "embed" else 0 for unit in profile.units)
+    plan = assemble(profile, Assignment(where, execution, 0), {0: 10**6, "cpu": 10**6}, "auto")
     reasons = {part.name: part.reason for part in plan.parts}
     assert "looked up in RAM" in reasons["embed"]
     assert "resident" in reasons["blocks.0"]

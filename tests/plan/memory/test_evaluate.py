@@ -74,16 +74,16 @@ def test_what_the_host_computes_with_on_disk_passes_through_its_memory() -> None
 
 def test_what_is_streamed_from_disk_is_staged_in_the_hosts_memory() -> None:
     profile = profile_model(tiny_llama(), context_length=32)
-    held = tuple("cpu" if unit.is_lookup else "disk" for unit in profile.units)
-    uses = device_uses(profile, Assignment(held, (0,) * len(held), 0))
+    storage = tuple("cpu" if unit.is_lookup else "disk" for unit in profile.units)
+    uses = device_uses(profile, Assignment(storage, (0,) * len(storage), 0))
     assert uses["cpu"].slots == staging([unit.weights for unit in profile.units if not unit.is_lookup])
 
 
 def test_a_tie_across_devices_is_counted_on_each() -> None:
     profile = profile_model(on_meta(Stack, tied=True, depth=1))
     table = profile.units[0].weights
-    held = tuple(0 if unit.name == "embed" else 1 for unit in profile.units)
-    uses = device_uses(profile, Assignment(held, held, 0))
+    storage = tuple(0 if unit.name == "embed" else 1 for unit in profile.units)
+    uses = device_uses(profile, Assignment(storage, storage, 0))
     assert uses[0].weights == table
     assert uses[1].weights == profile.weights
 

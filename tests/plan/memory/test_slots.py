@@ -16,12 +16,12 @@ from ...dispatch.mixtures import deepseek_v3, mixtral
 pytestmark = pytest.mark.usefixtures("accelerators")
 
 
-def streamed(profile: Profile, held: str = "cpu") -> Assignment:
+def streamed(profile: Profile, storage: str = "cpu") -> Assignment:
     """Return the assignment in which every block is streamed to the first accelerator."""
     blocks = [unit.is_block for unit in profile.units]
-    slab = max(unit.slab() for unit in profile.units if unit.is_block)
-    places = tuple(held if block else 0 for block in blocks)
-    return Assignment(places, (0,) * len(blocks), 0, slots=2, slot_bytes=slab)
+    slot_bytes = max(unit.slot_bytes() for unit in profile.units if unit.is_block)
+    places = tuple(storage if block else 0 for block in blocks)
+    return Assignment(places, (0,) * len(blocks), 0, slots=2, slot_bytes=slot_bytes)
 
 
 def test_experts_get_what_two_whole_layers_would_take_beside_the_slots_of_the_rest() -> None:
@@ -30,15 +30,15 @@ def test_experts_get_what_two_whole_layers_would_take_beside_the_slots_of_the_re
     rooms = expert_rooms(profile, assignment)
     block = next(unit for unit in profile.units if unit.is_block)
     assert set(rooms.values()) == {ExpertRoom(16, 24, block.experts[0].nbytes)}
-    assert slots_on(profile, assignment, 0) == 2 * block.slab()
+    assert slots_on(profile, assignment, 0) == 2 * block.slot_bytes()
 
 
 def test_where_a_dense_layer_needs_larger_slots_experts_get_less() -> None:
     profile = profile_model(deepseek_v3(), context_length=16)
     assignment = streamed(profile)
-    rest = max(unit.slab_without_experts() for unit in profile.units if unit.is_block)
+    rest = max(unit.slot_bytes_without_experts() for unit in profile.units if unit.is_block)
     (room,) = set(expert_rooms(profile, assignment).values())
-    whole = max(unit.slab() for unit in profile.units if unit.is_block)
+    whole = max(unit.slot_bytes() for unit in profile.units if unit.is_block)
     assert room.slots == min((2 * whole - 2 * rest) // room.expert_bytes, room.experts)
     assert slots_on(profile, assignment, 0) == 2 * rest + room.slots * room.expert_bytes
 

@@ -29,7 +29,7 @@ def test_a_pinned_group_has_no_choice() -> None:
 
 
 def test_streamed_groups_take_turns_in_slots_of_the_largest() -> None:
-    items = [Item(4, slab=4), Item(6, slab=6), Item(5, slab=5)]
+    items = [Item(4, slot_bytes=4), Item(6, slot_bytes=6), Item(5, slot_bytes=5)]
     capacity = Capacity({0: 12, "cpu": 15})
     assert feasible_placement(items, capacity, [STREAMED] * 3) == GroupPlacement(
         ("cpu",) * 3, (0,) * 3, 0, slots=2, slot_bytes=6
@@ -39,7 +39,7 @@ def test_streamed_groups_take_turns_in_slots_of_the_largest() -> None:
 
 
 def test_a_group_takes_its_weights_where_it_is_held_and_its_cache_where_it_runs() -> None:
-    items = [Item(4, working=3), Item(4, working=3, slab=2)]
+    items = [Item(4, working=3), Item(4, working=3, slot_bytes=2)]
     for accelerator, host, fits in ((12, 4, True), (11, 4, False), (12, 3, False)):
         placement = feasible_placement(items, Capacity({0: accelerator, "cpu": host}), [RESIDENT, STREAMED])
         assert (placement is not None) is fits

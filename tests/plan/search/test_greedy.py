@@ -11,7 +11,7 @@ from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 
 
 def items(*sizes: int, working: int = 0) -> list[Item]:
-    return [Item(size, working, slab=size) for size in sizes]
+    return [Item(size, working, slot_bytes=size) for size in sizes]
 
 
 def placed(sizes: list[Item], **capacity: object) -> GroupPlacement:
@@ -22,68 +22,68 @@ def placed(sizes: list[Item], **capacity: object) -> GroupPlacement:
 
 def test_what_fits_is_resident_and_needs_no_slots() -> None:
     found = placed(items(10, 10), budgets={0: 20, "cpu": 100})
-    assert found.held == found.runs == (0, 0)
+    assert found.storage == found.execution == (0, 0)
     assert found.slots == 0
 
 
 def test_what_does_not_fit_is_streamed_through_two_slots() -> None:
     found = placed(items(10, 10, 10, 10), budgets={0: 30, "cpu": 100})
-    assert found.held == (0, "cpu", "cpu", "cpu")
-    assert found.runs == (0, 0, 0, 0)
+    assert found.storage == (0, "cpu", "cpu", "cpu")
+    assert found.execution == (0, 0, 0, 0)
     assert (found.main, found.slots, found.slot_bytes) == (0, 2, 10)
 
 
 def test_one_streamed_unit_needs_one_slot() -> None:
-    sizes = [Item(10, slab=3), Item(10, slab=3)]
+    sizes = [Item(10, slot_bytes=3), Item(10, slot_bytes=3)]
     found = placed(sizes, budgets={0: 13, "cpu": 100})
-    assert (found.held, found.slots, found.slot_bytes) == ((0, "cpu"), 1, 3)
+    assert (found.storage, found.slots, found.slot_bytes) == ((0, "cpu"), 1, 3)
 
 
 def test_the_largest_units_are_kept_when_that_makes_slots_small_enough() -> None:
     found = placed(items(50, 10, 10, 10), budgets={0: 70, "cpu": 100})
-    assert found.held[0] == 0
+    assert found.storage[0] == 0
     assert found.slot_bytes == 10
 
 
 def test_ram_full_goes_to_disk() -> None:
     found = placed(items(10, 10, 10, 10), budgets={0: 30, "cpu": 15})
-    assert found.held == (0, "cpu", "disk", "disk")
+    assert found.storage == (0, "cpu", "disk", "disk")
 
 
 def test_a_second_accelerator_takes_what_the_first_cannot() -> None:
     found = placed(items(10, 10, 10, 10), budgets={0: 20, 1: 20, "cpu": 100})
-    assert found.held == (0, 0, 1, 1)
+    assert found.storage == (0, 0, 1, 1)
 
 
 def test_budgets_of_zero_and_gaps_in_ids_are_no_trouble() -> None:
     found = placed(items(10, 10), budgets={0: 0, 1: 0, 3: 25, "cpu": 0})
-    assert found.held == (3, 3)
+    assert found.storage == (3, 3)
     assert found.main == 3
 
 
 def test_accelerators_too_small_for_slots_are_left_out() -> None:
     found = placed(items(10, 10), budgets={0: 5, "cpu": 100})
-    assert found.held == found.runs == ("cpu", "cpu")
+    assert found.storage == found.execution == ("cpu", "cpu")
     assert found.main == "cpu"
 
 
 def test_a_unit_too_big_for_a_slot_may_run_on_the_cpu_when_that_is_allowed() -> None:
     sizes = items(1000, *[40] * 10)
     found = placed(sizes, budgets={0: 500, "cpu": 5000}, host_compute=True)
-    assert found.held == ("cpu", *[0] * 10)
-    assert found.runs == ("cpu", *[0] * 10)
+    assert found.storage == ("cpu", *[0] * 10)
+    assert found.execution == ("cpu", *[0] * 10)
 
 
 def test_pinned_items_are_on_the_main_device() -> None:
-    sizes = [*items(10, 10, 10), Item(4, slab=4, pinned=True)]
+    sizes = [*items(10, 10, 10), Item(4, slot_bytes=4, pinned=True)]
     found = placed(sizes, budgets={0: 24, 1: 20, "cpu": 100}, main_device=0)
-    assert found.held[3] == 0
+    assert found.storage[3] == 0
 
 
 def test_working_memory_counts_where_a_unit_runs() -> None:
     streamed = items(10, 10, 10, working=5)
     found = placed(streamed, budgets={0: 35, "cpu": 100})
-    assert found.held == ("cpu", "cpu", "cpu")
+    assert found.storage == ("cpu", "cpu", "cpu")
     assert place_greedily(streamed, Capacity({0: 34, "cpu": 29, "disk": 0})) is None
 
 
@@ -96,26 +96,26 @@ def test_working_memory_counts_where_a_unit_runs() -> None:
 def test_no_budget_is_passed(
     sizes: list[tuple[int, int]], accelerators: list[int], host: int, activations: int
 ) -> None:
-    things = [Item(weights, working, slab=weights) for weights, working in sizes]
+    things = [Item(weights, working, slot_bytes=weights) for weights, working in sizes]
     budgets: dict[int | str, int] = {**dict(enumerate(accelerators)), "cpu": host}
     found = place_greedily(things, Capacity(budgets, activations))
     if found is None:
         return
     used: dict[int | str, int] = {}
-    for item, held, runs in zip(things, found.held, found.runs, strict=True):
-        used[held] = used.get(held, 0) + item.weights
-        used[runs] = used.get(runs, 0) + item.working
-    for device in {key for key in found.runs if key != "disk"}:
+    for item, storage, execution in zip(things, found.storage, found.execution, strict=True):
+        used[storage] = used.get(storage, 0) + item.weights
+        used[execution] = used.get(execution, 0) + item.working
+    for device in {key for key in found.execution if key != "disk"}:
         used[device] = used.get(device, 0) + (activations if activations else 0)
     used[found.main] = used.get(found.main, 0) + found.slots * found.slot_bytes
     for device, budget in budgets.items():
         assert used.get(device, 0) <= budget
     streamed = [
-        item for item, held, runs in zip(things, found.held, found.runs, strict=True)
-        if runs not in ("cpu", held)
+        item for item, storage, execution in zip(things, found.storage, found.execution, strict=True)
+        if execution not in ("cpu", storage)
     ]  # fmt: skip
     assert found.slots == min(len(streamed), 2)
-    assert all(item.slab <= found.slot_bytes for item in streamed)
+    assert all(item.slot_bytes <= found.slot_bytes for item in streamed)
 
 
 def fill(costs: list[int], capacities: list[int | None]) -> tuple[list[list[int]], list[int]]:

@@ -20,10 +20,10 @@ def test_an_item_separates_what_moves_from_what_stays() -> None:
     groups = tie_groups(profile.units)
     items = {profile.units[g.members[0]].name: item_of(g, profile, False) for g in groups}
     assert items["model.layers.0"].working == profile.kv_cache[2]
-    assert items["model.layers.0"].slab >= items["model.layers.0"].weights
+    assert items["model.layers.0"].slot_bytes >= items["model.layers.0"].weights
     assert items["model.rotary_emb"].weights == 0
     assert items["model.rotary_emb"].working == profile.buffers
-    assert items["model.embed_tokens"].slab == 0
+    assert items["model.embed_tokens"].slot_bytes == 0
 
 
 def test_tensors_of_split_modules_are_pinned() -> None:
@@ -37,8 +37,8 @@ def test_a_streamed_tie_is_looked_up_on_the_host_and_multiplied_on_the_accelerat
     groups = tie_groups(profile.units)
     placement = GroupPlacement(("cpu",) * len(groups), (0,) * len(groups), 0, 2, 64)
     assignment = assignment_of(profile, groups, placement, False, Capacity({}))
-    runs = {unit.name: assignment.runs[index] for index, unit in enumerate(profile.units)}
-    assert (runs["embed"], runs["head"]) == ("cpu", 0)
+    execution = {unit.name: assignment.execution[index] for index, unit in enumerate(profile.units)}
+    assert (execution["embed"], execution["head"]) == ("cpu", 0)
 
 
 def test_inputs_are_where_something_runs_unless_another_device_is_asked_for() -> None:

@@ -22,16 +22,16 @@ Costs = Sequence[tuple[float, float, float]]
 
 
 def option_costs(costs: Costs, index: int, option: Option) -> tuple[float, float]:
-    held, runs = option
+    storage, execution = option
     on_accelerator, on_host, link = costs[index]
-    if not is_accelerator(runs):
+    if not is_accelerator(execution):
         return on_host, 0.0
-    return on_accelerator, 0.0 if is_accelerator(held) else link * (5 if held == "disk" else 1)
+    return on_accelerator, 0.0 if is_accelerator(storage) else link * (5 if storage == "disk" else 1)
 
 
 def seconds_with(costs: Costs) -> Callable[[GroupPlacement], float]:
     def seconds(placement: GroupPlacement) -> float:
-        options = zip(placement.held, placement.runs, strict=True)
+        options = zip(placement.storage, placement.execution, strict=True)
         return seconds_of_pass([Visit(*option_costs(costs, i, o)) for i, o in enumerate(options)], placement.slots)
 
     return seconds
@@ -71,7 +71,7 @@ def test_a_model_of_few_parts_is_placed_as_brute_force_would(
     host_compute: bool,
     quantised: bool,
 ) -> None:
-    items = [Item(weights=size, slab=size, offloaded=size // 2 if quantised else None) for size, *_ in parts]
+    items = [Item(weights=size, slot_bytes=size, offloaded=size // 2 if quantised else None) for size, *_ in parts]
     costs = [(one, other, link) for _, one, other, link in parts]
     capacity = Capacity({**dict(enumerate(accelerators)), "cpu": host}, activations=1, host_compute=host_compute)
     expected = brute_force(items, capacity, seconds_with(costs))
@@ -83,7 +83,7 @@ def test_a_model_of_few_parts_is_placed_as_brute_force_would(
 
 @pytest.mark.parametrize("budget", [5, 8, 11])
 def test_twelve_equal_blocks_are_placed_as_brute_force_would(budget: int) -> None:
-    items = [Item(weights=1, slab=1)] * 12
+    items = [Item(weights=1, slot_bytes=1)] * 12
     costs = [(1.0, 9.0, 1.5)] * 12
     capacity = Capacity({0: budget, "cpu": 12, "disk": 0})
     found = searched(items, capacity, costs)
@@ -97,7 +97,7 @@ def test_twelve_equal_blocks_are_placed_as_brute_force_would(budget: int) -> Non
 
 def test_quantised_blocks_are_placed_where_they_fit_as_they_are_held() -> None:
     """Streamed from RAM they take a quarter of it, which has no room for them as they are."""
-    items = [Item(weights=4, slab=4, offloaded=1)] * 4
+    items = [Item(weights=4, slot_bytes=4, offloaded=1)] * 4
     costs = [(1.0, 99.0, 2.0), (1.0, 99.0, 9.0), (1.0, 99.0, 9.0), (1.0, 99.0, 2.0)]
     capacity = Capacity({0: 12, "cpu": 3})
     found, expected = searched(items, capacity, costs), brute_force(items, capacity, seconds_with(costs))
@@ -106,7 +106,7 @@ def test_quantised_blocks_are_placed_where_they_fit_as_they_are_held() -> None:
 
 
 def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
-    items = [Item(weights=1, slab=1)] * 40
+    items = [Item(weights=1, slot_bytes=1)] * 40
     costs = [(1.0, 99.0, 2.0)] * 40
     capacity = Capacity({0: 32, "cpu": 40})
     found, greedy = searched(items, capacity, costs), place_greedily(items, capacity)
@@ -117,13 +117,13 @@ def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
 
 
 def test_blocks_are_computed_on_the_cpu_where_that_is_faster_than_fetching_them() -> None:
-    items = [Item(weights=1, slab=1)] * 20
+    items = [Item(weights=1, slot_bytes=1)] * 20
     costs = [(1.0, 1.5, 10.0)] * 20
     stream = searched(items, Capacity({0: 12, "cpu": 40}), costs)
     auto = searched(items, Capacity({0: 12, "cpu": 40}, host_compute=True), costs)
     assert stream is not None
     assert auto is not None
-    assert "cpu" not in stream.runs
+    assert "cpu" not in stream.execution
     assert seconds_with(costs)(auto) < seconds_with(costs)(stream) / 2
 
 
@@ -132,7 +132,7 @@ def test_blocks_are_computed_on_the_cpu_where_that_is_faster_than_fetching_them(
 def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
     parts: list[tuple[int, float, float, float]], budget: int
 ) -> None:
-    items = [Item(weights=size, slab=size) for size, *_ in parts]
+    items = [Item(weights=size, slot_bytes=size) for size, *_ in parts]
     costs = [(one, other, link) for _, one, other, link in parts]
     capacity = Capacity({0: budget, 1: budget // 2, "cpu": 60}, activations=2)
     found, greedy = searched(items, capacity, costs), place_greedily(items, capacity)
@@ -141,10 +141,10 @@ def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
     assert found is not None
     assert seconds_with(costs)(found) <= seconds_with(costs)(greedy)
     for key, size in capacity.budgets.items():
-        assert sum(item.weights for item, held in zip(items, found.held, strict=True) if held == key) <= size
+        assert sum(item.weights for item, storage in zip(items, found.storage, strict=True) if storage == key) <= size
 
 
-ITEMS = [Item(weights=30 + 7 * number, slab=30 + 7 * number) for number in range(5)]
+ITEMS = [Item(weights=30 + 7 * number, slot_bytes=30 + 7 * number) for number in range(5)]
 ROOM = Capacity({0: 150, HOST: 1000}, slots=1)
 
 
@@ -152,8 +152,8 @@ def seconds(placement: GroupPlacement) -> float:
     """What is streamed takes its bytes, later groups more."""
     return sum(
         item.weights * (number + 1)
-        for number, (item, held) in enumerate(zip(ITEMS, placement.held, strict=True))
-        if held == HOST
+        for number, (item, storage) in enumerate(zip(ITEMS, placement.storage, strict=True))
+        if storage == HOST
     )
 
 

@@ -58,8 +58,8 @@ def test_what_is_known_is_kept_where_nothing_fits_or_nothing_is_better() -> None
 def test_where_parts_must_be_computed_the_host_has_them_and_nothing_is_streamed() -> None:
     given = capacity(0.5, host_compute=True)
     found = searcher("compute", link=1e12, host=1e-6).best(given, greedy(given, streams=False))
-    assert not any(map(found.streamed, range(len(found.held))))
-    assert found.runs.count("cpu") > 2
+    assert not any(map(found.streamed, range(len(found.storage))))
+    assert found.execution.count("cpu") > 2
 
 
 def test_parts_run_elsewhere_for_prompts_only_where_that_is_better() -> None:

@@ -22,12 +22,12 @@ def profile() -> Profile:
     return profile_model(tiny_llama(num_hidden_layers=4), context_length=32, new_tokens=2, device_type="virtual")
 
 
-def blocks_at(held: object, runs: object) -> Assignment:
+def blocks_at(storage: object, execution: object) -> Assignment:
     """All on the accelerator, but the blocks."""
     units = profile().units
-    slab = max(unit.slab() for unit in units if unit.is_block)
-    where = [(held, runs) if unit.is_block else (0, 0) for unit in units]
-    return Assignment(tuple(h for h, _ in where), tuple(r for _, r in where), 0, 2, slab)  # type: ignore[arg-type]
+    slot_bytes = max(unit.slot_bytes() for unit in units if unit.is_block)
+    where = [(storage, execution) if unit.is_block else (0, 0) for unit in units]
+    return Assignment(tuple(h for h, _ in where), tuple(r for _, r in where), 0, 2, slot_bytes)  # type: ignore[arg-type]
 
 
 RESIDENT, STREAMED, COMPUTED = (0, 0), ("cpu", 0), ("cpu", "cpu")
@@ -65,7 +65,8 @@ def test_inputs_that_come_from_the_host_wait_for_the_weights_on_the_link() -> No
     cost, streamed, computed = CostModel(profile(), machine(link=1e6)), blocks_at(*STREAMED), blocks_at(*COMPUTED)
     last = max(index for index, unit in enumerate(profile().units) if unit.is_block)
     mixed = replace(
-        streamed, runs=tuple((computed if i == last else streamed).runs[i] for i in range(len(streamed.runs)))
+        streamed,
+        execution=tuple((computed if i == last else streamed).execution[i] for i in range(len(streamed.execution))),
     )
     step = cost.seconds(1, mixed)
     # What follows the block on the host begins when the first streamed block is there again, and the link then rests.
@@ -78,7 +79,12 @@ def test_what_a_step_computes_on_the_host_a_prompt_has_streamed() -> None:
     cost, streamed = CostModel(profile(), machine()), blocks_at(*STREAMED)
     blocks = [index for index, unit in enumerate(profile().units) if unit.is_block]
     both = Assignment(
-        streamed.held, streamed.runs, 0, streamed.slots, streamed.slot_bytes, computed_below=dict.fromkeys(blocks, 9)
+        streamed.storage,
+        streamed.execution,
+        0,
+        streamed.slots,
+        streamed.slot_bytes,
+        computed_below=dict.fromkeys(blocks, 9),
     )
     assert cost.seconds(0, both) == cost.seconds(0, streamed)
     assert cost.seconds(1, both) == cost.seconds(1, blocks_at(*COMPUTED))

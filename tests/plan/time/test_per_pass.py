@@ -47,10 +47,10 @@ def seconds(found: Plan) -> tuple[float, float]:
 
 def assignment_of(found: Plan, of: Profile) -> Assignment:
     """The plan's own words as an assignment."""
-    held = tuple(found.device_map.get(unit.name, found.main_device) for unit in of.units)
-    runs = tuple(found.execution.get(unit.name, found.main_device) for unit in of.units)
+    storage = tuple(found.device_map.get(unit.name, found.main_device) for unit in of.units)
+    execution = tuple(found.execution.get(unit.name, found.main_device) for unit in of.units)
     below = {i: found.computed_below[unit.name] for i, unit in enumerate(of.units) if unit.name in found.computed_below}
-    return Assignment(held, runs, found.main_device, found.slots, found.slot_bytes, computed_below=below)
+    return Assignment(storage, execution, found.main_device, found.slots, found.slot_bytes, computed_below=below)
 
 
 def test_prompt_and_step_each_take_the_time_of_the_cheaper_form() -> None:
@@ -109,7 +109,7 @@ def test_the_cache_counts_where_the_prompt_leaves_it_and_where_steps_need_it() -
     assert found.devices["cpu"].kv_cache == moved + computed
     assert moved > 0
     assert found.devices[0].kv_cache == sum(of.kv_cache) - computed
-    assert found.devices[0].slots == 2 * max(unit.slab() for unit in of.units if unit.is_block)
+    assert found.devices[0].slots == 2 * max(unit.slot_bytes() for unit in of.units if unit.is_block)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -39,7 +39,7 @@ def test_a_unit_knows_its_experts_and_what_is_left_without_them() -> None:
     one = 3 * 32 * 48 * 4
     assert (experts.count, experts.nbytes) == (8, one)
     assert layer.expert_weights == 8 * one
-    assert layer.slab() - layer.slab_without_experts() == 8 * one
+    assert layer.slot_bytes() - layer.slot_bytes_without_experts() == 8 * one
     assert all(unit.experts == () for unit in profile_model(tiny_llama(), context_length=0).units)
 
 

@@ -135,10 +135,10 @@ def test_a_unit_counts_what_is_tied_inside_it_once() -> None:
     assert len(unit.tensors) == 2
 
 
-def test_a_slab_aligns_every_tensor_and_leaves_buffers_out_unless_asked() -> None:
+def test_slot_bytes_align_every_tensor_and_leaves_buffers_out_unless_asked() -> None:
     unit = {unit.name: unit for unit in profile_units(Flat())}["batchnorm"]
-    assert unit.slab() == 2 * 512
-    assert unit.slab(with_buffers=True) == 5 * 512
+    assert unit.slot_bytes() == 2 * 512
+    assert unit.slot_bytes(with_buffers=True) == 5 * 512
 
 
 def test_dtype_applies_to_the_units() -> None:

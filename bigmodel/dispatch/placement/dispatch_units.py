@@ -1,4 +1,4 @@
-"""The pieces of a model that are streamed, or brought their inputs, as one."""
+"""Dispatch units: the modules of a model that are streamed, or that receive their inputs, as a whole."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from torch import nn
 from ...errors import DeviceMapError
 from ...module_names import itself_and_around, owner_of
 from ...profile import find_units
-from .tensors import Placed
+from .tensors import PlacedTensor
 
 
-class Piece(NamedTuple):
-    """A module, the names of the tensors that belong to it here, and whether modules inside it are pieces too."""
+class DispatchUnit(NamedTuple):
+    """A module, the names of the tensors that belong to it here, and whether modules inside it are units too."""
 
     name: str
     tensors: list[str]
     encloses: bool
 
 
-def find_pieces(
+def find_dispatch_units(
     model: nn.Module,
     modules: Mapping[str, nn.Module],
-    placed: Mapping[str, Placed],
+    placed: Mapping[str, PlacedTensor],
     no_split_module_classes: Collection[str] | None = None,
-) -> list[Piece]:
-    """Cut `model` into pieces: its units, and where the map splits a unit, the parts of it on one device each.
+) -> list[DispatchUnit]:
+    """Cut `model` into dispatch units: its profile units, and where the map splits one, its parts on one device each.
 
     Args:
         model: The model.
@@ -38,19 +38,21 @@ def find_pieces(
         no_split_module_classes: Classes that stay whole; None finds them.
     """
     names = NameTree(placed)
-    pieces: list[Piece] = []
+    found: list[DispatchUnit] = []
     direct: dict[str, list[str]] = defaultdict(list)
     for unit in find_units(model, no_split_module_classes):
         if unit.is_tensor:
             direct[unit.name.rpartition(".")[0]].append(unit.name)
         else:
-            pieces.extend(_split_if_mixed(unit.name, modules, placed, names))
-    pieces.extend(Piece(owner, own, True) for owner, own in direct.items())
-    return pieces
+            found.extend(_split_if_mixed(unit.name, modules, placed, names))
+    found.extend(DispatchUnit(owner, own, True) for owner, own in direct.items())
+    return found
 
 
-def pieces_of_parts(parts: Collection[str], modules: Mapping[str, nn.Module], tensors: Iterable[str]) -> list[Piece]:
-    """Return the pieces that a plan cuts a model into: what lies in each of its parts, and in no other inside that.
+def dispatch_units_of_parts(
+    parts: Collection[str], modules: Mapping[str, nn.Module], tensors: Iterable[str]
+) -> list[DispatchUnit]:
+    """Return the dispatch units of a plan: of each part, the tensors that lie in no smaller part.
 
     Args:
         parts: Names of modules and tensors, in the order they run.
@@ -64,27 +66,27 @@ def pieces_of_parts(parts: Collection[str], modules: Mapping[str, nn.Module], te
             raise DeviceMapError(f"the plan has no part for {name!r}: make it of this model")
         inside[owner].append(name)
     around = {outer for part in parts for outer in itself_and_around(part) if outer != part}
-    pieces = [Piece(name, own, name in around) for name, own in inside.items() if name in modules]
+    found = [DispatchUnit(name, own, name in around) for name, own in inside.items() if name in modules]
     direct: dict[str, list[str]] = defaultdict(list)
     for name in inside:
         if name not in modules:
             direct[name.rpartition(".")[0]].append(name)
-    return [*pieces, *(Piece(owner, own, True) for owner, own in direct.items())]
+    return [*found, *(DispatchUnit(owner, own, True) for owner, own in direct.items())]
 
 
 def _split_if_mixed(
-    name: str, modules: Mapping[str, nn.Module], placed: Mapping[str, Placed], names: NameTree
-) -> Iterator[Piece]:
+    name: str, modules: Mapping[str, nn.Module], placed: Mapping[str, PlacedTensor], names: NameTree
+) -> Iterator[DispatchUnit]:
     """Yield a unit whole when the map puts it on one device, else its own tensors and then its children."""
     inside = names.inside(name)
     # What is streamed from memory and what from disk can be streamed together.
     if len({placed[n].place for n in inside}) <= 1:
-        yield Piece(name, inside, False)
+        yield DispatchUnit(name, inside, False)
         return
     children = [child for child, module in modules[name]._modules.items() if module is not None]
     own = names.own(name)
     if own:
-        yield Piece(name, own, bool(children))
+        yield DispatchUnit(name, own, bool(children))
     for child in children:
         yield from _split_if_mixed(f"{name}.{child}" if name else child, modules, placed, names)
 
