@@ -35,7 +35,7 @@ MODULES = (
     "torch.optim.adamw",
     "torch._dynamo",
 )
-"""What the server imports. Nothing of it starts a thread, which a fork would lose."""
+"""What the server imports. None of these modules starts a thread, which a fork would lose."""
 
 
 class Program:
@@ -136,7 +136,7 @@ def _server() -> _Server:
 def _serve(descriptor: int) -> None:
     """Fork a process for every request, until the other end is closed. In such a process, run its program."""
     _import(MODULES)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the watchers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the watchers are not waited for
     with socket.socket(fileno=descriptor) as requests:
         while True:
             message, descriptors, _, _ = socket.recv_fds(requests, 16, 5)
@@ -160,7 +160,7 @@ def _serve(descriptor: int) -> None:
 
 
 def _import(names: Sequence[str]) -> None:
-    """Import modules, and keep the collections that programs ask for from looking at what is there already."""
+    """Import modules, and exempt the objects that exist now from the programs' garbage collections."""
     for name in names:
         import_module(name)
     gc.collect()
@@ -176,7 +176,7 @@ def _watched(status: int) -> bool:
         return True
     os.write(status, f"{child}\n".encode())
     for descriptor in (0, 1, 2):
-        os.close(descriptor)  # or whoever reads what the program writes would wait for this process
+        os.close(descriptor)  # otherwise readers of the program's output would wait for this process
     os.closerange(3, status)
     os.closerange(status + 1, 256)
     _, code = os.waitpid(child, 0)
@@ -200,7 +200,7 @@ def _exit_code(request: dict[str, Any], streams: list[int]) -> int:
 
 
 def _end(code: int) -> None:
-    """End as Python does, but for taking down its modules, at which some complain."""
+    """End as Python does, but without tearing down modules, which some report as an error."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -212,7 +212,7 @@ def _run(request: dict[str, Any], streams: list[int]) -> None:
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    # The server's own streams know of the files that were there before.
+    # The server's stream objects refer to its own files.
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-"""Everything behind `bench` goes to the benchmarks as it is, `--help` included."""
+"""Passes all arguments after `bench` on to the benchmarks unchanged, `--help` included."""
 
 
 def bench(context: typer.Context) -> None:
-    """Answer a question with figures: memory, load, decode, ... (no NAME lists them; NAME --help explains one)."""
+    """Run a benchmark: memory, load, decode, ... (without NAME: list them; NAME --help: explain one)."""
     from bigmodel.benchmarks.command import run
     from bigmodel.benchmarks.harness import UsageError
 

@@ -10,7 +10,7 @@ import typer
 
 
 class Action(str, Enum):
-    """What `bigmodel config` does instead of asking."""
+    """Non-interactive actions of `bigmodel config`."""
 
     default = "default"
     update = "update"
@@ -19,7 +19,7 @@ class Action(str, Enum):
 def config(
     action: Annotated[
         Action | None,
-        typer.Argument(help="default: write without questions. update: rewrite an older file in today's form."),
+        typer.Argument(help="default: write without questions. update: rewrite an older file in the current format."),
     ] = None,
     config_file: Annotated[
         Path | None, typer.Option("--config_file", "--config-file", help="The file to write.")
@@ -36,7 +36,7 @@ def config(
     path = config_file or default_config_path()
     if action is Action.default:
         if write_basic_config(mixed_precision, path) is None:
-            typer.echo(f"{path} exists already and was left as it is.")
+            typer.echo(f"{path} already exists and was not changed.")
             return
     elif action is Action.update:
         path = config_file or find_default_config() or path

@@ -1,4 +1,4 @@
-"""`bigmodel generate`: text from a model of any size, as it is made, and what it cost."""
+"""`bigmodel generate`: streams generated text, then reports speed and peak memory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 def generate(
     model: shared.Model,
     prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate at most.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.0,
-    top_p: Annotated[float, typer.Option(min=1e-6, max=1, help="Keep the likeliest tokens up to this sum.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Keep so many of the likeliest tokens; 0: all.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0: greedy.")] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(min=1e-6, max=1, help="Sample from the likeliest tokens with this total probability.")
+    ] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from this many likeliest tokens; 0: all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
-    chat: Annotated[bool, typer.Option(help="Treat PROMPT as a message, through the chat template.")] = False,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
+    chat: Annotated[bool, typer.Option(help="Format PROMPT as a user message with the chat template.")] = False,
     max_memory: shared.Budgets = None,
     device_map: shared.DeviceMap = "auto",
     dtype: shared.DType = "auto",
@@ -35,7 +37,7 @@ def generate(
     draft_model: shared.DraftModel = None,
     quiet: Annotated[bool, typer.Option(help="Print the text only.")] = False,
 ) -> None:
-    """Continue PROMPT with MODEL; print the text as it comes, then speed and peak memory on one line."""
+    """Continue PROMPT with MODEL; print the text as it is generated, then speed and peak memory on one line."""
     from bigmodel.server.engine import EngineOptions, Request, SamplingParams, build_engine
     from bigmodel.server.loading import load_with_draft, parse_max_memory
     from bigmodel.server.text.codec import TextCodec
@@ -55,7 +57,7 @@ def generate(
     )
     codec = TextCodec(loaded.tokenizer)
     ids = codec.render_chat([{"role": "user", "content": text}]) if chat else codec.encode(text)
-    # One stream only: nothing to be invariant of, so no row is padded.
+    # With one stream, batch invariance needs no row padding.
     options = EngineOptions(max_sequences=1, max_queue=0, prefix_cache=False, row_multiple=1)
     engine = build_engine(loaded.model, codec, loaded.plan, options, draft_model=loaded.draft_model)
     params = SamplingParams(
@@ -75,12 +77,12 @@ def _text(prompt: str) -> str:
         text = sys.stdin.read() if prompt == "-" else prompt
         text.encode()
     except UnicodeError as error:
-        raise ServeError(f"the prompt is no text in {sys.stdin.encoding}: {error}") from error
+        raise ServeError(f"the prompt is not {sys.stdin.encoding} text: {error}") from error
     return text
 
 
 def _room(prompt: int, wanted: int, engine: Engine) -> int:
-    """How many tokens may be generated after ``prompt`` tokens."""
+    """Most tokens that may be generated after ``prompt`` tokens."""
     from bigmodel.errors import ServeError
 
     longest = engine.core.max_length

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-# Everything after `launch` is read by the launcher's own parser: its flags end where the script's name begins, and
+# Everything after `launch` is read by the launcher's own parser: its flags end at the script's name, and
 # what follows the script belongs to the script, also flags of the same name, and `--help`.
 CONTEXT_SETTINGS: dict[str, Any] = {
     "allow_extra_args": True,

@@ -1,6 +1,6 @@
-"""The `bigmodel` command: finds the subcommand, and turns what goes wrong into one line and an exit code.
+"""The `bigmodel` command: dispatches to a subcommand and reports errors as one line and an exit code.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted. `--debug` shows the traceback.
+Exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted. `--debug` shows the traceback.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ COMMANDS = {
     "test": "test",
     "merge-weights": "merge_weights",
 }
-"""Subcommand to the module of this package that defines it, as a function of the module's name."""
+"""Subcommand -> the module of this package whose function of the same name implements it."""
 
 
-# typer carries a click of its own from some version on: take the classes from what typer exports.
+# Newer versions of typer bundle click, so the exception classes come from what typer exports.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 _ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 
 
 class LazyGroup(TyperGroup):
-    """Imports a subcommand's module only when it is asked for."""
+    """Imports a subcommand's module on first use."""
 
     def list_commands(self, context: Any) -> list[str]:
         return list(COMMANDS)
@@ -56,7 +56,7 @@ class LazyGroup(TyperGroup):
         app.command(name, context_settings=settings)(getattr(module, COMMANDS[name]))
         command = typer.main.get_command(app)
         command.name = name
-        # The whole first sentence: typer would cut it to what fits one line.
+        # The whole first paragraph: typer would truncate it to one line.
         command.short_help = " ".join((command.help or "").split("\n\n")[0].split())
         return command
 
@@ -81,11 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = _take_debug(given)
-    if given[:1] != ["launch"]:  # what a launched script says is its own affair
+    if given[:1] != ["launch"]:  # a launched script keeps its own logging
         quieten()
-    if not faulthandler.is_enabled():  # a mapped checkpoint that is cut short ends the process: say where it was
+    if not faulthandler.is_enabled():  # a truncated mapped checkpoint raises SIGBUS: show where
         faulthandler.enable(sys.__stderr__ or 2)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a letter that the terminal does not have is no reason to fail
+    if isinstance(sys.stdout, io.TextIOWrapper):  # unencodable characters must not fail the command
         sys.stdout.reconfigure(errors="replace")
     sys.exit(run(given, debug))
 
@@ -100,12 +100,12 @@ def run(arguments: Sequence[str], debug: bool = False) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130, debug)
     except BrokenPipeError:
-        # Whoever read our output has gone; nothing more can be said to them.
+        # The reader of standard output has closed it; nothing more can be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (BigModelError, OSError, ImportError, MemoryError) as error:
         return _fail(str(error) or type(error).__name__, 1, debug)
-    # typer turns Ctrl-C into an exit code of its own accord.
+    # typer itself turns Ctrl-C into exit code 130.
     return _fail("interrupted", 130, debug) if code == 130 else code if isinstance(code, int) else 0
 
 
@@ -117,7 +117,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 
 def _take_debug(arguments: list[str]) -> bool:
-    """Remove `--debug` wherever it stands, except among the flags of a launched script."""
+    """Remove `--debug` at any position, except from the flags of a launched script; return whether it was there."""
     end = arguments.index("launch") if "launch" in arguments else len(arguments)
     found = "--debug" in arguments[:end]
     arguments[:end] = [argument for argument in arguments[:end] if argument != "--debug"]

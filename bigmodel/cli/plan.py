@@ -1,4 +1,4 @@
-"""`bigmodel plan`: where each part of a model would go and what that takes, before anything is loaded."""
+"""`bigmodel plan`: the placement and memory of a model's parts, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -19,44 +19,42 @@ def plan(
     max_memory: Budgets = None,
     dtype: DType = "auto",
     batch_size: BatchSize = 1,
-    context: Annotated[int | None, typer.Option(min=0, help="Tokens of a sequence at its end.")] = None,
+    context: Annotated[int | None, typer.Option(min=0, help="Final length of a sequence, in tokens.")] = None,
     new_tokens: Annotated[
-        int | None, typer.Option(min=0, help="How many of these are generated; not given: any share of them.")
+        int | None, typer.Option(min=0, help="How many of these are generated; default: any number.")
     ] = None,
     strategy: Annotated[
-        str, typer.Option(help="auto, balanced, balanced_low_0 or sequential: how devices are filled without a search.")
+        str, typer.Option(help="How devices are filled without a search: auto, balanced, balanced_low_0 or sequential.")
     ] = "auto",
     objective: Annotated[
         str | None,
         typer.Option(
             help="Search for the plan of least time instead, and predict its seconds: latency (of a token), throughput "
-            "(of the whole job) or fit (no search). This machine is measured the first time, half a minute."
+            "(of the whole job) or fit (no search). The first use measures this machine (half a minute)."
         ),
     ] = None,
     offload: Annotated[
         str | None,
         typer.Option(
-            help="With --objective: stream what does not fit the accelerators, compute it on the CPU, or auto: what "
-            "is faster for each part. Not given: stream."
+            help="With --objective, weights that do not fit the accelerators: stream, compute (on the CPU) or auto: "
+            "the faster for each part. Default: stream."
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Also write a picture of the devices to this file, .svg or .html.")
-    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the plan's devices to this .svg or .html file.")] = None,
     revision: Revision = None,
     as_json: AsJson = False,
-    explain: Annotated[bool, typer.Option(help="Also say, in sentences, why.")] = False,
+    explain: Annotated[bool, typer.Option(help="Also explain the plan in sentences.")] = False,
     offload_dtype: OffloadDType = None,
     train: Annotated[
         str | None,
         typer.Option(
-            help="Plan training instead, with adamw, adam, sgd or adafactor: with --max-memory, where the parts lie "
-            "while one process trains; else what each of --ranks takes."
+            help="Plan training with this optimizer: adamw, adam, sgd or adafactor. With --max-memory: the placement "
+            "for one process; else the memory of each of --ranks."
         ),
     ] = None,
     ranks: Annotated[int, typer.Option(min=1, help="Processes that train together.")] = 1,
-    sharding: Annotated[str, typer.Option(help="How they share the model: ddp or fsdp.")] = "ddp",
-    checkpointing: Annotated[bool, typer.Option(help="Training recomputes blocks in the backward.")] = False,
+    sharding: Annotated[str, typer.Option(help="How they shard the model: ddp or fsdp.")] = "ddp",
+    checkpointing: Annotated[bool, typer.Option(help="Recompute the activations of blocks in backward.")] = False,
 ) -> None:
     """Plan MODEL from its config and safetensors headers; no weight is read or downloaded."""
     from bigmodel.plan import make_plan, plan_training
@@ -66,7 +64,7 @@ def plan(
     from bigmodel.sources.resolve import open_source
 
     if train is None and (ranks > 1 or sharding != "ddp" or checkpointing):
-        raise typer.BadParameter("--ranks, --sharding and --checkpointing are about training; say how with --train")
+        raise typer.BadParameter("--ranks, --sharding and --checkpointing apply to training only; add --train")
     _check_search(objective, offload, strategy, train)
     budgets = parse_max_memory(max_memory)
     if train is not None and budgets is None:
@@ -76,7 +74,7 @@ def plan(
         return
     if train is not None:
         if ranks > 1 or checkpointing:
-            raise typer.BadParameter("--max-memory plans one process; leave it, or --ranks and --checkpointing, away")
+            raise typer.BadParameter("--max-memory plans one process; remove it, or --ranks and --checkpointing")
         skeleton = meta_model(open_source(model, revision), dtype)
         _show(plan_training(skeleton, budgets, batch_size, context, train), as_json, explain, plot)
         return
@@ -96,13 +94,13 @@ def plan(
 
 
 def _check_search(objective: str | None, offload: str | None, strategy: str, train: str | None) -> None:
-    """Refuse options that would be ignored."""
+    """Reject options that would be ignored."""
     if objective is None and offload is not None:
-        raise typer.BadParameter("--offload is about the search for the fastest plan; say for what with --objective")
+        raise typer.BadParameter("--offload applies to the search for the fastest plan only; add --objective")
     if objective is not None and strategy != "auto":
-        raise typer.BadParameter("--strategy fills devices without a search; leave it or --objective away")
+        raise typer.BadParameter("--strategy fills devices without a search; remove it or --objective")
     if objective is not None and train is not None:
-        raise typer.BadParameter("--objective is about generating; leave it or --train away")
+        raise typer.BadParameter("--objective applies to generation only; remove it or --train")
 
 
 def _show(found: Plan, as_json: bool, explain: bool, plot: Path | None) -> None:
@@ -125,7 +123,7 @@ def _show_memory(
     shape: tuple[int, int | None],
     way: tuple[int, str, bool],
 ) -> None:
-    """Print what one rank takes: `shape` is batch and context, `way` is ranks, sharding and recomputing."""
+    """Print the memory of one rank. `shape`: batch and context; `way`: ranks, sharding and checkpointing."""
     import json
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""`bigmodel probe`: how fast this machine computes, and how fast bytes move in it."""
+"""`bigmodel probe`: compute throughput and transfer bandwidth of this machine."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def probe(
-    refresh: Annotated[bool, typer.Option(help="Measure again what was measured before.")] = False,
+    refresh: Annotated[bool, typer.Option(help="Measure again instead of showing stored results.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure this machine, or show what was measured before; plans predict seconds from it."""
+    """Measure this machine, or show the stored measurements; plans predict time from them."""
     from bigmodel.profile.machine import machine as machine_json
     from bigmodel.profile.machine.probe import known_machine, machine
 
     if refresh or known_machine() is None:
-        typer.echo("measuring; this takes up to a minute, and a quiet machine", err=True)
+        typer.echo("measuring; this takes up to a minute and needs an idle machine", err=True)
     found = machine(refresh)
     if as_json:
         typer.echo(machine_json.dump(found), nl=False)
@@ -33,7 +33,7 @@ def probe(
 
 
 def devices_table(machine: MachineProfile) -> Table:
-    """Return how fast each device computes."""
+    """Return the compute throughput of each device."""
     from rich.table import Table
 
     drawn = Table()
@@ -49,7 +49,7 @@ def devices_table(machine: MachineProfile) -> Table:
 
 
 def links_table(machine: MachineProfile) -> Table:
-    """Return how fast bytes move."""
+    """Return the bandwidth and latency of each link."""
     from rich.table import Table
 
     drawn = Table()

@@ -1,4 +1,4 @@
-"""What libraries say about themselves as they are imported, and what no user of a command can do anything about."""
+"""Suppression of import-time log messages of libraries that users of a command cannot act on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import logging
 import os
 
 _NOISE = {
-    "torchao": "Failed to load ",  # kernels that it brings for other machines
-    "torch.utils._pytree": "register_constant() on Enum",  # how torchao registers its own types with torch
+    "torchao": "Failed to load ",  # kernels built for other machines
+    "torch.utils._pytree": "register_constant() on Enum",  # torchao registering its own types
 }
-"""Logger -> what its messages contain that are left out; everything else that it says is shown."""
+"""Logger -> phrase of the messages that are dropped; its other messages are shown."""
 
 
-class Without(logging.Filter):
-    """Lets through the messages that do not contain `phrase`."""
+class DropPhrase(logging.Filter):
+    """Drops log messages that contain `phrase`."""
 
     def __init__(self, phrase: str) -> None:
         super().__init__()
@@ -24,10 +24,10 @@ class Without(logging.Filter):
 
 
 def quieten() -> None:
-    """Leave that out from now on. Call it before torch or transformers is imported."""
-    # transformers reports on loading through its logger; here only what concerns the user is said.
+    """Install the filters. Must run before torch or transformers is imported."""
+    # transformers logs details of loading; the command reports what matters to the user itself.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name, phrase in _NOISE.items():
         logger = logging.getLogger(name)
-        if not any(isinstance(each, Without) for each in logger.filters):
-            logger.addFilter(Without(phrase))
+        if not any(isinstance(each, DropPhrase) for each in logger.filters):
+            logger.addFilter(DropPhrase(phrase))

@@ -17,28 +17,30 @@ if TYPE_CHECKING:
 
 Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on.")]
 Port: TypeAlias = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
-Name: TypeAlias = Annotated[str | None, typer.Option(help="What clients call the model (default: its name).")]
-_KEYS = typer.Option(help="Key that opens the API; may be given several times.", envvar="BIGMODEL_API_KEY")
+Name: TypeAlias = Annotated[str | None, typer.Option(help="Model name in the API (default: the model's own).")]
+_KEYS = typer.Option(help="API key that clients must send; may be repeated.", envvar="BIGMODEL_API_KEY")
 Keys: TypeAlias = Annotated[list[str] | None, _KEYS]
-KeyFile: TypeAlias = Annotated[Path | None, typer.Option(help="File with one key a line.", exists=True, dir_okay=False)]
-_SEQUENCES = typer.Option(min=1, help="Sequences generated at once, for which memory is planned (default: 16).")
+KeyFile: TypeAlias = Annotated[
+    Path | None, typer.Option(help="File with one API key per line.", exists=True, dir_okay=False)
+]
+_SEQUENCES = typer.Option(min=1, help="Most sequences generated at once; memory is planned for them (default: 16).")
 Sequences: TypeAlias = Annotated[int | None, _SEQUENCES]
-Queue: TypeAlias = Annotated[int, typer.Option(min=0, help="Sequences that may wait; then 429.")]
-BatchTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")]
+Queue: TypeAlias = Annotated[int, typer.Option(min=0, help="Most waiting sequences; further requests get status 429.")]
+BatchTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Most tokens computed in one step.")]
 _LENGTH = typer.Option(min=1, help="Longest prompt plus output, in tokens (default: the model's).")
 Length: TypeAlias = Annotated[int | None, _LENGTH]
-KVMemory: TypeAlias = Annotated[str | None, typer.Option(help="Memory for keys and values on a device, as in 4GiB.")]
-PrefixCache: TypeAlias = Annotated[bool, typer.Option(help="Keep keys and values of prompts for reuse.")]
-_INVARIANT = typer.Option(help="The same tokens alone and in a batch, at the price of some speed of a lone stream.")
+KVMemory: TypeAlias = Annotated[str | None, typer.Option(help="KV cache memory on a device, such as 4GiB.")]
+PrefixCache: TypeAlias = Annotated[bool, typer.Option(help="Reuse the KV cache of shared prompt prefixes.")]
+_INVARIANT = typer.Option(help="Same tokens alone and in a batch; slows single streams slightly.")
 Invariant: TypeAlias = Annotated[bool, _INVARIANT]
-DraftTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens it guesses in one step.")]
-_TIMEOUT = typer.Option(min=0.001, help="Seconds a request may take, waiting included.")
+DraftTokens: TypeAlias = Annotated[int, typer.Option(min=1, help="Tokens drafted per step.")]
+_TIMEOUT = typer.Option(min=0.001, help="Longest time of a request in seconds, queueing included.")
 RequestTimeout: TypeAlias = Annotated[float | None, _TIMEOUT]
-_DRAIN = typer.Option(min=0, help="Seconds that running requests have after SIGTERM.")
+_DRAIN = typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
 DrainTimeout: TypeAlias = Annotated[float, _DRAIN]
-Body: TypeAlias = Annotated[str, typer.Option(help="Longest request body.")]
-Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, spread over by Ray Serve.")]
-_CLUSTER = typer.Option(help="Ray cluster for the replicas; auto finds a running one.")
+Body: TypeAlias = Annotated[str, typer.Option(help="Largest request body.")]
+Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, balanced by Ray Serve.")]
+_CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
 
 
@@ -86,7 +88,7 @@ def serve(
     ray_address: Cluster = None,
     log_level: Log = LogLevel.INFO,
 ) -> None:
-    """Serve MODEL over HTTP: OpenAI's completions and chat, batched, with a page to look at on /."""
+    """Serve MODEL over HTTP: OpenAI-compatible completions and chat, batched, with a web page at /."""
     from bigmodel.devices import parse_size
     from bigmodel.server import EngineOptions, Settings
     from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
@@ -119,15 +121,15 @@ def serve(
 
 
 def _keys(path: Path) -> list[str]:
-    """The keys in a file. One without any must not leave the server open to everybody."""
+    """Return the keys in a file. A file without keys is an error: it must not leave the server open."""
     from bigmodel.errors import ServeError
 
     try:
         keys = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise ServeError(f"{path}: is no text in UTF-8 ({error.reason} at byte {error.start})") from error
+        raise ServeError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
     if not keys:
-        raise ServeError(f"{path}: holds no key; write one a line, or leave --api-key-file out for an open server")
+        raise ServeError(f"{path}: contains no key; write one per line, or omit --api-key-file for an open server")
     return keys
 
 

@@ -1,6 +1,6 @@
 """`bigmodel test`: run the bundled check of a configuration on this machine."""
 
-# The command is called `test`, and linters take its function for a test of their own.
+# The command is called `test`, so linters take its function for a test.
 # ruff: noqa: PT028
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`bigmodel verify`: is what the plan predicts what is measured?"""
+"""`bigmodel verify`: compares the memory and time that a plan predicts with measurements."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def verify(
     dtype: DType = "auto",
     batch_size: BatchSize = 1,
     context: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a sequence at its end.", show_default="256, if allowed")
+        int | None, typer.Option(min=2, help="Final length of a sequence, in tokens.", show_default="256, if allowed")
     ] = None,
     new_tokens: Annotated[int, typer.Option(min=1, help="How many of these are generated.")] = 1,
     objective: Annotated[str, typer.Option(help="latency, throughput or fit.")] = "latency",
     offload: Annotated[
-        str, typer.Option(help="Parts that do not fit: stream, compute on the host, or auto, whichever is faster.")
+        str, typer.Option(help="Weights that do not fit: stream, compute (on the CPU), or auto: the faster.")
     ] = "stream",
-    tolerance: Annotated[float, typer.Option(min=0, help="Error of memory that is let pass, as a share.")] = 0.02,
-    time_tolerance: Annotated[float, typer.Option(min=0, help="Error of seconds that is let pass.")] = 0.2,
+    tolerance: Annotated[float, typer.Option(min=0, help="Tolerated relative error of memory.")] = 0.02,
+    time_tolerance: Annotated[float, typer.Option(min=0, help="Tolerated relative error of time.")] = 0.2,
     as_json: AsJson = False,
 ) -> None:
     """Load MODEL by plan, run the planned shapes, and print predicted beside measured. Exits 1 past a tolerance."""

@@ -1,4 +1,4 @@
-"""The configuration written without any question: what this machine has, used in the plainest way."""
+"""The default configuration for this machine, written without asking questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configuration files: where they lie, how they are read (accelerate's unchanged) and written."""
+"""Configuration files: locating, reading (accelerate's too) and writing them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _modernise(content: dict[str, Any]) -> None:
-    """Turn the keys of old accelerate files into today's."""
+    """Rename the keys of old accelerate files to the current ones."""
     if content.pop("fp16", False) and "mixed_precision" not in content:
         content["mixed_precision"] = "fp16"
     backend = content.pop("dynamo_backend", None)

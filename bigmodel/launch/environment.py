@@ -1,4 +1,4 @@
-"""From settings to environment variables: what the launcher tells `Accelerator()` in each process."""
+"""From settings to environment variables: how the launcher configures `Accelerator()` in each process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of `bigmodel launch`: flags, then the script, then whatever belongs to the script."""
+"""The command line of `bigmodel launch`: flags, the script, and the script's own arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch as asked for: the settings in force, the script, its arguments and how to start it.
+    """A parsed command line: the effective settings, the script, its arguments and how to start it.
 
     Attributes:
         config_file: the file the settings started from, or None.
@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config_file", help="Configuration file. Default: the one `bigmodel config` wrote.")
     parser.add_argument("-m", "--module", action="store_true", help="The script is a module name.")
-    parser.add_argument("--no_python", action="store_true", help="The script is a program of its own.")
+    parser.add_argument("--no_python", action="store_true", help="The script is an executable; run it without Python.")
     parser.add_argument("-q", "--quiet", action="store_true", help="No summary when a process fails.")
     parser.add_argument("--cpu", dest="use_cpu", action="store_const", const=True, help="The same as --use_cpu.")
     for flag, (_, text) in _KINDS.items():
@@ -111,7 +111,7 @@ def _kind_of_training(namespace: dict[str, Any], given: dict[str, Any]) -> dict[
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The launcher's own flags, spelled with underscores, and the rest: the script and what belongs to it."""
+    """The launcher's own flags, spelled with underscores, and the rest: the script and its arguments."""
     takes_value = _flags_with_value()
     known = _known_flags()
     own: list[str] = []

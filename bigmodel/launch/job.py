@@ -1,4 +1,4 @@
-"""Starting the processes of a launch, on torch.distributed.run, and saying plainly how they ended."""
+"""Running the processes of a launch through torch.distributed.run, and reporting how they ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .flags import Launch
 from .processes import Processes, plan_processes
 from .settings import LaunchConfig
 
-# DeepSpeed and FSDP talk to a process group even when they are alone.
+# DeepSpeed and FSDP need a process group even for a single process.
 _NEEDS_GROUP = ("DEEPSPEED", "FSDP")
 
 
@@ -112,7 +112,7 @@ def _run_elastic(launch: Launch, processes: Processes, environment: dict[str, st
 
 
 def _end_children() -> None:
-    """End what torch's agent has left running: it does not know a process that it was just starting."""
+    """End the children that torch's agent left running: it does not track a process that it was just starting."""
     left = psutil.Process().children(recursive=True)
     for end in (psutil.Process.terminate, psutil.Process.kill):
         for process in left:
@@ -146,7 +146,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def launcher_log(show: bool) -> Iterator[None]:
-    """Without `show`, keep torch's agent from adding its own account of a failure below the traceback."""
+    """Without `show`, keep torch's agent from logging its own failure report below the traceback."""
     logger = logging.getLogger("torch.distributed.elastic")
     loggers = [
         logger,

@@ -36,7 +36,7 @@ def notebook_launcher(
 ) -> None:
     """Run `function(*args)` in `num_processes` processes, each with its rank.
 
-    They are forked from this process, so that `function` may be one of a notebook. Where a fork could not train,
+    They are forked from this process, so `function` may be defined in a notebook. Where a fork could not train,
     because CUDA was used here or autograd's device threads have started, they are fresh interpreters that import
     `function`.
 
@@ -51,8 +51,8 @@ def notebook_launcher(
         rdzv_endpoint: address of the rendezvous; by default, `master_addr` and `use_port`.
         rdzv_conf: further settings of the rendezvous.
         rdzv_id: name of the job at the rendezvous.
-        max_restarts: times all processes are started anew after one failed.
-        monitor_interval: seconds between looks at the processes.
+        max_restarts: times that all processes are restarted after one fails.
+        monitor_interval: seconds between checks of the processes.
         log_line_prefix_template: what `torch.distributed.run` puts before each line it passes on.
 
     Raises:
@@ -87,7 +87,7 @@ def notebook_launcher(
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> None:
-    """Run `function(*args)` in `num_processes` CPU processes over gloo: a way to test multi-process code anywhere.
+    """Run `function(*args)` in `num_processes` CPU processes over gloo: tests multi-process code on any machine.
 
     Raises:
         LaunchError: a process failed; the message holds its traceback.
@@ -110,7 +110,7 @@ def _variables(count: int, num_nodes: int, on_cpu: bool, mixed_precision: str) -
     if mixed_precision not in MIXED_PRECISIONS:
         raise LaunchError(f"mixed_precision is {mixed_precision!r}; one of: {', '.join(MIXED_PRECISIONS)}.")
     settings = LaunchConfig(mixed_precision=mixed_precision, num_processes=count * num_nodes)
-    return {**launch_environment(settings, count, on_cpu), "FORK_LAUNCHED": "1"}  # which other libraries read
+    return {**launch_environment(settings, count, on_cpu), "FORK_LAUNCHED": "1"}  # read by other libraries
 
 
 def _endpoint(address: str, port: int, node_rank: int, num_nodes: int) -> str:
@@ -129,19 +129,19 @@ def _run(config: Any, function: Callable[..., Any], args: Sequence[Any]) -> None
 
     with launcher_log(show=False):
         try:
-            elastic_launch(config, _Started(function, forked=config.start_method == "fork"))(*args)
+            elastic_launch(config, _EntryPoint(function, forked=config.start_method == "fork"))(*args)
         except ChildFailedError as failed:
             rank, failure = failed.get_first_failure()
             raise LaunchError(f"Process {rank} failed:\n{_traceback(failure)}") from None
 
 
-class _Started:
-    """`function` as the new process runs it."""
+class _EntryPoint:
+    """The picklable entry point of a new process, which runs `function`."""
 
     def __init__(self, function: Callable[..., Any], forked: bool) -> None:
         self.function = function
         self.forked = forked
-        # torch's agent names what it starts by this.
+        # torch's agent names its processes after this.
         self.__name__ = self.__qualname__ = getattr(function, "__qualname__", "function")
 
     def __call__(self, *args: Any) -> Any:
@@ -153,16 +153,16 @@ class _Started:
 
 
 def _forget_parent() -> None:
-    """Drop what a forked process has of its parent and cannot use."""
+    """Reset the state inherited by a forked process that is invalid in it."""
     import torch
 
     from bigmodel.train.state.accelerator_state import AcceleratorState
     from bigmodel.train.state.gradient import GradientState
 
-    # What this process knows of itself it has from its parent, which is no rank.
+    # The inherited states describe the parent, which is not a rank.
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-    # A forked process inherits an OpenMP pool whose threads do not exist; one thread waits for none.
+    # The inherited OpenMP pool has no threads; with a single thread, nothing waits for them.
     torch.set_num_threads(1)
 
 

@@ -1,4 +1,4 @@
-"""How many processes start here, on what, and where they meet: worked out and checked before anything starts."""
+"""The number, devices and rendezvous address of the processes, validated before anything starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Processes:
 
     @property
     def distributed(self) -> bool:
-        """More than one process takes part."""
+        """Whether there is more than one process."""
         return self.total > 1
 
 
@@ -103,7 +103,7 @@ def _gpus(config: LaunchConfig) -> int:
 def _on_cpu(config: LaunchConfig, gpus: int) -> bool:
     if config.use_cpu or config.distributed_type == "MULTI_CPU":
         return True
-    # Without any GPU the CPU is what is left, unless GPUs were asked for by name.
+    # Without a GPU, train on the CPU unless GPUs were requested explicitly.
     return gpus == 0 and config.distributed_type != "MULTI_GPU"
 
 
@@ -116,7 +116,7 @@ def _machine_rank(config: LaunchConfig, machines: int) -> int:
     if not 0 <= rank < machines:
         raise LaunchError(f"machine_rank {rank} is not among 0 to {machines - 1} (num_machines {machines}).")
     if machines > 1 and config.machine_rank is None:
-        raise LaunchError(f"num_machines is {machines}: say which one this is with --machine_rank.")
+        raise LaunchError(f"num_machines is {machines}: give the rank of this one with --machine_rank.")
     return rank
 
 

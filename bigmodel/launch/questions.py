@@ -1,4 +1,4 @@
-"""The interview of `bigmodel config`: a few questions, asked one after the other, answered by a LaunchConfig."""
+"""The interview of `bigmodel config`: asks a few questions and returns a LaunchConfig."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .settings import MIXED_PRECISIONS, LaunchConfig
 
 
 def ask_configuration(console: Console | None = None) -> LaunchConfig:
-    """Ask on the terminal everything `bigmodel launch` wants to know.
+    """Ask on the terminal for every setting that `bigmodel launch` needs.
 
     Raises:
         LaunchError: the input ended before the last question.

@@ -1,8 +1,8 @@
-"""A store of its own for each attempt of a launch, so that processes started anew find none of the addresses of old.
+"""A new store for each attempt of a launch, so that restarted processes find no stale addresses.
 
-torch's agent keeps one store for its whole life, and its processes meet through that. What they wrote there before a
-failure is still there after a restart: gloo then connects to processes that are dead. The agent's own store is used
-for the first attempt alone; for each further one the first process opens a store, on a port that is free.
+torch's agent keeps one store for its lifetime, through which its processes meet. Keys written before a failure remain
+after a restart, so gloo would connect to dead processes. Only the first attempt uses the agent's store; for every
+later attempt, the first process opens a store on a free port.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.distributed.elastic.rendezvous import rendezvous_handler_registry as 
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler
 
 BACKEND = "static-anew"
-"""The name of this rendezvous among torch's backends."""
+"""Name under which the rendezvous is registered with torch."""
 
 
 class StaticAnewRendezvous(StaticTCPRendezvous):
-    """Machines that meet at a fixed address, and their processes, from the second attempt on, at a new port of it."""
+    """Static rendezvous of machines whose processes meet at a new port from the second attempt on."""
 
     _attempts = 0
 
@@ -34,7 +34,7 @@ class StaticAnewRendezvous(StaticTCPRendezvous):
         return self._attempts <= 1
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Return where the processes of the next attempt meet, once every machine has come to it."""
+        """Return the rendezvous of the next attempt's processes, once every machine has joined it."""
         found = super().next_rendezvous()
         self._attempts += 1
         if self.use_agent_store:
@@ -45,7 +45,7 @@ class StaticAnewRendezvous(StaticTCPRendezvous):
 
 
 def register() -> None:
-    """Make the rendezvous known to torch."""
+    """Register the rendezvous with torch."""
     registry.register(BACKEND, _create)
 
 
@@ -53,7 +53,7 @@ def stores_anew(config: Any) -> dict[str, str]:
     """Let the processes of `config`, torch's LaunchConfig, meet in a new store after each restart.
 
     Returns:
-        What has to be in the environment of the agent for that.
+        Environment variables that the agent needs for that.
     """
     if not config.max_restarts:
         return {}

@@ -22,7 +22,7 @@ def environment_report(config_file: str | Path | None = None) -> str:
     """Versions, machine and configuration as lines of Markdown.
 
     Args:
-        config_file: the configuration to show; default: the default one, if there is any.
+        config_file: the configuration to show; default: the default one, if there is one.
     """
     lines = [f"- `bigmodel` version: {bigmodel.__version__}"]
     lines += [f"- Platform: {platform.platform()}", f"- Python version: {platform.python_version()}"]

@@ -1,4 +1,4 @@
-"""What `bigmodel test` runs in every process: does this configuration compute what one process would?"""
+"""The checks of `bigmodel test`, run in every process: the configuration must compute what one process would."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SAMPLES, _FEATURES, _BATCH, _STEPS = 61, 6, 4, 8
 
 
 def main() -> None:
-    """Run every check; the first that fails ends the process with an error that says which."""
+    """Run every check; the first failure raises an error that says what differs."""
     accelerator = Accelerator()
     accelerator.print(f"Processes: {accelerator.num_processes} ({accelerator.distributed_type})")
     accelerator.print(f"Device of the main process: {accelerator.device}, precision {accelerator.mixed_precision}")
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def check_ranks(accelerator: Accelerator) -> None:
-    """Every process has a number of its own"""
+    """Every process has a distinct rank"""
     numbers = gather_object([accelerator.process_index])
     _require(sorted(numbers) == list(range(accelerator.num_processes)), f"the processes are numbered {numbers}")
 

@@ -45,7 +45,9 @@ class DeepSpeedSection:
         None, "Folder for parameters on disk.", env="ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_NVME_PATH"
     )
     gradient_accumulation_steps: int | None = option(
-        None, "Batches whose gradients are added up per step.", env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS"
+        None,
+        "Batches per optimizer step, whose gradients are accumulated.",
+        env="ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     )
     gradient_clipping: float | None = option(None, "Largest norm of the gradients.", env="ACCELERATE_GRADIENT_CLIPPING")
     zero3_init_flag: bool | None = option(
@@ -84,7 +86,7 @@ class FsdpSection:
     )
     fsdp_auto_wrap_policy: str | None = option(
         None,
-        "What becomes one sharded unit.",
+        "How modules are grouped into sharded units.",
         env="FSDP_AUTO_WRAP_POLICY",
         choices=("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"),
     )
@@ -92,7 +94,7 @@ class FsdpSection:
         None, "Class names of the blocks to wrap, comma separated.", env="FSDP_TRANSFORMER_CLS_TO_WRAP"
     )
     fsdp_min_num_params: int | None = option(
-        None, "Parameters from which on a module is its own unit.", env="FSDP_MIN_NUM_PARAMS"
+        None, "Smallest number of parameters that makes a module its own unit.", env="FSDP_MIN_NUM_PARAMS"
     )
     fsdp_state_dict_type: str | None = option(
         None,

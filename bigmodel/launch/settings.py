@@ -1,4 +1,4 @@
-"""`LaunchConfig`: everything a launch needs to know, in one typed value."""
+"""`LaunchConfig`: the typed configuration of a launch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SECTIONS: dict[str, type] = {
 
 @dataclass
 class LaunchConfig:
-    """A launch configuration with accelerate's names. None means "not said": the default then depends on the machine.
+    """A launch configuration with accelerate's names. None means "not set": the default then depends on the machine.
 
     `num_processes` counts all machines together, as in accelerate. `main_process_port` None lets a single machine
     pick a free port.
     """
 
-    distributed_type: str | None = option(None, "How the processes share the work.", choices=DISTRIBUTED_TYPES)
+    distributed_type: str | None = option(None, "Kind of distributed training.", choices=DISTRIBUTED_TYPES)
     mixed_precision: str | None = option(
         None, "Precision of forward and backward.", env="ACCELERATE_MIXED_PRECISION", choices=MIXED_PRECISIONS
     )
@@ -43,8 +43,8 @@ class LaunchConfig:
     rdzv_backend: str | None = option(None, "Rendezvous: static or c10d.")
     rdzv_conf: str | None = option(None, "Further rendezvous settings: key=value,key=value.")
     same_network: bool | None = option(None, "The machines share a local network.", switch=True)
-    max_restarts: int | None = option(None, "Times the processes are started anew after a failure.")
-    monitor_interval: float | None = option(None, "Seconds between looks at the processes.")
+    max_restarts: int | None = option(None, "Times that the processes are restarted after a failure.")
+    monitor_interval: float | None = option(None, "Seconds between checks of the processes.")
     num_cpu_threads_per_process: int | None = option(None, "CPU threads of each process.")
     enable_cpu_affinity: bool | None = option(
         None,
@@ -84,7 +84,7 @@ class LaunchConfig:
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """What a configuration file holds: every option that is set, with its sections nested."""
+        """Contents of a configuration file: every option that is set, with sections nested."""
         found: dict[str, Any] = {"compute_environment": "LOCAL_MACHINE"}
         for name in options_of(LaunchConfig):
             value = getattr(self, name)

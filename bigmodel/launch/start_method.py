@@ -1,8 +1,8 @@
-"""How a function gets into new processes: by a fork where that can work, else in fresh interpreters.
+"""The multiprocessing start method of a function: fork where that works, else spawn.
 
-A forked process has everything its parent has, also what was typed into a notebook; but it has only one of its
-parent's threads. After CUDA or the threads that autograd keeps for each device have started, a forked process cannot
-use them any more. Fresh interpreters can always be used for a function that they can import.
+A forked process has its parent's memory, including definitions typed into a notebook, but only one of its threads.
+Once CUDA or autograd's device threads have started in the parent, a forked process cannot use them. A spawned process
+works for every function that it can import.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start_method(function: Callable[..., Any], args: Sequence[Any], cpu: bool) -
 
 
 def why_not_fork(cpu: bool) -> str | None:
-    """Say in a sentence why a process forked from this one could not train; None when it could."""
+    """Return the reason why a process forked from this one could not train, as a sentence; None when it could."""
     import torch
 
     if not hasattr(os, "fork"):
@@ -55,7 +55,7 @@ def why_not_fork(cpu: bool) -> str | None:
 
 
 def _forked_backward_works() -> bool:
-    """Try it: PyTorch knows whether its threads were lost, but tells only a backward pass."""
+    """Try a backward pass in a fork: PyTorch detects lost threads only there."""
     import torch
 
     process = os.fork()

@@ -1,4 +1,4 @@
-"""What accelerate's files and flags can ask for that is not offered here, and what to use instead."""
+"""Features of accelerate's files and flags that are not supported, and what to use instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DISTRIBUTED_TYPES = {
     },
 }
 
-# Keys that accelerate writes into every file: harmless while they ask for nothing.
+# Keys that accelerate writes into every file; accepted while they request nothing.
 KEYS = {
     "tpu_name": _TPU,
     "tpu_zone": _TPU,
@@ -64,14 +64,14 @@ _FLAG_PREFIXES = {
 
 
 def check_distributed_type(value: Any, where: str) -> None:
-    """Raises LaunchError when `value` names a kind of training that is not offered, saying what is."""
+    """Raises LaunchError when `value` names an unsupported kind of training; the message names the alternative."""
     reason = DISTRIBUTED_TYPES.get(str(value).lower())
     if reason:
         raise LaunchError(f"{where}: distributed_type {value}: {reason}.")
 
 
 def check_key(name: str, value: Any, where: str) -> bool:
-    """True when `name` is such a key and asks for nothing; LaunchError when it asks for something."""
+    """Whether `name` is an unsupported key that requests nothing. Raises LaunchError when it requests something."""
     reason = KEYS.get(name)
     if reason is None:
         return False
@@ -81,7 +81,7 @@ def check_key(name: str, value: Any, where: str) -> bool:
 
 
 def check_flag(name: str) -> None:
-    """Raises LaunchError when the flag `--name` belongs to something that is not offered."""
+    """Raises LaunchError when the flag `--name` belongs to an unsupported feature."""
     for prefix, reason in _FLAG_PREFIXES.items():
         if name == prefix or name.startswith(prefix + "_"):
             raise LaunchError(f"--{name}: {reason}.")

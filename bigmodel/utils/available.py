@@ -12,19 +12,19 @@ from bigmodel.train.precision.mixed import check_fp8
 
 
 def _installed(*modules: str) -> bool:
-    """Whether any of these modules could be imported; none is."""
+    """Whether any of these modules is importable; none is imported."""
     return any(_found(module) for module in modules)
 
 
 def _found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except (ModuleNotFoundError, ValueError):  # a parent package is missing, or the module is half made
+    except (ModuleNotFoundError, ValueError):  # a parent package is missing, or the module is partially initialised
         return False
 
 
 def _not_driven() -> bool:
-    """False: this library uses no such device, whatever the machine has."""
+    """False: this library does not support such devices."""
     return False
 
 

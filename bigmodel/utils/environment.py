@@ -1,4 +1,4 @@
-"""Environment variables: reading them as numbers and choices, and changing them for a while."""
+"""Environment variables: reading them as numbers and choices, and changing them temporarily."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
 
 @contextmanager
 def patch_environment(**variables: Any) -> Iterator[None]:
-    """Set variables, named in capital letters, while the body runs; then give them back what they had."""
+    """Set variables, named in capital letters, while the body runs; then restore them."""
     with environment.changed_environment({name.upper(): str(value) for name, value in variables.items()}):
         yield
 
 
 @contextmanager
 def clear_environment() -> Iterator[None]:
-    """Run the body without any variable; afterwards all are as they were before it."""
+    """Run the body without any variable; afterwards all are restored."""
     before = dict(os.environ)
     os.environ.clear()
     try:

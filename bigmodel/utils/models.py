@@ -1,4 +1,4 @@
-"""Questions about a model, and taking the wrappers off it."""
+"""Inspecting models, and removing their wrappers."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _without_wrapper(model: nn.Module) -> nn.Module:
 
 
 def is_compiled_module(module: nn.Module) -> bool:
-    """Whether `torch.compile` gave this module back."""
+    """Whether this module was returned by `torch.compile`."""
     return isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
 
 
 def has_compiled_regions(module: nn.Module) -> bool:
-    """Whether any module in it is compiled by itself."""
+    """Whether any of its modules is compiled separately."""
     return any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
 
 
@@ -61,7 +61,7 @@ def is_peft_model(model: nn.Module) -> bool:
 
 
 def model_has_dtensor(model: nn.Module) -> bool:
-    """Whether any parameter is shared out among processes."""
+    """Whether any parameter is sharded among processes."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
@@ -90,7 +90,7 @@ def set_module_tensor_to_device(
     dtype: torch.dtype | None = None,
     non_blocking: bool = False,
 ) -> None:
-    """Put a parameter or buffer of a module on a device, with other numbers if `value` is given.
+    """Put a parameter or buffer of a module on a device, with new values if `value` is given.
 
     Args:
         tensor_name: its name, with dots for those of children.
@@ -108,7 +108,7 @@ def set_module_tensor_to_device(
     if value is not None and value.shape != old.shape:
         raise TrainError(f"{tensor_name} has shape {tuple(old.shape)}, the value {tuple(value.shape)}")
     if value is None and old.is_meta:
-        raise TrainError(f"{tensor_name} is on the meta device and has no numbers to move; give a value")
+        raise TrainError(f"{tensor_name} is on the meta device and has no data to move; pass `value`")
     with torch.no_grad():
         new = (old if value is None else value).to(device, dtype or old.dtype, non_blocking=non_blocking)
     if name in owner._parameters:
@@ -118,7 +118,7 @@ def set_module_tensor_to_device(
 
 
 def id_tensor_storage(tensor: Tensor) -> tuple[torch.device, int, int]:
-    """Return what tensors that share one storage have in common: its device, address and bytes."""
+    """Return the identity of a tensor's storage: device, address and size in bytes."""
     storage = tensor.untyped_storage()
     return tensor.device, storage.data_ptr(), storage.nbytes()
 

@@ -1,4 +1,4 @@
-"""Nested data: its shape without its numbers, and small conversions."""
+"""Nested data: tensor shapes and dtypes without values, and small conversions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def get_data_structure(data: Any) -> Any:
 
 
 def initialize_tensors(data_structure: Any) -> Any:
-    """Return the data of such a structure, its tensors with any numbers."""
+    """Return the data of such a structure, with uninitialised tensors."""
     return recursively_apply(
         lambda info: torch.empty(*info.shape, dtype=info.dtype), data_structure, test_type=is_tensor_information
     )
@@ -54,7 +54,7 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., 
 
 
 def merge_dicts(source: Mapping[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
-    """Put `source` into `destination`, dicts into dicts, and return it; what `source` says wins."""
+    """Put `source` into `destination`, dicts into dicts, and return it; values of `source` take precedence."""
     for key, value in source.items():
         if isinstance(value, Mapping):
             merge_dicts(value, destination.setdefault(key, {}))

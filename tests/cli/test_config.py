@@ -30,7 +30,7 @@ def test_default_asks_nothing_and_overwrites_nothing(tmp_path: Path, capsys: pyt
     assert run(["config", "default", "--mixed_precision", "fp16"]) == 0
     assert load_config(path).mixed_precision == "fp16"
     assert run(["config", "default"]) == 0
-    assert "exists already and was left as it is" in capsys.readouterr().out
+    assert "already exists and was not changed" in capsys.readouterr().out
     assert load_config(path).mixed_precision == "fp16"
 
 

@@ -75,7 +75,7 @@ def test_two_machines_share_the_processes(gpus) -> None:
     [
         ({"num_processes": 3}, "num_processes 3 cannot be split evenly over num_machines 2.*use 2"),
         ({"main_process_ip": None}, "give the address of machine 0 with --main_process_ip"),
-        ({"machine_rank": None}, "say which one this is with --machine_rank"),
+        ({"machine_rank": None}, "give the rank of this one with --machine_rank"),
         ({"machine_rank": 2}, "machine_rank 2 is not among 0 to 1"),
         ({"main_process_port": 70000}, "main_process_port 70000 is not a port"),
         ({"num_machines": 0}, "num_machines is 0; it must be at least 1"),

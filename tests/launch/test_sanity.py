@@ -8,6 +8,7 @@ import torch
 from bigmodel.errors import TrainError
 from bigmodel.launch import sanity
 from bigmodel.train import Accelerator
+from tests.train.new_states import new_states as new_states
 
 from .conftest import Forked
 

@@ -31,7 +31,7 @@ from ...devices.native_threads import let_threads_finish
 
 @cache
 def keep_garbage_from_forks() -> None:
-    """From now on, let no forked child collect what this process had at the fork. Its own garbage, it still does."""
+    """From now on, keep forked children from collecting objects of this process; they still collect their own."""
     register = getattr(os, "register_at_fork", None)
     if register is not None:
         register(before=_freeze, after_in_parent=_unfreeze)
@@ -47,27 +47,27 @@ def _freeze() -> None:
 
 
 def _unfreeze() -> None:
-    if _frozen_before == 0:  # else the program keeps objects frozen itself, which cannot be told apart
+    if _frozen_before == 0:  # else the program froze objects itself, and they cannot be told apart
         gc.unfreeze()
 
 
 def leave_at_exit() -> None:
-    """When Python ends, leave the process group, if this process is still in one, and let its threads end their work.
+    """At interpreter exit, leave the process group if this process is still in one, and wait for its threads.
 
-    To be called once the group exists: what is registered last is run first.
+    Must be called once the group exists: exit functions run in reverse order of registration.
     """
     atexit.unregister(_leave)
     atexit.register(_leave)
 
 
 def finish_at_exit() -> None:
-    """Let the threads of a group that somebody else made end their work when Python ends."""
+    """At interpreter exit, wait for the threads of a process group that other code made."""
     atexit.unregister(let_gloo_finish)
     atexit.register(let_gloo_finish)
 
 
 def _leave() -> None:
-    """A process that ends by an error leaves without a word: others may be waiting for it, and it for them."""
+    """Destroy the process group, unless an error ends the process: then other ranks may block the destruction."""
     if dist.is_initialized() and getattr(sys, "last_type", None) is None:
         gc.collect()
         dist.destroy_process_group()
@@ -108,7 +108,7 @@ def _first(names: tuple[str, ...], default: int) -> int:
 def choose_device(cpu: bool, local_rank: int) -> torch.device:
     """Return the device of the process with this number on its machine.
 
-    Raises TrainError when there are accelerators, but not one for this process.
+    Raises TrainError when there are accelerators, but none for this process.
     """
     forced = os.environ.get(environment.TORCH_DEVICE)
     if forced:
@@ -160,10 +160,10 @@ def make_process_group(
 
 
 def _store_of_this_attempt(timeout: timedelta | None) -> PrefixStore:
-    """Return the launcher's store, with names of their own for what is written after a restart.
+    """Return the launcher's store under a key prefix of this attempt.
 
-    The launcher's store outlives its processes. Under the names of old, processes that were started anew would find
-    the addresses of those that died.
+    The launcher's store outlives its processes: without the prefix, restarted processes would read the addresses of
+    dead ones.
     """
     store = TCPStore(
         os.environ["MASTER_ADDR"],
