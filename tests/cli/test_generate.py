@@ -94,10 +94,10 @@ def test_a_message_that_the_template_refuses_is_an_error_of_ours(monkeypatch: py
 
 
 @pytest.mark.parametrize("prompt", ["\udcff", "-"])
-def test_a_prompt_that_is_no_text_is_refused(prompt: str) -> None:
+def test_a_prompt_that_is_not_text_is_rejected(prompt: str) -> None:
     result = CliRunner().invoke(command, ["folder", prompt], input=b"\xff\xfe")
     assert isinstance(result.exception, ServeError)
-    assert "no text" in str(result.exception)
+    assert "is not utf-8 text" in str(result.exception)
 
 
 def test_what_becomes_of_parts_that_do_not_fit_is_passed_on(loaded: dict[str, Any]) -> None:
