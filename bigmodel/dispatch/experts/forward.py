@@ -72,7 +72,7 @@ class ExpertForward:
                 return self._compute(module, hidden, _renumbered(numbers, chosen, slots), weights)
 
             return self.cache.visit(Chosen(self.layer, chosen), compute)
-        return self._in_chunks(module, chosen, hidden, numbers, weights)
+        return self._compute_chunked(module, chosen, hidden, numbers, weights)
 
     def _lazily(
         self, module: nn.Module, chosen: list[int], hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
@@ -89,7 +89,7 @@ class ExpertForward:
 
         return self.cache.visit(Chosen(self.layer, ()), compute)
 
-    def _in_chunks(
+    def _compute_chunked(
         self, module: nn.Module, chosen: list[int], hidden: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         """Compute some experts after another, and then weigh and add up as transformers' experts functions do."""

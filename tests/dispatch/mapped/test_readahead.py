@@ -1,12 +1,14 @@
-"""Weights that the host computes with where they lie on disk: brought in ahead of use, dropped behind it."""
+"""Read-ahead of mapped weights that the host computes with: paged in before use, dropped after it."""
 
 from __future__ import annotations
 
 import gc
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ MIB = 2**20
 
 
 class Populated:
-    """Stands in for the kernel's populating: remembers what was brought in, and can hold it up."""
+    """Stands in for the kernel's populating: records what is paged in, and can block it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[int] = []
@@ -47,7 +49,7 @@ class Populated:
 
     def wait_for(self, number: int) -> None:
         with self.begun:
-            assert self.begun.wait_for(lambda: number in self.seen, 30), f"{number} was not brought in: {self.seen}"
+            assert self.begun.wait_for(lambda: number in self.seen, 30), f"{number} was not paged in: {self.seen}"
 
 
 @pytest.fixture
@@ -64,30 +66,27 @@ def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def looking_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every entering looks whether pages were taken away."""
+    """Every entry checks for reclaimed pages."""
     monkeypatch.setattr(page_watch, "LOOK_SECONDS", 0.0)
 
 
-@pytest.fixture
-def one_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single thread, so that what is brought in has an order."""
-    monkeypatch.setattr(readahead, "READERS", 1)
+_submitted: list[Future[Any]] = []
 
 
-_made: list[ReadAhead] = []
+class ObservedPool(ThreadPoolExecutor):
+    """A thread pool whose work the tests can wait for."""
 
-
-def read_ahead(blocks: list[MappedBlock], budget: int | None = None) -> ReadAhead:
-    _made.append(ReadAhead(blocks, budget))
-    return _made[-1]
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        _submitted.append(super().submit(fn, *args, **kwargs))
+        return _submitted[-1]
 
 
 @pytest.fixture(autouse=True)
-def nothing_on_its_way() -> Iterator[None]:
-    """What one test has begun to bring in ends before the next test begins."""
+def observed_pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Observe the readers of every test, and end their work before the next test begins."""
+    monkeypatch.setattr(readahead, "ThreadPoolExecutor", ObservedPool)
     yield
-    while _made:
-        settled(_made.pop())
+    wait_until_idle()
 
 
 def visit(reader: ReadAhead, block: MappedBlock) -> bool:
@@ -95,19 +94,19 @@ def visit(reader: ReadAhead, block: MappedBlock) -> bool:
         return bool(held)
 
 
-def settled(reader: ReadAhead) -> None:
-    """Wait until nothing is being brought in any more."""
-    all_idle = threading.Barrier(reader._pool._max_workers)
-    for done in [reader._pool.submit(all_idle.wait, 30) for _ in range(all_idle.parties)]:
-        done.result(30)
+def wait_until_idle() -> None:
+    """Wait until no reader is paging anything in."""
+    done, not_done = wait(_submitted, timeout=30)
+    assert not not_done
+    _submitted.clear()
+    for work in done:
+        work.result()
 
 
-@pytest.mark.usefixtures("unlimited", "one_reader")
-def test_a_block_is_in_memory_when_entered_and_the_next_ones_are_on_their_way(
-    tmp_path: Path, populated: Populated
-) -> None:
+@pytest.mark.usefixtures("unlimited")
+def test_an_entered_block_is_in_memory_and_the_next_is_being_paged_in(tmp_path: Path, populated: Populated) -> None:
     blocks, _ = mapped_blocks(tmp_path, 3)
-    reader = read_ahead(blocks)
+    reader = ReadAhead(blocks, readers=1)
     populated.gates[1] = threading.Event()
     with reader.use(blocks[0]):
         populated.wait_for(1)
@@ -119,12 +118,12 @@ def test_a_block_is_in_memory_when_entered_and_the_next_ones_are_on_their_way(
     assert (reader.stats.misses, reader.stats.hits) == (1, 1)
 
 
-@pytest.mark.usefixtures("unlimited", "one_reader")
-def test_once_all_is_in_memory_entering_asks_for_nothing(tmp_path: Path, populated: Populated) -> None:
+@pytest.mark.usefixtures("unlimited")
+def test_entering_a_block_pages_nothing_in_once_all_blocks_are_in_memory(tmp_path: Path, populated: Populated) -> None:
     blocks, _ = mapped_blocks(tmp_path, 4)
-    reader = read_ahead(blocks)
+    reader = ReadAhead(blocks, readers=1)
     visit(reader, blocks[0])
-    settled(reader)
+    wait_until_idle()
     assert populated.seen == [0, 1, 2, 3]
     for _ in range(3):
         assert [visit(reader, block) for block in blocks] == [False] * 4
@@ -132,38 +131,37 @@ def test_once_all_is_in_memory_entering_asks_for_nothing(tmp_path: Path, populat
 
 
 @pytest.mark.usefixtures("unlimited")
-def test_while_one_thread_waits_for_the_disk_another_brings_in_what_follows(
+def test_a_second_reader_pages_in_later_blocks_while_the_first_waits_for_the_disk(
     tmp_path: Path, populated: Populated
 ) -> None:
     blocks, _ = mapped_blocks(tmp_path, 4)
-    reader = read_ahead(blocks)
+    reader = ReadAhead(blocks)
     populated.gates[1] = threading.Event()
     visit(reader, blocks[0])
     populated.wait_for(3)
     assert not blocks[1].is_ready
     populated.gates[1].set()
-    settled(reader)
+    wait_until_idle()
     assert sorted(populated.seen) == [0, 1, 2, 3]
     assert [visit(reader, block) for block in blocks] == [False] * 4
 
 
-@pytest.mark.usefixtures("one_reader")
-def test_pages_that_the_kernel_took_away_are_brought_in_again(
+def test_pages_that_the_kernel_reclaimed_are_paged_in_again(
     tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = 0
     monkeypatch.setattr(page_watch, "major_faults", lambda: faults)
     blocks, _ = mapped_blocks(tmp_path, 3)
-    reader = read_ahead(blocks)
+    reader = ReadAhead(blocks, readers=1)
     visit(reader, blocks[0])
-    settled(reader)
+    wait_until_idle()
     faults = 1
     assert visit(reader, blocks[1])
-    settled(reader)
+    wait_until_idle()
     assert populated.seen == [0, 1, 2, 1, 2, 0]
 
 
-def test_it_looks_for_lost_pages_now_and_then_only(
+def test_lost_pages_are_checked_for_only_once_per_interval(
     tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults, now = 0, 0.0
@@ -171,9 +169,9 @@ def test_it_looks_for_lost_pages_now_and_then_only(
     monkeypatch.setattr(page_watch.time, "monotonic", lambda: now)
     monkeypatch.setattr(page_watch, "LOOK_SECONDS", 1.0)
     blocks, _ = mapped_blocks(tmp_path, 3)
-    reader = read_ahead(blocks)
+    reader = ReadAhead(blocks)
     visit(reader, blocks[0])
-    settled(reader)
+    wait_until_idle()
     assert not visit(reader, blocks[1])
     faults, now = 1, 0.9
     assert not visit(reader, blocks[2])
@@ -181,29 +179,28 @@ def test_it_looks_for_lost_pages_now_and_then_only(
     assert visit(reader, blocks[0])
 
 
-@pytest.mark.usefixtures("one_reader")
-def test_the_order_is_learned(tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_visit_order_is_learned(tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = 0
     monkeypatch.setattr(page_watch, "major_faults", lambda: faults)
     blocks, _ = mapped_blocks(tmp_path, 4)
-    reader = read_ahead(blocks)
+    reader = ReadAhead(blocks, readers=1)
     for n in (0, 3, 1, 2, 0):
         visit(reader, blocks[n])
-    settled(reader)
+    wait_until_idle()
     populated.seen.clear()
     faults = 1
     visit(reader, blocks[0])
-    settled(reader)
+    wait_until_idle()
     assert populated.seen == [0, 3, 1, 2]
 
 
 def under_budget(blocks: list[MappedBlock], budget: int, monkeypatch: pytest.MonkeyPatch) -> ReadAhead:
     """Return a reader for a process that holds nothing but its blocks."""
     monkeypatch.setattr(residency, "resident_bytes", lambda: sum(block.held for block in blocks))
-    return read_ahead(blocks, budget)
+    return ReadAhead(blocks, budget)
 
 
-def test_the_budget_holds_and_most_of_what_fits_stays(
+def test_the_budget_holds_and_most_blocks_that_fit_stay(
     tmp_path: Path, populated: Populated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks, registries = mapped_blocks(tmp_path, 8)
@@ -216,18 +213,16 @@ def test_the_budget_holds_and_most_of_what_fits_stays(
                 assert sum(block.held for block in blocks) <= 5 * MIB
                 assert registries[n]["weight"].unique().tolist() == [n]
         if turn == 0:
-            settled(reader)
+            wait_until_idle()
             populated.seen.clear()
-    settled(reader)
+    wait_until_idle()
     # Of 8 blocks 3 stay beside two blocks' room to work in. Least recently used first, each turn would bring in all 8.
     # How far reading had come between two turns is chance, and counts on either side.
     assert len(populated.seen) <= (turns - 1) * 5 + 2
     assert reader.stats.bytes_dropped >= 3 * 3 * MIB
 
 
-def test_a_block_larger_than_the_budget_is_brought_in_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_larger_than_the_budget_is_paged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks, registries = mapped_blocks(tmp_path, 3)
     reader = under_budget(blocks, MIB // 4, monkeypatch)
     for n, block in enumerate(blocks):
@@ -254,26 +249,29 @@ def test_nothing_is_dropped_while_no_forward_runs(tmp_path: Path, monkeypatch: p
     blocks, _ = mapped_blocks(tmp_path, 6)
     reader = under_budget(blocks, 2 * MIB, monkeypatch)
     during: list[bool] = []
+    visiting = False
 
     def watched(self: MappedBlock) -> int:
-        during.append(reader._inside > 0)
+        during.append(visiting)
         self.forget()
         return self.nbytes
 
     monkeypatch.setattr(MappedBlock, "drop", watched)
     for _ in range(3):
         for block in blocks:
+            visiting = True
             visit(reader, block)
+            visiting = False
     assert during
     assert all(during)
 
 
 @pytest.mark.usefixtures("unlimited")
-def test_a_file_cut_short_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
+def test_a_truncated_file_raises_and_does_not_kill_the_process(tmp_path: Path) -> None:
     blocks, registries = mapped_blocks(tmp_path, 3)
-    reader = read_ahead(blocks)
+    reader = ReadAhead(blocks)
     visit(reader, blocks[0])
-    settled(reader)
+    wait_until_idle()
     file = tmp_path / "model.safetensors"
     os.truncate(file, file.stat().st_size - MIB)
     with pytest.raises(CheckpointFormatError, match=r"model\.safetensors.*cut short"):
@@ -287,10 +285,10 @@ def test_a_read_error_is_raised_where_the_block_is_needed_and_read_again_the_nex
     tmp_path: Path, populated: Populated
 ) -> None:
     blocks, registries = mapped_blocks(tmp_path, 3)
-    reader = read_ahead(blocks)
+    reader = ReadAhead(blocks)
     populated.failures[1] = CheckpointError("Input/output error")
     visit(reader, blocks[0])
-    settled(reader)
+    wait_until_idle()
     populated.failures[1] = CheckpointError("Input/output error")
     with pytest.raises(CheckpointFormatError, match=r"model\.safetensors.*'1'.*Input/output"):
         visit(reader, blocks[1])
@@ -299,13 +297,13 @@ def test_a_read_error_is_raised_where_the_block_is_needed_and_read_again_the_nex
 
 
 @pytest.mark.usefixtures("unlimited")
-def test_a_weight_put_in_the_place_of_a_mapped_one_is_left_alone(tmp_path: Path, populated: Populated) -> None:
+def test_a_weight_that_replaced_a_mapped_one_is_not_paged_in(tmp_path: Path, populated: Populated) -> None:
     blocks, registries = mapped_blocks(tmp_path, 3)
-    reader = read_ahead(blocks)
+    reader = ReadAhead(blocks)
     registries[1]["weight"] = torch.ones(3)
     for block in blocks:
         visit(reader, block)
-    settled(reader)
+    wait_until_idle()
     assert 1 not in populated.seen
     assert registries[1]["weight"].tolist() == [1, 1, 1]
 
@@ -331,12 +329,12 @@ def test_threads_share_a_reader_under_a_budget(tmp_path: Path, monkeypatch: pyte
     assert wrong == []
 
 
-def test_its_threads_end_with_it(tmp_path: Path) -> None:
+def test_reader_threads_end_with_their_reader(tmp_path: Path) -> None:
     blocks, _ = mapped_blocks(tmp_path, 2)
     before = set(threading.enumerate())
     reader = ReadAhead(blocks)
     visit(reader, blocks[0])
-    settled(reader)
+    wait_until_idle()
     made = set(threading.enumerate()) - before
     assert made
     del reader

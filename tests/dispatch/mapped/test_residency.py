@@ -31,7 +31,7 @@ def within(blocks: list[MappedBlock], budget: int, monkeypatch: pytest.MonkeyPat
     return found
 
 
-def bring_in(decides: Residency, waited_for: list[MappedBlock], may_drop: bool = True) -> list[MappedBlock]:
+def page_in_all(decides: Residency, waited_for: list[MappedBlock], may_drop: bool = True) -> list[MappedBlock]:
     """Do as it says until it says no more; return the blocks that came in."""
     came: list[MappedBlock] = []
     decides.measure()
@@ -46,21 +46,21 @@ def test_what_is_waited_for_comes_first_and_then_what_is_expected_next(
     blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decides = within(blocks, 6 * MIB, monkeypatch)
-    assert bring_in(decides, [blocks[4]]) == [blocks[4], *blocks[:4], blocks[5]]
+    assert page_in_all(decides, [blocks[4]]) == [blocks[4], *blocks[:4], blocks[5]]
 
 
 def test_without_room_the_rest_waits(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:
     decides = within(blocks, 3 * MIB, monkeypatch)
-    assert bring_in(decides, [], may_drop=False) == blocks[:3]
+    assert page_in_all(decides, [], may_drop=False) == blocks[:3]
 
 
 def test_for_what_is_wanted_soon_goes_what_is_wanted_last(
     blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decides = within(blocks, 3 * MIB, monkeypatch)
-    bring_in(decides, [])
+    page_in_all(decides, [])
     decides.order = [*blocks[2:], *blocks[:2]]
-    assert bring_in(decides, [blocks[2]])[0] is blocks[3]
+    assert page_in_all(decides, [blocks[2]])[0] is blocks[3]
     assert not blocks[1].held, "used last, it is wanted again last"
     assert blocks[0].held
 
@@ -75,9 +75,9 @@ def test_what_stays_is_spread_between_what_takes_turns(
         block = blocks[turn % 6]
         decides.order = [*blocks[turn % 6 :], *blocks[: turn % 6]]
         block.users = 1
-        brought = bring_in(decides, [block])
+        paged_in = page_in_all(decides, [block])
         block.users = 0
-        came += brought if turn >= 6 else []
+        came += paged_in if turn >= 6 else []
         assert sum(each.held for each in blocks) <= 4 * MIB
     assert sorted(block.name for block in came) == ["1", "1", "2", "2", "3", "3", "5", "5"]
 
@@ -94,11 +94,11 @@ def test_the_beginning_of_the_order_is_spread_evenly(count: int) -> None:
 
 def test_what_is_in_use_is_never_dropped(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:
     decides = within(blocks, 2 * MIB, monkeypatch)
-    bring_in(decides, [])
+    page_in_all(decides, [])
     for block in blocks[:2]:
         block.users = 1
     decides.order = [*blocks[2:], *blocks[:2]]
-    came = bring_in(decides, [blocks[2]])
+    came = page_in_all(decides, [blocks[2]])
     assert came == [blocks[2]], "room or no room, for a forward waits for it"
     assert all(block.held for block in blocks[:3])
 
@@ -107,4 +107,4 @@ def test_with_no_budget_all_comes_in(blocks: list[MappedBlock], monkeypatch: pyt
     monkeypatch.setattr(residency, "free_memory_bytes", lambda device: 2**40)
     decides = Residency(blocks, None, StreamStats())
     decides.order = list(blocks)
-    assert bring_in(decides, []) == blocks
+    assert page_in_all(decides, []) == blocks

@@ -40,22 +40,22 @@ def plan() -> Callable[[Block], ReadPlan]:
     return lambda block: plan_reads(block, files, CHUNK)
 
 
-def reads_ahead(anticipation: SpeculativeReads, plan: Callable[[Block], ReadPlan], count: int) -> None:
+def reads_ahead(reads: SpeculativeReads, plan: Callable[[Block], ReadPlan], count: int) -> None:
     for _ in range(count):
-        assert anticipation.next_read(plan, begin)
+        assert reads.next_read(plan, begin)
 
 
 def test_expected_blocks_are_read_one_after_the_other_and_no_others(
     made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     first, second, _ = made[0]
-    anticipation = SpeculativeReads()
-    assert not anticipation.next_read(plan, begin)
-    anticipation.expect([first, second])
-    reads_ahead(anticipation, plan, len(plan(first).chunks) + len(plan(second).chunks))
-    assert not anticipation.next_read(plan, begin)
+    reads = SpeculativeReads()
+    assert not reads.next_read(plan, begin)
+    reads.expect([first, second])
+    reads_ahead(reads, plan, len(plan(first).chunks) + len(plan(second).chunks))
+    assert not reads.next_read(plan, begin)
     for block in (first, second):
-        begun = anticipation.asked(block, plan(block))
+        begun = reads.asked(block, plan(block))
         assert [read.chunk for read in begun] == list(plan(block).chunks)
 
 
@@ -63,44 +63,44 @@ def test_a_block_that_is_asked_for_takes_over_what_has_begun_and_is_expected_no_
     made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     first, second, _ = made[0]
-    anticipation = SpeculativeReads()
-    anticipation.expect([first, second])
-    reads_ahead(anticipation, plan, 1)
-    assert len(anticipation.asked(first, plan(first))) == 1
-    reads_ahead(anticipation, plan, 1)
-    assert anticipation.asked(second, plan(second))[0].chunk == plan(second).chunks[0]
-    assert not anticipation.next_read(plan, begin)
+    reads = SpeculativeReads()
+    reads.expect([first, second])
+    reads_ahead(reads, plan, 1)
+    assert len(reads.asked(first, plan(first))) == 1
+    reads_ahead(reads, plan, 1)
+    assert reads.asked(second, plan(second))[0].chunk == plan(second).chunks[0]
+    assert not reads.next_read(plan, begin)
 
 
 def test_a_wrong_guess_gives_nothing_but_what_is_to_be_dropped(
     made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     first, second, third = made[0]
-    anticipation = SpeculativeReads()
-    anticipation.expect([first, second])
-    reads_ahead(anticipation, plan, 3)
-    assert anticipation.asked(third, plan(third)) == []
-    assert len(anticipation.drop()) == 3
-    assert anticipation.drop() == []
+    reads = SpeculativeReads()
+    reads.expect([first, second])
+    reads_ahead(reads, plan, 3)
+    assert reads.asked(third, plan(third)) == []
+    assert len(reads.drop()) == 3
+    assert reads.drop() == []
 
 
 def test_what_was_read_before_a_weight_was_written_is_of_no_use(
     made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     (first, *_), (registry, *_) = made
-    anticipation = SpeculativeReads()
-    anticipation.expect([first])
-    reads_ahead(anticipation, plan, 1)
+    reads = SpeculativeReads()
+    reads.expect([first])
+    reads_ahead(reads, plan, 1)
     registry["weight"].data[5] = 9
-    assert anticipation.asked(first, plan(first)) == []
+    assert reads.asked(first, plan(first)) == []
 
 
 def test_what_could_not_be_read_ahead_is_read_anew(
     made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     first = made[0][0]
-    anticipation = SpeculativeReads()
-    anticipation.expect([first])
+    reads = SpeculativeReads()
+    reads.expect([first])
 
     def fail(chunk: Chunk) -> Read:
         read = begin(chunk)
@@ -108,8 +108,8 @@ def test_what_could_not_be_read_ahead_is_read_anew(
         read.staged.set_exception(OSError("the disk is gone"))
         return read
 
-    assert anticipation.next_read(plan, fail)
-    assert anticipation.asked(first, plan(first)) == []
+    assert reads.next_read(plan, fail)
+    assert reads.asked(first, plan(first)) == []
 
 
 def test_blocks_of_which_nothing_is_read_are_passed_over(
@@ -117,8 +117,8 @@ def test_blocks_of_which_nothing_is_read_are_passed_over(
 ) -> None:
     (first, second, _), (registry, *_) = made
     registry["weight"].data[5] = 9
-    anticipation = SpeculativeReads()
-    anticipation.expect([first, second])
-    reads_ahead(anticipation, plan, 1)
-    assert anticipation.asked(first, plan(first)) == []
-    assert len(anticipation.asked(second, plan(second))) == 1
+    reads = SpeculativeReads()
+    reads.expect([first, second])
+    reads_ahead(reads, plan, 1)
+    assert reads.asked(first, plan(first)) == []
+    assert len(reads.asked(second, plan(second))) == 1
