@@ -290,6 +290,7 @@ def test_what_cannot_lie_on_disk_in_place_needs_a_folder(tmp_path: Path) -> None
     assert list((tmp_path / "offload").iterdir()) == [], "the file has no name any more"
 
 
+@pytest.mark.slow
 def test_twenty_thousand_tensors_are_no_trouble(tmp_path: Path) -> None:
     """Quadratic work would take minutes; the test's own time limit is the measure."""
     tensors = {f"experts.{i // 100}.{i % 100}.weight": torch.full((2, 2), float(i)) for i in range(20_000)}

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from bigmodel.devices import virtual
@@ -54,16 +55,9 @@ def check_the_link_of_a_virtual_accelerator() -> None:
     os._exit(0)  # the copy has not ended
 
 
-def run_alone(check: str) -> None:
-    """Run a check in a process without threads of other tests."""
-    code = f"from {__name__} import *; {check}()"
+@pytest.mark.slow
+def test_locks_and_links_of_virtual_accelerators_are_free_in_a_child() -> None:
+    """In a process without threads of other tests. The check of the link comes last: it ends the process."""
+    code = f"from {__name__} import *; check_locks(); check_the_link_of_a_virtual_accelerator()"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-
-
-def test_a_lock_is_free_in_a_child() -> None:
-    run_alone("check_locks")
-
-
-def test_a_virtual_accelerator_is_usable_in_a_child_during_a_copy() -> None:
-    run_alone("check_the_link_of_a_virtual_accelerator")

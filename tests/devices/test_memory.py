@@ -26,6 +26,7 @@ assert max_memory_allocated("cpu") < with_block - 32 * MB
 """
 
 
+@pytest.mark.slow
 def test_the_host_is_measured_by_the_kernels_high_water_mark() -> None:
     # In a process of its own: in a large one the kernel may take pages away meanwhile.
     subprocess.run([sys.executable, "-c", HIGH_WATER_MARK], check=True)

@@ -27,6 +27,7 @@ print(weight.grad.sum().item())
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_is_not_done_does_not_abort_the_process() -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=90)

@@ -95,6 +95,7 @@ def test_what_is_no_dtype_and_no_device_is_refused(wrong: dict[str, Any]) -> Non
         profile_model(Flat(), example=((torch.ones(2, 3),), {}), **wrong)
 
 
+@pytest.mark.slow
 def test_planning_a_plain_module_does_not_import_transformers() -> None:
     script = (
         "import sys, torch\n"

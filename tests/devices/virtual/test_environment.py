@@ -26,6 +26,7 @@ def test_another_form_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> 
         from_environment()
 
 
+@pytest.mark.slow
 def test_a_process_started_with_it_has_the_accelerators() -> None:
     code = "from bigmodel.devices import accelerators, free_memory_bytes as free; print(accelerators(), free(0))"
     environment = {**os.environ, "BIGMODEL_VIRTUAL": "2x1MiB"}

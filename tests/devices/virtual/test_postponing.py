@@ -78,6 +78,7 @@ def end_at_every_capacity(loss_of: Callable[[nn.Module, torch.Tensor], torch.Ten
         assert gradient is None or torch.equal(gradient.cpu(), parameter.grad.cpu())
 
 
+@pytest.mark.slow
 def test_the_process_goes_on() -> None:
     code = (
         f"from {__name__} import *\ngc.freeze()\n"

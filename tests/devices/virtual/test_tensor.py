@@ -184,6 +184,7 @@ for index in (0, 1):
 """
 
 
+@pytest.mark.slow
 def test_gradients_are_computed_on_every_device_also_of_one_that_came_after_a_first_backward_pass() -> None:
     run = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True, check=False)
     assert run.stdout.splitlines() == [f"[[10.0, 10.0, 10.0]] virtual:{index}" for index in (0, 0, 1, 1)], run.stderr

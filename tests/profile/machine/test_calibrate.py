@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -25,8 +26,9 @@ CURVES = {
 EFFORT = replace(QUICK, models=((64, 4), (256, 1)))
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, products: float = 1.0, call: float = 1e-5) -> DeviceSpeed:
-    """What comes of `CURVES` on a machine whose products take `products` times what these say."""
+@cache
+def measured(products: float = 1.0, call: float = 1e-5) -> DeviceSpeed:
+    """Return the calibrated `CURVES` of a machine whose products take `products` times as long as they say."""
 
     def seconds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> float:
         work = work_of(func, args, kwargs, output)
@@ -34,29 +36,32 @@ def measured(monkeypatch: pytest.MonkeyPatch, products: float = 1.0, call: float
             return 0.0
         return call + DeviceSpeed(CURVES, call, call).seconds(work) * (products if work.kind == PRODUCT else 1.0)
 
-    with Clock(monkeypatch, seconds):
+    with pytest.MonkeyPatch.context() as monkeypatch, Clock(monkeypatch, seconds):
         return calibrated(CURVES, CPU, EFFORT)
 
 
-def test_figures_that_are_right_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    product = measured(monkeypatch).curves[f"{PRODUCT}:float32"]
+def test_figures_that_are_right_stay_as_they_are() -> None:
+    product = measured().curves[f"{PRODUCT}:float32"]
     assert product.values == pytest.approx((FIGURE, 16 * FIGURE), rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.5, 2.5])
-def test_products_that_take_longer_in_a_model_are_corrected(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
-    product = measured(monkeypatch, factor).curves[f"{PRODUCT}:float32"]
+def test_products_that_take_longer_in_a_model_are_corrected(factor: float) -> None:
+    product = measured(factor).curves[f"{PRODUCT}:float32"]
     assert product.values == pytest.approx((factor * FIGURE, factor * 16 * FIGURE), rel=0.1)
 
 
-def test_no_figure_is_corrected_beyond_what_a_machine_at_work_can_explain(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_no_figure_is_corrected_beyond_what_a_machine_at_work_can_explain() -> None:
     for factor, bound in ((10.0, MOST), (0.1, LEAST)):
-        product = measured(monkeypatch, factor).curves[f"{PRODUCT}:float32"]
+        product = measured(factor).curves[f"{PRODUCT}:float32"]
         assert product.values[0] == pytest.approx(bound * FIGURE, rel=0.1)
 
 
-def test_what_a_call_takes_is_told_by_a_model_of_next_to_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow, fast = (measured(monkeypatch, call=call).call_cached for call in (1e-5, 1e-6))
+@pytest.mark.slow
+def test_what_a_call_takes_is_told_by_a_model_of_next_to_no_work() -> None:
+    slow, fast = measured().call_cached, measured(call=1e-6).call_cached
     assert slow == pytest.approx(10 * fast, rel=0.1)
     assert slow == pytest.approx(1e-5, rel=0.5)
 

@@ -77,6 +77,7 @@ def test_another_set_up_is_another_machine(accelerators: None) -> None:
     assert probe.machine_key(QUICK) != before
 
 
+@pytest.mark.slow
 def test_a_quick_measuring_says_something_of_everything(accelerators: None, tmp_path: Path) -> None:
     virtual.configure(0, capacity=1000)
     machine = probe.measure(QUICK, tmp_path)
@@ -93,6 +94,7 @@ def test_a_quick_measuring_says_something_of_everything(accelerators: None, tmp_
     assert torch.get_device_module("virtual").max_memory_allocated(0) == 0
 
 
+@pytest.mark.slow
 def test_the_command_shows_what_is_known(tmp_path: Path) -> None:
     """In a process of its own, with a profile of this machine already there."""
     script = (

@@ -33,7 +33,7 @@ def model(name: str) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
 def test_the_formula_agrees_with_what_the_model_keeps(name: str, cache: str) -> None:
     found = model(name)
     profile = profile_model(found, batch_size=2, context_length=64, cache=cache)

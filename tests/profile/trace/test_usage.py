@@ -56,7 +56,10 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
-@pytest.mark.parametrize(("batch_size", "prompt", "new_tokens"), [(1, 60, 1), (3, 40, 2), (2, 3, 37)])
+@pytest.mark.parametrize(
+    ("batch_size", "prompt", "new_tokens"),
+    [(1, 60, 1), pytest.param(3, 40, 2, marks=pytest.mark.slow), pytest.param(2, 3, 37, marks=pytest.mark.slow)],
+)
 def test_the_peak_of_generate_is_predicted_to_the_byte(
     family: str, batch_size: int, prompt: int, new_tokens: int
 ) -> None:
@@ -147,7 +150,7 @@ def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> No
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-@pytest.mark.parametrize("apart", [1, 2, 7])
+@pytest.mark.parametrize("apart", [1, pytest.param(2, marks=pytest.mark.slow), 7])
 def test_what_crosses_between_two_accelerators_is_predicted_to_the_byte(family: str, apart: int) -> None:
     """GPT-2 adds positions to words, each of which may lie elsewhere; scores come back to where the inputs are."""
     from bigmodel.dispatch import dispatch_model

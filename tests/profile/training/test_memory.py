@@ -80,6 +80,7 @@ def test_what_is_kept_is_known_from_the_parameters() -> None:
     assert training_memory(model, 1, 16, "sgd").optimizer == 0
 
 
+@pytest.mark.slow
 def test_recomputing_leaves_less_for_the_backward() -> None:
     model = llama(num_hidden_layers=6)
     assert training_memory(model, 4, 64, checkpointing=True).activations < training_memory(model, 4, 64).activations
