@@ -1,4 +1,4 @@
-"""Checks of what callers pass, so that a mistake is one clear error and not whatever breaks first."""
+"""Validation of arguments: a mistake raises one clear error at the call."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import nn
 from .errors import PlanError
 
 LARGEST = 2**31 - 1
-"""Of sequences, tokens, slots and ranks each: sizes of tensors are products of two, and have 64 bits."""
+"""Upper bound of counts of sequences, tokens, slots and ranks: a product of two must fit in 64 bits."""
 
 
 def check_model(model: object) -> None:
-    """Refuse what is no module.
+    """Refuse a model that is not a module.
 
     Raises:
-        PlanError: says what it is.
+        PlanError: the message names its type.
     """
     if not isinstance(model, nn.Module):
         raise PlanError(f"model is {shown(model)}; give a torch.nn.Module")
@@ -35,7 +35,7 @@ def whole_number(name: str, value: object, least: int = 0) -> int:
 
 
 def optional_whole_number(name: str, value: object, least: int = 0) -> int | None:
-    """Return None for None, and else as `whole_number`."""
+    """Return None for None, otherwise the result of `whole_number`."""
     return None if value is None else whole_number(name, value, least)
 
 
@@ -43,7 +43,7 @@ def check_flags(**flags: object) -> None:
     """Refuse flags that are neither true nor false.
 
     Raises:
-        PlanError: names the flag.
+        PlanError: the message names the flag.
     """
     for name, value in flags.items():
         if value is not None and not (isinstance(value, Integral) and int(value) in (0, 1)):
@@ -51,10 +51,10 @@ def check_flags(**flags: object) -> None:
 
 
 def check_choice(name: str, value: object, known: Iterable[str | None]) -> None:
-    """Refuse a value that is none of the known ones.
+    """Refuse a value that is not in `known`.
 
     Raises:
-        PlanError: names these.
+        PlanError: the message lists the known values.
     """
     choices = list(known)
     if not isinstance(value, (str, type(None))) or value not in choices:
@@ -62,10 +62,10 @@ def check_choice(name: str, value: object, known: Iterable[str | None]) -> None:
 
 
 def check_names(name: str, given: object) -> None:
-    """Refuse what is not a mapping with text for keys; `name` is what the argument is called.
+    """Refuse an argument, called `name`, that is not a mapping with string keys.
 
     Raises:
-        PlanError: says what it is.
+        PlanError: the message names its type.
     """
     if not isinstance(given, Mapping):
         raise PlanError(f"{name} is {shown(given)}; give a mapping by name")
@@ -75,7 +75,7 @@ def check_names(name: str, given: object) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value as it can stand in a message: itself if it is short, else of what kind it is."""
+    """Return a short description of a value for messages: its repr if that is short, otherwise its type."""
     if isinstance(value, int) and abs(value) > 2**64:
         return "a number beyond 64 bits"
     if value is None or isinstance(value, (bool, int, float)):

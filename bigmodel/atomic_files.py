@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic file writes: a file exists completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import BinaryIO
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that gets its name, with its bytes on the disk, only when the body is done.
+    """Open a temporary file that is synchronized to disk and renamed to `path` when the body completes.
 
     Raises:
-        OSError: the file cannot be written. Then, as when the body raises, what was there is untouched, and nothing
-            else is left.
+        OSError: the file cannot be written. Then, and when the body raises, an existing file stays unchanged and no
+            temporary file is left.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
@@ -36,7 +36,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
+    """Wait until the entries of a folder are on disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Looks up a tensor's device in a device map: the longest key that is a prefix of its name decides."""
+"""Device lookup: the longest key of a device map that is a prefix of a tensor's name gives its device."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from ..module_names import owner_of
 
 
 class DeviceLookup:
-    """A device map, looked up by tensor name.
+    """Looks up the device of a tensor in a device map.
 
     Args:
         device_map: module or tensor name -> device; ``""`` stands for the whole model.
 
     Raises:
-        DeviceError: something in the map names no device.
+        DeviceError: a value of the map is not a device.
     """
 
     def __init__(self, device_map: Mapping[str, DeviceLike]) -> None:
         self._devices = {name: normalize_device(device) for name, device in device_map.items()}
 
     def find(self, name: str) -> str | None:
-        """The canonical device of the tensor `name`, ``"disk"`` included; None if the map does not cover it."""
+        """Return the canonical device of the tensor `name`, ``"disk"`` included; None if the map does not cover it."""
         owner = owner_of(name, self._devices)
         return None if owner is None else self._devices[owner]
 
     def torch_device(self, name: str) -> torch.device:
-        """The device on which the tensor `name` lies; the CPU for one that stays on disk."""
+        """Return the torch device of the tensor `name`; the CPU for a tensor on disk."""
         found = self.find(name)
         assert found is not None, "the map has been checked"
         return torch_device(found)

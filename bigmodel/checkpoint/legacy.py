@@ -1,7 +1,7 @@
 """A legacy ``.bin`` file: what ``torch.save`` wrote. Only tensors are unpickled, never code.
 
-Such a file is a zip archive of one pickle and one uncompressed record per storage, so its tensors, too, can be used
-where they lie once torch has said which record each is made from. Its loader tells that when it loads to ``meta``.
+Such a file is a zip archive of one pickle and one uncompressed record per storage, so its tensors can be used in place
+too. Loading it to ``meta`` with torch gives the record of each tensor.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ logger = logging.getLogger(__name__)
 _ADVICE = ("Weights only load failed", "(1)", "(2)", "Check the documentation")
 LEGACY_SUFFIXES = (".bin", ".pt", ".pth")
 NOT_IN_PLACE = -1
-"""The offset of a tensor that cannot be used where it lies: the file is too old, or torch would have to convert it."""
+"""The offset of a tensor that cannot be used in place: the file format is too old, or needs conversion by torch."""
 
 
 class LegacyShard:
-    """A ``.bin`` file. Nothing but its pickle is read unless it is of a kind that cannot be used in place."""
+    """A ``.bin`` file. Only its pickle is read, unless its tensors cannot be used in place."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         records = _plain_records(path)
-        # Not to meta where torch would turn the byte order: it does so even there, and crashes.
+        # Not to meta if torch converts the byte order: it does so even on meta, and crashes.
         self._tensors = _tensors(path, _unpickle(path, "meta" if records else "cpu"))
         self._offsets = {name: _offset(path, name, tensor, records) for name, tensor in self._tensors.items()}
         self._maps = ShardMaps(path, path.stat().st_size)
@@ -62,17 +62,17 @@ def _unpickle(path: Path, device: str) -> Any:
         return torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointFormatError(
-            f"{path}: holds more than tensors, and loading it could run code, or is damaged ({_what_was_met(error)}); "
+            f"{path}: holds more than tensors, and loading it could run code, or is damaged ({_reason(error)}); "
             "if you trust it, load it with torch.load and write it again with bigmodel.save_model"
         ) from error
-    except Exception as error:  # torch reports damage as whatever its readers stumbled over
+    except Exception as error:  # torch raises arbitrary exceptions for damaged files
         raise CheckpointFormatError(
-            f"{path}: is not a file of torch.save, or is damaged ({_what_was_met(error)}); copy or download it again"
+            f"{path}: is not a file of torch.save, or is damaged ({_reason(error)}); copy or download it again"
         ) from error
 
 
-def _what_was_met(error: Exception) -> str:
-    """The line of torch's message that says what was met, without its advice to load the file unsafely all the same."""
+def _reason(error: Exception) -> str:
+    """Return the line of torch's message with the reason, without its advice to load the file unsafely."""
     lines = [line.strip() for line in str(error).splitlines()]
     met = next((line for line in lines if line and not line.startswith(_ADVICE)), type(error).__name__)
     return met.removeprefix("WeightsUnpickler error: ").partition(". Please use")[0][:200]
@@ -80,7 +80,9 @@ def _what_was_met(error: Exception) -> str:
 
 def _tensors(path: Path, content: Any) -> dict[str, torch.Tensor]:
     if not isinstance(content, dict):
-        raise CheckpointFormatError(f"{path}: holds a {type(content).__name__}, where tensors by name are wanted")
+        raise CheckpointFormatError(
+            f"{path}: holds a {type(content).__name__}, but a mapping of names to tensors is expected"
+        )
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise CheckpointFormatError(
@@ -93,7 +95,7 @@ def _tensors(path: Path, content: Any) -> dict[str, torch.Tensor]:
 
 
 def _plain_records(path: Path) -> dict[int, int]:
-    """Offset -> bytes of each record that holds a storage as it is; none if any would have to be converted."""
+    """Return the size in bytes of each record of a storage by its offset; empty if any record needs conversion."""
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             records: dict[int, int] = {}
@@ -117,13 +119,13 @@ def _plain_records(path: Path) -> dict[int, int]:
             return records
     except FileNotFoundError as error:
         raise CheckpointNotFoundError(f"{path}: there is no such file") from error
-    except Exception:  # no zip, or a damaged one: torch shall say, it reads the format before zip as well
+    except Exception:  # no valid zip: torch reports the reason, or reads the older format
         logger.debug("%s: is no plain zip archive", path, exc_info=True)
         return {}
 
 
 def _offset(path: Path, name: str, tensor: torch.Tensor, records: dict[int, int]) -> int:
-    """Where in the file the elements of a tensor loaded to ``meta`` lie one after another."""
+    """Return the file offset of the contiguous elements of a tensor loaded to ``meta``, or `NOT_IN_PLACE`."""
     storage = tensor.untyped_storage()
     start = getattr(storage, "_checkpoint_offset", None)
     if not records or start is None or not tensor.is_contiguous() or tensor.numel() == 0:
@@ -131,7 +133,7 @@ def _offset(path: Path, name: str, tensor: torch.Tensor, records: dict[int, int]
     begin = int(tensor.storage_offset()) * tensor.element_size()
     if records.get(start) != storage.nbytes() or begin + tensor.nbytes > storage.nbytes():
         raise CheckpointFormatError(
-            f"{path}: {name!r} is to have {storage.nbytes()} bytes of storage, but the file holds "
+            f"{path}: {name!r} requires {storage.nbytes()} bytes of storage, but the file holds "
             f"{records.get(start, 0)}: it is damaged; copy or download it again"
         )
     return int(start) + begin

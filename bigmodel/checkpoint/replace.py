@@ -1,9 +1,9 @@
-"""Replace the checkpoint in a folder as a whole, so that at every moment the folder loads as the old or the new one.
+"""Replaces the checkpoint in a folder atomically: at every moment the folder loads as the old or as the new one.
 
-A folder is loaded by one file: ``model.safetensors`` before ``model.safetensors.index.json`` before the legacy names
-(`bigmodel.sources.index.find_checkpoint_file`; transformers does the same). So the new files are written to a folder
-within, shards move out under names that nothing refers to, and then a single rename, or the removal of the file that
-takes precedence, makes them count. What no longer counts is removed last.
+One file determines how a folder is loaded: ``model.safetensors``, else ``model.safetensors.index.json``, else the
+legacy names (`bigmodel.sources.index.find_checkpoint_file`; transformers does the same). New files are written to a
+temporary subfolder, and shards are moved out under unused names. A single rename, or the removal of the file that takes
+precedence, then activates them. Old files are removed last.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _SHARD = re.compile(r"(model|pytorch_model)(-[0-9a-f]{8})?-\d{5}-of-\d{5}\.(safe
 
 
 class Replacement:
-    """The files of a checkpoint in the making. Use as a context: what is not committed leaves nothing behind.
+    """The files of a new checkpoint. A context manager, which removes them on exit unless they were committed.
 
     Args:
-        folder: where the checkpoint goes; must exist.
-        safe: whether it is made of safetensors, not of legacy ``.bin`` files.
+        folder: the folder of the checkpoint; must exist.
+        safe: whether its files are safetensors; otherwise legacy ``.bin`` files.
 
     Raises:
         CheckpointError: another file in the folder would be loaded instead of the new ones.
@@ -60,7 +60,7 @@ class Replacement:
         shutil.rmtree(self._temporary, ignore_errors=True)
 
     def shard_names(self, count: int) -> list[str]:
-        """Names for `count` files of weights; where there are several, none that the folder holds already."""
+        """Return names for `count` files of weights; names of several files are unused in the folder."""
         if count == 1:
             self._shards = [self._single]
             return self._shards
@@ -74,7 +74,7 @@ class Replacement:
             tag = f"-{uuid.uuid4().hex[:8]}"
 
     def path(self, name: str) -> Path:
-        """Where to write the file that will be called `name`."""
+        """Return the temporary path of the file `name`."""
         return self._temporary / name
 
     def write_index(self, content: bytes) -> None:
@@ -83,12 +83,12 @@ class Replacement:
         self._write(self._index, content)
 
     def write_beside(self, name: str, content: bytes) -> None:
-        """Write a small file that takes its place just before the weights do."""
+        """Write a small file that is moved into place just before the weights."""
         self._beside.append(name)
         self._write(name, content)
 
     def commit(self) -> None:
-        """Make the folder load as the new checkpoint, and remove what is left of the old one."""
+        """Make the folder load as the new checkpoint, and remove the files of the old one."""
         if self._has_index:
             for name in self._shards:
                 os.rename(self.path(name), self.folder / name)
@@ -99,7 +99,7 @@ class Replacement:
         os.replace(self.path(entry), self.folder / entry)
         sync_folder(self.folder)
         new = {entry, *self._shards, *self._beside}
-        # Those that take precedence over the new entry, the first of them last: until it is gone, the old one counts.
+        # Files with precedence over the new entry; the first one last, as the old checkpoint counts until it is gone.
         for name in (INDEX_FILE, SINGLE_FILE) if not self.safe else (SINGLE_FILE,):
             if name not in new and name in self._old:
                 os.unlink(self.folder / name)
@@ -110,12 +110,12 @@ class Replacement:
         for name in sorted(self._old - new):
             if os.path.lexists(self.folder / name):
                 os.unlink(self.folder / name)
-        for leftover in self.folder.glob(f"{_PREFIX}*"):  # of a save that was cut off
+        for leftover in self.folder.glob(f"{_PREFIX}*"):  # of an interrupted save
             shutil.rmtree(leftover, ignore_errors=True)
         sync_folder(self.folder)
 
     def _old_files(self) -> set[str]:
-        """The files of an older checkpoint that must go: of the same format, or of safetensors in any case."""
+        """Return the files of an older checkpoint to be removed: safetensors, and those of the same format."""
         present = {entry.name for entry in self.folder.iterdir() if entry.is_file() or entry.is_symlink()}
         formats = [(SINGLE_FILE, INDEX_FILE, ".safetensors")]
         if not self.safe:
@@ -124,7 +124,7 @@ class Replacement:
         for single, index, suffix in formats:
             old |= {single, index} | {name for name in present if _SHARD.fullmatch(name) and name.endswith(suffix)}
             if index in present:
-                # An index may name any file of its folder; only weights are ours to remove.
+                # An index may name any file of its folder; only files of weights are removed.
                 old |= {name for name in _named_in(self.folder / index) if name.endswith(suffix)}
         return old & present
 
@@ -145,7 +145,7 @@ class Replacement:
 
 
 def _named_in(index: Path) -> set[str]:
-    """The files of an older checkpoint; a damaged index names none."""
+    """Return the files that an older index names; none if it is damaged."""
     try:
         return set(read_index(index).values())
     except CheckpointError:

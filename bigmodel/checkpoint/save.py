@@ -1,4 +1,4 @@
-"""Save a model as a sharded checkpoint: a crash at any moment leaves the old checkpoint or the new one."""
+"""Saves a model as a sharded checkpoint. After a crash the folder holds either the old or the new checkpoint."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def save_model(
 ) -> None:
     """Write the parameters and persistent buffers of a model to a folder, and the config of a transformers model.
 
-    The model may be dispatched, and its parameters may be views of the very files that are replaced. A tied tensor is
-    stored once, under its first name. Beside the model no more than one tensor is in memory (one shard, without
-    `safe_serialization`).
+    The model may be dispatched, and its parameters may be views of the files that are replaced. A tied tensor is
+    stored once, under its first name. At most one tensor is in memory in addition to the model (without
+    `safe_serialization`, one shard).
 
-    A checkpoint that the folder holds already is replaced as a whole: until one last rename the folder loads as the
-    old one, from then on as the new one. For that, new shards bear names that no file there has. Shards of the old
-    checkpoint are removed last; other files stay.
+    An existing checkpoint in the folder is replaced atomically by a last rename: the folder loads as the old one
+    before, as the new one after it. New shards therefore get unused names. Shards of the old checkpoint are removed
+    last; other files stay.
 
     Args:
         model: a module, or a state dict.
-        save_directory: the folder; made if need be.
-        max_shard_size: bytes in a file, as a number or text such as ``"5GB"``. A single larger tensor gets a file of
-            its own. What fits in one file goes into one.
+        save_directory: the folder; created if it does not exist.
+        max_shard_size: maximum bytes of a file, as a number or text such as ``"5GB"``. A larger tensor gets a file of
+            its own. A model that fits in one file is written to one.
         safe_serialization: write safetensors; otherwise ``.bin`` files with ``torch.save``.
-        config_of: the module that a state dict was taken from. Its config is written then, if it has one.
+        config_of: the module of a given state dict; its config is written, if it has one.
 
     Raises:
         CheckpointError: a tensor has no value (is on meta), or a dtype that safetensors cannot hold; `save_directory`
@@ -87,7 +87,7 @@ def save_model(
 
 
 def split_shards(tensors: Mapping[str, torch.Tensor], max_bytes: int) -> list[dict[str, torch.Tensor]]:
-    """Cut tensors into consecutive groups of at most `max_bytes`, or of one tensor; one empty group if there is none.
+    """Split tensors into consecutive groups of at most `max_bytes`, or of one larger tensor; at least one group.
 
     Raises:
         CheckpointError: `max_bytes` is not positive.
@@ -106,7 +106,7 @@ def split_shards(tensors: Mapping[str, torch.Tensor], max_bytes: int) -> list[di
 
 
 def _module_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and persistent buffer under one name: a tied one under the name that loading ties others to."""
+    """Return every parameter and persistent buffer once; a tied one under the name to which loading ties the rest."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ()) if is_transformers_model(model) else set()
     tensors = {}
     for target in find_model_tensors(model):
@@ -117,7 +117,7 @@ def _module_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _distinct(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors of a state dict without those that are another one under a second name."""
+    """Return the tensors of a state dict, those with several names under the first."""
     tensors: dict[str, torch.Tensor] = {}
     seen: set[tuple[object, ...]] = set()
     for name, tensor in state_dict.items():

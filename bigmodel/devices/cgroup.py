@@ -1,4 +1,4 @@
-"""What the limits of this process's control groups leave free: Linux' versions 2 and 1, as containers use them."""
+"""Free memory under the limits of this process's control groups (Linux, versions 2 and 1), as in containers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-"""Where control groups are mounted."""
+"""The mount point of control groups."""
 
 MEMBERSHIP = Path("/proc/self/cgroup")
-"""Says of which groups this process is."""
+"""Lists the groups of this process."""
 
 UNLIMITED = 2**62
-"""Version 1 writes a number about as large where there is no limit."""
+"""Version 1 reports a number of about this size if there is no limit."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class _Version:
         mounted: folder of the groups within `ROOT`.
         limit: file with the limit.
         used: file with the bytes in use.
-        given_back: counters of what is counted as used, and what the kernel takes back when memory is wanted: cached
-            files, above all.
+        given_back: counters of used memory that the kernel reclaims under pressure, mainly cached files.
     """
 
     controller: str

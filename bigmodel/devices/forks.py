@@ -1,7 +1,7 @@
 """Locks that a forked process finds free.
 
-A fork copies a lock as it is, but only the thread that forks: what another thread held at that moment is never given
-back in the child. Data-loader workers are such children.
+A fork copies locks in their current state, but only the forking thread: a lock held by another thread at that moment
+would stay locked in the child for ever. Data-loader workers are such children.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def new_lock() -> threading.Lock:
-    """Return a lock that is free in every forked child. What it guards must bear being left half changed."""
+    """Return a lock that is free in every forked child. The guarded state must tolerate interrupted changes."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock

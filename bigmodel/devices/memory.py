@@ -1,4 +1,4 @@
-"""What a device's memory holds: now, at its highest mark, and what is free."""
+"""Memory of a device: allocated bytes, their peak, and free bytes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def memory_allocated(device: DeviceLike) -> int:
 
 
 def max_memory_allocated(device: DeviceLike) -> int:
-    """Return the highest mark of `memory_allocated` since `reset_peak_memory`.
+    """Return the peak of `memory_allocated` since `reset_peak_memory`.
 
     For ``"cpu"`` this is the kernel's own high-water mark of the resident set (``VmHWM``).
 
     Raises:
-        DeviceError: The device keeps no such mark (mps; a host without ``/proc``).
+        DeviceError: The device does not track its peak (mps; a host without ``/proc``).
     """
     target = _target(device)
     if target.type == "cpu":
@@ -44,7 +44,7 @@ def max_memory_allocated(device: DeviceLike) -> int:
 
 
 def reset_peak_memory(device: DeviceLike) -> None:
-    """Start the highest mark of `device` again from what it holds now."""
+    """Reset the peak of `device` to the bytes it holds now."""
     target = _target(device)
     if target.type == "cpu":
         if not _CLEAR_REFS.exists():

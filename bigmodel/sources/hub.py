@@ -1,4 +1,4 @@
-"""A model on the Hub: config and safetensors headers over HTTP, its weights only when they are asked for.
+"""A model on the Hub: config and safetensors headers are read over HTTP, weights are downloaded only on request.
 
 A header is read with a range request for the first bytes of its file, sized by what the index says about it, so
 planning a checkpoint of hundreds of gigabytes transfers a few megabytes.
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _CONNECTIONS = 8
 _SINGLE_FILE_GUESS = 64 * 1024
 _BYTES_PER_ENTRY = 120
-"""What a header spends on one tensor besides its name: dtype, shape and offsets, generously."""
+"""Upper estimate of the bytes of a header entry besides the tensor's name: dtype, shape and offsets."""
 
 
 def open_remote(
@@ -41,7 +41,7 @@ def open_remote(
     local_files_only: bool,
     trust_remote_code: bool,
 ) -> ModelSource:
-    """The repository `repo_id`, from the Hub, or from the cache where the Hub may not or cannot be asked.
+    """Return the repository `repo_id` on the Hub, or in the cache when offline or if the Hub cannot be reached.
 
     Arguments and exceptions are those of `bigmodel.sources.resolve.open_source`.
     """
@@ -72,7 +72,7 @@ def _cached(repo_id: str, revision: str | None, cache_dir: str | None, reason: s
 
 
 class HubSource(ModelSource):
-    """A repository on a server that speaks the Hub's HTTP, pinned to the commit found by `connect`."""
+    """A repository on a server with the Hub's HTTP interface, pinned to the commit that `connect` finds."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class HubSource(ModelSource):
         self.files: list[str] = []
 
     def connect(self) -> None:
-        """Ask for the list of files, and stay with the commit they belong to."""
+        """Request the list of files and pin the commit to which it belongs."""
         with hub_errors(self.name, self.revision):
             api = hub.HfApi(endpoint=self.endpoint, token=self.token)
             info = api.model_info(self.name, revision=self.revision, timeout=TIMEOUT_SECONDS)
@@ -167,7 +167,7 @@ class HubSource(ModelSource):
             pool.shutdown(cancel_futures=True)
 
     def _expected_header_bytes(self) -> dict[str, int]:
-        """How many bytes to ask for first, by shard: enough for its header, little beyond."""
+        """Return the size in bytes of the first range request by shard: its header, with little beyond."""
         if self._index is None:
             return {self._file: _SINGLE_FILE_GUESS}
         guesses = dict.fromkeys(self._shards, LENGTH_BYTES + 2 * _BYTES_PER_ENTRY)
@@ -184,13 +184,13 @@ class HubSource(ModelSource):
         return parse_header(prefix, size, source)
 
     def _read_range(self, file: str, start: int, count: int) -> tuple[bytes, int]:
-        """Up to `count` bytes of `file` from `start`, and the size of the whole file in bytes."""
+        """Return up to `count` bytes of `file` from `start`, and the size of the whole file in bytes."""
         url = hub.hf_hub_url(self.name, file, revision=self.commit, endpoint=self.endpoint)
         with hub_errors(self.name, self.revision):
             return read_range(url, self.token, start, count)
 
     def _download(self, file: str) -> Path:
-        """A file of the pinned commit, by way of the cache."""
+        """Return a file of the pinned commit from the cache, after downloading it if need be."""
         # First by the name that was asked for: the cache notes which commit a branch is at, for offline use.
         for revision in (self.revision, self.commit):
             with hub_errors(self.name, revision):
@@ -215,7 +215,7 @@ class _SilentProgress(tqdm):
 
 
 def _is_companion(file: str, trust_remote_code: bool) -> bool:
-    """Whether a file beside the weights is needed to use them: configs, tokenizer, and code only if trusted."""
+    """Return whether a file other than weights is needed: configs, tokenizer files, and code if it is trusted."""
     if "/" in file:
         return False
     if file.endswith(".py"):

@@ -1,6 +1,6 @@
-"""Which files make up a checkpoint, and which of them holds which tensor.
+"""The files of a checkpoint, and its index: which file holds which tensor.
 
-JSON objects that name no key twice: readers differ in which of the two they take, so none may be taken.
+JSON with duplicate keys is refused, since readers differ in which of the two values they take.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ONE_OF_SEVERAL = re.compile(r"-\d{5}-of-(?!00001\.)\d{5}\.(safetensors|bin)$")
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The ``weight_map`` of the index file at `path`: tensor name -> file name inside the index's folder.
+    """Return the ``weight_map`` of the index file at `path`: tensor name -> file name inside the index's folder.
 
     Raises:
         CheckpointNotFoundError: there is no such file.
@@ -38,7 +38,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def parse_index(content: bytes, source: str) -> dict[str, str]:
-    """As `read_index`, of an index already in memory; `source` names it in messages."""
+    """Parse the content of an index as `read_index` does; `source` names it in messages."""
     try:
         index: Any = json.loads(content.decode("utf-8"), object_pairs_hook=once_each)
     except DuplicateKeyError as error:
@@ -63,7 +63,7 @@ def parse_index(content: bytes, source: str) -> dict[str, str]:
 def check_file_name(name: object, key: str, source: str) -> None:
     """Refuse a file name that leads out of the index's folder.
 
-    The name is judged, not where a link of that name leads: the Hub's cache is made of links.
+    Only the name is checked, not the target of a link: the Hub's cache consists of links.
 
     Raises:
         CheckpointFormatError: names the index, the key and the file name.
@@ -82,9 +82,9 @@ def check_file_name(name: object, key: str, source: str) -> None:
 def merge_weight_map(
     headers: Mapping[str, Collection[str]], index: dict[str, str] | None, source: str
 ) -> dict[str, str]:
-    """Tensor name -> file, from what the files hold, checked against the index where there is one.
+    """Return the file of each tensor by name, from the headers, validated against the index if there is one.
 
-    A tensor that a shard holds and the index does not name counts too, as it does for transformers.
+    Tensors of a shard that the index does not name are included, as in transformers.
 
     Raises:
         CheckpointFormatError: the index places a tensor in a shard that does not hold it, or two shards hold
@@ -107,11 +107,11 @@ def merge_weight_map(
 
 
 def find_checkpoint_file(path: Path) -> Path:
-    """The file a checkpoint is opened by: an index, or the one file that holds all tensors.
+    """Return the file by which a checkpoint is opened: an index, or the one file that holds all tensors.
 
     In a folder, the first of: ``model.safetensors``, its index, the only ``*.safetensors.index.json``, the
-    only ``*.safetensors``, ``pytorch_model.bin``, its index, the only ``*.bin``. It is transformers' order.
-    One of several shards (``...-00001-of-00003.safetensors``) is never taken for the whole.
+    only ``*.safetensors``, ``pytorch_model.bin``, its index, the only ``*.bin``. transformers uses the same order.
+    One of several shards (``...-00001-of-00003.safetensors``) is never taken for the whole checkpoint.
 
     Raises:
         CheckpointNotFoundError: there is nothing at `path`, or no checkpoint in the folder.
@@ -130,7 +130,7 @@ def find_checkpoint_file(path: Path) -> Path:
 
 
 def choose_checkpoint_file(names: Iterable[str], source: str) -> str:
-    """As `find_checkpoint_file`, of the file names of a folder or repository that `source` names."""
+    """Apply the order of `find_checkpoint_file` to file names; `source` is the name of their folder or repository."""
     rules: tuple[tuple[str, str], ...] = (
         (SINGLE_FILE, ""),
         (INDEX_FILE, ""),
@@ -161,7 +161,7 @@ def choose_checkpoint_file(names: Iterable[str], source: str) -> str:
 
 
 class DuplicateKeyError(Exception):
-    """An object names ``key`` twice."""
+    """A JSON object contains ``key`` twice."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -169,10 +169,10 @@ class DuplicateKeyError(Exception):
 
 
 def once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The members of a JSON object as a dictionary: an ``object_pairs_hook`` for `json.loads`.
+    """Return the members of a JSON object as a dictionary: an ``object_pairs_hook`` for `json.loads`.
 
     Raises:
-        DuplicateKeyError: a key is there twice.
+        DuplicateKeyError: a key occurs twice.
     """
     items = dict(pairs)
     if len(items) != len(pairs):

@@ -1,4 +1,4 @@
-"""Runs a loaded model in the way its plan was made for: text that goes on, text from text, or one forward."""
+"""Runs a loaded model on its planned workload: text generation, sequence to sequence, or one forward."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ..profile import as_when_decoding, image_shape, sound_shape
 Run = Callable[[], object]
 
 NEVER = 2**31
-"""An id that never comes, for texts to go on to their planned end."""
+"""An end-of-sequence id that no model returns, so that generation continues to its planned length."""
 
 
 @dataclass(frozen=True)
 class PlannedUse:
-    """What a plan was made for.
+    """The workload of a plan, as callables.
 
     Attributes:
-        whole: everything the plan's memory is for, once.
-        passes: single passes that it predicts the time of, by name, in its order: the prompt and a step, or one alone.
-        inputs: bytes of the tensors that it is given, which are there already.
+        whole: runs the whole workload once; its peak memory is the predicted one.
+        passes: the passes whose time the plan predicts, by name, in its order: prompt and step, or a single forward.
+        inputs: bytes of the input tensors, which exist before the run.
     """
 
     whole: Run
@@ -37,10 +37,10 @@ class PlannedUse:
 
 
 def planned_use(model: Any, found: Plan) -> PlannedUse:
-    """Return how to use `model`, loaded by plan `found`.
+    """Return the planned workload of `model`, which was loaded by plan `found`.
 
     Raises:
-        PlanError: what it takes as input is not known.
+        PlanError: the input format of the model is unknown.
     """
     config, name = model.config, model.main_input_name
     if name == "pixel_values":
@@ -105,7 +105,7 @@ def _transduce(model: Any, found: Plan, source: dict[str, torch.Tensor]) -> Plan
 
 
 def _with_step(begin: Callable[[], Any], step: Callable[[Any], object], found: Plan) -> dict[str, Run]:
-    """Return the passes that the plan predicts; a step goes on from one beginning, which is made when first asked."""
+    """Return the passes that the plan predicts; every step continues from one prompt, which is run on first use."""
     begun: list[Any] = []
 
     def one_step() -> None:
