@@ -11,7 +11,7 @@ from ...profile.model.quantized import quantized_bytes
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan
 from .assignment import STEP, Assignment
-from .slots import expert_rooms, slots_on
+from .slots import expert_capacities, slots_on
 
 
 def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePlan]:
@@ -63,7 +63,7 @@ def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     input_device = HOST if first == DISK else first
 
     def peaks(of: Assignment, over: Profile) -> dict[Key, int]:
-        slots = {at: room.slots for at, room in expert_rooms(over, of).items()}
+        slots = {at: room.slots for at, room in expert_capacities(over, of).items()}
         return over.dynamic_peaks(dict(enumerate(of.execution)), of.main, input_device=input_device, experts=slots)
 
     if not assignment.computed_below:

@@ -20,8 +20,8 @@ from .assignment import Assignment
 
 
 @dataclass(frozen=True)
-class ExpertRoom:
-    """Room for experts of one kind on one device.
+class ExpertCapacity:
+    """How many experts of one kind a device has memory for.
 
     Attributes:
         slots: how many experts there is room for.
@@ -67,7 +67,7 @@ def slots_on(profile: Profile, assignment: Assignment, device: Key) -> int:
     return nbytes + read_ahead_window(computed) + staging(streamed_bytes)
 
 
-def expert_rooms(profile: Profile, assignment: Assignment) -> dict[tuple[int, int], ExpertRoom]:
+def expert_capacities(profile: Profile, assignment: Assignment) -> dict[tuple[int, int], ExpertCapacity]:
     """Return the room of experts that come one by one, by positions of their unit and of the experts in it."""
     if not any(unit.experts for unit in profile.units):
         return {}
@@ -97,7 +97,7 @@ def share_cache(nbytes: int, kinds: Sequence[tuple[int, int]]) -> list[int]:
     return [max(1, min(room, count)) for room, (_, count) in zip(rooms, kinds, strict=True)]
 
 
-def _rooms(profile: Profile, assignment: Assignment, device: Key) -> dict[tuple[int, int], ExpertRoom]:
+def _rooms(profile: Profile, assignment: Assignment, device: Key) -> dict[tuple[int, int], ExpertCapacity]:
     found = {
         (index, position): experts
         for index, unit in enumerate(profile.units)
@@ -112,7 +112,7 @@ def _rooms(profile: Profile, assignment: Assignment, device: Key) -> dict[tuple[
     sizes = [(kind[0].nbytes, sum(experts.count for experts in kind)) for kind in kinds.values()]
     shares = share_cache(_expert_bytes(profile, assignment), sizes)
     rooms = {
-        slots: ExpertRoom(share, count, size) for slots, share, (size, count) in zip(kinds, shares, sizes, strict=True)
+        slots: ExpertCapacity(n, count, size) for slots, n, (size, count) in zip(kinds, shares, sizes, strict=True)
     }
     return {at: rooms[experts.slots] for at, experts in found.items()}
 

@@ -10,7 +10,7 @@ from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ...profile.trace.trace import OUTSIDE
 from ..memory.assignment import STEP, Assignment
-from ..memory.slots import ExpertRoom, expert_rooms
+from ..memory.slots import ExpertCapacity, expert_capacities
 from ..result.budgets import Key, is_accelerator
 from .schedule import Visit, seconds_of_pass
 from .unit_cost import UnitCost
@@ -54,7 +54,7 @@ class _Surroundings:
     on_disk: int
     from_host: bool
     stream_buffers: bool
-    rooms: Mapping[int, tuple[ExpertRoom | None, ...]]
+    rooms: Mapping[int, tuple[ExpertCapacity | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class CostModel:
         """Return what all phases and units of an assignment have in common."""
         if self._last is None or self._last[0] is not assignment:
             units = self.profile.units
-            rooms = expert_rooms(self.profile, assignment)
+            rooms = expert_capacities(self.profile, assignment)
             found = _Surroundings(
                 on_disk=sum(
                     unit.weights for unit, storage in zip(units, assignment.storage, strict=True) if storage == DISK
