@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from bigmodel.atomic_files import written_atomically
 from bigmodel.checkpoint import Checkpoint, write
+from bigmodel.devices.nested import map_tensors
+from bigmodel.devices.virtual import VirtualTensor
 from bigmodel.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError, TrainError
 from bigmodel.sources.headers import read_header
 
@@ -41,8 +43,12 @@ def numbered(name: str, index: int) -> str:
 def save_object(obj: Any, path: Path) -> None:
     """Write an object of tensors, numbers, strings and containers of them.
 
-    Raises TrainError when it holds something that could not be read back without running code.
+    Tensors on a virtual accelerator are written as host tensors, since its tensor class cannot be read back.
+
+    Raises:
+        TrainError: it holds something that could not be read back without running code.
     """
+    obj = map_tensors(lambda tensor: tensor.cpu() if isinstance(tensor, VirtualTensor) else tensor, obj)
     with written_atomically(path) as file:
         torch.save(obj, file)
         file.flush()

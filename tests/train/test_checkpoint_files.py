@@ -30,6 +30,14 @@ def test_names_are_numbered_from_the_second_on() -> None:
     ]
 
 
+@pytest.mark.usefixtures("accelerators")
+def test_tensors_of_a_virtual_accelerator_are_written_as_host_tensors(tmp_path: Path) -> None:
+    save_object({"state": {0: {"exp_avg": torch.ones(2).to("virtual:0")}}}, tmp_path / "o")
+    back = load_object(tmp_path / "o")["state"][0]["exp_avg"]
+    assert back.device.type == "cpu"
+    assert back.tolist() == [1, 1]
+
+
 def test_plain_objects_come_back(tmp_path: Path) -> None:
     obj: Any = OrderedDict(x=torch.ones(2), n=[1, 2.5, None, True, "s"], t=(1, {"k": {3}}), f=np.float64(0.5))
     save_object(obj, tmp_path / "o")
