@@ -20,6 +20,10 @@ NEARLY_ALL_EXPERTS = 7 / 8
 """Share of a module's experts from which on a call fetches the next module's ahead: it will want nearly all, too.
 Predicted seconds count on what dispatch then does."""
 
+MOST_GROUPS = 512
+"""Most slots that one call of an experts function is given; CUDA's grouped product takes fewer than 1024. Predicted
+bytes depend on it."""
+
 RESTORE_BUFFERS = 2
 """Quantised parts that are staged on the device at once: while one is restored, the next one arrives."""
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from bigmodel.benchmarks.planning_fuzz import NEARLY, VIOLATED, Case, outcome_of, random_case, random_model
+from bigmodel.benchmarks.planning_fuzz import ABOVE, FAILED, VIOLATED, Case, outcome_of, random_case, random_model
 from bigmodel.checkpoint import save_model
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import cpu_offload, dispatch_model, from_pretrained, get_plan, load_checkpoint_and_dispatch
@@ -105,9 +105,8 @@ def test_random_plans_peak_at_the_predicted_byte(draw: random.Random) -> None:
     case = random_case(draw, model)
     found = plan_of_case(model, case)
     kind, said = outcome_of(model, found, case)
-    assert kind != VIOLATED, f"{case}: {said}"
-    # Chunked experts take what the router's choices make of them: an expectation, not a certain figure.
-    assert kind != NEARLY or (found is not None and found.expert_cache), f"{case}: {said}"
+    # Mixtures are planned for the routing that takes the most: others take less.
+    assert kind not in (ABOVE, VIOLATED, FAILED), f"{case}: {said}"
 
 
 def plan_of_case(model: nn.Module, case: Case) -> Plan | None:

@@ -21,14 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...limits import NEARLY_ALL_EXPERTS
+from ...limits import MOST_GROUPS, NEARLY_ALL_EXPERTS
 from .cache import Chosen, ExpertCache
 from .gradients import differentiable, wants_gradients
 from .layer import ExpertLayer, stand_in
 from .lazy_tensors import ExpertQueue, LazyTensor, fitting, split
-
-MOST_GROUPS = 512
-"""Most slots that one call of an experts function is given; CUDA's grouped product takes fewer than 1024."""
 
 
 class ExpertForward:

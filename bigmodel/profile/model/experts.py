@@ -41,6 +41,16 @@ class RouterChoice:
     count: int
 
     @property
+    def rows(self) -> int:
+        """Pairs of a token and an expert chosen for it."""
+        return self.tokens * self.per_token
+
+    @property
+    def most(self) -> int:
+        """The most distinct experts used."""
+        return min(self.count, self.rows)
+
+    @property
     def wanted(self) -> float:
         """Expected number of distinct experts used, if all are equally likely, as routers are trained to make them."""
         return distinct_experts(self.count, self.tokens, self.per_token)

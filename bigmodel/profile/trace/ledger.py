@@ -1,16 +1,17 @@
 """Replays a trace under a device map: which device each storage lies on, and the peak bytes on each device.
 
 Tensors that cross between devices are copied, as the dispatched model copies them: inputs to where a unit executes,
-outputs back to the main device. Experts that do not all fit a device are computed in chunks (`chunk_experts`).
+outputs back to the main device. Experts that are cached are counted as the worst routing calls them (`expert_calls`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ...devices import HOST
+from ...limits import MOST_GROUPS
+from .expert_calls import NUMBER, expert_calls
 from .trace import (
     Allocate,
     Burst,
@@ -30,9 +31,6 @@ from .trace import (
 D = TypeVar("D", bound=Hashable)
 Rounding = Callable[[int], int]
 """Bytes requested -> bytes that the allocator takes."""
-
-NUMBER = 8
-"""Bytes of one expert index (int64), and of the token counts of one expert (two int32)."""
 
 
 def replay(
@@ -79,7 +77,8 @@ class Ledger(Generic[D]):
         self._last = main  # device of the last unit, within a call of the model
         self._rounding = rounding
         self._experts = experts or {}
-        self._chunked, self._chunked_on = UNCHUNKED, main
+        self._routed: tuple[Route, int, list[Event]] | None = None  # the running call of cached experts, and its slots
+        self._indices = 0  # bytes of the slot indices that the running experts are called with
         self._brought_to = main if input_device is None else input_device
         self._calls: list[Call] = []
         self._alive: dict[int, tuple[D, int]] = {}
@@ -91,7 +90,9 @@ class Ledger(Generic[D]):
 
     def book(self, event: Event) -> None:
         """Apply one event."""
-        if isinstance(event, Allocate):
+        if self._routed is not None and not isinstance(event, Routed):
+            self._routed[2].append(event)
+        elif isinstance(event, Allocate):
             self._allocate(event)
         elif isinstance(event, Free):
             device, nbytes = self._alive.pop(event.storage, (self._main, 0))
@@ -111,8 +112,7 @@ class Ledger(Generic[D]):
         elif isinstance(event, Route):
             self._route(event)
         elif isinstance(event, Routed):
-            self._add(self._chunked_on, -self._chunked.beside)
-            self._chunked = UNCHUNKED
+            self._end_routed()
         elif isinstance(event, Call):
             self._last = self._main
             self._calls.append(event)
@@ -149,7 +149,7 @@ class Ledger(Generic[D]):
         elsewhere = [nbytes for storage, nbytes in event.others if self._alive.get(storage, (device, 0))[0] != device]
         copied = sum(map(self._rounding, elsewhere))
         self._add(device, copied)
-        self._take(event.storage, device, self._rounding(self._chunked.bytes_of(event.nbytes)))
+        self._take(event.storage, device, self._rounding(event.nbytes))
         self._add(device, -copied)
 
     def _device_of(self, event: Allocate) -> D:
@@ -167,21 +167,43 @@ class Ledger(Generic[D]):
         self._add(device, copied)
 
     def _route(self, event: Route) -> None:
-        """Count what calling cached experts takes beside the experts: slot indices on the device, and token counts of
-        the slots beyond the number of experts."""
+        """Begin a call of cached experts. Where all are sure to fit, it takes what was recorded, and beside it the slot
+        indices, and row counts of the slots beyond the number of experts."""
         if not self._running:
             return
-        unit, device, copied = self._running.pop()
+        unit, device, _ = self._running[-1]
         slots = self._experts.get((unit, event.position))
-        more = 0
-        if slots is not None:
-            choice = event.choice
-            counted = NUMBER * max(slots - choice.count, 0) if event.counted else 0
-            more = self._rounding(choice.tokens * choice.per_token * NUMBER) + counted
-            self._chunked, self._chunked_on = chunk_experts(event, slots), device
-            self._add(device, self._chunked.beside)
-        self._running.append((unit, device, copied + more))
-        self._add(device, more)
+        if slots is None:
+            return
+        if slots < event.choice.count or slots > MOST_GROUPS:
+            self._routed = event, slots, []
+            return
+        counted = NUMBER * (slots - event.choice.count) if event.counts_rows else 0
+        self._indices = self._rounding(event.choice.rows * NUMBER) + counted
+        self._add(device, self._indices)
+
+    def _end_routed(self) -> None:
+        """End a call of experts: count the worst that it may have taken, and what is left of it."""
+        if not self._running:
+            return
+        device = self._running[-1][1]
+        self._add(device, -self._indices)
+        self._indices = 0
+        if self._routed is None:
+            return
+        route, slots, events = self._routed
+        self._routed = None
+        peak = max(call.peak(route, events, self._rounding) for call in expert_calls(route, slots))
+        self._add(device, peak)
+        self._add(device, -peak)
+        for event in events:
+            if isinstance(event, Allocate):
+                self._alive[event.storage] = device, self._rounding(event.nbytes)
+                self.now[device] += self._alive[event.storage][1]
+            elif isinstance(event, Free) and event.storage in self._alive:
+                held_on, nbytes = self._alive.pop(event.storage)
+                self.now[held_on] -= nbytes
+        self._add(device, 0)
 
     def _leave(self, event: Leave) -> None:
         _, device, copied = self._running.pop()
@@ -212,34 +234,3 @@ class Ledger(Generic[D]):
         total = self.now[device] = self.now.get(device, 0) + nbytes
         if total > self.peak.get(device, 0):
             self.peak[device] = total
-
-
-@dataclass(frozen=True)
-class ChunkedExperts:
-    """Memory of experts that are computed in chunks, because the device has no room for all that a call wants.
-
-    Attributes:
-        share: share of the routed tokens in one chunk.
-        least: tensors of at most so many bytes are made whole, not by chunk.
-        beside: bytes held over all chunks: the outputs collected so far, and the tokens of one chunk.
-    """
-
-    share: float
-    least: int
-    beside: int
-
-    def bytes_of(self, nbytes: int) -> int:
-        """Return the bytes of a tensor that has `nbytes` when all experts are computed at once."""
-        return nbytes if nbytes <= self.least else int(nbytes * self.share)
-
-
-UNCHUNKED = ChunkedExperts(1.0, 0, 0)
-
-
-def chunk_experts(route: Route, slots: int) -> ChunkedExperts:
-    """Return how experts are chunked when there are `slots` for them: half of the slots compute while the other half
-    is filled."""
-    if slots >= route.choice.wanted:
-        return UNCHUNKED
-    share = min(1.0, max(1, slots // 2) / route.choice.wanted)
-    return ChunkedExperts(share, route.nbytes, int(route.nbytes * route.choice.per_token * (1 + share)))

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from ...devices import HOST, virtual
-from ..model.experts import RouterChoice
+from ..model.experts import RouterChoice, expert_names
 from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Leave, Operation, Return, Route, Routed, Scratch
 from .work import ROUTE, Work, work_of
 
@@ -154,10 +154,20 @@ class Recorder(TorchDispatchMode):
         arguments = inspect.signature(type(module).forward)
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            _, tokens, index, _ = arguments.bind(module, *args, **kwargs).args
+            _, tokens, index, weights = arguments.bind(module, *args, **kwargs).args
             self._choice = RouterChoice(index.shape[0], index.shape[1], count)
-            counted = getattr(getattr(module, "config", None), "_experts_implementation", None) != "batched_mm"
-            self.events += [Route(position, self._choice, tokens.nbytes, counted), Operation(Work(ROUTE))]
+            implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
+            shares = tuple(module.get_parameter(name).nbytes // count for name in expert_names(module))
+            route = Route(
+                position,
+                self._choice,
+                tokens.nbytes,
+                implementation,
+                tokens.element_size(),
+                weights.element_size(),
+                shares,
+            )
+            self.events += [route, Operation(Work(ROUTE))]
 
         def after(_module: nn.Module, _args: Any, _output: Any) -> None:
             self._choice = None

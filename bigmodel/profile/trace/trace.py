@@ -107,13 +107,24 @@ class Route:
         position: position of the experts in the unit.
         choice: the router's choice.
         nbytes: bytes of the tokens.
-        counted: whether the implementation counts the tokens of each expert ("batched_mm" does not).
+        implementation: the experts function of transformers that is called; None or "eager": the class's own.
+        itemsize: bytes of one element of the tokens.
+        weight_itemsize: bytes of one element of the experts' weights for each token.
+        expert_tensors: bytes of one expert in each of the module's fused tensors.
     """
 
     position: int
     choice: RouterChoice
     nbytes: int = 0
-    counted: bool = True
+    implementation: str | None = "grouped_mm"
+    itemsize: int = 1
+    weight_itemsize: int = 1
+    expert_tensors: tuple[int, ...] = ()
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether the implementation counts the rows of each expert."""
+        return self.implementation != "batched_mm"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,127 @@
+"""The most that one call of cached experts takes, whatever the router chooses.
+
+A routing of T tokens to k of E experts each makes A = T k rows, and touches between k and D = min(E, A) distinct
+experts. With room for s experts, dispatch computes them
+
+- all at once, if the routing touches at most s, which needs k <= s. All A rows are then computed together;
+- in chunks of c = max(1, s / 2) experts otherwise, while the other half of the slots is filled. A token has at most
+  min(c, k) rows in a chunk, as its experts differ. Of the d > s experts touched, the d - c outside the chunk have a row
+  each, so that it has at most A - (d - c) rows: most for the smallest d, max(s + 1, k). So no chunk has more than
+  min(T min(c, k), A - (d - c)) rows.
+
+Every tensor of the experts function grows with the rows, the tokens or the experts that it is called with, so the
+larger of the two peaks bounds every routing. A routing reaches it: as many experts with one row each as there have to
+be, in the first chunk and after the second, and all other rows in the second chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ...limits import MOST_GROUPS
+from .trace import Allocate, Event, Free, Route, Scratch
+
+NUMBER = 8
+"""Bytes of one expert index (int64), and of the row counts of one expert (two int32)."""
+
+
+@dataclass(frozen=True)
+class ExpertCall:
+    """One way in which cached experts are called.
+
+    Attributes:
+        rows: rows, one for each token and chosen expert, in one call of the experts function.
+        per_token: experts per token in that call.
+        experts: experts among which the function tells the rows apart.
+        beside: bytes that are held while the function runs.
+        after: bytes that are held once it has run.
+        gathers: whether the shares of all rows' experts in all fused tensors are copied when the first are asked for.
+    """
+
+    rows: int
+    per_token: int
+    experts: int
+    beside: int
+    after: int = 0
+    gathers: bool = False
+
+    def peak(self, route: Route, events: Iterable[Event], rounding: Callable[[int], int]) -> int:
+        """Return the most bytes alive at once beyond those before the call.
+
+        Args:
+            route: the call as it was recorded, with all experts in one tensor.
+            events: the recorded events of the experts function.
+            rounding: bytes that the allocator takes for a number of bytes.
+        """
+        alive: dict[int, int] = {}
+        copies = [route.choice.rows * nbytes for nbytes in route.expert_tensors] if self.gathers else []
+        gathered = False
+        now = self.beside
+        peak = max(now, self.after)
+        for event in events:
+            if isinstance(event, Allocate):
+                is_copy = event.nbytes in copies
+                if is_copy and not gathered:
+                    now += sum(map(rounding, copies))
+                    gathered = True
+                taken = rounding(self.bytes_of(event.nbytes, route))
+                alive[event.storage] = taken
+                now += 0 if is_copy else taken
+                peak = max(peak, now)
+            elif isinstance(event, Free):
+                now -= alive.pop(event.storage, 0)
+            elif isinstance(event, Scratch):
+                peak = max(peak, now + event.nbytes)
+        return peak
+
+    def bytes_of(self, nbytes: int, route: Route) -> int:
+        """Return the bytes of a tensor that was recorded with `nbytes`: by row, by token, or by expert. Where more than
+        one is possible, the most."""
+        choice = route.choice
+        tokens = self.rows // self.per_token
+        possible = []
+        if nbytes == route.nbytes:
+            possible.append(nbytes // max(choice.tokens, 1) * tokens)
+        if choice.rows and nbytes % choice.rows == 0:
+            possible.append(nbytes // choice.rows * self.rows)
+        if nbytes % choice.count == 0 and nbytes <= NUMBER * choice.count:
+            possible.append(nbytes // choice.count * self.experts)
+        return max(possible, default=nbytes)
+
+
+def expert_calls(route: Route, slots: int) -> list[ExpertCall]:
+    """Return the ways in which experts may be called when there are `slots` for them, each at its largest."""
+    choice = route.choice
+    if route.implementation in (None, "eager"):
+        return [ExpertCall(choice.rows, choice.per_token, choice.count, beside=0)]
+    calls = []
+    if choice.per_token <= slots:
+        at_once = ExpertCall(choice.rows, choice.per_token, slots, beside=NUMBER * choice.rows)
+        calls.append(at_once if slots <= MOST_GROUPS else _chunk(route, slots, choice.rows))
+    if choice.most > slots:
+        gathering = ExpertCall(choice.rows, choice.per_token, choice.count, beside=0, gathers=True)
+        calls.append(
+            gathering if route.implementation == "batched_mm" else _chunk(route, slots, chunk_rows(route, slots))
+        )
+    return calls
+
+
+def chunk_rows(route: Route, slots: int) -> int:
+    """Return the most rows in one chunk of a routing that touches more experts than there are `slots`."""
+    choice = route.choice
+    size = max(1, slots // 2)
+    touched = max(slots + 1, choice.per_token)
+    return min(choice.tokens * min(size, choice.per_token), choice.rows - (touched - size))
+
+
+def _chunk(route: Route, slots: int, rows: int) -> ExpertCall:
+    """Return the call for a chunk of `rows` rows, each of one expert. Beside it are the products of all rows so far;
+    its own rows' numbers, tokens, weights of one, and slots. Afterwards the products are weighted and added up."""
+    choice, token_bytes = route.choice, route.nbytes // max(route.choice.tokens, 1)
+    products = choice.rows * token_bytes
+    own = rows * (token_bytes + route.itemsize + 2 * NUMBER)
+    weighted = max(route.weight_itemsize, route.itemsize)
+    wider = weighted // route.itemsize
+    added = route.nbytes * (wider + (wider > 1))
+    return ExpertCall(rows, 1, min(slots, MOST_GROUPS), products + own, after=products * (1 + wider) + added)
