@@ -93,7 +93,8 @@ class Worker:
         """Run case `number` by its plan as JSON; None: the case was refused."""
         if self._process is None:
             self._start()
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process is not None
+        assert self._process.stdin is not None
         assert self._answers is not None
         try:
             self._process.stdin.write(json.dumps({"number": number, "seed": seed, "plan": plan}) + "\n")

@@ -6,6 +6,7 @@ import gc
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from bigmodel.profile import profile_model
 from bigmodel.profile.machine.machine import nominal_machine
 from bigmodel.verify.planned_use import planned_use
 
-from .mixtures import mixtral
+from .mixtures import EXPERT_BYTES, mixtral
 from .models import llama, stack
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -83,6 +84,60 @@ def test_expert_caches_take_the_bytes_of_the_plan(expert_cache: int | None) -> N
     assert found.streamed
     assert found.expert_cache == ({0: expert_cache} if expert_cache is not None else found.expert_cache)
     assert peak(model, found) == found.devices[0].total <= budget
+
+
+Routing = Callable[[int, int, int, int], torch.Tensor]
+"""(tokens, experts per token, experts, slots) -> the experts of each token, (tokens, experts per token)."""
+
+
+def to_the_same(tokens: int, per_token: int, _experts: int, _slots: int) -> torch.Tensor:
+    return torch.arange(per_token).repeat(tokens, 1)
+
+
+def over_all(tokens: int, per_token: int, experts: int, _slots: int) -> torch.Tensor:
+    return torch.arange(tokens * per_token).view(tokens, per_token) % experts
+
+
+def into_the_second_chunk(tokens: int, per_token: int, experts: int, slots: int) -> torch.Tensor:
+    """As many rows as can be in one chunk, which is not the first, of as few experts as do not fit."""
+    size = max(1, slots // 2)
+    touched = max(slots + 1, per_token)
+    heavy = list(range(size, 2 * size))
+    others = [expert for expert in range(min(touched, experts)) if expert not in heavy]
+    left = tokens * per_token - min(tokens * min(size, per_token), tokens * per_token - len(others))
+    chosen = []
+    for token in range(tokens):
+        share = min(-(-left // (tokens - token)) if size < per_token else per_token, left)
+        first = sum(expert not in heavy for row in chosen for expert in row)
+        outside = [others[(first + number) % len(others)] for number in range(share)]
+        inside = [heavy[(token + number) % size] for number in range(per_token - share)]
+        chosen.append(outside + inside)
+        left -= share
+    return torch.tensor(chosen)
+
+
+def route(model: nn.Module, routing: Routing, slots: int) -> None:
+    """Let all routers of `model` choose what `routing` says."""
+
+    def choose(module: Any, _args: Any, output: Any) -> None:
+        index = output[2]
+        index.copy_(routing(*index.shape, module.num_experts, slots))
+
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        layer.mlp.gate.register_forward_hook(choose)
+
+
+@pytest.mark.parametrize(("slots", "per_token"), [(1, 1), (1, 2), (2, 2), (3, 1), (4, 3), (7, 2)])
+def test_no_routing_takes_more_than_planned_and_the_worst_takes_all(slots: int, per_token: int) -> None:
+    measured = {}
+    for routing in (to_the_same, over_all, into_the_second_chunk):
+        model = mixtral(num_hidden_layers=6, num_experts_per_tok=per_token)
+        budget = int(0.8 * sum(parameter.nbytes for parameter in model.parameters()))
+        found = planned(model, budget, main_device=0, expert_cache=slots * EXPERT_BYTES)
+        assert found.streamed
+        route(model, routing, slots)
+        measured[routing.__name__] = peak(model, found)
+    assert max(measured.values()) == found.devices[0].total <= budget, measured
 
 
 def test_buffers_are_streamed_as_the_plan_says() -> None:

@@ -17,7 +17,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from bigmodel.devices import memory_allocated, virtual
 from bigmodel.dispatch import dispatch_model, undispatch
-from bigmodel.dispatch.experts.forward import MOST_GROUPS
+from bigmodel.limits import MOST_GROUPS
 
 from ..mixtures import EXPERT_BYTES, MIXTURES, chosen_by, deepseek_v3, experts_of, mixtral, qwen2_moe, tokens
 

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
-import pytest
-
 from bigmodel.profile.model.experts import RouterChoice
-from bigmodel.profile.trace.ledger import UNCHUNKED, chunk_experts, replay
+from bigmodel.profile.trace.expert_calls import expert_calls
+from bigmodel.profile.trace.ledger import replay
 from bigmodel.profile.trace.trace import (
     OUTSIDE,
     Allocate,
@@ -141,34 +140,15 @@ def test_experts_that_come_one_by_one_are_called_by_numbers_that_are_copied_to_t
 
 
 def test_more_slots_than_experts_take_nothing_where_tokens_are_not_counted() -> None:
-    trace = Trace(
-        (Enter(0), Route(0, RouterChoice(tokens=10, per_token=2, count=4), 100, counted=False), Routed(), Leave(0))
-    )
+    route = Route(0, RouterChoice(tokens=10, per_token=2, count=4), 100, "batched_mm")
+    trace = Trace((Enter(0), route, Routed(), Leave(0)))
     assert replay(trace, {}, 0, experts={(0, 0): 7}).peak == {0: 10 * 2 * 8}
 
 
-def test_where_not_all_experts_fit_some_are_computed_after_others_and_what_comes_of_each_choice_is_kept() -> None:
-    part = chunk_experts(Route(0, RouterChoice(tokens=10, per_token=2, count=4), nbytes=100), slots=2)
+def test_experts_that_may_not_all_fit_are_counted_as_the_worst_routing_calls_them() -> None:
+    route = EXPERTS.events[1]
+    assert isinstance(route, Route)
+    calls = expert_calls(route, 2)
     books = replay(EXPERTS, {}, 0, experts={(0, 0): 2})
-    assert books.peak == {0: 10 * 2 * 8 + part.beside + int(400 * part.share)}
+    assert books.peak == {0: max(call.peak(route, EXPERTS.events[2:5], int) for call in calls)}
     assert books.now == {0: 100}
-
-
-CHOICE = RouterChoice(tokens=10, per_token=2, count=4)
-
-
-@pytest.mark.parametrize("slots", [4, 9])
-def test_experts_that_all_fit_are_computed_with_at_once(slots: int) -> None:
-    assert chunk_experts(Route(0, CHOICE, nbytes=100), slots) == UNCHUNKED
-    assert UNCHUNKED.bytes_of(400) == 400
-
-
-def test_half_of_the_slots_compute_while_the_others_are_filled() -> None:
-    part = chunk_experts(Route(0, CHOICE, nbytes=100), slots=2)
-    assert part.share == pytest.approx(1 / CHOICE.wanted)
-    assert part.beside == int(200 * (1 + part.share))
-
-
-def test_what_is_made_of_the_tokens_themselves_is_made_whole() -> None:
-    part = chunk_experts(Route(0, CHOICE, nbytes=100), slots=2)
-    assert (part.bytes_of(400), part.bytes_of(100)) == (int(400 * part.share), 100)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from bigmodel.limits import MOST_GROUPS
+from bigmodel.profile.model.experts import RouterChoice
+from bigmodel.profile.trace.expert_calls import chunk_rows, expert_calls
+from bigmodel.profile.trace.trace import Allocate, Free, Route
+
+ROUTE = Route(0, RouterChoice(tokens=10, per_token=2, count=4), nbytes=160, itemsize=4, weight_itemsize=4)
+"""10 tokens of 4 float32 numbers, each going to 2 of 4 experts."""
+
+
+def most_rows_in_a_chunk(tokens: int, per_token: int, experts: int, slots: int) -> int:
+    """Try every routing."""
+    size, most = max(1, slots // 2), 0
+    choices = [
+        c for c in product(range(experts), repeat=per_token) if len(set(c)) == per_token and list(c) == sorted(c)
+    ]
+    for routing in product(choices, repeat=tokens):
+        chosen = sorted({expert for token in routing for expert in token})
+        if len(chosen) <= slots:
+            continue
+        for start in range(0, len(chosen), size):
+            chunk = chosen[start : start + size]
+            most = max(most, sum(expert in chunk for token in routing for expert in token))
+    return most
+
+
+@pytest.mark.parametrize(
+    ("tokens", "per_token", "experts", "slots"),
+    [(3, 2, 4, 1), (3, 2, 4, 2), (3, 2, 4, 3), (4, 1, 4, 1), (4, 1, 4, 2), (4, 1, 4, 3), (3, 3, 4, 2), (3, 3, 4, 3)],
+)
+def test_no_routing_has_more_rows_in_a_chunk_and_one_has_as_many(
+    tokens: int, per_token: int, experts: int, slots: int
+) -> None:
+    route = Route(0, RouterChoice(tokens, per_token, experts))
+    assert chunk_rows(route, slots) == most_rows_in_a_chunk(tokens, per_token, experts, slots)
+
+
+def test_experts_that_always_fit_are_called_at_once() -> None:
+    (call,) = expert_calls(ROUTE, 4)
+    assert (call.rows, call.per_token) == (20, 2)
+
+
+def test_experts_that_may_fit_are_called_at_once_or_in_chunks() -> None:
+    at_once, chunk = expert_calls(ROUTE, 3)
+    assert (at_once.rows, at_once.per_token) == (20, 2)
+    assert (chunk.rows, chunk.per_token) == (10, 1)
+
+
+def test_experts_that_never_fit_are_called_in_chunks() -> None:
+    (chunk,) = expert_calls(ROUTE, 1)
+    assert (chunk.rows, chunk.per_token) == (10, 1)
+
+
+def test_more_slots_than_one_call_is_given_are_called_in_chunks() -> None:
+    (chunk,) = expert_calls(ROUTE, MOST_GROUPS + 1)
+    assert (chunk.rows, chunk.per_token, chunk.experts) == (20, 1, MOST_GROUPS)
+
+
+def test_a_chunk_keeps_the_products_of_all_rows() -> None:
+    (chunk,) = expert_calls(ROUTE, 1)
+    products = 20 * 16
+    assert chunk.beside == products + 10 * (16 + 4 + 8 + 8)
+    assert chunk.after == 2 * products + 160
+
+
+def test_tensors_have_the_size_of_a_chunk_by_row_token_or_expert() -> None:
+    (chunk,) = expert_calls(ROUTE, 1)
+    assert chunk.bytes_of(20 * 100, ROUTE) == 10 * 100
+    assert chunk.bytes_of(160, ROUTE) == 160
+    assert chunk.bytes_of(4 * 4, ROUTE) == 4
+
+
+def test_gathering_copies_the_shares_of_all_rows_at_once() -> None:
+    choice = RouterChoice(tokens=1, per_token=2, count=4)
+    route = Route(0, choice, 16, "batched_mm", 4, 4, expert_tensors=(1000, 500))
+    (call,) = expert_calls(route, 1)
+    assert call.peak(route, [Allocate(0, 2000), Free(0), Allocate(1, 1000), Free(1)], int) == 3000
+
+
+def test_a_class_s_own_function_takes_what_was_recorded() -> None:
+    route = Route(0, ROUTE.choice, 160, "eager")
+    (call,) = expert_calls(route, 1)
+    assert call.peak(route, [Allocate(0, 400), Free(0), Allocate(1, 160)], int) == 400
