@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from itertools import combinations, product
+from itertools import product
 
 import pytest
 
