@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from .harness import Column, Limit, Report, Table
 from .harness.isolate import import_folder
@@ -83,7 +83,7 @@ class Worker:
         self._process: subprocess.Popen[str] | None = None
         self._answers: IO[str] | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
