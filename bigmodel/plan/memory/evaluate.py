@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from ...devices import DISK, HOST
 from ...profile import Profile
-from ...profile.model.quantized import quantized_bytes
+from ...profile.model.quantized import offloaded_bytes, quantized_bytes
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan
 from .assignment import STEP, Assignment
 from .slots import expert_capacities, slots_on
+from .usage import ACTIVATIONS, BUFFERS, KV_CACHE, SLOTS, WEIGHTS, MemoryUsage
 
 
 def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePlan]:
@@ -19,21 +20,39 @@ def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePla
 
     Kernels' workspace counts among the activations; `with_workspace_apart` tells them apart.
     """
-    weights, buffers = _stored(profile, assignment)
-    kv, peaks = _kv_cache(profile, assignment), _peaks(profile, assignment)
-    found = {}
-    for device in dict.fromkeys([*weights, *buffers, *peaks]):
-        cache = kv.get(device, 0)
-        found[device] = DevicePlan(
+    usage = memory_usage(profile, assignment)
+    return {
+        device: DevicePlan(
             device,
             budget=None,
-            weights=weights.get(device, 0),
-            buffers=buffers.get(device, 0),
-            kv_cache=cache,
-            activations=max(peaks.get(device, 0) - cache, 0),
-            slots=slots_on(profile, assignment, device),
+            weights=usage.of(device, WEIGHTS),
+            buffers=usage.of(device, BUFFERS),
+            kv_cache=usage.of(device, KV_CACHE),
+            activations=usage.of(device, ACTIVATIONS),
+            slots=usage.of(device, SLOTS),
         )
-    return found
+        for device in usage.devices
+    }
+
+
+def memory_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
+    """Return the bytes of an assignment by device and purpose; activations are replayed from the traces."""
+    usage = MemoryUsage(assignment.main)
+    _add_stored(usage, profile, assignment)
+    peaks = _peaks(profile, assignment)
+    for device, nbytes in _kv_cache(profile, assignment).items():
+        usage.add(device, KV_CACHE, nbytes)
+    for device, peak in peaks.items():
+        usage.add(device, ACTIVATIONS, max(peak - usage.of(device, KV_CACHE), 0))
+    for device in usage.devices:
+        usage.add(device, SLOTS, slots_on(profile, assignment, device))
+    for unit, storage, execution in zip(profile.units, assignment.storage, assignment.execution, strict=True):
+        if storage == DISK and not unit.is_lookup and profile.phases:
+            if execution == HOST:
+                usage.add_viewed(unit.weights - unit.expert_weights)
+            else:
+                usage.add_staged(offloaded_bytes(unit, profile.offload_dtype))
+    return usage
 
 
 def with_workspace_apart(
@@ -78,10 +97,8 @@ def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     return found
 
 
-def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], dict[Key, int]]:
-    """Return bytes of parameters and of buffers by device, each storage once per device."""
-    weights: dict[Key, int] = {}
-    buffers: dict[Key, int] = {}
+def _add_stored(usage: MemoryUsage, profile: Profile, assignment: Assignment) -> None:
+    """Add the bytes of parameters and of buffers, each storage once per device."""
     seen: set[tuple[Key, int, bool]] = set()
     parameters = {s for unit in profile.units for s, spec in unit.storages.items() if not spec.is_buffer}
     for index, unit in enumerate(profile.units):
@@ -92,10 +109,8 @@ def _stored(profile: Profile, assignment: Assignment) -> tuple[dict[Key, int], d
             quantized = profile.offload_dtype is not None and not is_buffer and assignment.streamed(index)
             if (device, storage, quantized) not in seen:
                 seen.add((device, storage, quantized))
-                books = buffers if is_buffer else weights
                 own = quantized_bytes(spec.shape, spec.dtype, profile.offload_dtype) if quantized else spec.nbytes
-                books[device] = books.get(device, 0) + own
-    return weights, buffers
+                usage.add(device, BUFFERS if is_buffer else WEIGHTS, own)
 
 
 def over_budget(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> dict[Key, int]:

@@ -14,7 +14,7 @@ from ...devices import DISK, HOST
 from ...limits import DEFAULT_SLOTS, NEARLY_ALL_EXPERTS, READ_AHEAD_BYTES, STAGING_BYTES
 from ...profile import Profile, UnitProfile
 from ...profile.model.experts import ExpertsProfile, RouterChoice
-from ...profile.model.quantized import offloaded_bytes, staging_bytes
+from ...profile.model.quantized import staging_bytes
 from ..result.budgets import Key
 from .assignment import Assignment
 
@@ -49,22 +49,13 @@ class ExpertCapacity:
 
 
 def slots_on(profile: Profile, assignment: Assignment, device: Key) -> int:
-    """Return the bytes on `device` that weights held elsewhere take turns in."""
+    """Return the bytes on `device` of slots, restore buffers and experts; `MemoryUsage` adds read-ahead and staging."""
     rooms = {id(room): room for room in _rooms(profile, assignment, device).values()}
     nbytes = sum(room.slots * room.expert_bytes for room in rooms.values())
     if device == assignment.main:
         streamed = [unit for index, unit in enumerate(profile.units) if assignment.streamed(index)]
         nbytes += _whole_slots(profile, assignment) + staging_bytes(streamed, profile.offload_dtype)
-    if device != HOST or not profile.phases:
-        return nbytes
-    on_disk = [
-        (unit, execution)
-        for unit, storage, execution in zip(profile.units, assignment.storage, assignment.execution, strict=True)
-        if storage == DISK and not unit.is_lookup
-    ]
-    computed = [unit.weights - unit.expert_weights for unit, execution in on_disk if execution == HOST]
-    streamed_bytes = [offloaded_bytes(unit, profile.offload_dtype) for unit, execution in on_disk if execution != HOST]
-    return nbytes + read_ahead_window(computed) + staging(streamed_bytes)
+    return nbytes
 
 
 def expert_capacities(profile: Profile, assignment: Assignment) -> dict[tuple[int, int], ExpertCapacity]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...devices import DISK, HOST
-from ..memory.slots import read_ahead_window
+from ..memory.usage import ACTIVATIONS, KV_CACHE, WEIGHTS, MemoryUsage
 from ..result.budgets import Key, is_accelerator
 from .items import Capacity, GroupPlacement, Item
 
@@ -28,36 +28,46 @@ def options_of(item: Item, capacity: Capacity) -> list[Option]:
 
 def feasible_placement(items: Sequence[Item], capacity: Capacity, chosen: Sequence[Option]) -> GroupPlacement | None:
     """Return the placement in which each group has its option, with the slots it needs; None past the budgets."""
-    streamed = [
-        item
-        for item, (storage, execution) in zip(items, chosen, strict=True)
-        if is_accelerator(execution) and not is_accelerator(storage) and item.slot_bytes
-    ]
-    slot_bytes = max((item.slot_bytes for item in streamed), default=0)
-    turns = sum(item.streams for item in streamed)
-    slots = min(turns, capacity.slots)
-    used = dict.fromkeys(capacity.budgets, 0)
+    usage = MemoryUsage(capacity.main, capacity.slots)
     running: set[Key] = {capacity.main} if any(is_accelerator(execution) for _, execution in chosen) else {HOST}
-    for item, (storage, execution) in zip(items, chosen, strict=True):
-        streams = is_accelerator(execution) and not is_accelerator(storage)
-        used[storage] = used.get(storage, 0) + item.held_bytes(streams)
-        used[execution] = used.get(execution, 0) + item.working
+    for item, option in zip(items, chosen, strict=True):
+        add_group(usage, item, option, capacity)
         if item.streams:
-            running.add(execution)
-    used[capacity.main] = used.get(capacity.main, 0) + slots * slot_bytes
-    if capacity.activations:
-        viewed = (item for item, option in zip(items, chosen, strict=True) if option == (DISK, HOST))
-        used[HOST] = used.get(HOST, 0) + read_ahead_window([item.weights for item in viewed if item.streams])
+            running.add(option[1])
     for key in running:
-        used[key] = used.get(key, 0) + capacity.activations
-    for key, nbytes in used.items():
-        if nbytes > capacity.budgets.get(key, nbytes if key == DISK else 0):
-            return None
+        usage.add(key, ACTIVATIONS, capacity.activations)
+    if usage.over(capacity.budgets):
+        return None
     main = capacity.main if capacity.main in running else HOST
-    return GroupPlacement(
-        tuple(storage for storage, _ in chosen),
-        tuple(execution for _, execution in chosen),
-        main,
-        slots,
-        slot_bytes,
-    )
+    storage, execution = tuple(storage for storage, _ in chosen), tuple(execution for _, execution in chosen)
+    return GroupPlacement(storage, execution, main, usage.slots, usage.slot_bytes)
+
+
+def add_group(usage: MemoryUsage, item: Item, option: Option, capacity: Capacity) -> None:
+    """Add the bytes that a group takes under an option; `remove_group` removes them."""
+    storage, execution = option
+    streams = is_accelerator(execution) and not is_accelerator(storage)
+    usage.add(storage, WEIGHTS, item.held_bytes(streams))
+    usage.add(execution, KV_CACHE, item.working)
+    if streams and item.slot_bytes:
+        usage.add_streamed(item.slot_bytes, item.streams)
+    if storage == DISK and item.streams and capacity.activations:
+        if streams:
+            usage.add_staged(item.held_bytes(streams))
+        else:
+            usage.add_viewed(item.weights)
+
+
+def remove_group(usage: MemoryUsage, item: Item, option: Option, capacity: Capacity) -> None:
+    """Remove what `add_group` added for the same group and option."""
+    storage, execution = option
+    streams = is_accelerator(execution) and not is_accelerator(storage)
+    usage.add(storage, WEIGHTS, -item.held_bytes(streams))
+    usage.add(execution, KV_CACHE, -item.working)
+    if streams and item.slot_bytes:
+        usage.remove_streamed(item.slot_bytes, item.streams)
+    if storage == DISK and item.streams and capacity.activations:
+        if streams:
+            usage.remove_staged(item.held_bytes(streams))
+        else:
+            usage.remove_viewed(item.weights)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...devices import DISK, HOST
-from ..result.budgets import Key, is_accelerator
-from .feasibility import Option, feasible_placement, options_of
+from ..memory.usage import MemoryUsage
+from .feasibility import Option, add_group, feasible_placement, options_of, remove_group
 from .greedy import Bin, fill_in_order, place_greedily
 from .items import NEVER, Capacity, GroupPlacement, Item
 
@@ -207,10 +207,11 @@ class BranchAndBound:
         for given in reversed(self._options):
             self._rest.append(self._rest[-1] + min(compute for _, compute, _ in given))
         self._rest.reverse()
-        self._descend([], 0.0, 0.0, 0, {})
+        self._usage = MemoryUsage(self.capacity.main, self.capacity.slots)
+        self._descend([], 0.0, 0.0, 0)
         return self.best
 
-    def _descend(self, chosen: list[Option], compute: float, link: float, streamed: int, used: dict[Key, int]) -> None:
+    def _descend(self, chosen: list[Option], compute: float, link: float, streamed: int) -> None:
         index = len(chosen)
         busy = link if streamed > self.capacity.slots else 0.0
         self.left -= 1
@@ -221,18 +222,11 @@ class BranchAndBound:
             return
         item = self.items[index]
         for option, own, fetch in self._options[index]:
-            storage, execution = option
-            taken = dict(used)
-            streams = is_accelerator(execution) and not is_accelerator(storage)
-            taken[storage] = taken.get(storage, 0) + item.held_bytes(streams)
-            taken[execution] = taken.get(execution, 0) + item.working
-            if any(
-                taken[key] > self.capacity.budgets.get(key, taken[key] if key == DISK else 0)
-                for key in (storage, execution)
-            ):
-                continue
-            turns = item.streams if fetch else 0
-            self._descend([*chosen, option], compute + own, link + fetch, streamed + turns, taken)
+            add_group(self._usage, item, option, self.capacity)
+            if not self._usage.over(self.capacity.budgets):
+                turns = item.streams if fetch else 0
+                self._descend([*chosen, option], compute + own, link + fetch, streamed + turns)
+            remove_group(self._usage, item, option, self.capacity)
 
     def _try(self, chosen: Sequence[Option]) -> None:
         placement = feasible_placement(self.items, self.capacity, chosen)
