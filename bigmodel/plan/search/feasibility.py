@@ -1,4 +1,4 @@
-"""Whether a placement of groups fits the budgets: the memory check that the search and its oracle share."""
+"""Whether groups fit where they are placed: what each option adds to the memory count, and the check of the budgets."""
 
 from __future__ import annotations
 

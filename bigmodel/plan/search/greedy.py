@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 
 from ...devices import DISK, HOST
-from ..memory.slots import read_ahead_window
+from ..memory.usage import MemoryUsage
 from ..result.budgets import Key, is_accelerator
 from .items import Capacity, GroupPlacement, Item
 
@@ -116,7 +116,8 @@ def _hold_the_rest(
         return None
     rest = {i: item.held_bytes(is_accelerator(execution[i])) for i, item in enumerate(items) if i not in placed}
     viewed = {i for i in host_runs if items[i].streams and capacity.activations}
-    bins = _in_ram_or_on_disk(rest, viewed, max(free, 0), capacity.budgets.get(DISK))
+    staged = {i for i in rest if is_accelerator(execution[i]) and items[i].streams and capacity.activations}
+    bins = _in_ram_or_on_disk(rest, viewed, staged, max(free, 0), capacity.budgets.get(DISK))
     if bins is None:
         return None
     storage = {**placed, **{index: bin_.device for bin_ in bins for index in bin_.placed}}
@@ -126,13 +127,14 @@ def _hold_the_rest(
 
 
 def _in_ram_or_on_disk(
-    rest: Mapping[int, int], viewed: Collection[int], ram: int, disk: int | None
+    rest: Mapping[int, int], viewed: Collection[int], staged: Collection[int], ram: int, disk: int | None
 ) -> list[Bin] | None:
-    """Fill RAM, less the read-ahead window of the `viewed` items that end up on disk; None if they do not fit.
+    """Fill RAM, less what the items that end up on disk pass through; None if they do not fit.
 
     Args:
         rest: bytes by item.
-        viewed: items that the host computes.
+        viewed: items that the host computes, through the read-ahead window if on disk.
+        staged: items that are streamed, staged in RAM if on disk.
         ram: free bytes of RAM.
         disk: free bytes of the disk; None for no limit.
     """
@@ -141,7 +143,13 @@ def _in_ram_or_on_disk(
         bins = [Bin(HOST, ram - window), Bin(DISK, disk)]
         if fill_in_order(rest.items(), bins):
             return None
-        needed = read_ahead_window([rest[index] for index in bins[1].placed if index in viewed])
+        passing = MemoryUsage(HOST)
+        for index in bins[1].placed:
+            if index in viewed:
+                passing.add_viewed(rest[index])
+            elif index in staged:
+                passing.add_staged(rest[index])
+        needed = passing.total(HOST)
         if needed <= window:
             return bins
         window = needed

@@ -1,7 +1,8 @@
 """Assignments that keep the budgets to the byte: the greedy one, and the one of least time that the search finds.
 
-Placing works with upper bounds. What it returns is evaluated exactly; if that is over a budget, the budget is lowered
-by the excess and the placement repeated.
+Search and evaluation count with one class, `MemoryUsage`. The search bounds activations and knows no transfers between
+devices, as an exact replay walks the whole trace for each candidate; so the result alone is replayed, and if that is
+over a budget, the budget is lowered by the excess and the placement repeated.
 """
 
 from __future__ import annotations
