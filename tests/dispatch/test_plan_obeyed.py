@@ -154,13 +154,13 @@ def test_buffers_are_streamed_as_the_plan_says() -> None:
 @pytest.mark.slow
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=12, deadline=None)
-def test_random_plans_peak_at_the_predicted_byte(draw: random.Random) -> None:
+def test_random_plans_never_pass_their_predicted_peak(draw: random.Random) -> None:
     virtual.enable(2)
     model = random_model(draw)
     case = random_case(draw, model)
     found = plan_of_case(model, case)
     kind, said = outcome_of(model, found, case)
-    # Mixtures are planned for the routing that takes the most: others take less.
+    # Mixtures are planned for the routing that takes the most, and an idle device for inputs that may pass it by.
     assert kind not in (ABOVE, VIOLATED, FAILED), f"{case}: {said}"
 
 
