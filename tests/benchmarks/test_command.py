@@ -152,7 +152,7 @@ def test_help_tells_how_it_is_measured_and_the_defaults_that_say_something(
     assert "What was said?\n\nIt is said once." in out
     assert "values for each variant (default: 3)" in out
     assert "of the order within rounds (default: 0)" in out
-    assert "folder for the JSON file (default: benchmarks/results of a checkout" in out
+    assert "folder for the JSON file (default: benchmarks/results of a checkout" in " ".join(out.split())
     assert "default: None" not in out
     assert "default: False" not in out
 
