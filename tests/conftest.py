@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import Phase, settings
 
 from bigmodel.devices import accelerators as accelerator_names
 from bigmodel.devices import memory_allocated, virtual
@@ -14,6 +15,10 @@ from bigmodel.devices import memory_allocated, virtual
 from .accelerators import KINDS, skip_what_is_missing
 
 torch.set_num_threads(1)
+# A failing example is printed as it was found. Making it smaller takes minutes: `--hypothesis-profile=shrink` does it.
+settings.register_profile("shrink", settings.get_profile("default"), print_blob=True)
+settings.register_profile("fast", phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)])
+settings.load_profile("fast")
 # Modules of tests name virtual devices before any test runs: the device type must be registered by then.
 virtual.enable(count=2)
 virtual.disable()

@@ -22,11 +22,11 @@ from ..profile.trace.workload import trained_length
 from ..profile.training.step import TrainingStep, check_optimizer
 from .memory.assemble import parts_of, with_budgets
 from .memory.assignment import Assignment
-from .memory.evaluate import over_budget
 from .memory.shortage import budget_error
 from .memory.slots import expert_cache
+from .memory.usage import ACTIVATIONS, BUFFERS, SLOTS, TRAINING, WEIGHTS, MemoryUsage
 from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
-from .result.plan import DevicePlan, Plan
+from .result.plan import Plan
 from .search.items import Capacity, tie_groups
 from .search.searcher import checked_main
 
@@ -35,7 +35,7 @@ STRATEGY = "training"
 EXPERTS_WHOLE = "experts are counted as if all of them were fetched together, which is an upper bound"
 NOT_ON_DISK = "the disk does not help: weights that are trained are not held there"
 
-Attempt = tuple[Assignment, dict[Key, DevicePlan]]
+Attempt = tuple[Assignment, MemoryUsage]
 """An assignment, and the bytes of each device under it."""
 
 
@@ -90,17 +90,17 @@ def plan_training(
         names = [profile.units[index].name for index in candidates[number]]
         step = TrainingStep(model, batch_size, context_length, optimizer, False, device_type, names)
         step.record()
-        return assignment, _uses(step, assignment, main, device_type)
+        return assignment, _usage(step, assignment, main, device_type)
 
     found = _first_that_fits(attempt, len(candidates), budgets)
     if found is None:
         raise _shortage(attempt, len(candidates), budgets)
-    assignment, uses = found
+    assignment, usage = found
     return Plan(
         model=profile.name,
         strategy=STRATEGY,
         main_device=main,
-        devices=with_budgets(uses, budgets),
+        devices=with_budgets(usage.device_plans(), budgets),
         parts=parts_of(profile, assignment),
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
@@ -126,7 +126,7 @@ def _first_that_fits(attempt: Callable[[int], Attempt], count: int, budgets: Map
     while low <= high:  # the accelerator holds less with every part on the host
         middle = (low + high) // 2
         made = attempt(middle)
-        over = over_budget(made[1], budgets)
+        over = made[1].over(budgets)
         found = found if over else made
         low, high = (middle + 1, high) if any(map(is_accelerator, over)) else (low, middle - 1)
     return found
@@ -134,7 +134,7 @@ def _first_that_fits(attempt: Callable[[int], Attempt], count: int, budgets: Map
 
 def _shortage(attempt: Callable[[int], Attempt], count: int, budgets: Mapping[Key, int]) -> BudgetError:
     """Return the error that names the smallest budgets under which an attempt fits."""
-    enough = max(use.total for number in (0, count - 1) for use in attempt(number)[1].values())
+    enough = max(use.total(key) for number in (0, count - 1) for use in [attempt(number)[1]] for key in use.devices)
     error = budget_error(budgets, enough, lambda given: _first_that_fits(attempt, count, given) is not None)
     return BudgetError(f"{error}; {NOT_ON_DISK}") if budgets.get(DISK) else error
 
@@ -180,19 +180,15 @@ def _assignment(profile: Profile, away: Sequence[int], main: Key) -> Assignment:
     return Assignment(storage, execution, main, min(DEFAULT_SLOTS, len(streamed)), slot_bytes)
 
 
-def _uses(step: TrainingStep, assignment: Assignment, main: Key, device_type: str) -> dict[Key, DevicePlan]:
+def _usage(step: TrainingStep, assignment: Assignment, main: Key, device_type: str) -> MemoryUsage:
+    usage = MemoryUsage(main)
     kinds = {main: device_type} if main == HOST else {main: device_type, HOST: HOST}
-    found = {}
     for device, kind in kinds.items():
         use, peak = step.uses[kind], step.peak(kind)
         kept = use.gradients + use.state
-        found[device] = DevicePlan(
-            device,
-            budget=None,
-            weights=use.weights,
-            buffers=use.buffers,
-            activations=max(peak - use.weights - use.buffers - kept, 0),
-            slots=assignment.slots * assignment.slot_bytes if device == main else 0,
-            training=min(kept, peak - use.weights - use.buffers),
-        )
-    return found
+        usage.add(device, WEIGHTS, use.weights)
+        usage.add(device, BUFFERS, use.buffers)
+        usage.add(device, TRAINING, min(kept, peak - use.weights - use.buffers))
+        usage.add(device, ACTIVATIONS, max(peak - use.weights - use.buffers - kept, 0))
+    usage.add(main, SLOTS, assignment.slots * assignment.slot_bytes)
+    return usage

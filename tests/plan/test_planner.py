@@ -17,7 +17,7 @@ from bigmodel.errors import BudgetError, DeviceError, PlanError, SizeError
 from bigmodel.module_names import owner_of
 from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, plan, planner
 from bigmodel.plan.memory.assignment import Assignment
-from bigmodel.plan.memory.evaluate import device_uses, over_budget
+from bigmodel.plan.memory.evaluate import memory_usage
 from bigmodel.plan.planner import without_garbage_collection
 from bigmodel.plan.time.cost import CostModel
 from bigmodel.profile import Profile, find_tied_parameters, named_tensors
@@ -39,7 +39,9 @@ def assignment_of(found: Plan, of: Profile) -> Assignment:
     """The plan's own words as an assignment: what a dispatcher reads from it."""
     storage = tuple(found.device_map.get(unit.name, found.main_device) for unit in of.units)
     execution = tuple(found.execution.get(unit.name, found.main_device) for unit in of.units)
-    return Assignment(storage, execution, found.main_device, found.slots, found.slot_bytes)
+    return Assignment(
+        storage, execution, found.main_device, found.slots, found.slot_bytes, staging_bytes=found.staging_bytes
+    )
 
 
 def measured_weights(model: nn.Module, made: Plan) -> dict[object, int]:
@@ -168,7 +170,7 @@ def test_budgets_hold_and_nothing_is_slower_than_accelerates_order(
     except BudgetError:
         return
     ours = assignment_of(found, of)
-    assert over_budget(device_uses(of, ours), budgets) == {}
+    assert memory_usage(of, ours).over(budgets) == {}
     theirs = in_accelerates_order(of, budgets)
     if theirs is not None and found.prediction is not None:
         assert found.prediction.token <= CostModel(of, speeds).seconds(1, theirs).seconds * (1 + 1e-9)
@@ -194,7 +196,7 @@ def in_accelerates_order(of: Profile, budgets: dict[int | str, int]) -> Assignme
     execution = [key if isinstance(key, int) else main for key in storage]
     slot_sizes = [unit.slot_bytes() for unit, key in zip(of.units, storage, strict=True) if not isinstance(key, int)]
     found = Assignment(tuple(storage), tuple(execution), main, min(2, len(slot_sizes)), max(slot_sizes, default=0))
-    return None if over_budget(device_uses(of, found), budgets) else found
+    return None if memory_usage(of, found).over(budgets) else found
 
 
 def _prefixes(name: str) -> list[str]:

@@ -49,6 +49,7 @@ def assemble(
         offload_dtype=profile.offload_dtype,
         offload_buffers=assignment.stream_buffers,
         expert_cache=expert_cache(profile, assignment),
+        staging_bytes=assignment.staging_bytes,
         pinned_memory=int(PINNED_SHARE * total_host_bytes()) if pinned_memory is None else pinned_memory,
         resident_limit=resident_limit,
         batch_size=profile.workload.batch_size,

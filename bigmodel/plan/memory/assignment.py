@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ...devices import HOST
+from ...limits import STAGING_BYTES
 from ...profile import Profile
 from ..result.budgets import Key, is_accelerator
 
@@ -26,6 +27,7 @@ class Assignment:
         stream_buffers: buffers of a unit lie with its weights, and not where it runs.
         expert_cache: bytes of each device that experts fetched one by one may take; None: what streaming whole units
             of them would take.
+        staging_bytes: bytes of the host through which units on disk reach an accelerator, at most.
         computed_below: for units that are streamed to `main` for prompts and computed on the host in steps of
             generation, by position: calls of fewer tokens than this are computed. Their buffers lie with their weights.
     """
@@ -37,6 +39,7 @@ class Assignment:
     slot_bytes: int = 0
     stream_buffers: bool = False
     expert_cache: int | None = None
+    staging_bytes: int = STAGING_BYTES
     computed_below: Mapping[int, int] = field(default_factory=dict)
 
     def in_steps(self) -> Assignment:

@@ -20,24 +20,12 @@ def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePla
 
     Kernels' workspace counts among the activations; `with_workspace_apart` tells them apart.
     """
-    usage = memory_usage(profile, assignment)
-    return {
-        device: DevicePlan(
-            device,
-            budget=None,
-            weights=usage.of(device, WEIGHTS),
-            buffers=usage.of(device, BUFFERS),
-            kv_cache=usage.of(device, KV_CACHE),
-            activations=usage.of(device, ACTIVATIONS),
-            slots=usage.of(device, SLOTS),
-        )
-        for device in usage.devices
-    }
+    return memory_usage(profile, assignment).device_plans()
 
 
 def memory_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
     """Return the bytes of an assignment by device and purpose; activations are replayed from the traces."""
-    usage = MemoryUsage(assignment.main)
+    usage = MemoryUsage(assignment.main, staging_bytes=assignment.staging_bytes)
     _add_stored(usage, profile, assignment)
     peaks = _peaks(profile, assignment)
     for device, nbytes in _kv_cache(profile, assignment).items():
@@ -111,13 +99,3 @@ def _add_stored(usage: MemoryUsage, profile: Profile, assignment: Assignment) ->
                 seen.add((device, storage, quantized))
                 own = quantized_bytes(spec.shape, spec.dtype, profile.offload_dtype) if quantized else spec.nbytes
                 usage.add(device, BUFFERS if is_buffer else WEIGHTS, own)
-
-
-def over_budget(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> dict[Key, int]:
-    """Return by how many bytes each device passes its budget; the disk has none unless it is given."""
-    found = {}
-    for device, use in uses.items():
-        budget = budgets.get(device, use.total if device == DISK else 0)
-        if use.total > budget:
-            found[device] = use.total - budget
-    return found

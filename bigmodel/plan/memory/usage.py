@@ -1,5 +1,6 @@
-"""`MemoryUsage`: the bytes that a placement takes on each device, by purpose. The search, the exact evaluation and the
-plan's report all count with it."""
+"""`MemoryUsage`: the bytes that a placement takes on each device, by purpose.
+
+The search, the exact evaluation, the plan of a training and the report all count with it."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ from collections import Counter
 from collections.abc import Mapping
 
 from ...devices import DISK, HOST
+from ...limits import STAGING_BYTES
 from ..result.budgets import Key
+from ..result.plan import DevicePlan
 from .slots import read_ahead_window, staging
 
-WEIGHTS, BUFFERS, KV_CACHE, ACTIVATIONS, SLOTS = "weights", "buffers", "kv_cache", "activations", "slots"
+WEIGHTS, BUFFERS, KV_CACHE, ACTIVATIONS = "weights", "buffers", "kv_cache", "activations"
+SLOTS, TRAINING = "slots", "training"
 """What bytes are for: the fields of `DevicePlan`."""
 
 
@@ -23,11 +27,13 @@ class MemoryUsage:
     Args:
         main: the device with the slots.
         slots: how many slots there are at most.
+        staging_bytes: bytes of the host through which blocks on disk reach an accelerator, at most.
     """
 
-    def __init__(self, main: Key, slots: int = 0) -> None:
+    def __init__(self, main: Key, slots: int = 0, staging_bytes: int = STAGING_BYTES) -> None:
         self.main = main
         self._most_slots = slots
+        self._most_staging = staging_bytes
         self._bytes: dict[Key, dict[str, int]] = {}
         self._streamed: Counter[int] = Counter()
         self._turns = 0
@@ -77,8 +83,9 @@ class MemoryUsage:
 
     @property
     def devices(self) -> list[Key]:
-        """Devices to which any bytes were added, in that order."""
-        return list(self._bytes)
+        """Devices that take any bytes, in the order these were added."""
+        passing = [HOST] if self._viewed or self._staged else []
+        return list(dict.fromkeys([*self._bytes, *passing]))
 
     def of(self, device: Key, purpose: str) -> int:
         """Return the bytes of a device for one purpose."""
@@ -89,12 +96,27 @@ class MemoryUsage:
         """Return the bytes of a device for all purposes."""
         return sum(self._bytes.get(device, {}).values()) + self._passing(device)
 
+    def device_plans(self) -> dict[Key, DevicePlan]:
+        """Return the bytes of every device that takes any, without a budget."""
+        purposes = (WEIGHTS, BUFFERS, KV_CACHE, ACTIVATIONS, SLOTS, TRAINING)
+        return {
+            device: DevicePlan(device, budget=None, **{purpose: self.of(device, purpose) for purpose in purposes})
+            for device in self.devices
+        }
+
     def over(self, budgets: Mapping[Key, int]) -> dict[Key, int]:
-        """Return by how many bytes each device passes its budget; the disk has none unless it is given."""
+        """Return by how many bytes each device passes its budget.
+
+        The disk has none unless it is given. A host without a budget holds nothing, but blocks pass through it.
+        """
         found = {}
         for device in dict.fromkeys([*self._bytes, self.main, HOST]):
             total = self.total(device)
-            budget = budgets.get(device, total if device == DISK else 0)
+            budget = budgets.get(device, 0)
+            if device == DISK and device not in budgets:
+                continue
+            if device == HOST and not budget:
+                total -= self._passing(HOST)
             if total > budget:
                 found[device] = total - budget
         return found
@@ -103,7 +125,9 @@ class MemoryUsage:
         """Return the bytes of a device through which blocks held elsewhere pass."""
         nbytes = self.slots * self.slot_bytes if device == self.main else 0
         if device == HOST and (self._viewed or self._staged):
-            nbytes += read_ahead_window(list(self._viewed.elements())) + staging(list(self._staged.elements()))
+            nbytes += read_ahead_window(list(self._viewed.elements())) + staging(
+                list(self._staged.elements()), self._most_staging
+            )
         return nbytes
 
 

@@ -28,7 +28,7 @@ def options_of(item: Item, capacity: Capacity) -> list[Option]:
 
 def feasible_placement(items: Sequence[Item], capacity: Capacity, chosen: Sequence[Option]) -> GroupPlacement | None:
     """Return the placement in which each group has its option, with the slots it needs; None past the budgets."""
-    usage = MemoryUsage(capacity.main, capacity.slots)
+    usage = MemoryUsage(capacity.main, capacity.slots, capacity.staging_bytes)
     running: set[Key] = {capacity.main} if any(is_accelerator(execution) for _, execution in chosen) else {HOST}
     for item, option in zip(items, chosen, strict=True):
         add_group(usage, item, option, capacity)

@@ -117,7 +117,7 @@ def _hold_the_rest(
     rest = {i: item.held_bytes(is_accelerator(execution[i])) for i, item in enumerate(items) if i not in placed}
     viewed = {i for i in host_runs if items[i].streams and capacity.activations}
     staged = {i for i in rest if is_accelerator(execution[i]) and items[i].streams and capacity.activations}
-    bins = _in_ram_or_on_disk(rest, viewed, staged, max(free, 0), capacity.budgets.get(DISK))
+    bins = _in_ram_or_on_disk(rest, viewed, staged, max(free, 0), capacity)
     if bins is None:
         return None
     storage = {**placed, **{index: bin_.device for bin_ in bins for index in bin_.placed}}
@@ -127,7 +127,7 @@ def _hold_the_rest(
 
 
 def _in_ram_or_on_disk(
-    rest: Mapping[int, int], viewed: Collection[int], staged: Collection[int], ram: int, disk: int | None
+    rest: Mapping[int, int], viewed: Collection[int], staged: Collection[int], ram: int, capacity: Capacity
 ) -> list[Bin] | None:
     """Fill RAM, less what the items that end up on disk pass through; None if they do not fit.
 
@@ -136,14 +136,16 @@ def _in_ram_or_on_disk(
         viewed: items that the host computes, through the read-ahead window if on disk.
         staged: items that are streamed, staged in RAM if on disk.
         ram: free bytes of RAM.
-        disk: free bytes of the disk; None for no limit.
+        capacity: the budgets.
     """
+    if not capacity.budgets.get(HOST):
+        staged = ()
     window = 0
     while window <= ram:
-        bins = [Bin(HOST, ram - window), Bin(DISK, disk)]
+        bins = [Bin(HOST, ram - window), Bin(DISK, capacity.budgets.get(DISK))]
         if fill_in_order(rest.items(), bins):
             return None
-        passing = MemoryUsage(HOST)
+        passing = MemoryUsage(HOST, staging_bytes=capacity.staging_bytes)
         for index in bins[1].placed:
             if index in viewed:
                 passing.add_viewed(rest[index])

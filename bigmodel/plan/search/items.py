@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...devices import HOST
-from ...limits import DEFAULT_SLOTS
+from ...limits import DEFAULT_SLOTS, STAGING_BYTES
 from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import offloaded_bytes
 from ..memory.assignment import Assignment
@@ -136,6 +136,7 @@ def assignment_of(
         slot_bytes=placement.slot_bytes,
         stream_buffers=stream_buffers,
         expert_cache=capacity.expert_cache,
+        staging_bytes=capacity.staging_bytes,
     )
 
 
@@ -199,6 +200,11 @@ class Capacity:
     def accelerators(self) -> list[Key]:
         """Keys of the accelerators with a budget, in order."""
         return [key for key, size in self.budgets.items() if size > 0 and is_accelerator(key)]
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of the host through which blocks on disk reach an accelerator, at most: half of a small budget."""
+        return min(STAGING_BYTES, self.budgets.get(HOST, 0) // 2 or STAGING_BYTES)
 
     @property
     def main(self) -> Key:

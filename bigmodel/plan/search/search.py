@@ -207,7 +207,7 @@ class BranchAndBound:
         for given in reversed(self._options):
             self._rest.append(self._rest[-1] + min(compute for _, compute, _ in given))
         self._rest.reverse()
-        self._usage = MemoryUsage(self.capacity.main, self.capacity.slots)
+        self._usage = MemoryUsage(self.capacity.main, self.capacity.slots, self.capacity.staging_bytes)
         self._descend([], 0.0, 0.0, 0)
         return self.best
 

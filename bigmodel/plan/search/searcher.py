@@ -16,8 +16,9 @@ from ...devices import DISK, HOST, DeviceLike, device_key
 from ...errors import PlanError
 from ...profile import Profile
 from ..memory.assignment import Assignment
-from ..memory.evaluate import device_uses, over_budget
+from ..memory.evaluate import memory_usage
 from ..memory.shortage import budget_error
+from ..memory.usage import MemoryUsage
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import Prediction
 from ..time.cost import Objective
@@ -71,7 +72,7 @@ class Searcher:
         return list(per_pass(self.goal.cost, found, capacity.slots))
 
     def _over(self, found: Assignment, capacity: Capacity) -> dict[Key, int]:
-        return over_budget(device_uses(self.profile, found), capacity.budgets)
+        return memory_usage(self.profile, found).over(capacity.budgets)
 
     def _best(
         self,
@@ -81,22 +82,23 @@ class Searcher:
         thorough: bool = True,
     ) -> Assignment:
         """Return the best of `known` and the variants of each search result, under budgets lowered until one fits."""
-        given, best = dict(capacity.budgets), known
-        for _ in range(ATTEMPTS):
+        best = known
+
+        def attempt(budgets: Mapping[Key, int]) -> MemoryUsage | None:
+            nonlocal best
             seconds = partial(self._seconds, capacity=capacity)
-            placement = search(self.items, replace(capacity, budgets=given), seconds, self._least, thorough)
+            placement = search(self.items, replace(capacity, budgets=budgets), seconds, self._least, thorough)
             if placement is None:
-                break
-            base = self._assignment(placement, capacity)
-            found = [(one, self._over(one, capacity)) for one in variants(base)]
-            best = min([best, *(one for one, over in found if not over)], key=self.goal.seconds)
-            least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
-            if not least_over:
-                break
-            uses = device_uses(self.profile, base)
-            for key, excess in least_over.items():
-                used = uses[key].total if key in uses else 0
-                given[key] = max(min(given.get(key, 0), used) - excess, 0)
+                return None
+            found = variants(self._assignment(placement, capacity))
+            usages = [memory_usage(self.profile, one) for one in found]
+            over = [usage.over(capacity.budgets) for usage in usages]
+            fitting = [one for one, excess in zip(found, over, strict=True) if not excess]
+            best = min([best, *fitting], key=self.goal.seconds)
+            least = min(range(len(found)), key=lambda at: sum(over[at].values()), default=None)
+            return None if least is None else usages[least]
+
+        repeat_until_within(capacity.budgets, attempt)
         return best
 
     def predict(self, capacity: Capacity, assignment: Assignment) -> Prediction:
@@ -135,6 +137,26 @@ ATTEMPTS = 4
 """How often a placement is repeated with lower budgets when it is over them."""
 
 
+def repeat_until_within(budgets: Mapping[Key, int], attempt: Callable[[Mapping[Key, int]], MemoryUsage | None]) -> bool:
+    """Repeat an attempt with budgets lowered by what it was over them, and return whether the last one kept to them.
+
+    Args:
+        budgets: bytes by device key.
+        attempt: places under budgets and returns the exact bytes of the result; None if nothing fits.
+    """
+    lowered = dict(budgets)
+    for _ in range(ATTEMPTS):
+        usage = attempt(lowered)
+        if usage is None:
+            return False
+        over = usage.over(budgets)
+        if not over:
+            return True
+        for key, excess in over.items():
+            lowered[key] = max(min(lowered.get(key, 0), usage.total(key)) - excess, 0)
+    return False
+
+
 def greedy_assignment(
     profile: Profile, capacity: Capacity, strategy: str, stream_buffers: bool, streams: bool = True
 ) -> Assignment:
@@ -163,18 +185,18 @@ def greedy_assignment(
         return best
 
     def attempt_with(main: Key | None, budgets: Mapping[Key, int]) -> Assignment | None:
-        given = dict(budgets)
-        for _ in range(ATTEMPTS):
-            narrowed = replace(capacity, budgets=given, main_device=main)
+        found: Assignment | None = None
+
+        def place(lowered: Mapping[Key, int]) -> MemoryUsage | None:
+            nonlocal found
+            narrowed = replace(capacity, budgets=lowered, main_device=main)
             placement = place_greedily(items, replace(narrowed, budgets=_capped(items, narrowed, strategy)))
             if placement is None:
                 return None
-            assignment = assignment_of(profile, groups, placement, stream_buffers, capacity)
-            over = over_budget(device_uses(profile, assignment), budgets)
-            if not over:
-                return assignment
-            given.update({key: max(given.get(key, 0) - excess, 0) for key, excess in over.items()})
-        return None
+            found = assignment_of(profile, groups, placement, stream_buffers, capacity)
+            return memory_usage(profile, found)
+
+        return found if repeat_until_within(budgets, place) else None
 
     found = attempt(capacity.budgets)
     if found is None:

@@ -11,7 +11,7 @@ from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_
 from bigmodel.dispatch import dispatch_model
 from bigmodel.plan import plan, read_ahead_window, staging
 from bigmodel.plan.memory.assignment import Assignment, host_only
-from bigmodel.plan.memory.evaluate import device_uses, over_budget, with_workspace_apart
+from bigmodel.plan.memory.evaluate import device_uses, memory_usage, with_workspace_apart
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace.usage import keeps_mask
 from bigmodel.verify.planned_use import planned_use
@@ -88,13 +88,23 @@ def test_a_tie_across_devices_is_counted_on_each() -> None:
     assert uses[1].weights == profile.weights
 
 
-def test_devices_over_their_budgets_are_told_by_how_much() -> None:
+def test_blocks_on_disk_pass_through_a_host_that_holds_nothing() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    storage = tuple(0 if unit.is_lookup else "disk" for unit in profile.units)
+    staged = staging([unit.weights for unit in profile.units if not unit.is_lookup])
+    assert device_uses(profile, Assignment(storage, (0,) * len(storage), 0))["cpu"].slots == staged
+    assert device_uses(profile, Assignment(storage, (0,) * len(storage), 0, staging_bytes=100))["cpu"].slots == 100
+
+
+def test_usage_over_a_budget_is_reported_in_bytes() -> None:
     profile = profile_model(Stack())
-    uses = device_uses(profile, host_only(profile))
-    assert over_budget(uses, {"cpu": uses["cpu"].total}) == {}
-    assert over_budget(uses, {"cpu": uses["cpu"].total - 7}) == {"cpu": 7}
-    assert over_budget({"disk": uses["cpu"]}, {}) == {}
-    assert over_budget({"disk": uses["cpu"]}, {"disk": 1}) == {"disk": uses["cpu"].total - 1}
+    usage = memory_usage(profile, host_only(profile))
+    total = usage.total("cpu")
+    assert usage.over({"cpu": total}) == {}
+    assert usage.over({"cpu": total - 7}) == {"cpu": 7}
+    on_disk = memory_usage(profile, Assignment(("disk",) * len(profile.units), ("cpu",) * len(profile.units), "cpu"))
+    assert "disk" not in on_disk.over({})
+    assert on_disk.over({"disk": 1})["disk"] == profile.weights - 1
 
 
 @pytest.mark.parametrize("kept", [0, 2])

@@ -8,7 +8,7 @@ import pytest
 
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan.memory.assignment import Assignment
-from bigmodel.plan.memory.evaluate import device_uses, over_budget
+from bigmodel.plan.memory.evaluate import memory_usage
 from bigmodel.plan.search.items import Capacity
 from bigmodel.plan.search.searcher import Searcher, checked_main, greedy_assignment
 from bigmodel.plan.time.cost import CostModel, Objective
@@ -45,7 +45,7 @@ def test_the_search_beats_greedy_and_keeps_to_the_budgets() -> None:
     given, search = capacity(0.6), searcher(link=1.5e10)
     found = search.best(given, greedy(given))
     assert search.goal.seconds(found) < search.goal.seconds(greedy(given))
-    assert over_budget(device_uses(profile(), found), given.budgets) == {}
+    assert memory_usage(profile(), found).over(given.budgets) == {}
 
 
 def test_what_is_known_is_kept_where_nothing_fits_or_nothing_is_better() -> None:
@@ -98,7 +98,7 @@ def test_what_is_filled_fits_to_the_byte(share: float, strategy: str) -> None:
     working = PROFILE.activations + sum(PROFILE.kv_cache)
     budgets = {0: int(share * PROFILE.weights) + working, 1: PROFILE.weights // 3 + working, "cpu": 10**9}
     found = greedy_assignment(PROFILE, Capacity(budgets, PROFILE.activations), strategy, False)
-    assert not over_budget(device_uses(PROFILE, found), budgets)
+    assert not memory_usage(PROFILE, found).over(budgets)
 
 
 def test_what_fits_nowhere_is_refused_with_budgets_that_would_do() -> None:

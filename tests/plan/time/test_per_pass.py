@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bigmodel.errors import BudgetError
 from bigmodel.plan import Plan, plan
-from bigmodel.plan.memory.evaluate import Assignment, device_uses, over_budget
+from bigmodel.plan.memory.evaluate import Assignment, memory_usage
 from bigmodel.plan.time.cost import CostModel
 from bigmodel.plan.time.per_pass import streamed_from
 from bigmodel.plan.time.unit_cost import UnitCost
@@ -50,7 +50,15 @@ def assignment_of(found: Plan, of: Profile) -> Assignment:
     storage = tuple(found.device_map.get(unit.name, found.main_device) for unit in of.units)
     execution = tuple(found.execution.get(unit.name, found.main_device) for unit in of.units)
     below = {i: found.computed_below[unit.name] for i, unit in enumerate(of.units) if unit.name in found.computed_below}
-    return Assignment(storage, execution, found.main_device, found.slots, found.slot_bytes, computed_below=below)
+    return Assignment(
+        storage,
+        execution,
+        found.main_device,
+        found.slots,
+        found.slot_bytes,
+        staging_bytes=found.staging_bytes,
+        computed_below=below,
+    )
 
 
 def test_prompt_and_step_each_take_the_time_of_the_cheaper_form() -> None:
@@ -122,6 +130,6 @@ def test_budgets_hold_and_no_job_is_longer_than_in_one_form(room: int, host: int
         found = plan(of, budgets, offload="auto", objective=objective, machine=MACHINE)
     except BudgetError:
         return
-    assert over_budget(device_uses(of, assignment_of(found, of)), budgets) == {}
+    assert memory_usage(of, assignment_of(found, of)).over(budgets) == {}
     weight = 1.0 if objective == "throughput" else 1e-3
     assert weight * seconds(found)[0] + seconds(found)[1] <= (weight * seconds(one)[0] + seconds(one)[1]) * (1 + 1e-9)

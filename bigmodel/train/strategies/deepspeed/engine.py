@@ -33,6 +33,9 @@ def import_deepspeed(device: torch.device) -> Any:
             f"DeepSpeed cannot be imported ({error}); install it with `pip install bigmodel[deepspeed]`"
         ) from error
     deepspeed.utils.logger.setLevel(logging.WARNING)
+    # DeepSpeed would compile this extension in every first run. Only inference uses it, and a run that is killed while
+    # compiling leaves a lock file for which all later runs wait.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from bigmodel.errors import TrainError
 from bigmodel.train.strategies.base import StrategySettings
 from bigmodel.train.strategies.deepspeed import engine as deepspeed_engine
 from bigmodel.train.strategies.deepspeed.config import DummyOptim, DummyScheduler
-from bigmodel.train.strategies.deepspeed.engine import make_engine
+from bigmodel.train.strategies.deepspeed.engine import import_deepspeed, make_engine
 from bigmodel.train.strategies.deepspeed.plugin import DeepSpeedPlugin
 
 CPU = torch.device("cpu")
@@ -73,3 +74,18 @@ def test_what_does_not_fit_together_is_refused(
     optimizer: Any = DummyOptim(parameters, betas=(0.9, 0.95)) if dummies[0] else torch.optim.SGD(parameters)
     with pytest.raises(TrainError, match=says):
         make(config, optimizer, DummyScheduler(optimizer) if dummies[1] else None)
+
+
+def test_nothing_is_compiled_and_a_lock_left_by_a_killed_run_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("deepspeed", reason="deepspeed is not installed: pip install bigmodel[deepspeed]")
+    lock = tmp_path / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    import_deepspeed(CPU)
+    from deepspeed.comm.torch import build_shm_op
+
+    assert build_shm_op() is None
+    assert [path.name for path in lock.parent.iterdir()] == ["lock"]
