@@ -31,50 +31,60 @@ def replaced(target: Path, ranks: RankOperations, writes: bool) -> Iterator[Path
     """Yield a folder for every process to write in; it becomes `target` when all have written.
 
     Args:
-        target: the checkpoint's folder.
-        writes: whether this process makes and moves folders for all.
+        target: the checkpoint's folder. Processes may name different folders.
+        writes: whether this process makes and moves the folder for all that name it.
 
     Raises:
         CheckpointError: another process failed. `target` is as it was, or `recover` makes it the new checkpoint.
     """
+    failure = f"{target} was not written"
     inside = target.is_dir()
     partial = target / _PARTIAL if inside else target.with_name(f".{target.name}{_PARTIAL}")
     ranks.wait_for_everyone()  # all have looked whether the folder is there
-    with _all_or_none(target):
+    with raise_on_all(failure):
         if writes:
             _begin(partial, target, inside)
     try:
-        with _all_or_none(target):
+        with raise_on_all(failure):
             yield partial
     except Exception:
         if writes:
             shutil.rmtree(partial, ignore_errors=True)
         raise
-    with _all_or_none(target):
+    with raise_on_all(failure):
         if writes:
             _commit(partial, target, inside)
 
 
 @contextmanager
-def _all_or_none(target: Path) -> Iterator[None]:
-    """Let all processes fail where one has, instead of waiting for it."""
-    failure: BaseException | None = None
+def raise_on_all(failure: str) -> Iterator[None]:
+    """Raise on every process when the body raises on one. Every process must enter it.
+
+    The body may call collectives, but must not raise before one that the other processes wait in.
+
+    Args:
+        failure: what did not happen, as the message on the other processes begins.
+
+    Raises:
+        CheckpointError: the body raised on another process.
+    """
+    own: BaseException | None = None
     try:
         yield
     except BaseException as error:
-        failure = error
+        own = error
         raise
     finally:
-        if failure is None or isinstance(failure, Exception):
-            _agree(failure, target)
+        if own is None or isinstance(own, Exception):
+            _agree(own, failure)
 
 
-def _agree(failure: BaseException | None, target: Path) -> None:
-    reports = gather_object([None if failure is None else f"{type(failure).__name__}: {failure}"])
+def _agree(own: BaseException | None, failure: str) -> None:
+    reports = gather_object([None if own is None else f"{type(own).__name__}: {own}"])
     failed = {rank: report for rank, report in enumerate(reports) if report is not None}
-    if failed and failure is None:
+    if failed and own is None:
         rank, report = next(iter(failed.items()))
-        raise CheckpointError(f"{target} was not written: process {rank} failed with {report}")
+        raise CheckpointError(f"{failure}: process {rank} failed with {report}")
 
 
 def _begin(partial: Path, target: Path, inside: bool) -> None:

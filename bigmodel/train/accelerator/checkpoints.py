@@ -18,6 +18,8 @@ from bigmodel.train import checkpoint_folder
 from bigmodel.train.accelerator.base import AcceleratorCore
 from bigmodel.train.accelerator.run_state import read_run_state, write_run_state
 from bigmodel.train.checkpoint_files import save_any, write_safetensors
+from bigmodel.train.checkpoint_folder import raise_on_all
+from bigmodel.train.operations.collectives import gather_object
 from bigmodel.train.wrappers import bare_model
 
 _CHECKPOINTS = "checkpoints"
@@ -65,7 +67,8 @@ class Checkpoints(AcceleratorCore):
         must call it.
 
         Args:
-            output_dir: the folder; with automatic naming `project_dir/checkpoints/checkpoint_<n>`, of which
+            output_dir: the folder, or one of its own for each process, which is then a whole checkpoint; with
+                automatic naming `project_dir/checkpoints/checkpoint_<n>`, of which
                 `total_limit` are kept. A checkpoint that is there already is replaced.
             safe_serialization: models as safetensors instead of `torch.save`'s format.
 
@@ -73,18 +76,22 @@ class Checkpoints(AcceleratorCore):
             The folder.
 
         Raises:
-            TrainError: no folder is given and none is automatic, or the automatic one exists.
+            TrainError: no folder is given and none is automatic, the automatic one exists, or processes that split
+                their models name different folders.
+            CheckpointError: another process could not write. The folder is as it was.
         """
         target = self._target(output_dir)
-        with checkpoint_folder.replaced(target, self.state, self._writes_files) as folder:
-            skipped = self._run_save_hooks(folder)
-            write_run_state(self, folder, safe_serialization=safe_serialization, skipped=skipped)
+        writes = self._writes_for_all_in(target)
+        with checkpoint_folder.replaced(target, self.state, writes) as folder:
+            with raise_on_all(f"{target} was not written"):
+                skipped = self._run_save_hooks(folder)
+            write_run_state(self, folder, safe_serialization=safe_serialization, skipped=skipped, writes=writes)
         if self.project_configuration.automatic_checkpoint_naming:
             self.project_configuration.iteration += 1
             limit = self.project_configuration.total_limit
-            if limit is not None and self._writes_files:
-                checkpoint_folder.remove_oldest(target.parent, limit)
-            self.wait_for_everyone()
+            with raise_on_all(f"checkpoints beyond the last {limit} were not removed"):
+                if limit is not None and writes:
+                    checkpoint_folder.remove_oldest(target.parent, limit)
         return str(target)
 
     def load_state(
@@ -99,6 +106,7 @@ class Checkpoints(AcceleratorCore):
         Raises:
             CheckpointNotFoundError: there is no checkpoint there.
             CheckpointMismatchError: it does not fit what was prepared.
+            CheckpointError: another process could not read it.
         """
         folder = self._source(input_dir)
         models = list(self._models)
@@ -136,12 +144,29 @@ class Checkpoints(AcceleratorCore):
             folder = checkpoint_folder.newest(self._folder(config.project_dir) / _CHECKPOINTS)
         else:
             raise TrainError("load_state needs input_dir, or a ProjectConfiguration with automatic_checkpoint_naming")
-        if self._writes_files:
-            checkpoint_folder.recover(folder)
-        self.wait_for_everyone()
-        if not folder.is_dir():
-            raise CheckpointNotFoundError(f"there is no checkpoint {folder}")
+        failure = f"{folder} was not read"
+        writes = self._writes_for_all_in(folder)
+        with raise_on_all(failure):
+            if writes:
+                checkpoint_folder.recover(folder)
+        with raise_on_all(failure):
+            if not folder.is_dir():
+                raise CheckpointNotFoundError(f"there is no checkpoint {folder}")
         return folder
+
+    def _writes_for_all_in(self, folder: Path) -> bool:
+        """Whether this process writes what one process writes for all that name this folder. All must call it.
+
+        Raises TrainError when processes that split their models name different folders.
+        """
+        machine = self.process_index - self.local_process_index if self.project_configuration.save_on_each_node else 0
+        places = gather_object([(machine, str(folder.absolute()))])
+        if len({path for _, path in places}) > 1 and not self.strategy.keeps_whole_models:
+            raise TrainError(
+                f"the processes name different folders ({places[0][1]}, ...), but {self.distributed_type} splits "
+                "models among them; give every process the same folder"
+            )
+        return bool(places.index(places[self.process_index]) == self.process_index)
 
     def _run_save_hooks(self, folder: Path) -> set[int]:
         """Run the hooks; return the numbers of the models they have written themselves."""
@@ -193,13 +218,16 @@ class Saving(AcceleratorCore):
             model: the prepared model, or the bare one.
             max_shard_size: bytes of one file at most, as a number or like "5GB".
             safe_serialization: safetensors instead of `torch.save`'s format.
+
+        Raises:
+            CheckpointError: another process could not write.
         """
         inner = bare_model(model, lambda wrapped: wrapped, keep_torch_compile=False)
         directory = self._folder(save_directory)
-        self.strategy.export_model(
-            inner, Path(directory), max_shard_size, safe_serialization=safe_serialization, writes=self._writes_files
-        )
-        self.wait_for_everyone()
+        with raise_on_all(f"the model was not written to {directory}"):
+            self.strategy.export_model(
+                inner, directory, max_shard_size, safe_serialization=safe_serialization, writes=self._writes_files
+            )
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Forget everything prepared, collect garbage and empty the device's cache.

@@ -13,6 +13,7 @@ from bigmodel.errors import CheckpointMismatchError
 from bigmodel.train import checkpoint_folder
 from bigmodel.train.accelerator.base import AcceleratorCore
 from bigmodel.train.checkpoint_files import load_object, numbered, save_object
+from bigmodel.train.checkpoint_folder import raise_on_all
 from bigmodel.train.optimizer import AcceleratedOptimizer
 from bigmodel.train.seeding import full_state, set_full_state
 from bigmodel.train.wrappers import bare_model
@@ -25,32 +26,47 @@ _FORMAT = 1
 
 
 def write_run_state(
-    accelerator: AcceleratorCore, folder: Path, *, safe_serialization: bool = True, skipped: set[int] | None = None
+    accelerator: AcceleratorCore,
+    folder: Path,
+    *,
+    safe_serialization: bool = True,
+    skipped: set[int] | None = None,
+    writes: bool = True,
 ) -> None:
     """Write everything to `folder`. Every process must call it.
 
     Args:
         skipped: numbers of models that hooks have written.
+        writes: whether this process writes what one process writes for all that share `folder`.
+
+    Raises:
+        CheckpointError: another process could not write its part.
     """
+    failure = f"the training state in {folder} was not written"
     if not accelerator.gradient_state.sync_gradients:
         logger.warning("saved in the middle of an accumulation window: its gradients so far are not in the checkpoint")
     strategy = accelerator.strategy
     for index, model in enumerate(accelerator._models):
         if index not in (skipped or set()):
-            strategy.save_model(_inner(model), folder, index, safe_serialization=safe_serialization)
+            with raise_on_all(failure):
+                strategy.save_model(_inner(model), folder, index, safe_serialization=safe_serialization, writes=writes)
     for index, optimizer in enumerate(accelerator._optimizers):
-        strategy.save_optimizer(optimizer.optimizer, _model_of(accelerator, optimizer), folder, index)
-    if accelerator._writes_files:
-        _write_shared(accelerator, folder)
+        with raise_on_all(failure):
+            strategy.save_optimizer(
+                optimizer.optimizer, _model_of(accelerator, optimizer), folder, index, writes=writes
+            )
     own = {
         "generators": full_state(),
         "step": accelerator.step,
         "data_loaders": [loader.state_dict() for loader in accelerator._dataloaders],
     }
-    save_object(own, folder / _own_name(accelerator.process_index))
-    accelerator.wait_for_everyone()
-    if accelerator._writes_files:
-        checkpoint_folder.describe(folder, {"format": _FORMAT, **_counts(accelerator)})
+    with raise_on_all(failure):
+        if writes:
+            _write_shared(accelerator, folder)
+        save_object(own, folder / _own_name(accelerator.process_index))
+    with raise_on_all(failure):
+        if writes:
+            checkpoint_folder.describe(folder, {"format": _FORMAT, **_counts(accelerator)})
 
 
 def _write_shared(accelerator: AcceleratorCore, folder: Path) -> None:
@@ -73,22 +89,32 @@ def read_run_state(
 
     Raises:
         CheckpointMismatchError: the checkpoint holds another number of models, optimizers, ... than are prepared.
+        CheckpointError: another process could not read it.
     """
-    _check_counts(accelerator, folder)
+    failure = f"the training state in {folder} was not read"
+    with raise_on_all(failure):
+        _check_counts(accelerator, folder)
     strategy = accelerator.strategy
     for index, model in enumerate(accelerator._models):
         if models is None or index in models:
-            strategy.load_model(_inner(model), folder, index, strict=strict)
+            with raise_on_all(failure):
+                strategy.load_model(_inner(model), folder, index, strict=strict)
     for index, optimizer in enumerate(accelerator._optimizers):
-        strategy.load_optimizer(optimizer.optimizer, _model_of(accelerator, optimizer), folder, index)
+        with raise_on_all(failure):
+            strategy.load_optimizer(optimizer.optimizer, _model_of(accelerator, optimizer), folder, index)
         optimizer._step_was_skipped = False
+    with raise_on_all(failure):
+        _read_shared(accelerator, folder)
+        _read_own(accelerator, folder)
+
+
+def _read_shared(accelerator: AcceleratorCore, folder: Path) -> None:
     for index, scheduler in enumerate(accelerator._schedulers):
         scheduler.load_state_dict(load_object(folder / numbered(_SCHEDULER, index)))
     if accelerator._scaler is not None:
         accelerator._scaler.load_state_dict(load_object(folder / _SCALER))
     for index, custom in enumerate(accelerator._custom_objects):
         custom.load_state_dict(load_object(folder / f"custom_checkpoint_{index}.pkl"))
-    _read_own(accelerator, folder)
 
 
 def _read_own(accelerator: AcceleratorCore, folder: Path) -> None:

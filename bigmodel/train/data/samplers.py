@@ -16,6 +16,8 @@ from bigmodel.train.state.partial import PartialState
 class SeedableRandomSampler(RandomSampler):
     """A random sampler whose order in epoch e depends on `initial_seed + e` alone.
 
+    A pass that ends advances the epoch; a pass that the caller leaves early is repeated by the next one.
+
     Args:
         data_source: the dataset.
         data_seed: the seed of epoch 0; None: that of the global generator.
@@ -30,6 +32,7 @@ class SeedableRandomSampler(RandomSampler):
     def __iter__(self) -> Iterator[int]:
         self.generator = torch.Generator().manual_seed((self.initial_seed + self.epoch) % 2**63)
         yield from super().__iter__()
+        self.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of the next pass."""

@@ -230,11 +230,16 @@ class Strategy(ABC):
             save_model(gathered, directory, max_shard_size, safe_serialization, config_of=plain)
 
     # -- training checkpoints ----------------------------------------------------------------------------------
-    # Every rank calls these, with the same folder, visible to all ranks. `index` numbers the prepared models
-    # (optimizers). The Accelerator makes the folder appear under its final name only after every rank has returned.
+    # Every rank calls these. Strategies that keep whole models may get a folder of its own on each rank; all others
+    # get one folder, visible to all ranks. `index` numbers the prepared models (optimizers). The Accelerator makes the
+    # folder appear under its final name only after every rank has returned.
+    # Where one rank writes for all that share the folder, `writes` says whether it is this one. Nothing is written
+    # before the method's last collective operation: a rank that cannot write raises, and none waits for it.
 
     @abstractmethod
-    def save_model(self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True) -> None:
+    def save_model(
+        self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True, writes: bool = True
+    ) -> None:
         """Write the model's weights under `directory`."""
 
     @abstractmethod
@@ -242,7 +247,9 @@ class Strategy(ABC):
         """Read back what `save_model` wrote, into the prepared model, in place."""
 
     @abstractmethod
-    def save_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
+    def save_optimizer(
+        self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int, *, writes: bool = True
+    ) -> None:
         """Write the optimizer's state under `directory`. `model` is the prepared model it belongs to, if known."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from bigmodel.train.types import DistributedType
 
 
 class SingleProcess(Strategy):
-    """No wrapper, no communication; every file is written by the main process and read by every process."""
+    """No wrapper, no communication; each file is written by one process and read by every process."""
 
     distributed_type: ClassVar[DistributedType] = DistributedType.NO
 
@@ -26,18 +26,22 @@ class SingleProcess(Strategy):
         """Return the model as it is."""
         return model
 
-    def save_model(self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True) -> None:
+    def save_model(
+        self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True, writes: bool = True
+    ) -> None:
         """Write one file, `model.safetensors` or `pytorch_model.bin` (`..._1` for the second model)."""
-        if self.settings.process_index == 0:
+        if writes:
             save_weights(self.unwrap(model).state_dict(), directory, index, safe_serialization=safe_serialization)
 
     def load_model(self, model: nn.Module, directory: Path, index: int, *, strict: bool = True) -> None:
         """Read the file back into the model's own tensors."""
         load_into(self.unwrap(model), directory, index, strict=strict)
 
-    def save_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
+    def save_optimizer(
+        self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int, *, writes: bool = True
+    ) -> None:
         """Write `optimizer.bin` (`optimizer_1.bin` for the second optimizer)."""
-        if self.settings.process_index == 0:
+        if writes:
             save_object(optimizer.state_dict(), directory / numbered("optimizer.bin", index))
 
     def load_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
+import os
 import weakref
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from bigmodel.errors import CheckpointMismatchError, CheckpointNotFoundError, TrainError
-from bigmodel.train import Accelerator, DataLoaderConfiguration, ProjectConfiguration
+from bigmodel.errors import CheckpointError, CheckpointMismatchError, CheckpointNotFoundError, TrainError
+from bigmodel.train import Accelerator, DataLoaderConfiguration, DistributedType, ProjectConfiguration
 from tests.train.accelerator.models import Run
 from tests.train.multiprocess import fresh_states, on_ranks
 
@@ -263,6 +265,72 @@ def test_what_was_prepared_is_forgotten() -> None:
     assert (model, optimizer) == (None, None)
     assert gone() is None
     assert accelerator.clear() == []
+
+
+@on_ranks
+def test_each_process_may_name_a_folder_of_its_own(folder: Path) -> None:
+    run = Run(Accelerator())
+    run.epoch()
+    own = folder / str(run.accelerator.process_index)
+    run.accelerator.save_state(own)
+    expected = run.epoch()
+    fresh_states()
+    again = Run(Accelerator())
+    again.accelerator.load_state(own)
+    assert again.epoch() == expected
+
+
+@on_ranks
+def test_processes_that_split_their_models_need_one_folder(folder: Path) -> None:
+    accelerator = Accelerator()
+    accelerator.strategy.distributed_type = DistributedType.FSDP  # type: ignore[misc]
+    for call in (accelerator.save_state, accelerator.load_state):
+        with pytest.raises(TrainError, match="the processes name different folders"):
+            call(folder / str(accelerator.process_index))
+
+
+def disk_full(*arguments: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@on_ranks
+def test_when_the_disk_of_one_process_is_full_all_processes_raise_at_once(folder: Path) -> None:
+    run = Run(Accelerator())
+    rank = run.accelerator.process_index
+    run.accelerator.save_state(folder / "state")
+    weights = run.weights()
+    run.epoch()
+    for full in (0, 1):
+        expected = OSError if rank == full else CheckpointError
+        calls = [(run.accelerator.save_state, folder / "state"), (run.accelerator.save_state, folder / str(rank))]
+        if full == 0:  # the process that writes for all
+            calls.append((lambda target: run.accelerator.save_model(run.model, target), folder / "model"))
+        for call, target in calls:
+            with pytest.MonkeyPatch.context() as patch:
+                if rank == full:
+                    patch.setattr(os, "fsync", disk_full)
+                with pytest.raises(expected, match="No space left on device"):
+                    call(target)
+    assert not (folder / "0").exists()
+    run.accelerator.load_state(folder / "state")
+    assert torch.equal(run.weights(), weights)
+
+
+@on_ranks
+def test_when_one_process_cannot_read_all_processes_raise_at_once(folder: Path) -> None:
+    run = Run(Accelerator())
+    rank = run.accelerator.process_index
+    own = folder / str(rank)
+    run.accelerator.save_state(own)
+    for name in ("model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_1.pkl"):
+        if rank == 1:
+            (own / name).rename(own / "elsewhere")
+        message = "is not there|neither" if rank == 1 else "process 1 failed with CheckpointNotFoundError"
+        with pytest.raises(CheckpointError, match=message):
+            run.accelerator.load_state(own)
+        if rank == 1:
+            (own / "elsewhere").rename(own / name)
+    run.accelerator.load_state(own)
 
 
 @on_ranks

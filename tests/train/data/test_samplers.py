@@ -21,6 +21,16 @@ def test_an_epoch_s_order_depends_on_seed_plus_epoch_alone() -> None:
     assert list(other) == third
 
 
+def test_a_finished_pass_advances_the_epoch_and_an_abandoned_one_does_not() -> None:
+    sampler = SeedableRandomSampler(range(20), data_seed=5)
+    passes = [list(sampler) for _ in range(3)]
+    assert passes == [list(SeedableRandomSampler(range(20), data_seed=seed)) for seed in (5, 6, 7)]
+    next(iter(sampler))
+    assert sampler.epoch == 3
+    sampler.set_epoch(0)
+    assert list(sampler) == passes[0]
+
+
 def test_the_seed_is_the_global_generator_s_by_default() -> None:
     torch.manual_seed(41)
     assert SeedableRandomSampler(range(3)).initial_seed == 41

@@ -45,10 +45,12 @@ class DeepSpeedFiles(SingleProcess):
 
     # -- training checkpoints ----------------------------------------------------------------------------------
 
-    def save_model(self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True) -> None:
+    def save_model(
+        self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True, writes: bool = True
+    ) -> None:
         """Let the engine write model and optimizer state, each rank its part, under `pytorch_model[_<index>]`."""
         if not self._is_engine(model):
-            super().save_model(model, directory, index, safe_serialization=safe_serialization)
+            super().save_model(model, directory, index, safe_serialization=safe_serialization, writes=writes)
             return
         model.save_checkpoint(str(directory), tag=_tag(index), save_latest=index == 0)  # type: ignore[operator]
 
@@ -67,10 +69,12 @@ class DeepSpeedFiles(SingleProcess):
         if path is None:
             raise CheckpointNotFoundError(f"DeepSpeed found no checkpoint in {directory / _tag(index)}")
 
-    def save_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
+    def save_optimizer(
+        self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int, *, writes: bool = True
+    ) -> None:
         """Nothing for an engine's optimizer: `save_model` has written it."""
         if id(optimizer) not in self._engine_of_optimizer:
-            super().save_optimizer(optimizer, model, directory, index)
+            super().save_optimizer(optimizer, model, directory, index, writes=writes)
 
     def load_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
         """Nothing for an engine's optimizer: `load_model` has read it."""

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict, load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from bigmodel.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
+from bigmodel.errors import CheckpointError, CheckpointFormatError, CheckpointMismatchError, CheckpointNotFoundError
 
 _INDEX = ".metadata"
 _CLASSES = {
@@ -45,9 +45,16 @@ _CLASSES = {
 
 
 def save_folder(state: dict[str, Any], folder: Path) -> None:
-    """Write `state` to `folder`; every rank calls it and writes its part. Files are synchronised to disk."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save(state, storage_writer=FileSystemWriter(folder, thread_count=1, sync_files=True))
+    """Write `state` to `folder`; every rank calls it and writes its part. Files are synchronised to disk.
+
+    Raises:
+        CheckpointError: some rank could not write; raised on every rank.
+    """
+    try:
+        save(state, storage_writer=FileSystemWriter(folder, thread_count=1, sync_files=True))
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"{folder} was not written: process {rank} failed with {cause!r}") from error
 
 
 def load_folder(state: dict[str, Any], folder: Path, *, strict: bool = True) -> None:

@@ -46,7 +46,9 @@ class ShardedFiles(Strategy):
 
     # -- training checkpoints ----------------------------------------------------------------------------------
 
-    def save_model(self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True) -> None:
+    def save_model(
+        self, model: nn.Module, directory: Path, index: int, *, safe_serialization: bool = True, writes: bool = True
+    ) -> None:
         """Write shards under `pytorch_model_fsdp_<index>`, or one file from rank 0."""
         if self.writes_shards:
             save_folder({"model": get_model_state_dict(model)}, directory / f"{MODEL_FOLDER}_{index}")
@@ -66,7 +68,9 @@ class ShardedFiles(Strategy):
         full = self._read_on_first(lambda: load_weights(directory, index))
         set_model_state_dict(model, full, options=_from_rank_0(strict))
 
-    def save_optimizer(self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int) -> None:
+    def save_optimizer(
+        self, optimizer: Optimizer, model: nn.Module | None, directory: Path, index: int, *, writes: bool = True
+    ) -> None:
         """Write state by parameter name: shards under `optimizer_<index>`, or one file from rank 0."""
         model = self._known(model)
         if self.writes_shards:
