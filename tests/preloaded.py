@@ -2,15 +2,21 @@
 
 Importing them takes seconds of CPU in every process. A server imports them once for each test process, and forks for
 every program that a test starts; the child then runs as `python -m MODULE`, `python -c CODE` or `python SCRIPT` would.
+
+Tests start programs with `Program` and `run`. `write_commands` makes executables `python` and `bigmodel` for shells:
+each is this file, run without site-packages, which asks the server and waits for the program.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import json
 import os
 import runpy
+import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -23,7 +29,7 @@ from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (
@@ -36,6 +42,8 @@ MODULES = (
     "torch._dynamo",
 )
 """What the server imports. None of these modules starts a thread, which a fork would lose."""
+STREAMS = 3
+"""Standard input, output and error of a program."""
 
 
 class Program:
@@ -45,21 +53,33 @@ class Program:
         arguments: those of the interpreter: ["-m", module, ...], ["-c", code, ...] or [script, ...].
         env: the program's whole environment.
         stdin: whether the program reads from `stdin`; else there is nothing to read.
+        stdout: descriptor that the program writes to; None: a pipe, read as `stdout`.
+        stderr: likewise.
         modules: imported by the server before it forks, now and for later programs.
+        pass_fds: descriptors that the program has under the same numbers.
     """
 
     def __init__(
-        self, arguments: Sequence[object], env: Mapping[str, str], *, stdin: bool = False, modules: Sequence[str] = ()
+        self,
+        arguments: Sequence[object],
+        env: Mapping[str, str],
+        *,
+        stdin: bool = False,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        modules: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.args = [str(argument) for argument in arguments]
         self.returncode: int | None = None
-        pipes = [os.pipe() for _ in range(4)]
-        (out, child_out), (err, child_err), (child_in, into), (status, child_status) = pipes
-        request = {"arguments": self.args, "env": dict(env), "cwd": os.getcwd(), "modules": list(modules)}
-        _server().start(request, [child_in, child_out, child_err, child_status])
+        (child_in, into), (status, child_status) = os.pipe(), os.pipe()
+        self.stdout, child_out = _reader(stdout)
+        self.stderr, child_err = _reader(stderr)
+        request = _request(self.args, env, modules, pass_fds)
+        _server().start(request, [child_status, child_in, child_out, child_err, *pass_fds])
         for descriptor in (child_in, child_out, child_err, child_status):
             os.close(descriptor)
-        self.stdout, self.stderr, self._status = (os.fdopen(each) for each in (out, err, status))
+        self._status = os.fdopen(status, "rb", buffering=0)  # `wait` asks whether there is more to read
         self.stdin = os.fdopen(into, "w")
         if not stdin:
             self.stdin.close()
@@ -67,13 +87,15 @@ class Program:
         assert started, "the server of preloaded programs has died"
         self.pid = int(started)
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Return everything the program writes, when it has ended. Raises TimeoutExpired."""
+    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+        """Send `input`, and return everything the program writes, when it has ended. Raises TimeoutExpired."""
+        if input:
+            self.stdin.write(input)
         self.stdin.close()
         texts = ["", ""]
 
-        def read(number: int, stream: Any) -> None:
-            texts[number] = stream.read()
+        def read(number: int, stream: IO[str] | None) -> None:
+            texts[number] = stream.read() if stream is not None else ""
 
         readers = [
             threading.Thread(target=read, args=item, daemon=True) for item in enumerate((self.stdout, self.stderr))
@@ -87,16 +109,28 @@ class Program:
         self.wait()
         return texts[0], texts[1]
 
-    def wait(self) -> int:
-        """Return the exit code, or minus the number of the signal that ended the program."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, or minus the number of the signal that ended the program. Raises TimeoutExpired."""
         if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
             self.returncode = int(self._status.readline())
         return self.returncode
+
+    def poll(self) -> int | None:
+        """Return the exit code as `wait` does; None if the program has not ended."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the program, unless it has been waited for."""
         if self.returncode is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask the program to end."""
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End the program at once, and wait for it."""
@@ -105,27 +139,85 @@ class Program:
         self.wait()
 
 
+def run(
+    arguments: Sequence[object],
+    env: Mapping[str, str] | None = None,
+    *,
+    input: str | None = None,
+    timeout: float | None = None,
+    check: bool = False,
+    modules: Sequence[str] = (),
+    pass_fds: Sequence[int] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, as `subprocess.run` would, and return what it wrote."""
+    given = os.environ if env is None else env
+    program = Program(arguments, given, stdin=input is not None, modules=modules, pass_fds=pass_fds)
+    try:
+        out, err = program.communicate(input, timeout)
+    finally:
+        program.kill()
+    assert program.returncode is not None
+    done = subprocess.CompletedProcess(program.args, program.returncode, out, err)
+    if check:
+        done.check_returncode()
+    return done
+
+
+def write_commands(folder: Path, modules: Sequence[str] = ()) -> None:
+    """Write the executables `python` and `bigmodel` to `folder`: a shell that has it in PATH runs preloaded programs.
+
+    Args:
+        folder: is made if it does not exist.
+        modules: as for `Program`.
+    """
+    address = _server().address
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, arguments in {"python": [], "bigmodel": ["-m", "bigmodel.cli.main"]}.items():
+        options = shlex.join(["--ask", str(address), ",".join(modules), *arguments])
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {shlex.quote(__file__)} {options} "$@"\n')
+        (folder / name).chmod(0o755)
+
+
+def _reader(given: int | None) -> tuple[IO[str] | None, int]:
+    """Return what reads the program's output, and the descriptor that the program writes to; with `given` only the
+    latter, a duplicate."""
+    if given is not None:
+        return None, os.dup(given)
+    ours, theirs = os.pipe()
+    return os.fdopen(ours), theirs
+
+
 class _Server:
+    """The process that forks.
+
+    Attributes:
+        address: of the socket that takes requests, for shells too.
+    """
+
     def __init__(self) -> None:
-        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with there:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
-            command = [sys.executable, "-m", "tests.preloaded", str(there.fileno())]
-            self.process = subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=[there.fileno()])
-        self._socket = here
+        self._folder = tempfile.TemporaryDirectory()
+        self.address = Path(self._folder.name) / "requests"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        here, there = socket.socketpair()
+        with listener, there:
+            listener.bind(str(self.address))
+            listener.listen()
+            hidden = ("BIGMODEL_VIRTUAL",)
+            inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+            environment = {**inherited, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
+            descriptors = [listener.fileno(), there.fileno()]
+            command = [sys.executable, "-m", "tests.preloaded", "--serve", *map(str, descriptors)]
+            self.process = subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=descriptors)
+        self._alive = here
         atexit.register(self._stop)
 
     def start(self, request: dict[str, Any], descriptors: list[int]) -> None:
-        # A message has a limit of its own, far below that of a file.
-        with tempfile.TemporaryFile() as file:
-            file.write(json.dumps(request).encode())
-            file.flush()
-            socket.send_fds(self._socket, [b"start"], [file.fileno(), *descriptors])
-            self._socket.recv(1)
+        _send(self.address, request, descriptors)
 
     def _stop(self) -> None:
-        self._socket.close()
+        self._alive.close()
         self.process.wait()
+        self._folder.cleanup()
 
 
 @cache
@@ -133,30 +225,71 @@ def _server() -> _Server:
     return _Server()
 
 
-def _serve(descriptor: int) -> None:
-    """Fork a process for every request, until the other end is closed. In such a process, run its program."""
+def _request(
+    arguments: Sequence[str], env: Mapping[str, str], modules: Sequence[str] = (), pass_fds: Sequence[int] = ()
+) -> dict[str, Any]:
+    return {
+        "arguments": list(arguments),
+        "env": dict(env),
+        "cwd": os.getcwd(),
+        "modules": list(modules),
+        "pass_fds": list(pass_fds),
+    }
+
+
+def _send(address: str | Path, request: dict[str, Any], descriptors: list[int]) -> None:
+    """Ask the server at `address` to start a program: its status, standard streams and other descriptors are given."""
+    # A message has a limit of its own, far below that of a file.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, tempfile.TemporaryFile() as file:
+        server.connect(str(address))
+        file.write(json.dumps(request).encode())
+        file.flush()
+        socket.send_fds(server, [b"start"], [file.fileno(), *descriptors])
+        server.recv(1)
+
+
+def _ask(address: str, modules: str, *arguments: str) -> None:
+    """Have a program run with this process's streams, forward signals to it, and end as it does."""
+    status, child_status = os.pipe()
+    _send(address, _request(arguments, os.environ, modules.split(",") if modules else ()), [child_status, 0, 1, 2])
+    os.close(child_status)
+    with os.fdopen(status) as told:
+        program = int(told.readline())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: os.kill(program, number))
+        code = int(told.readline())
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _serve(listening: int, alive: int) -> None:
+    """Fork a process for every request, until the other end of `alive` is closed. In such a process, run its
+    program."""
     _import(MODULES)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the watchers are not waited for
-    with socket.socket(fileno=descriptor) as requests:
+    with socket.socket(fileno=listening) as listener:
         while True:
-            message, descriptors, _, _ = socket.recv_fds(requests, 16, 5)
-            if not message:
+            if alive in select.select([listener, alive], [], [])[0]:
                 return
-            content, *rest = descriptors
-            with os.fdopen(content, "rb") as file:
-                file.seek(0)
-                request = json.loads(file.read())
-            if request["modules"]:
-                _import(request["modules"])
-            if os.fork() == 0:
-                requests.detach()
-                os.close(descriptor)
-                break
-            requests.send(b".")
+            connection, _ = listener.accept()
+            with connection:
+                _, (content, *rest), _, _ = socket.recv_fds(connection, 16, 32)
+                with os.fdopen(content, "rb") as file:
+                    file.seek(0)
+                    request = json.loads(file.read())
+                if request["modules"]:
+                    _import(request["modules"])
+                if os.fork() == 0:
+                    break
+                connection.send(b".")
             for each in rest:
                 os.close(each)
-    if _watched(rest.pop()):
-        _end(_exit_code(request, rest))
+    os.close(alive)
+    status, *descriptors = rest
+    if _watched(status):
+        _end(_exit_code(request, descriptors))
 
 
 def _import(names: Sequence[str]) -> None:
@@ -208,8 +341,13 @@ def _end(code: int) -> None:
     os._exit(code)
 
 
-def _run(request: dict[str, Any], streams: list[int]) -> None:
-    for number, descriptor in enumerate(streams):
+def _run(request: dict[str, Any], descriptors: list[int]) -> None:
+    from bigmodel.devices import virtual
+
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 256) for descriptor in descriptors]
+    for descriptor in descriptors:
+        os.close(descriptor)
+    for number, descriptor in zip([*range(STREAMS), *request["pass_fds"]], high, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
     # The server's stream objects refer to its own files.
@@ -218,6 +356,7 @@ def _run(request: dict[str, Any], streams: list[int]) -> None:
     sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(request["env"])
+    virtual.enable_from_environment()
     os.chdir(request["cwd"])
     sys.path[0] = request["cwd"]
     kind, *rest = request["arguments"]
@@ -238,5 +377,7 @@ def _run(request: dict[str, Any], streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]))
+    if sys.argv[1] == "--ask":
+        _ask(*sys.argv[2:])
+    _serve(*map(int, sys.argv[2:]))
     _end(0)

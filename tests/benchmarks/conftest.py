@@ -1,15 +1,68 @@
-"""Tiny checkpoints are made once for all questions."""
+"""Tiny checkpoints are made once for all questions, and their processes have imported PyTorch already."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 import torch
 
 from bigmodel.devices import virtual
+from tests.preloaded import Program, run
+
+MODULES = ("bigmodel.benchmarks.models", "bigmodel.dispatch.pretrained", "transformers.models.llama.modeling_llama")
+
+
+class PreloadedSubprocess:
+    """Has the names of the module `subprocess` that questions use. Interpreters are forked from one that has imported
+    what they need."""
+
+    PIPE, DEVNULL, TimeoutExpired = subprocess.PIPE, subprocess.DEVNULL, subprocess.TimeoutExpired
+
+    @staticmethod
+    def run(command: Sequence[str], *, env: dict[str, str], capture_output: bool, text: bool, **options: Any) -> Any:
+        """Run an interpreter to its end."""
+        assert capture_output
+        assert text
+        return run(command[1:], env, modules=MODULES, **options)
+
+    @classmethod
+    def Popen(  # noqa: N802
+        cls,
+        command: Sequence[str],
+        *,
+        env: dict[str, str],
+        stdin: int | None = None,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+        text: bool = False,
+        pass_fds: Sequence[int] = (),
+    ) -> Program:
+        """Start an interpreter."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+
+        def descriptor(given: int | IO[Any] | None, default: int) -> int | None:
+            if given is None or isinstance(given, int):
+                return {None: default, cls.PIPE: None, cls.DEVNULL: nowhere}[given]
+            return given.fileno()
+
+        try:
+            return Program(
+                command[1:],
+                env,
+                stdin=stdin == cls.PIPE,
+                stdout=descriptor(stdout, 1),
+                stderr=descriptor(stderr, 2),
+                modules=MODULES,
+                pass_fds=pass_fds,
+            )
+        finally:
+            os.close(nowhere)
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +79,10 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     virtual.disable()
+
+
+@pytest.fixture(autouse=True)
+def preloaded_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that questions start are forked from one that has imported PyTorch."""
+    for name in ("harness.isolate", "planning_fuzz", "serve_peer", "train_scaling"):
+        monkeypatch.setattr(importlib.import_module(f"bigmodel.benchmarks.{name}"), "subprocess", PreloadedSubprocess)

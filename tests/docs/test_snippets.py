@@ -9,11 +9,11 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.preloaded import run, write_commands
 
 from .small_llama import save_small_llama
 from .snippets import blocks, steps
@@ -21,6 +21,14 @@ from .snippets import blocks, steps
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python", "console", "text", "json", "yaml", "bash", "toml"}
+MODULES = (
+    "bigmodel.checkpoint",
+    "bigmodel.cli.plan",
+    "bigmodel.dispatch.pretrained",
+    "bigmodel.server",
+    "transformers.models.llama.modeling_llama",
+)
+"""What most pages import: the processes that run them are forked from one that has."""
 ENVIRONMENT = re.compile(r"<!-- environment: (\w+)=(\S+) -->")
 
 
@@ -43,11 +51,7 @@ def folder(checkpoint: Path, tmp_path: Path) -> Path:
     here = tmp_path / "here"
     here.mkdir()
     (here / "my-llama").symlink_to(checkpoint)
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    for program, arguments in {"python": "", "bigmodel": "-m bigmodel "}.items():
-        (programs / program).write_text(f'#!/bin/sh\nexec {sys.executable} {arguments}"$@"\n')
-        (programs / program).chmod(0o755)
+    write_commands(tmp_path / "bin", MODULES)
     return here
 
 
@@ -68,16 +72,15 @@ def environment(page: str, folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", [page for page in PAGES if steps(page.read_text())], ids=name)
-def test_the_snippets_of_a_page_run(page: Path, folder: Path) -> None:
+def test_the_snippets_of_a_page_run(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = page.read_text()
     todo = steps(text)
     file = folder.parent / "steps.json"
     port = str(free_port())
     here = [{name: str(value).replace("8000", port) for name, value in vars(step).items()} for step in todo]
     file.write_text(json.dumps(here))
-    command = [sys.executable, "-m", "tests.docs.snippets", str(file)]
-    variables = environment(text, folder)
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+    monkeypatch.chdir(folder)
+    done = run(["-m", "tests.docs.snippets", file], environment(text, folder), modules=MODULES)
     assert done.returncode == 0, f"{name(page)}: {done.stderr[-3000:]}"
     printed = json.loads(file.read_text())
     if os.environ.get("UPDATE_DOCS"):

@@ -11,6 +11,11 @@ import pytest
 from bigmodel.benchmarks.harness import BenchmarkError, run_isolated
 
 
+@pytest.fixture
+def preloaded_processes() -> None:
+    """The processes of these tests are fresh interpreters."""
+
+
 def describe(word: str) -> dict[str, object]:
     print("what work prints does not disturb its result")
     return {"word": word, "process": os.getpid(), "torch": "torch" in sys.modules}
