@@ -32,7 +32,7 @@ class PreloadedSubprocess:
         return run(command[1:], env, modules=MODULES, **options)
 
     @classmethod
-    def Popen(  # noqa: N802
+    def Popen(
         cls,
         command: Sequence[str],
         *,
