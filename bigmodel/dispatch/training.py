@@ -21,6 +21,7 @@ from .attach.dispatched import Dispatched, dispatched
 from .dispatch import redispatch
 from .placement.tensors import DeviceMapLookup, PlacedTensor
 from .weights.fused_view import lies_on_disk
+from .weights.outside_use import plain_class
 from .weights.parameters import like
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ def _copy_to_memory(places: Collection[PlacedTensor]) -> None:
         key = storage_key(each.tensor)
         if key not in copies:
             copies[key] = each.tensor.detach().clone()
-        if type(each.tensor) is nn.Parameter:
+        if plain_class(each.tensor) is nn.Parameter:
             each.tensor.data = copies[key]
         else:
             each.registry[each.key] = like(each.tensor, copies[key])

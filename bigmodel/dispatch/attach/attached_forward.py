@@ -61,6 +61,8 @@ class AttachedForward:
         """What decides where each call is computed; None: always on `device`."""
         self.ahead: tuple[ReadAhead, MappedBlock] | None = None
         """What brings mapped weights into memory before the module computes with them."""
+        self.looks_up = False
+        """The module is a table on the host that rows are looked up in, beside an accelerator."""
         self.returns_to_input = False
         self.output_device: torch.device | None = None
         self.output_dtype: torch.dtype | None = None
@@ -68,7 +70,7 @@ class AttachedForward:
     def attach(self) -> None:
         """Take the place of the module's forward."""
         leave_untraced(UNTRACED)
-        self._alive().forward = self
+        self.module.forward = self
 
     def detach(self) -> None:
         """Give the module its own forward back."""
@@ -118,12 +120,14 @@ class AttachedForward:
         run: Compute = self.compute or self._plain
         for streamer, block in self.blocks:
             if torch.is_grad_enabled():
-                run = functools.partial(run_with_gradients, streamer, block, self._alive(), run)
+                run = functools.partial(run_with_gradients, streamer, block, self.module, run)
             else:
                 run = functools.partial(streamer.run, block, run)
         return run(args, kwargs)
 
-    def _alive(self) -> nn.Module:
+    @property
+    def module(self) -> nn.Module:
+        """The module whose forward is replaced."""
         module = self._module()
         assert module is not None, "the module is gone"
         return module

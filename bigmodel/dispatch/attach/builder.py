@@ -159,6 +159,7 @@ class Builder:
             if type(module) is nn.Embedding and not encloses and module.max_norm is None:
                 # Looking rows up where the table lies moves rows over the link, not the table.
                 forward = result.forward_of(name, module)
+                forward.looks_up = True
                 forward.device, forward.output_device = torch_device(HOST), self.main
                 forward.output_dtype = self._device_dtype(streamed[0], module.weight)
                 continue

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...devices import HOST
+from ...devices import HOST, is_accelerator
 from ...errors import DispatchError
 from ...plan import Plan
 from ..experts.cache import ExpertCache, expert_stats
@@ -16,6 +16,7 @@ from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
 from ..streaming.streamer import Streamer
 from ..weights.block import Registry
+from ..weights.outside_use import follow, follow_no_more
 from ..weights.packing import WeightError
 from ..weights.stats import StreamStats, together
 from .attached_forward import AttachedForward, RefuseConversion
@@ -65,9 +66,24 @@ class Dispatched:
         """Put all attachments in place and mark `model` as dispatched."""
         for attachment in self.attachments.values():
             attachment.attach()
+        self._let_weights_follow(model)
         model.__dict__[ATTRIBUTE] = self
         model.__dict__["hf_device_map"] = self.resolved.keys
         model.__dict__["dispatch_stats"] = self.stats
+
+    def _let_weights_follow(self, model: nn.Module) -> None:
+        """Have weights on the host, that visit an accelerator or are looked up in, serve code outside their modules."""
+        if not is_accelerator(self.main_device):
+            return
+        # torch's encoder looks for tensor subclasses in its first layer, and computes otherwise where it finds some.
+        probed = {id(layer) for each in model.modules() if isinstance(each, nn.TransformerEncoder) for layer in each.layers}
+        for attachment in self.attachments.values():
+            module = attachment.module
+            if attachment.looks_up:
+                follow(module.parameters())
+            if attachment.host_or_device is None and id(module) not in probed:
+                streamed = (block for streamer, block in attachment.blocks if is_accelerator(streamer.device))
+                follow(tensor.value for block in streamed for tensor in block.tensors)
 
     def guard(self, model: nn.Module) -> None:
         """Refuse to move or cast `model` or any part of it."""
@@ -108,6 +124,7 @@ class Dispatched:
         """Restore every module's own forward and `model`'s own attributes."""
         for attachment in self.attachments.values():
             attachment.detach()
+        follow_no_more((*model.parameters(), *model.buffers()))
         for module in model.modules():
             module.__dict__.pop("_apply", None)
         for name in (ATTRIBUTE, *_PUBLIC):

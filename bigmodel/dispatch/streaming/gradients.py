@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C import DisableTorchFunctionSubclass
 
 from ...devices.nested import iter_tensors
 from ...errors import DispatchError
@@ -37,8 +38,9 @@ def wants_gradients(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Whether autograd is on and anything that goes into `block` requires a gradient."""
     if not torch.is_grad_enabled():
         return False
-    if any(tensor.value.requires_grad for tensor in (*block.tensors, *block.nested)):
-        return True
+    with DisableTorchFunctionSubclass():
+        if any([tensor.value.requires_grad for tensor in (*block.tensors, *block.nested)]):
+            return True
     return any(tensor.requires_grad for tensor in iter_tensors((args, kwargs), registered=True))
 
 
@@ -131,7 +133,8 @@ class _Call(RecomputedCall):
 
 def _versions(block: Block) -> list[tuple[torch.Tensor, int]]:
     """Return what changes when one of the weights of `block` is replaced or written to."""
-    return [(t.value, version_of(t.value)) for t in (*block.tensors, *block.nested) if not t.is_buffer]
+    with DisableTorchFunctionSubclass():
+        return [(t.value, version_of(t.value)) for t in (*block.tensors, *block.nested) if not t.is_buffer]
 
 
 def _refuse_quantized(block: Block) -> None:
@@ -184,6 +187,7 @@ def _through_copies(
 
 def trainable_views(block: Block, memory: torch.Tensor) -> list[torch.Tensor]:
     """Return fresh leaves viewing `memory` that require a gradient where the host tensors do."""
-    leaves = [like(t.value, view.detach()) for t, view in zip(block.tensors, block.layout.views(memory))]
-    # What was put in a parameter's place need not be one.
-    return [leaf.requires_grad_(t.value.requires_grad) for leaf, t in zip(leaves, block.tensors)]
+    with DisableTorchFunctionSubclass():
+        leaves = [like(t.value, view.detach()) for t, view in zip(block.tensors, block.layout.views(memory))]
+        # What was put in a parameter's place need not be one.
+        return [leaf.requires_grad_(t.value.requires_grad) for leaf, t in zip(leaves, block.tensors)]

@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunctionSubclass
 
 from ...checkpoint import mapped_region
 from ...devices import HOST
 from ...devices.forks import new_rlock
 from ...errors import DispatchError
 from .layout import Layout
+from .outside_use import follow, follows
 from .parameters import SecondPlace, like
 
 Registry = dict[str, Any]
@@ -102,10 +104,11 @@ class Block:
 
     def version(self) -> int:
         """Return a number that grows whenever a host tensor is written in place (other than through ``.data``)."""
-        try:
-            return sum([t.value._version for t in self.tensors])
-        except RuntimeError:
-            return sum(version_of(t.value) for t in self.tensors)
+        with DisableTorchFunctionSubclass():
+            try:
+                return sum([t.value._version for t in self.tensors])
+            except RuntimeError:
+                return sum(version_of(t.value) for t in self.tensors)
 
     def adopt_replaced(self) -> bool:
         """Take over parameters that the user put in the place of the host tensors; return whether there were any.
@@ -124,6 +127,8 @@ class Block:
                     f"{key!r} of {self.name!r} was removed or replaced by a tensor of another shape, dtype or device "
                     "while the model is dispatched; call undispatch(model) first"
                 )
+            if follows(tensor.value):
+                follow([current])
             tensor.value, self.packed, self._on_disk, replaced = current, None, None, True
             tensor.show(current)
         return replaced
@@ -138,7 +143,7 @@ class Block:
             whole = memory if memory.numel() == self.layout.nbytes else memory[: self.layout.nbytes]
             whole.copy_(self.packed, non_blocking=True)
             return
-        with torch.no_grad():
+        with torch.no_grad(), DisableTorchFunctionSubclass():
             for tensor, view in zip(self.tensors, self.layout.views(memory)):
                 view.copy_(tensor.value.detach(), non_blocking=True)
 

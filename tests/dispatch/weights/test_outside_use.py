@@ -1,0 +1,162 @@
+"""Host weights used outside the forward of their unit take part where the computation is."""
+
+from __future__ import annotations
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bigmodel.dispatch import dispatch_model, undispatch
+
+from ...accelerators import at
+from ..models import Block
+
+pytestmark = pytest.mark.usefixtures("every_accelerator")
+
+WIDTH = 8
+
+
+class Encoding(Block):
+    """A block with a second method, which runs its children."""
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.up.bias[:WIDTH] + self.down(torch.tanh(self.up(x)))
+
+
+class Outside(nn.Module):
+    """Uses weights of its blocks in every way but their forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(11, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Encoding(WIDTH) for _ in range(3))
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.by_name = {"last": self.last, "up": self.blocks[1].up}
+
+    def child(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.first(self.table(ids))
+        return self.blocks[0](x) + self.blocks[2].down(self.blocks[1].up(x))
+
+    def method(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.blocks[0](self.blocks[1].encode(self.table(ids)))
+
+    def parent(self, ids: torch.Tensor) -> torch.Tensor:
+        x = F.linear(self.table(ids), self.last.weight, self.blocks[0].down.bias[:WIDTH])
+        return F.linear(self.blocks[0](x) @ self.last.weight.T, self.table.weight)
+
+    def slices(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.blocks[0](self.table(ids)) + self.table.weight[: len(ids)]
+        return torch.cat([x, self.last.weight[:2]]) * (self.last.bias + 1)
+
+    def dictionary(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.by_name["up"](self.by_name["last"](self.blocks[0](self.table(ids))))
+
+    def forward(self, ids: torch.Tensor, way: str) -> torch.Tensor:
+        return getattr(self, way)(ids)
+
+
+WAYS = ["child", "method", "parent", "slices", "dictionary"]
+
+
+def outside(seed: int = 0) -> Outside:
+    torch.manual_seed(seed)
+    return Outside().eval()
+
+
+def ids() -> torch.Tensor:
+    return torch.arange(4) * 3 % 11
+
+
+def placed(model: nn.Module, where: str, folder: Path, **options: Any) -> nn.Module:
+    """Return `model`, kept `where`, to run on the first accelerator."""
+    return dispatch_model(model, {"": where}, main_device=at(0), offload_dir=folder, **options)
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_used_outside_their_block_give_the_bits_of_the_resident_model(
+    way: str, where: str, tmp_path: Path
+) -> None:
+    model = outside()
+    resident = copy.deepcopy(model).to(at(0))
+    placed(model, where, tmp_path)
+    with torch.no_grad():
+        expected = resident(ids().to(at(0)), way).cpu()
+        for _ in range(2):
+            assert torch.equal(model(ids(), way), expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_used_outside_their_block_get_their_gradients(way: str, tmp_path: Path) -> None:
+    model = outside().train()
+    resident = copy.deepcopy(model).to(at(0))
+    placed(model, "cpu", tmp_path)
+    (resident(ids().to(at(0)), way) ** 2).sum().backward()
+    (model(ids(), way) ** 2).sum().backward()
+    for (name, kept), whole in zip(model.named_parameters(), resident.parameters()):
+        assert (kept.grad is None) == (whole.grad is None), name
+        if kept.grad is not None and whole.grad is not None:
+            assert kept.grad.device.type == "cpu"
+            assert torch.allclose(kept.grad, whole.grad.cpu(), rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_another_method_of_the_model_is_an_entry_point(way: str, tmp_path: Path) -> None:
+    model = outside()
+    resident = copy.deepcopy(model).to(at(0))
+    placed(model, "cpu", tmp_path)
+    with torch.no_grad():
+        expected = getattr(resident, way)(ids().to(at(0)))
+        assert torch.equal(getattr(model, way)(ids().to(at(0))).cpu(), expected.cpu())
+        assert torch.equal(getattr(model, way)(ids()).cpu(), expected.cpu())
+
+
+def test_offloaded_weights_stay_the_same_parameters_and_are_plain_again_afterwards(tmp_path: Path) -> None:
+    model = outside()
+    before = list(model.parameters())
+    placed(model, "cpu", tmp_path)
+    assert all(now is then and isinstance(now, nn.Parameter) for now, then in zip(model.parameters(), before))
+    undispatch(model)
+    assert all(now is then and type(now) is nn.Parameter for now, then in zip(model.parameters(), before))
+
+
+def test_what_is_read_of_an_offloaded_weight_is_a_plain_tensor(tmp_path: Path) -> None:
+    weight = placed(outside(), "cpu", tmp_path).last.weight
+    for read in (weight.data, weight.detach(), weight.clone(), weight.to(torch.float64), torch.ones(WIDTH) @ weight):
+        assert type(read) is torch.Tensor
+    assert all(type(value) is torch.Tensor for value in placed(outside(), "cpu", tmp_path).state_dict().values())
+    assert type(copy.deepcopy(weight)) is nn.Parameter
+    assert "Offloaded" not in repr(weight)
+
+
+def test_a_saved_offloaded_weight_loads_as_a_plain_one(tmp_path: Path) -> None:
+    weight = placed(outside(), "cpu", tmp_path).last.weight
+    file = io.BytesIO()
+    torch.save([weight, weight * 2], file)
+    file.seek(0)
+    parameter, twice = torch.load(file)
+    assert (type(parameter), type(twice)) == (nn.Parameter, torch.Tensor)
+
+
+def test_what_is_written_to_an_offloaded_weight_reaches_the_next_forward(tmp_path: Path) -> None:
+    model = outside()
+    placed(model, "cpu", tmp_path)
+    with torch.no_grad():
+        model(ids(), "child")
+        model.first.weight.mul_(2).add_(torch.ones(WIDTH, device=at(0)))
+        model.first.bias[:2] = torch.zeros(2, device=at(0))
+        model.last.weight.copy_(torch.ones(WIDTH, WIDTH, device=at(0)))
+        assert model.first.weight.device.type == "cpu"
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    resident = outside()
+    resident.load_state_dict(values)
+    resident.to(at(0))
+    with torch.no_grad():
+        assert torch.equal(model(ids(), "child"), resident(ids().to(at(0)), "child").cpu())
