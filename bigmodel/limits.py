@@ -13,6 +13,10 @@ Profiles count with it, and dispatch lays blocks out by it."""
 FILE_ALIGNMENT = 4096
 """Bytes at whose multiples reads past the page cache begin and end. Checkpoints are written so that they can."""
 
+HOST_ALIGNMENT = 64
+"""Bytes at whose multiples torch's allocator has tensors on the host begin. Kernels take other paths, and give other
+last bits, for tensors that begin elsewhere."""
+
 DEFAULT_SLOTS = 2
 """Streamed parts that may be on the main device at once, where nothing was said: one runs while the next arrives."""
 

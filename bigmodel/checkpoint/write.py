@@ -14,7 +14,7 @@ from typing import IO
 import torch
 
 from ..errors import CheckpointError
-from ..limits import FILE_ALIGNMENT
+from ..limits import FILE_ALIGNMENT, HOST_ALIGNMENT
 from ..sources.headers import DTYPES
 from .mapping import MappedFile, mapped_region
 from .pages import is_untouched
@@ -54,6 +54,7 @@ def write_safetensors(
     tensors: Iterable[Outgoing],
     metadata: dict[str, str] | None = None,
     advance: Callable[[int], None] | None = None,
+    alignment: int = 1,
 ) -> dict[str, int]:
     """Write `tensors` to a new file and wait until it is on the disk.
 
@@ -62,6 +63,8 @@ def write_safetensors(
         tensors: what to write.
         metadata: strings for the header.
         advance: called with the bytes written, tensor by tensor.
+        alignment: bytes at whose multiples tensors begin. Beyond 1 it leaves gaps, which the format forbids: for files
+            that nobody else reads.
 
     Returns:
         Where in the file each tensor begins, by name.
@@ -71,10 +74,11 @@ def write_safetensors(
     """
     # Widest items first, as the format's own writer does, so that every tensor is aligned to its item size.
     ordered = sorted(tensors, key=lambda tensor: (-tensor.dtype.itemsize, tensor.name))
-    header, offsets = _header(ordered, metadata)
+    header, offsets = _header(ordered, metadata, alignment)
     with path.open("xb") as file:
         file.write(header)
         for tensor in ordered:
+            file.write(bytes(offsets[tensor.name] - file.tell()))
             _write(file, tensor)
             if advance is not None:
                 advance(tensor.nbytes)
@@ -83,7 +87,9 @@ def write_safetensors(
     return offsets
 
 
-def _header(tensors: list[Outgoing], metadata: dict[str, str] | None) -> tuple[bytes, dict[str, int]]:
+def _header(
+    tensors: list[Outgoing], metadata: dict[str, str] | None, alignment: int
+) -> tuple[bytes, dict[str, int]]:
     entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     position, begins = 0, {}
     for tensor in tensors:
@@ -102,7 +108,7 @@ def _header(tensors: list[Outgoing], metadata: dict[str, str] | None) -> tuple[b
             "shape": shape,
             "data_offsets": [position, position + tensor.nbytes],
         }
-        position += tensor.nbytes
+        position += -(-tensor.nbytes // alignment) * alignment
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     # The data begin on a page: most tensors then lie on whole pages of the file.
     text += b" " * (-(8 + len(text)) % FILE_ALIGNMENT)
@@ -158,7 +164,7 @@ def offload(
     path = folder / f"offload-{uuid.uuid4().hex}.safetensors"
     outgoing = list(tensors)
     try:
-        offsets = write_safetensors(path, outgoing, advance=advance)
+        offsets = write_safetensors(path, outgoing, advance=advance, alignment=HOST_ALIGNMENT)
         file = MappedFile(path)
     finally:
         if path.exists():

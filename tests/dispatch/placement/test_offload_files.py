@@ -27,6 +27,12 @@ def test_weights_go_to_disk_once_and_tied_ones_stay_tied(tmp_path: Path) -> None
     assert torch.equal(model(ids()), stack()(ids()))
 
 
+def test_weights_written_to_disk_lie_as_torch_aligns_them_in_memory(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(3, width) for width in (5, 3, 1)), nn.LayerNorm(1, dtype=torch.float16))
+    dispatch_model(model, {"": "disk"}, offload_dir=tmp_path)
+    assert all(mapped_region(each) is not None and each.data_ptr() % 64 == 0 for each in model.parameters())
+
+
 def test_weights_on_meta_come_from_the_folder_or_the_index(tmp_path: Path) -> None:
     full = nn.Linear(3, 2)
     save_file({"weight": full.weight.detach(), "other": full.bias.detach()}, tmp_path / "w.safetensors")
