@@ -87,9 +87,7 @@ def write_safetensors(
     return offsets
 
 
-def _header(
-    tensors: list[Outgoing], metadata: dict[str, str] | None, alignment: int
-) -> tuple[bytes, dict[str, int]]:
+def _header(tensors: list[Outgoing], metadata: dict[str, str] | None, alignment: int) -> tuple[bytes, dict[str, int]]:
     entries: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     position, begins = 0, {}
     for tensor in tensors:

@@ -21,7 +21,7 @@ from .attach.dispatched import Dispatched, dispatched
 from .dispatch import redispatch
 from .placement.tensors import DeviceMapLookup, PlacedTensor
 from .weights.fused_view import lies_on_disk
-from .weights.outside_use import plain_class
+from .weights.outside_use import OffloadedParameter
 from .weights.parameters import like
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ def _copy_to_memory(places: Collection[PlacedTensor]) -> None:
         key = storage_key(each.tensor)
         if key not in copies:
             copies[key] = each.tensor.detach().clone()
-        if plain_class(each.tensor) is nn.Parameter:
+        if type(each.tensor) in (nn.Parameter, OffloadedParameter):
             each.tensor.data = copies[key]
         else:
             each.registry[each.key] = like(each.tensor, copies[key])

@@ -76,7 +76,9 @@ class Dispatched:
         if not is_accelerator(self.main_device):
             return
         # torch's encoder looks for tensor subclasses in its first layer, and computes otherwise where it finds some.
-        probed = {id(layer) for each in model.modules() if isinstance(each, nn.TransformerEncoder) for layer in each.layers}
+        probed = {
+            id(layer) for each in model.modules() if isinstance(each, nn.TransformerEncoder) for layer in each.layers
+        }
         for attachment in self.attachments.values():
             module = attachment.module
             if attachment.looks_up:

@@ -39,7 +39,7 @@ def wants_gradients(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any])
     if not torch.is_grad_enabled():
         return False
     with DisableTorchFunctionSubclass():
-        if any([tensor.value.requires_grad for tensor in (*block.tensors, *block.nested)]):
+        if any(tensor.value.requires_grad for tensor in (*block.tensors, *block.nested)):
             return True
     return any(tensor.requires_grad for tensor in iter_tensors((args, kwargs), registered=True))
 
@@ -127,7 +127,8 @@ class _Call(RecomputedCall):
             with _reentrant_checkpoints_named():
                 found = gradients_of(outputs, received, [*inputs, *weights, *nested])
         host = zip(found[len(inputs) :], (*block.tensors, *block.nested), strict=True)
-        moved = (None if each is None else each.to(own.value.device, own.value.dtype) for each, own in host)
+        with DisableTorchFunctionSubclass():
+            moved = [None if each is None else each.to(own.value.device, own.value.dtype) for each, own in host]
         return [*found[: len(inputs)], *moved]
 
 

@@ -22,7 +22,20 @@ from torch._C import DisableTorchFunctionSubclass
 from ...devices.nested import iter_tensors, map_tensors
 
 _READS = frozenset(
-    ("detach", "clone", "to", "cpu", "cuda", "type", "numpy", "tolist", "item", "__deepcopy__", "__reduce_ex__", "__iter__")
+    (
+        "detach",
+        "clone",
+        "to",
+        "cpu",
+        "cuda",
+        "type",
+        "numpy",
+        "tolist",
+        "item",
+        "__deepcopy__",
+        "__reduce_ex__",
+        "__iter__",
+    )
 )
 """What takes a tensor's value out of the model: results are plain tensors."""
 
@@ -42,11 +55,12 @@ class _Follows:
         with DisableTorchFunctionSubclass():
             kwargs = kwargs or {}
             name = func.__name__
-            target = _device_of_result(name, args, kwargs)
+            operands = _operands(args, kwargs)
+            target = _device_of_result(name, operands, args, kwargs)
             if target is not None:
                 args, kwargs = map_tensors(lambda tensor: _brought(tensor, target), (args, kwargs))
             result = func(*args, **kwargs)
-            if _is_read(func, name) or not all(isinstance(each, _Follows) for each in iter_tensors((args, kwargs))):
+            if not PLAIN.keys() >= set(map(type, operands)) or _is_read(func, name):
                 return result
             return map_tensors(_following, result)
 
@@ -85,24 +99,31 @@ def follows(tensor: torch.Tensor) -> bool:
 def follow_no_more(tensors: Iterable[torch.Tensor]) -> None:
     """Make tensors plain again."""
     for tensor in tensors:
-        if type(tensor) is OffloadedParameter:
-            tensor.__class__ = nn.Parameter
-        elif type(tensor) is OffloadedTensor:
-            tensor.__class__ = torch.Tensor
+        if type(tensor) in PLAIN:
+            tensor.__class__ = PLAIN[type(tensor)]
 
 
-def plain_class(tensor: torch.Tensor) -> type[torch.Tensor]:
-    """Return the class that a tensor has when it is not dispatched."""
-    kind = type(tensor)
-    return nn.Parameter if kind is OffloadedParameter else torch.Tensor if kind is OffloadedTensor else kind
+PLAIN: dict[type[torch.Tensor], type[torch.Tensor]] = {OffloadedParameter: nn.Parameter, OffloadedTensor: torch.Tensor}
+"""The classes that tensors have when they are not dispatched."""
 
 
-def _device_of_result(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device | None:
+def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the tensors that an operation is called with."""
+    found: list[torch.Tensor] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list, dict)):
+            found.extend(iter_tensors(value))
+    return found
+
+
+def _device_of_result(
+    name: str, operands: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> torch.device | None:
     """Return where operands on the host, or others, must be brought; None if all may stay where they are."""
-    if name in ("__set__", "copy_"):
-        return None
-    devices = {tensor.device for tensor in iter_tensors((args, kwargs))}
-    if len(devices) <= 1:
+    devices = {tensor.device for tensor in operands}
+    if len(devices) <= 1 or name in ("__set__", "copy_"):
         return None
     written = kwargs.get("out") if "out" in kwargs else args[0] if _writes(name) else None
     if isinstance(written, torch.Tensor):
@@ -130,4 +151,6 @@ def _is_read(func: Callable[..., Any], name: str) -> bool:
 
 
 def _following(result: torch.Tensor) -> torch.Tensor:
-    return result.as_subclass(OffloadedTensor) if type(result) is torch.Tensor and result.device.type == "cpu" else result
+    return (
+        result.as_subclass(OffloadedTensor) if type(result) is torch.Tensor and result.device.type == "cpu" else result
+    )

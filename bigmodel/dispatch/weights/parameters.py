@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...devices import virtual
-from .outside_use import plain_class
+from .outside_use import PLAIN
 
 
 def like(original: torch.Tensor, value: torch.Tensor, requires_grad: bool | None = None) -> torch.Tensor:
@@ -27,7 +27,7 @@ def like(original: torch.Tensor, value: torch.Tensor, requires_grad: bool | None
         return value
     wants = original.requires_grad if requires_grad is None else requires_grad
     wants = wants and (value.is_floating_point() or value.is_complex())
-    kind = plain_class(original)
+    kind = PLAIN.get(type(original), type(original))
     if issubclass(kind, nn.Parameter) and kind is not nn.Parameter and type(value) is torch.Tensor:
         result: nn.Parameter = torch.Tensor._make_subclass(kind, value, wants)
     else:
