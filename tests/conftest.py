@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -16,24 +17,54 @@ from .accelerators import KINDS, skip_what_is_missing
 
 torch.set_num_threads(1)
 # A failing example is printed as it was found. Making it smaller takes minutes: `--hypothesis-profile=shrink` does it.
-settings.register_profile("shrink", settings.get_profile("default"), print_blob=True)
-settings.register_profile("fast", phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)])
+# An example may take as long as it likes: on a busy machine a limit would fail.
+settings.register_profile("shrink", settings.get_profile("default"), print_blob=True, deadline=None)
+settings.register_profile(
+    "fast",
+    max_examples=40,
+    deadline=None,
+    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
+)
 settings.load_profile("fast")
 # Modules of tests name virtual devices before any test runs: the device type must be registered by then.
 virtual.enable(count=2)
 virtual.disable()
 
 
-def pytest_collection_finish() -> None:
-    """What is there before the first test stays: the many collections that tests ask for need not look at it."""
+TESTS_PER_COLLECTION = 200
+"""Garbage of this many tests may pile up before a collection looks at all objects, which takes most of a second."""
+_tests = itertools.count(1)
+
+
+def _collect_everything() -> None:
+    """Collect garbage of earlier tests too."""
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
+def pytest_collection_finish() -> None:
+    """Exempt modules and collected tests from later collections."""
+    _collect_everything()
+
+
+def pytest_runtest_setup() -> None:
+    """Let collections that a test asks for look only at objects made in it: many ask for dozens."""
+    if next(_tests) % TESTS_PER_COLLECTION == 0:
+        _collect_everything()
+    gc.freeze()
+
+
+def _in_use() -> bool:
+    return any(memory_allocated(index) for index in range(len(accelerator_names())))
+
+
 def _release_accelerators() -> None:
-    """Collect what earlier tests left on accelerators in reference cycles; a collection is dear, so only then."""
-    if any(memory_allocated(index) for index in range(len(accelerator_names()))):
+    """Collect reference cycles that hold memory of accelerators, those of this test first."""
+    if _in_use():
         gc.collect()
+    if _in_use():
+        _collect_everything()
 
 
 @pytest.fixture

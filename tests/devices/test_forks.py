@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 
@@ -13,6 +11,7 @@ import torch
 
 from bigmodel.devices import virtual
 from bigmodel.devices.forks import new_lock, new_rlock
+from tests.preloaded import run
 
 
 def works_in_a_child(work: Callable[[], object]) -> bool:
@@ -59,5 +58,5 @@ def check_the_link_of_a_virtual_accelerator() -> None:
 def test_locks_and_links_of_virtual_accelerators_are_free_in_a_child() -> None:
     """In a process without threads of other tests. The check of the link comes last: it ends the process."""
     code = f"from {__name__} import *; check_locks(); check_the_link_of_a_virtual_accelerator()"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    done = run(["-c", code])
+    assert done.returncode == 0, done.stderr

@@ -6,8 +6,6 @@ In a process of its own: what is tested for is that it goes on.
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, virtual
 from bigmodel.devices.native_threads import let_threads_finish
+from tests.preloaded import run
 
 DEVICE = "virtual:0"
 
@@ -51,7 +50,7 @@ def settled_memory() -> int:
 def end_at_every_capacity(loss_of: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
     """Give a backward pass ever more memory until it has enough; each time but the last it must end in an error."""
     virtual.enable(count=1)
-    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))).to(DEVICE)
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(2))).to(DEVICE)
     x = torch.ones(8, 32, device=DEVICE, requires_grad=True)
     errors, capacity = 0, settled_memory()
     while True:
@@ -84,8 +83,8 @@ def test_the_process_goes_on() -> None:
         f"from {__name__} import *\ngc.freeze()\n"
         "for loss_of in chain, reused, recomputed, made_anew: end_at_every_capacity(loss_of)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
+    done = run(["-c", code])
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_a_failed_pass_held_is_free_when_its_error_has_been_caught() -> None:

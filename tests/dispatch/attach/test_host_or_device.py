@@ -290,7 +290,7 @@ def test_a_plan_decides_it_and_its_budgets_hold() -> None:
     plain = copy.deepcopy(model)
     profile = profile_model(model, batch_size=2, context_length=128, new_tokens=4, device_type="virtual")
     budgets = {0: profile.weights // 2 + profile.activations + sum(profile.kv_cache), "cpu": 10**9}
-    speeds = machine(link=1e8, host=4e-9)
+    speeds = machine(link=3e8, host=4e-9)
     found = plan(profile, budgets, offload="auto", objective="throughput", machine=speeds)
     assert found.computed_below
     ids = torch.arange(248).view(2, 124) % 64

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from safetensors.torch import save_file
 from bigmodel.checkpoint import Checkpoint
 from bigmodel.dispatch.transfer import page_cache as read_policy
 from bigmodel.dispatch.transfer.page_cache import ReadPolicy, is_cached, is_page_cached, major_faults
+from tests.preloaded import run
 
 
 def test_what_has_just_been_used_is_in_memory(tmp_path: Path) -> None:
@@ -38,13 +37,14 @@ def test_what_was_never_used_is_not() -> None:
         del memory
 
 
+@pytest.mark.slow
 def test_the_resident_set_grows_with_what_is_touched() -> None:
     # In a process of its own: in a large one the kernel may take pages away meanwhile.
     code = (
         "import torch; from bigmodel.dispatch.transfer.page_cache import resident_bytes as now; before = now(); "
         "touched = torch.ones(2**24); assert now() - before > 0.9 * touched.nbytes, now() - before"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    run(["-c", code], check=True)
 
 
 def test_a_page_read_from_disk_counts_as_a_fault(tmp_path: Path) -> None:

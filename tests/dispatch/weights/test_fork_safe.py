@@ -6,14 +6,13 @@ Children are forked from processes of their own: one whose threads have computed
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from bigmodel.dispatch.weights.fork_safe import ForkSafe
+from tests import preloaded
 
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
@@ -45,8 +44,7 @@ def in_child(work):
 
 def run(script: str, *arguments: object) -> None:
     """Run `script` in a fresh process; it fails by an assertion."""
-    command = [sys.executable, "-c", COMMON + script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = preloaded.run(["-c", COMMON + script, *arguments])
     assert done.returncode == 0, done.stderr
 
 

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -18,6 +16,7 @@ from bigmodel.profile.machine import probe
 from bigmodel.profile.machine.machine import MachineProfile
 from bigmodel.profile.machine.probe import last_cache_bytes, processor_name, usable_cores
 from bigmodel.profile.machine.timing import QUICK
+from tests.preloaded import run
 
 
 @pytest.fixture
@@ -107,16 +106,7 @@ def test_the_command_shows_what_is_known(tmp_path: Path) -> None:
         "(folder / f'{key}.json').write_text(machine_json.dump(known))\n"
         "from bigmodel.cli.main import run; sys.exit(run(['probe']))\n"
     )
-    import os
-
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parents[3],
-    )
+    done = run(["-c", script], {**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert "round figures" in done.stdout
     assert "25.0 GB/s" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from bigmodel.train import Accelerator
 
-pytest.importorskip("wandb", reason="wandb is not installed")
+pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 
 
 @pytest.mark.slow

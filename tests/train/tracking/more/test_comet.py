@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("comet_ml", reason="comet_ml is not installed")
+pytestmark = pytest.mark.skipif(find_spec("comet_ml") is None, reason="comet_ml is not installed")
 
 # Comet patches libraries when it is imported, so the run is a process of its own.
 SCRIPT = """
