@@ -18,6 +18,7 @@ from ..limits import PLANNED_SHARE
 from ..module_names import owner_of
 from ..profile import DtypeLike, UnitProfile, named_tensors, profile_units
 from .memory.shortage import budget_error
+from .memory.usage import PassingUnit
 from .result.budgets import Key, is_accelerator, read_budgets
 from .search.greedy import balanced_caps, place_greedily
 from .search.items import Capacity, Group, GroupPlacement, Item, tie_groups
@@ -83,8 +84,7 @@ def _fits(items: Sequence[Item], capacity: Capacity, budgets: Mapping[Key, int])
 
 
 def _item(group: Group, units: Sequence[UnitProfile]) -> Item:
-    members = [units[index] for index in group.members]
-    return Item(group.nbytes, slot_bytes=max(unit.nbytes for unit in members), streams=len(members))
+    return Item(group.nbytes, units=tuple(PassingUnit(slot=units[index].nbytes) for index in group.members))
 
 
 def _in_order(

@@ -21,10 +21,9 @@ from ..profile import Profile, profile_model
 from ..profile.trace.workload import trained_length
 from ..profile.training.step import TrainingStep, check_optimizer
 from .memory.assemble import parts_of, with_budgets
-from .memory.assignment import Assignment
+from .memory.assignment import Assignment, passing_usage
 from .memory.shortage import budget_error
-from .memory.slots import expert_cache
-from .memory.usage import ACTIVATIONS, BUFFERS, SLOTS, TRAINING, WEIGHTS, MemoryUsage
+from .memory.usage import ACTIVATIONS, BUFFERS, TRAINING, WEIGHTS, MemoryUsage, PassingUnit
 from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import Plan
 from .search.items import Capacity, tie_groups
@@ -90,7 +89,7 @@ def plan_training(
         names = [profile.units[index].name for index in candidates[number]]
         step = TrainingStep(model, batch_size, context_length, optimizer, False, device_type, names)
         step.record()
-        return assignment, _usage(step, assignment, main, device_type)
+        return assignment, _usage(profile, step, assignment, main, device_type)
 
     found = _first_that_fits(attempt, len(candidates), budgets)
     if found is None:
@@ -104,7 +103,7 @@ def plan_training(
         parts=parts_of(profile, assignment),
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
-        expert_cache=expert_cache(profile, assignment),
+        expert_cache=passing_usage(profile, assignment).expert_cache,
         pinned_memory=int(PINNED_SHARE * total_host_bytes()),
         batch_size=batch_size,
         context_length=trained_length(model, context_length),
@@ -180,8 +179,8 @@ def _assignment(profile: Profile, away: Sequence[int], main: Key) -> Assignment:
     return Assignment(storage, execution, main, min(DEFAULT_SLOTS, len(streamed)), slot_bytes)
 
 
-def _usage(step: TrainingStep, assignment: Assignment, main: Key, device_type: str) -> MemoryUsage:
-    usage = MemoryUsage(main)
+def _usage(profile: Profile, step: TrainingStep, assignment: Assignment, main: Key, device_type: str) -> MemoryUsage:
+    usage = MemoryUsage(main, assignment.slots)
     kinds = {main: device_type} if main == HOST else {main: device_type, HOST: HOST}
     for device, kind in kinds.items():
         use, peak = step.uses[kind], step.peak(kind)
@@ -190,5 +189,7 @@ def _usage(step: TrainingStep, assignment: Assignment, main: Key, device_type: s
         usage.add(device, BUFFERS, use.buffers)
         usage.add(device, TRAINING, min(kept, peak - use.weights - use.buffers))
         usage.add(device, ACTIVATIONS, max(peak - use.weights - use.buffers - kept, 0))
-    usage.add(main, SLOTS, assignment.slots * assignment.slot_bytes)
+    for index, unit in enumerate(profile.units):
+        if assignment.streamed(index):  # with all its experts
+            usage.add_unit(PassingUnit(slot=unit.slot_bytes()), HOST, main)
     return usage

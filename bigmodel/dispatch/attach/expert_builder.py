@@ -10,7 +10,7 @@ from torch import nn
 
 from ...devices import HOST, device_key
 from ...plan import Plan
-from ...plan.memory.slots import share_cache
+from ...plan.memory.usage import share_cache
 from ...profile import expert_names, storage_key
 from ..experts.cache import ExpertCache
 from ..experts.forward import ExpertForward

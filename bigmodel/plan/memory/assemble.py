@@ -10,9 +10,7 @@ from ...limits import PINNED_SHARE
 from ...profile import Profile
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan, Part, Plan, Prediction
-from .assignment import Assignment
-from .evaluate import device_uses, with_workspace_apart
-from .slots import expert_cache
+from .assignment import Assignment, device_uses, passing_usage, with_workspace_apart
 
 
 def assemble(
@@ -48,7 +46,7 @@ def assemble(
         slot_bytes=assignment.slot_bytes,
         offload_dtype=profile.offload_dtype,
         offload_buffers=assignment.stream_buffers,
-        expert_cache=expert_cache(profile, assignment),
+        expert_cache=passing_usage(profile, assignment).expert_cache,
         staging_bytes=assignment.staging_bytes,
         pinned_memory=int(PINNED_SHARE * total_host_bytes()) if pinned_memory is None else pinned_memory,
         resident_limit=resident_limit,

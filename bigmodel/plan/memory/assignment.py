@@ -1,14 +1,20 @@
-"""Storage and execution device of every unit of a model: the result of the search."""
+"""`Assignment`: storage and execution device of every unit of a model, and the bytes that it takes on each device.
+
+Planner, search, tests and reports all use this computation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ...devices import HOST
+from ...devices import DISK, HOST
 from ...limits import STAGING_BYTES
 from ...profile import Profile
+from ...profile.model.quantized import quantized_bytes
 from ..result.budgets import Key, is_accelerator
+from ..result.plan import DevicePlan
+from .usage import ACTIVATIONS, BUFFERS, KV_CACHE, WEIGHTS, ExpertCapacity, MemoryUsage, passing_unit
 
 STEP = "decode"
 """Name of the phase that is a step of generation."""
@@ -58,3 +64,108 @@ def host_only(profile: Profile) -> Assignment:
     """Return the assignment in which the CPU holds and runs everything."""
     everywhere = (HOST,) * len(profile.units)
     return Assignment(everywhere, everywhere, HOST)
+
+
+def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePlan]:
+    """Return what an assignment takes on every device that holds or runs something, whatever its budget.
+
+    Kernels' workspace counts among the activations; `with_workspace_apart` tells them apart.
+    """
+    return memory_usage(profile, assignment).device_plans()
+
+
+def memory_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
+    """Return the bytes of an assignment by device and purpose; activations are replayed from the traces."""
+    usage = passing_usage(profile, assignment)
+    _add_stored(usage, profile, assignment)
+    peaks = _peaks(profile, assignment)
+    for device, nbytes in _kv_cache(profile, assignment).items():
+        usage.add(device, KV_CACHE, nbytes)
+    for device, peak in peaks.items():
+        usage.add(device, ACTIVATIONS, max(peak - usage.of(device, KV_CACHE), 0))
+    return usage
+
+
+def passing_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
+    """Return the bytes of the memory through which units pass that do not lie where they run, and nothing else."""
+    usage = MemoryUsage(assignment.main, assignment.slots, assignment.staging_bytes, assignment.expert_cache)
+    for index, unit in enumerate(profile.units):
+        storage, execution = assignment.storage[index], assignment.execution[index]
+        if storage != execution and not unit.is_lookup:
+            with_buffers = assignment.stream_buffers or index in assignment.computed_below
+            passing = passing_unit(unit, profile.offload_dtype, with_buffers, bool(profile.phases))
+            usage.add_unit(passing, storage, execution)
+    return usage
+
+
+def expert_capacities(profile: Profile, assignment: Assignment) -> dict[tuple[int, int], ExpertCapacity]:
+    """Return the cache capacity for experts fetched one by one, by positions of their unit and of the experts in it."""
+    if not any(unit.experts for unit in profile.units):
+        return {}
+    usage = passing_usage(profile, assignment)
+    capacities = {device: usage.expert_capacities(device) for device in (assignment.main, HOST)}
+    found = {}
+    for index, unit in enumerate(profile.units):
+        streamed = assignment.streamed(index)
+        if streamed or (assignment.storage[index], assignment.execution[index]) == (DISK, HOST):
+            for position, experts in enumerate(unit.experts):
+                found[index, position] = capacities[assignment.main if streamed else HOST][experts.slots]
+    return found
+
+
+def with_workspace_apart(
+    uses: Mapping[Key, DevicePlan], profile: Profile, assignment: Assignment
+) -> dict[Key, DevicePlan]:
+    """Return what `device_uses` found, with what kernels take for themselves told from activations; totals stay."""
+    bare = replace(profile, phases=tuple(phase.without_workspace() for phase in profile.phases))
+    found = {}
+    for device, without in device_uses(bare, assignment).items():
+        more = uses[device].activations - without.activations
+        found[device] = replace(uses[device], activations=without.activations, workspace=more)
+    return found
+
+
+def _kv_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
+    """Return the bytes of KV cache by device; what moves between prompt and step counts on both."""
+    found: dict[Key, int] = {}
+    for index, nbytes in enumerate(profile.kv_cache):
+        for key in {assignment.execution[index], *([HOST] if index in assignment.computed_below else [])}:
+            found[key] = found.get(key, 0) + nbytes
+    return found
+
+
+def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
+    """Return the most bytes of activations and KV cache by device."""
+    first = assignment.storage[profile.first] if assignment.storage else assignment.main
+    input_device = HOST if first == DISK else first
+
+    def peaks(of: Assignment, over: Profile) -> dict[Key, int]:
+        slots = {at: cache.slots for at, cache in expert_capacities(over, of).items()}
+        return over.dynamic_peaks(dict(enumerate(of.execution)), of.main, input_device=input_device, experts=slots)
+
+    if not assignment.computed_below:
+        return peaks(assignment, profile)
+    prompts = replace(profile, phases=tuple(phase for phase in profile.phases if phase.name != STEP))
+    steps = replace(profile, phases=tuple(phase for phase in profile.phases if phase.name == STEP))
+    found = peaks(assignment, prompts)
+    # When the first step begins, the cache still lies where the prompt was computed.
+    begun = {key: peak for key, peak in peaks(assignment, steps).items() if is_accelerator(key)}
+    for more in (begun, peaks(assignment.in_steps(), steps)):
+        found.update({key: max(found.get(key, 0), peak) for key, peak in more.items()})
+    return found
+
+
+def _add_stored(usage: MemoryUsage, profile: Profile, assignment: Assignment) -> None:
+    """Add the bytes of parameters and of buffers, each storage once per device."""
+    seen: set[tuple[Key, int, bool]] = set()
+    parameters = {s for unit in profile.units for s, spec in unit.storages.items() if not spec.is_buffer}
+    for index, unit in enumerate(profile.units):
+        for storage, spec in unit.storages.items():
+            is_buffer = storage not in parameters
+            moves = is_buffer and not assignment.stream_buffers and index not in assignment.computed_below
+            device = assignment.execution[index] if moves else assignment.storage[index]
+            quantized = profile.offload_dtype is not None and not is_buffer and assignment.streamed(index)
+            if (device, storage, quantized) not in seen:
+                seen.add((device, storage, quantized))
+                own = quantized_bytes(spec.shape, spec.dtype, profile.offload_dtype) if quantized else spec.nbytes
+                usage.add(device, BUFFERS if is_buffer else WEIGHTS, own)

@@ -1,85 +1,204 @@
 """`MemoryUsage`: the bytes that a placement takes on each device, by purpose.
 
-The search, the exact evaluation, the plan of a training and the report all count with it."""
+The search, the exact evaluation, the cost model, the plan of a training and the report all count with it. Units that do
+not lie where they run pass through memory that they share: slots, restore buffers and expert caches of the main device,
+the read-ahead window, staging and expert caches of the host. `dispatch` reserves exactly these bytes.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from ...devices import DISK, HOST
-from ...limits import STAGING_BYTES
-from ..result.budgets import Key
+from ...limits import DEFAULT_SLOTS, NEARLY_ALL_EXPERTS, READ_AHEAD_BYTES, RESTORE_BUFFERS, STAGING_BYTES
+from ...profile import UnitProfile
+from ...profile.model.experts import RouterChoice
+from ...profile.model.quantized import offloaded_bytes, restored_bytes
+from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan
-from .slots import read_ahead_window, staging
 
 WEIGHTS, BUFFERS, KV_CACHE, ACTIVATIONS = "weights", "buffers", "kv_cache", "activations"
 SLOTS, TRAINING = "slots", "training"
 """What bytes are for: the fields of `DevicePlan`."""
 
+ExpertKind = tuple[tuple[str, int], ...]
+"""Bytes of one expert in each fused tensor, by name. Experts of one kind share a cache."""
+
+
+@dataclass(frozen=True)
+class PassingUnit:
+    """The bytes of a unit that is brought to where it runs, in each memory that it may pass through.
+
+    Attributes:
+        slot: bytes of its slot on an accelerator, without experts that are fetched one by one.
+        experts: kind and number of these experts, for each module in it that has any.
+        arriving: bytes of its quantised weights in a restore buffer; 0 if they are not quantised.
+        scratch: bytes of scratch memory while these are restored.
+        staged: bytes of the host through which it reaches an accelerator from disk.
+        viewed: bytes of the host through which it is read where the host computes it from disk.
+    """
+
+    slot: int = 0
+    experts: tuple[tuple[ExpertKind, int], ...] = ()
+    arriving: int = 0
+    scratch: int = 0
+    staged: int = 0
+    viewed: int = 0
+
+    @cached_property
+    def expert_bytes(self) -> int:
+        """Bytes of all its experts that are fetched one by one."""
+        return sum(count * _bytes_of(kind) for kind, count in self.experts)
+
+    @property
+    def whole_slot(self) -> int:
+        """Bytes of a slot that holds all its experts, too."""
+        return self.slot + self.expert_bytes
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.slot, self.experts, self.arriving, self.scratch, self.staged, self.viewed))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def passing_unit(
+    unit: UnitProfile, offload_dtype: str | None = None, with_buffers: bool = False, reads: bool = True
+) -> PassingUnit:
+    """Return what a unit takes of each memory that it may pass through.
+
+    Args:
+        unit: not a lookup; a tensor that a split module holds itself has no slot.
+        offload_dtype: dtype that its weights are quantised to on the link; None: they are not.
+        with_buffers: its buffers are streamed with it.
+        reads: False if nothing is known of how it runs, so that memory for reading it from disk is not counted.
+    """
+    arriving, scratch = (0, 0) if unit.is_tensor else restored_bytes(unit, offload_dtype)
+    return PassingUnit(
+        slot=0 if unit.is_tensor else unit.slot_bytes_without_experts(with_buffers),
+        experts=tuple((experts.slots, experts.count) for experts in unit.experts),
+        arriving=arriving,
+        scratch=scratch,
+        staged=offloaded_bytes(unit, offload_dtype) if reads else 0,
+        viewed=unit.weights - unit.expert_weights if reads else 0,
+    )
+
+
+@dataclass(frozen=True)
+class ExpertCapacity:
+    """How many experts of one kind the cache of a device holds.
+
+    Attributes:
+        slots: how many it holds at once.
+        experts: how many experts, of all modules together, share it.
+        expert_bytes: bytes of one.
+    """
+
+    slots: int
+    experts: int
+    expert_bytes: int
+
+    def fetched(self, choice: RouterChoice) -> tuple[float, float]:
+        """Return how many experts of one module are fetched in one call: ahead of it, and once they are chosen.
+
+        Where a call wants nearly all, those of the next module are fetched while this one computes, as far as the cache
+        holds both. Where it wants a few, the probability that one is cached is the share of experts that are.
+        """
+        if self.slots >= self.experts:
+            return 0.0, 0.0
+        if choice.wanted < NEARLY_ALL_EXPERTS * choice.count:
+            return 0.0, choice.wanted * (1 - self.slots / self.experts)
+        missing = choice.wanted * (1 - max(self.slots - 2 * choice.count, 0) / self.experts)
+        ahead = min(missing, float(max(self.slots - choice.count, 0)))
+        return ahead, missing - ahead
+
 
 class MemoryUsage:
     """Bytes of each device by purpose. Everything that is added can be removed again, in any order.
 
-    Slots, the read-ahead window and staging depend on all blocks together, so blocks are added and their bytes computed
-    from those present.
+    What passing units share depends on all of them together, so it is computed from those present.
 
     Args:
-        main: the device with the slots.
+        main: the device that units are streamed to.
         slots: how many slots there are at most.
-        staging_bytes: bytes of the host through which blocks on disk reach an accelerator, at most.
+        staging_bytes: bytes of the host through which units on disk reach an accelerator, at most.
+        expert_cache: bytes of each device for experts that are fetched one by one; None: what slots for whole units
+            with all their experts would take, less the slots without experts.
     """
 
-    def __init__(self, main: Key, slots: int = 0, staging_bytes: int = STAGING_BYTES) -> None:
+    def __init__(
+        self, main: Key, slots: int = 0, staging_bytes: int = STAGING_BYTES, expert_cache: int | None = None
+    ) -> None:
         self.main = main
         self._most_slots = slots
         self._most_staging = staging_bytes
+        self._expert_cache = expert_cache
         self._bytes: dict[Key, dict[str, int]] = {}
-        self._streamed: Counter[int] = Counter()
-        self._turns = 0
-        self._viewed: Counter[int] = Counter()
-        self._staged: Counter[int] = Counter()
+        self._streamed: Counter[PassingUnit] = Counter()
+        self._staged: Counter[PassingUnit] = Counter()
+        self._viewed: Counter[PassingUnit] = Counter()
+        self._shared: dict[Key, int] = {}
 
     def add(self, device: Key, purpose: str, nbytes: int) -> None:
         """Add bytes of one purpose to a device; a negative number removes them."""
         purposes = self._bytes.setdefault(device, {})
         purposes[purpose] = purposes.get(purpose, 0) + nbytes
 
-    def add_streamed(self, slot_bytes: int, blocks: int = 1) -> None:
-        """Add blocks that take turns in the slots, the largest of them in a slot of `slot_bytes`."""
-        self._streamed[slot_bytes] += 1
-        self._turns += blocks
+    def add_unit(self, unit: PassingUnit, storage: Key, execution: Key) -> None:
+        """Add what a unit takes of the memory that passing units share; nothing if it lies where it runs."""
+        for present in self._passed(storage, execution):
+            present[unit] += 1
+            self._shared = {}
 
-    def remove_streamed(self, slot_bytes: int, blocks: int = 1) -> None:
-        """Remove blocks that `add_streamed` added."""
-        _remove(self._streamed, slot_bytes)
-        self._turns -= blocks
+    def remove_unit(self, unit: PassingUnit, storage: Key, execution: Key) -> None:
+        """Remove what `add_unit` added."""
+        for present in self._passed(storage, execution):
+            present[unit] -= 1
+            if not present[unit]:
+                del present[unit]
+            self._shared = {}
 
-    def add_viewed(self, nbytes: int) -> None:
-        """Add a block on disk that the host computes with, read through the read-ahead window."""
-        self._viewed[nbytes] += 1
-
-    def remove_viewed(self, nbytes: int) -> None:
-        """Remove a block that `add_viewed` added."""
-        _remove(self._viewed, nbytes)
-
-    def add_staged(self, nbytes: int) -> None:
-        """Add a block that is copied from disk to an accelerator by way of the host's memory."""
-        self._staged[nbytes] += 1
-
-    def remove_staged(self, nbytes: int) -> None:
-        """Remove a block that `add_staged` added."""
-        _remove(self._staged, nbytes)
+    def _passed(self, storage: Key, execution: Key) -> list[Counter[PassingUnit]]:
+        if is_accelerator(execution) and not is_accelerator(storage):
+            return [self._streamed, self._staged] if storage == DISK else [self._streamed]
+        return [self._viewed] if storage == DISK and execution == HOST else []
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one slot: of the largest streamed block."""
-        return max(self._streamed, default=0)
+        """Bytes of a slot for any of the streamed units with all its experts."""
+        return max((unit.whole_slot for unit in self._streamed), default=0)
 
     @property
     def slots(self) -> int:
-        """How many slots the streamed blocks need."""
-        return min(self._turns, self._most_slots)
+        """How many slots the streamed units need."""
+        return min(sum(count for unit, count in self._streamed.items() if unit.whole_slot), self._most_slots)
+
+    @property
+    def expert_cache(self) -> dict[Key, int]:
+        """Bytes that experts may take on each device to which they are fetched one by one."""
+        fetched = {self.main: self._streamed, HOST: self._viewed}
+        cached = [device for device, units in fetched.items() if any(unit.experts for unit in units)]
+        return dict.fromkeys(cached, self._expert_bytes)
+
+    def expert_capacities(self, device: Key) -> dict[ExpertKind, ExpertCapacity]:
+        """Return how many experts of each kind the cache of a device holds."""
+        counts: Counter[ExpertKind] = Counter()
+        for fetched_to, units in ((self.main, self._streamed), (HOST, self._viewed)):
+            for unit, number in units.items() if fetched_to == device else ():
+                for kind, count in unit.experts:
+                    counts[kind] += number * count
+        if not counts:
+            return {}
+        sizes = [(_bytes_of(kind), count) for kind, count in counts.items()]
+        shares = share_cache(self._expert_bytes, sizes)
+        return {
+            kind: ExpertCapacity(slots, count, size)
+            for kind, slots, (size, count) in zip(counts, shares, sizes, strict=True)
+        }
 
     @property
     def devices(self) -> list[Key]:
@@ -105,33 +224,88 @@ class MemoryUsage:
         }
 
     def over(self, budgets: Mapping[Key, int]) -> dict[Key, int]:
-        """Return by how many bytes each device passes its budget.
+        """Return by how many bytes each device passes its budget; devices that keep to theirs are missing."""
+        devices = dict.fromkeys([*self._bytes, self.main, HOST])
+        excess = {device: self.excess(device, budgets) for device in devices}
+        return {device: nbytes for device, nbytes in excess.items() if nbytes > 0}
 
-        The disk has none unless it is given. A host without a budget holds nothing, but blocks pass through it.
+    def excess(self, device: Key, budgets: Mapping[Key, int]) -> int:
+        """Return by how many bytes a device passes its budget; 0 or less if it keeps to it.
+
+        The disk has none unless it is given. A host without a budget holds nothing, but units pass through it.
         """
-        found = {}
-        for device in dict.fromkeys([*self._bytes, self.main, HOST]):
-            total = self.total(device)
-            budget = budgets.get(device, 0)
-            if device == DISK and device not in budgets:
-                continue
-            if device == HOST and not budget:
-                total -= self._passing(HOST)
-            if total > budget:
-                found[device] = total - budget
-        return found
+        budget = budgets.get(device, 0)
+        if device == DISK and device not in budgets:
+            return 0
+        held = sum(self._bytes.get(device, {}).values())
+        return held - budget + (0 if device == HOST and not budget else self._passing(device))
 
     def _passing(self, device: Key) -> int:
-        """Return the bytes of a device through which blocks held elsewhere pass."""
-        nbytes = self.slots * self.slot_bytes if device == self.main else 0
-        if device == HOST and (self._viewed or self._staged):
-            nbytes += read_ahead_window(list(self._viewed.elements())) + staging(
-                list(self._staged.elements()), self._most_staging
-            )
+        """Return the bytes of a device through which units held elsewhere pass."""
+        if device not in self._shared:
+            self._shared[device] = self._new_passing(device)
+        return self._shared[device]
+
+    def _new_passing(self, device: Key) -> int:
+        caches = self.expert_capacities(device).values() if device in (self.main, HOST) else ()
+        nbytes = sum(cache.slots * cache.expert_bytes for cache in caches)
+        if device == self.main and self._streamed:
+            arriving = max(unit.arriving for unit in self._streamed)
+            scratch = max(unit.scratch for unit in self._streamed)
+            nbytes += self._slots_without_experts + RESTORE_BUFFERS * arriving + scratch
+        if device == HOST and self._viewed:
+            nbytes += read_ahead_window([unit.viewed for unit in self._viewed.elements()])
+        if device == HOST and self._staged:
+            nbytes += staging([unit.staged for unit in self._staged.elements()], self._most_staging)
         return nbytes
 
+    @property
+    def _slots_without_experts(self) -> int:
+        """Bytes of the slots for what is streamed as a whole."""
+        turns = sum(count for unit, count in self._streamed.items() if unit.slot)
+        return min(self._most_slots, turns) * max((unit.slot for unit in self._streamed), default=0)
 
-def _remove(blocks: Counter[int], nbytes: int) -> None:
-    blocks[nbytes] -= 1
-    if not blocks[nbytes]:
-        del blocks[nbytes]
+    @property
+    def _expert_bytes(self) -> int:
+        """Bytes that the expert caches of one device may take together."""
+        if self._expert_cache is not None:
+            return self._expert_cache
+        computed = max((unit.expert_bytes for unit in self._viewed), default=0)
+        return (self.slots or DEFAULT_SLOTS) * max(self.slot_bytes, computed) - self._slots_without_experts
+
+
+def _bytes_of(kind: ExpertKind) -> int:
+    return sum(nbytes for _, nbytes in kind)
+
+
+def share_cache(nbytes: int, kinds: Sequence[tuple[int, int]]) -> list[int]:
+    """Return how many experts of each kind a cache of `nbytes` bytes holds: at least one each.
+
+    Args:
+        nbytes: what all kinds together may take.
+        kinds: of each, the bytes of one expert and how many there are.
+    """
+    whole = sum(size * count for size, count in kinds)
+    shares = [int(nbytes * (size * count / whole)) // max(size, 1) for size, count in kinds]
+    return [max(1, min(share, count)) for share, (_, count) in zip(shares, kinds, strict=True)]
+
+
+def read_ahead_window(blocks: Collection[int], ahead: int = READ_AHEAD_BYTES) -> int:
+    """Return the bytes of host memory through which it reads weights on disk: the largest block and part of the next.
+
+    Args:
+        blocks: bytes of each block that is read as a whole.
+        ahead: bytes of the next one, at most.
+    """
+    largest = max(blocks, default=0)
+    return min(sum(blocks), largest + min(largest, ahead))
+
+
+def staging(blocks: Collection[int], most: int = STAGING_BYTES) -> int:
+    """Return the bytes of host memory in which weights on disk are staged on their way to an accelerator.
+
+    Args:
+        blocks: bytes of each block that is streamed from disk.
+        most: bytes it takes at most.
+    """
+    return min(sum(blocks), 2 * max(blocks, default=0), most)

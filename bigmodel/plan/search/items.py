@@ -13,10 +13,8 @@ from ...limits import DEFAULT_SLOTS, STAGING_BYTES
 from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import offloaded_bytes
 from ..memory.assignment import Assignment
+from ..memory.usage import PassingUnit, passing_unit
 from ..result.budgets import Key, is_accelerator
-
-NEVER = 2**62
-"""Bytes of a slot that fits on no device: an item with such a slot is not streamed."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +80,13 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool 
         streams: False if the host computes the group wherever it is not resident.
     """
     units = [profile.units[index] for index in group.members]
-    streamed = [unit for unit in units if not unit.is_lookup and unit.nbytes]
+    moved = [unit for unit in units if not unit.is_lookup and unit.nbytes]
     kv_cache = sum(profile.kv_cache[index] for index in group.members)
     return Item(
         weights=group.nbytes if stream_buffers else group.weights,
         working=kv_cache if stream_buffers else kv_cache + group.buffers,
-        slot_bytes=max((unit.slot_bytes(stream_buffers) if streams else NEVER for unit in streamed), default=0),
-        streams=len(streamed),
+        units=tuple(passing_unit(unit, profile.offload_dtype, stream_buffers, bool(profile.phases)) for unit in moved),
+        can_stream=streams or not moved,
         pinned=any(unit.is_tensor for unit in units),
         offloaded=_offloaded(group, profile, stream_buffers) if profile.offload_dtype is not None else None,
     )
@@ -151,28 +149,36 @@ class Item:
     """The bytes of one group of units that is to be placed.
 
     Attributes:
-        weights: bytes that lie where the group is held.
-        offloaded: the same where it is streamed from: fewer if it is quantised on its way; None if not.
-        working: bytes of KV cache (and buffers) that lie where the group runs.
-        slot_bytes: bytes of the largest slot any of its units needs when streamed; 0 if none is streamed.
-        streams: how many of its units pass through a slot when streamed.
+        weights: bytes on the device that stores the group.
+        working: bytes of KV cache (and buffers) on the device that runs the group.
+        units: what its units take of the memory that they pass through when they do not lie where they run; lookups,
+            which stay where they are stored, are left out.
+        can_stream: False if the host computes the group wherever it is not resident.
         pinned: it must be resident on the main device wherever there is one.
+        offloaded: bytes on the device that it is streamed from if its weights are quantised on the link; None if not.
     """
 
     weights: int
     working: int = 0
-    slot_bytes: int = 0
-    streams: int = 1
+    units: tuple[PassingUnit, ...] = ()
+    can_stream: bool = True
     pinned: bool = False
     offloaded: int | None = None
 
-    def held_bytes(self, streams: bool) -> int:
-        """Return the bytes that lie off the accelerators, for a group that is streamed to one or not."""
-        return self.offloaded if streams and self.offloaded is not None else self.weights
+    def stored_bytes(self, option: tuple[Key, Key]) -> int:
+        """Return the bytes on the storage device under an option: a storage and an execution device."""
+        storage, execution = option
+        streamed = is_accelerator(execution) and not is_accelerator(storage)
+        return self.offloaded if streamed and self.offloaded is not None else self.weights
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the largest slot that any of its units needs when streamed; 0 if none needs one."""
+        return max((unit.whole_slot for unit in self.units), default=0)
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes where it is both held and run."""
+        """Bytes on a device that both stores and runs it."""
         return self.weights + self.working
 
 

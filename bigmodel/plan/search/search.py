@@ -7,14 +7,14 @@ by exchanging groups. Both start from the greedy placement, so the result is nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...devices import DISK, HOST
-from ..memory.usage import MemoryUsage
-from .feasibility import Option, add_group, feasible_placement, options_of, remove_group
-from .greedy import Bin, fill_in_order, place_greedily
-from .items import NEVER, Capacity, GroupPlacement, Item
+from ...devices import HOST
+from ..result.budgets import Key
+from .filling import Filling, Option, options_of
+from .greedy import place_away, place_greedily
+from .items import Capacity, GroupPlacement, Item
 
 Seconds = Callable[[GroupPlacement], float]
 """What the search minimises."""
@@ -65,9 +65,7 @@ def _candidates(items: Sequence[Item], capacity: Capacity) -> Iterator[GroupPlac
     if not capacity.accelerators:
         return
     if capacity.host_compute:
-        nothing_streamed = place_greedily(
-            [replace(item, slot_bytes=NEVER if item.slot_bytes else 0) for item in items], capacity
-        )
+        nothing_streamed = place_greedily([replace(item, can_stream=not item.units) for item in items], capacity)
         if nothing_streamed is not None:
             yield nothing_streamed
     for lookups_stay in (True, False):
@@ -86,11 +84,12 @@ def _spread(items: Sequence[Item], capacity: Capacity, lookups_stay: bool, compu
         lookups_stay: lookups are resident if they fit.
         computed: share of the groups off the accelerators that the CPU computes.
     """
-    movable = [index for index, item in enumerate(items) if item.streams and not item.pinned]
+    movable = [index for index, item in enumerate(items) if item.units and not item.pinned]
     low, high, found = 0, len(movable), None
     while low <= high:  # the more groups are away, the less is resident
         middle = (low + high) // 2
-        placement = _away(items, capacity, _evenly(movable, middle), lookups_stay, computed)
+        away = _execution_of(items, capacity, _evenly(movable, middle), lookups_stay, computed)
+        placement = None if away is None else place_away(items, capacity, away)
         if placement is None:
             low = middle + 1
         else:
@@ -102,77 +101,64 @@ def _evenly(positions: Sequence[int], count: int) -> list[int]:
     return [positions[(2 * turn + 1) * len(positions) // (2 * count)] for turn in range(count)]
 
 
-def _away(
+def _execution_of(
     items: Sequence[Item], capacity: Capacity, away: Sequence[int], lookups_stay: bool, computed: float
-) -> GroupPlacement | None:
-    """Return the placement with the groups `away` off the accelerators and all others on them; None if over budget."""
+) -> dict[int, Key] | None:
+    """Return the execution device of the groups `away` and of lookups that do not stay; None if one cannot run there.
+
+    The arguments are those of `_spread`.
+    """
     on_host = set(_evenly(away, round(computed * len(away)))) if computed else set()
-    gone = {index for index, item in enumerate(items) if not item.streams and not item.pinned and not lookups_stay}
-    gone.update(away)
-    streamed = [items[index] for index in away if index not in on_host]
-    slot_bytes = max((item.slot_bytes for item in streamed), default=0)
-    reserve = min(sum(item.streams for item in streamed), capacity.slots) * slot_bytes
-    reserve += sum(items[index].working for index in gone if index not in on_host)
-    bins = [
-        Bin(key, capacity.budgets[key] - capacity.activations - (reserve if key == capacity.main else 0))
-        for key in capacity.accelerators
-    ]
-    if any(bin_.free is not None and bin_.free < 0 for bin_ in bins if bin_.device == capacity.main):
+    if not all(items[index].can_stream or index in on_host for index in away):
         return None
-    main = next(bin_ for bin_ in bins if bin_.device == capacity.main)
-    bins = [bin_ for bin_ in bins if bin_.free is not None and bin_.free >= 0]
-    for index, item in enumerate(items):
-        if item.pinned:
-            main.place(index, item.nbytes)
-    stay = [(index, item.nbytes) for index, item in enumerate(items) if index not in gone and not item.pinned]
-    if fill_in_order(stay, bins):
-        return None
-    chosen: dict[int, Option] = {index: (bin_.device, bin_.device) for bin_ in bins for index in bin_.placed}
-    host = capacity.budgets.get(HOST, 0)
-    host -= sum(items[index].working for index in on_host) + (capacity.activations if on_host else 0)
-    for index in sorted(gone):
-        nbytes = items[index].held_bytes(streams=index not in on_host)
-        storage = HOST if nbytes <= host else DISK
-        host -= nbytes if storage == HOST else 0
-        chosen[index] = (storage, HOST if index in on_host else capacity.main)
-    return feasible_placement(items, capacity, [chosen[index] for index in range(len(items))])
+    lookups = (index for index, item in enumerate(items) if not item.units and not item.pinned and not lookups_stay)
+    return {index: HOST if index in on_host else capacity.main for index in sorted({*away, *lookups})}
 
 
 def _improved(
     items: Sequence[Item], capacity: Capacity, seconds: Seconds, best: GroupPlacement, shortest: float
 ) -> GroupPlacement:
     """Return `best` improved by local search: the first better neighbour is taken, as long as there is one."""
+    filling = Filling(items, capacity)
+    for index, option in enumerate(zip(best.storage, best.execution, strict=True)):
+        filling.add(index, option)
     tries = TRIES
     going = True
     while going and tries > 0:
         going = False
-        for chosen in _neighbours(items, capacity, list(zip(best.storage, best.execution, strict=True))):
-            placement = feasible_placement(items, capacity, chosen)
-            if placement is None:
-                continue
-            tries -= 1
-            taken = seconds(placement)
-            if taken < shortest * (1 - 1e-9):
-                best, shortest, going = placement, taken, True
-                break
+        for changes in _neighbours(items, capacity, dict(filling.options)):
+            before = {index: filling.options[index] for index in changes}
+            _change(filling, changes)
+            placement = filling.placement()
+            if placement is not None:
+                tries -= 1
+                taken = seconds(placement)
+                if taken < shortest * (1 - 1e-9):
+                    best, shortest, going = placement, taken, True
+                    break
+            _change(filling, before)
             if tries <= 0:
                 break
     return best
 
 
-def _neighbours(items: Sequence[Item], capacity: Capacity, chosen: list[Option]) -> Iterator[list[Option]]:
-    """Yield neighbours: one group's option changed, or the options of two groups exchanged, near ones first."""
+def _change(filling: Filling, options: Mapping[int, Option]) -> None:
+    for index, option in options.items():
+        filling.remove(index)
+        filling.add(index, option)
+
+
+def _neighbours(items: Sequence[Item], capacity: Capacity, chosen: Mapping[int, Option]) -> Iterator[dict[int, Option]]:
+    """Yield changes: one group's option changed, or the options of two groups exchanged, near ones first."""
     for index, item in enumerate(items):
         for option in options_of(item, capacity):
             if option != chosen[index]:
-                yield [*chosen[:index], option, *chosen[index + 1 :]]
+                yield {index: option}
     for distance in range(1, len(items)):
         for index in range(len(items) - distance):
             one, other = chosen[index], chosen[index + distance]
             if one != other and not items[index].pinned and not items[index + distance].pinned:
-                changed = list(chosen)
-                changed[index], changed[index + distance] = other, one
-                yield changed
+                yield {index: other, index + distance: one}
 
 
 @dataclass
@@ -207,29 +193,28 @@ class BranchAndBound:
         for given in reversed(self._options):
             self._rest.append(self._rest[-1] + min(compute for _, compute, _ in given))
         self._rest.reverse()
-        self._usage = MemoryUsage(self.capacity.main, self.capacity.slots, self.capacity.staging_bytes)
-        self._descend([], 0.0, 0.0, 0)
+        self._filling = Filling(self.items, self.capacity)
+        self._descend(0, 0.0, 0.0, 0)
         return self.best
 
-    def _descend(self, chosen: list[Option], compute: float, link: float, streamed: int) -> None:
-        index = len(chosen)
+    def _descend(self, index: int, compute: float, link: float, streamed: int) -> None:
         busy = link if streamed > self.capacity.slots else 0.0
         self.left -= 1
         if self.left <= 0 or max(compute + self._rest[index], busy) >= self.shortest * (1 - 1e-6):
             return
         if index == len(self.items):
-            self._try(chosen)
+            self._try()
             return
         item = self.items[index]
         for option, own, fetch in self._options[index]:
-            add_group(self._usage, item, option, self.capacity)
-            if not self._usage.over(self.capacity.budgets):
-                turns = item.streams if fetch else 0
-                self._descend([*chosen, option], compute + own, link + fetch, streamed + turns)
-            remove_group(self._usage, item, option, self.capacity)
+            self._filling.add(index, option)
+            if self._filling.fits():
+                turns = len(item.units) if fetch else 0
+                self._descend(index + 1, compute + own, link + fetch, streamed + turns)
+            self._filling.remove(index)
 
-    def _try(self, chosen: Sequence[Option]) -> None:
-        placement = feasible_placement(self.items, self.capacity, chosen)
+    def _try(self) -> None:
+        placement = self._filling.placement()
         if placement is not None:
             self.left -= 30
             taken = self.seconds(placement)

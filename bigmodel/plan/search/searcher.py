@@ -15,15 +15,14 @@ from ...arguments import check_choice
 from ...devices import DISK, HOST, DeviceLike, device_key
 from ...errors import PlanError
 from ...profile import Profile
-from ..memory.assignment import Assignment
-from ..memory.evaluate import memory_usage
+from ..memory.assignment import Assignment, memory_usage
 from ..memory.shortage import budget_error
 from ..memory.usage import MemoryUsage
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import Prediction
 from ..time.cost import Objective
 from ..time.per_pass import per_pass
-from .feasibility import Option
+from .filling import Option
 from .greedy import balanced_caps, place_greedily
 from .items import Capacity, GroupPlacement, Item, assignment_of, item_of, tie_groups
 from .search import search

@@ -9,8 +9,8 @@ from ...devices import DISK
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ...profile.trace.trace import OUTSIDE
-from ..memory.assignment import STEP, Assignment
-from ..memory.slots import ExpertCapacity, expert_capacities
+from ..memory.assignment import STEP, Assignment, expert_capacities
+from ..memory.usage import ExpertCapacity
 from ..result.budgets import Key, is_accelerator
 from .schedule import Visit, seconds_of_pass
 from .unit_cost import UnitCost
@@ -54,7 +54,7 @@ class _Surroundings:
     on_disk: int
     from_host: bool
     stream_buffers: bool
-    rooms: Mapping[int, tuple[ExpertCapacity | None, ...]]
+    caches: Mapping[int, tuple[ExpertCapacity | None, ...]]
 
 
 @dataclass(frozen=True)
@@ -130,25 +130,25 @@ class CostModel:
         """Return what all phases and units of an assignment have in common."""
         if self._last is None or self._last[0] is not assignment:
             units = self.profile.units
-            rooms = expert_capacities(self.profile, assignment)
+            caches = expert_capacities(self.profile, assignment)
             found = _Surroundings(
                 on_disk=sum(
                     unit.weights for unit, storage in zip(units, assignment.storage, strict=True) if storage == DISK
                 ),
                 from_host=bool(assignment.storage) and not is_accelerator(assignment.storage[self.profile.first]),
                 stream_buffers=assignment.stream_buffers,
-                rooms={
-                    index: tuple(rooms.get((index, position)) for position in range(len(units[index].experts)))
-                    for index in {index for index, _ in rooms}
+                caches={
+                    index: tuple(caches.get((index, position)) for position in range(len(units[index].experts)))
+                    for index in {index for index, _ in caches}
                 },
             )
             self._last = assignment, found
         return self._last[1]
 
     def _unit_time(self, phase: int, unit: int, storage: Key, execution: Key, around: _Surroundings) -> _UnitTime:
-        rooms = around.rooms.get(unit, ())
+        caches = around.caches.get(unit, ())
         cached = self.units.fits_page_cache(around.on_disk)
-        key = phase, unit, storage, execution, around.from_host, around.stream_buffers, cached, rooms
+        key = phase, unit, storage, execution, around.from_host, around.stream_buffers, cached, caches
         if key not in self._unit_times:
             self._unit_times[key] = self._new_unit_time(phase, unit, storage, execution, around)
         return self._unit_times[key]
@@ -160,19 +160,19 @@ class CostModel:
             (storage, execution),
             around.on_disk,
         )
-        rooms, choices = around.rooms.get(unit, ()), units.choices[phase].get(unit, {})
+        caches, choices = around.caches.get(unit, ()), units.choices[phase].get(unit, {})
         compute = taken = units.compute(phase, unit, execution, around.from_host)
         ahead = on_demand = 0.0
         for position, choice in choices.items():
-            room = rooms[position] if rooms else None
-            if room is not None:
-                soon, then = room.brought(choice)
-                ahead, on_demand = ahead + soon * room.expert_bytes, on_demand + then * room.expert_bytes
+            cache = caches[position] if caches else None
+            if cache is not None:
+                soon, then = cache.fetched(choice)
+                ahead, on_demand = ahead + soon * cache.expert_bytes, on_demand + then * cache.expert_bytes
         fetch = units.fetch(phase, unit, option, on_disk, around.stream_buffers, ahead)
         if fetch or ahead:
             whole = profile.weights - profile.expert_weights if is_accelerator(execution) else 0
             taken += (whole + ahead) * units.machine.link(units.name(execution)).disturbance
-        if rooms:
+        if caches:
             taken += units.expert_overhead(phase, unit)
         disk = profile.weights / units.disk_rate(on_disk) if storage == DISK else 0.0
         return _UnitTime(compute, Visit(taken, fetch, units.fetch_on_demand(on_demand, option, on_disk)), disk)

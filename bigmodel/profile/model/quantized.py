@@ -8,13 +8,13 @@ that have arrived can be restored while the rest is in transfer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
 
 from ...arguments import check_choice
-from ...limits import ALIGNMENT, RESTORE_BUFFERS
+from ...limits import ALIGNMENT
 from .dtypes import DtypeLike, dtype_bits, normalize_dtype
 from .tensors import TensorSpec
 from .units import UnitProfile
@@ -77,22 +77,19 @@ def offloaded_bytes(unit: UnitProfile, offload_dtype: str | None) -> int:
     return sum(quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in _parameters(unit))
 
 
-def staging_bytes(units: Collection[UnitProfile], offload_dtype: str | None) -> int:
-    """Return the bytes of the device in which quantised units arrive, one after another, and are restored from.
+def restored_bytes(unit: UnitProfile, offload_dtype: str | None) -> tuple[int, int]:
+    """Return the bytes of the buffer in which a quantised unit arrives, and of scratch memory to restore it.
 
-    Experts are fetched one by one, past it and as they are.
+    Both are 0 if none of its weights is quantised. Experts are fetched one by one, past the buffer and as they are.
     """
     if offload_dtype is None:
-        return 0
-    arriving, scratch = 0, 0
-    for unit in units:
-        specs = _parameters(unit, experts=False)
-        found = [quantized_parts(spec.shape, spec.dtype, offload_dtype) for spec in specs]
-        if any(found):
-            sizes = (quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in specs)
-            arriving = max(arriving, sum(map(_aligned, sizes)))
-            scratch = max(scratch, *(scratch_bytes(parts[0][1][0], offload_dtype) for parts in found if parts))
-    return RESTORE_BUFFERS * arriving + scratch
+        return 0, 0
+    specs = _parameters(unit, experts=False)
+    found = [quantized_parts(spec.shape, spec.dtype, offload_dtype) for spec in specs]
+    if not any(found):
+        return 0, 0
+    arriving = sum(_aligned(quantized_bytes(spec.shape, spec.dtype, offload_dtype)) for spec in specs)
+    return arriving, max(scratch_bytes(parts[0][1][0], offload_dtype) for parts in found if parts)
 
 
 def _parameters(unit: UnitProfile, experts: bool = True) -> list[TensorSpec]:

@@ -1,9 +1,36 @@
+"""Assignments, and the bytes that they take on each device."""
+
 from __future__ import annotations
 
-from bigmodel.plan.memory.assignment import Assignment, host_only
-from bigmodel.profile import profile_model
+import gc
+from typing import Any
 
-from ...profile.models import Stack
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.dispatch import dispatch_model
+from bigmodel.plan import plan, read_ahead_window, staging
+from bigmodel.plan.memory.assignment import (
+    Assignment,
+    device_uses,
+    expert_capacities,
+    host_only,
+    memory_usage,
+    passing_usage,
+    with_workspace_apart,
+)
+from bigmodel.plan.memory.usage import SLOTS, ExpertCapacity
+from bigmodel.profile import Profile, profile_model
+from bigmodel.profile.trace.usage import keeps_mask
+from bigmodel.verify.planned_use import planned_use
+
+from ...dispatch.mixtures import deepseek_v3, mixtral
+from ...profile.models import Stack, on_meta, tiny_llama
+from ..machines import machine
+
+pytestmark = pytest.mark.usefixtures("accelerators")
 
 
 def test_what_is_held_elsewhere_than_on_the_accelerator_it_runs_on_is_streamed() -> None:
@@ -22,3 +49,148 @@ def test_the_host_alone_holds_and_runs_everything() -> None:
     assignment = host_only(profile)
     assert set(assignment.storage) == set(assignment.execution) == {"cpu"}
     assert len(assignment.storage) == len(profile.units)
+
+
+def test_one_device_holds_everything_once() -> None:
+    model = on_meta(Stack, tied=True, direct=True)
+    profile = profile_model(model)
+    ((device, use),) = device_uses(profile, host_only(profile)).items()
+    assert device == "cpu"
+    assert use.weights == sum(p.nbytes for p in model.parameters())
+    assert use.buffers == sum(b.nbytes for b in model.buffers())
+    assert use.total == use.weights + use.buffers
+
+
+def test_weights_are_where_they_are_held_and_the_rest_where_it_runs() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    count = len(profile.units)
+    uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, slots=2))
+    assert uses["cpu"].weights == profile.weights
+    # Ids and positions are brought to the first weights, and the mask if `generate` keeps it; scores come back there.
+    assert uses["cpu"].total == profile.weights + (2 + keeps_mask()) * 32 * 8 + 96 * 4
+    assert uses[0].buffers == profile.buffers
+    assert uses[0].kv_cache == sum(profile.kv_cache)
+    assert uses[0].activations == profile.activations + (1 + keeps_mask()) * 32 * 8  # but ids they came back
+    assert uses[0].slots == 2 * max(unit.slot_bytes() for unit in profile.units if not unit.is_lookup)
+
+
+def test_what_kernels_take_for_themselves_can_be_told_from_activations() -> None:
+    convolution = nn.Conv2d(3, 8, 3, padding=1)
+    profile = profile_model(convolution, device_type="cpu", example=((torch.zeros(1, 3, 32, 32),), {}))
+    assignment = host_only(profile)
+    together = device_uses(profile, assignment)
+    apart = with_workspace_apart(together, profile, assignment)
+    assert apart["cpu"].workspace > 0
+    assert apart["cpu"].activations == together["cpu"].activations - apart["cpu"].workspace
+    assert apart["cpu"].total == together["cpu"].total
+
+
+def test_buffers_stay_with_the_weights_when_they_are_streamed_too() -> None:
+    profile = profile_model(tiny_llama(), context_length=0)
+    count = len(profile.units)
+    uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, stream_buffers=True))
+    assert uses["cpu"].buffers == profile.buffers
+
+
+def test_what_the_host_computes_with_on_disk_passes_through_its_memory() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    count = len(profile.units)
+    uses = device_uses(profile, Assignment(("disk",) * count, ("cpu",) * count, "cpu"))
+    viewed = [unit.weights for unit in profile.units if not unit.is_lookup]
+    assert uses["cpu"].weights == 0
+    assert uses["cpu"].slots == read_ahead_window(viewed)
+
+
+def test_what_is_streamed_from_disk_is_staged_in_the_hosts_memory() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    storage = tuple("cpu" if unit.is_lookup else "disk" for unit in profile.units)
+    uses = device_uses(profile, Assignment(storage, (0,) * len(storage), 0))
+    assert uses["cpu"].slots == staging([unit.weights for unit in profile.units if not unit.is_lookup])
+
+
+def test_a_tie_across_devices_is_counted_on_each() -> None:
+    profile = profile_model(on_meta(Stack, tied=True, depth=1))
+    table = profile.units[0].weights
+    storage = tuple(0 if unit.name == "embed" else 1 for unit in profile.units)
+    uses = device_uses(profile, Assignment(storage, storage, 0))
+    assert uses[0].weights == table
+    assert uses[1].weights == profile.weights
+
+
+def test_blocks_on_disk_pass_through_a_host_that_holds_nothing() -> None:
+    profile = profile_model(tiny_llama(), context_length=32)
+    storage = tuple(0 if unit.is_lookup else "disk" for unit in profile.units)
+    staged = staging([unit.weights for unit in profile.units if not unit.is_lookup])
+    assert device_uses(profile, Assignment(storage, (0,) * len(storage), 0))["cpu"].slots == staged
+    assert device_uses(profile, Assignment(storage, (0,) * len(storage), 0, staging_bytes=100))["cpu"].slots == 100
+
+
+def test_usage_over_a_budget_is_reported_in_bytes() -> None:
+    profile = profile_model(Stack())
+    usage = memory_usage(profile, host_only(profile))
+    total = usage.total("cpu")
+    assert usage.over({"cpu": total}) == {}
+    assert usage.over({"cpu": total - 7}) == {"cpu": 7}
+    on_disk = memory_usage(profile, Assignment(("disk",) * len(profile.units), ("cpu",) * len(profile.units), "cpu"))
+    assert "disk" not in on_disk.over({})
+    assert on_disk.over({"disk": 1})["disk"] == profile.weights - 1
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+def test_beside_blocks_that_the_host_computes_the_accelerator_takes_what_is_predicted(kept: int) -> None:
+    """Blocks pass what they return from one to the next on the host; only rows of tables and logits come back."""
+    from transformers import LlamaForCausalLM
+
+    skeleton: Any = tiny_llama(num_hidden_layers=4)
+    model: Any = LlamaForCausalLM(skeleton.config).eval()
+    profile = profile_model(model, context_length=64, new_tokens=2, device_type="virtual")
+    block = max(unit.nbytes + cache for unit, cache in zip(profile.units, profile.kv_cache, strict=True))
+    found = plan(profile, {0: profile.activations + kept * block, "cpu": 2**30}, offload="compute", machine=machine())
+    assert found.main_device == 0
+    assert {part.runs_on for part in found.parts if part.kind == "LlamaDecoderLayer"} == {"cpu", *([0] if kept else [])}
+    gc.collect()
+    before = memory_allocated(0)
+    dispatch_model(model, found, skip_keys=model._skip_keys_device_placement)
+    use = planned_use(model, found)
+    with torch.no_grad():
+        use.whole()
+        gc.collect()
+        reset_peak_memory(0)
+        use.whole()
+    assert max_memory_allocated(0) - before == found.devices[0].total
+
+
+def streamed(profile: Profile, storage: str = "cpu") -> Assignment:
+    """Return the assignment in which every block is streamed to the first accelerator."""
+    blocks = [unit.is_block for unit in profile.units]
+    slot_bytes = max(unit.slot_bytes() for unit in profile.units if unit.is_block)
+    places = tuple(storage if block else 0 for block in blocks)
+    return Assignment(places, (0,) * len(blocks), 0, slots=2, slot_bytes=slot_bytes)
+
+
+def test_experts_get_what_two_whole_layers_would_take_beside_the_slots_of_the_rest() -> None:
+    profile = profile_model(mixtral(), context_length=16)
+    assignment = streamed(profile)
+    caches = expert_capacities(profile, assignment)
+    block = next(unit for unit in profile.units if unit.is_block)
+    assert set(caches.values()) == {ExpertCapacity(16, 24, block.experts[0].nbytes)}
+    assert passing_usage(profile, assignment).of(0, SLOTS) == 2 * block.slot_bytes()
+
+
+def test_where_a_dense_layer_needs_larger_slots_experts_get_less() -> None:
+    profile = profile_model(deepseek_v3(), context_length=16)
+    assignment = streamed(profile)
+    rest = max(unit.slot_bytes_without_experts() for unit in profile.units if unit.is_block)
+    (cache,) = set(expert_capacities(profile, assignment).values())
+    whole = max(unit.slot_bytes() for unit in profile.units if unit.is_block)
+    assert cache.slots == min((2 * whole - 2 * rest) // cache.expert_bytes, cache.experts)
+    assert passing_usage(profile, assignment).of(0, SLOTS) == 2 * rest + cache.slots * cache.expert_bytes
+
+
+def test_experts_on_disk_that_the_host_computes_come_one_by_one_into_its_memory() -> None:
+    profile = profile_model(mixtral(), context_length=16)
+    blocks = [unit.is_block for unit in profile.units]
+    assignment = Assignment(tuple("disk" if block else "cpu" for block in blocks), ("cpu",) * len(blocks), "cpu")
+    (cache,) = set(expert_capacities(profile, assignment).values())
+    assert cache.slots == 16
+    assert passing_usage(profile, assignment).of("cpu", SLOTS) >= 16 * cache.expert_bytes

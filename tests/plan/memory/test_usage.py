@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigmodel.plan.memory.evaluate import memory_usage
-from bigmodel.plan.memory.slots import read_ahead_window, staging
-from bigmodel.plan.memory.usage import WEIGHTS, MemoryUsage
+from bigmodel.limits import READ_AHEAD_BYTES, STAGING_BYTES
+from bigmodel.plan import read_ahead_window, staging
+from bigmodel.plan.memory.assignment import memory_usage
+from bigmodel.plan.memory.usage import ExpertCapacity, MemoryUsage, PassingUnit
 from bigmodel.plan.result.budgets import Key, is_accelerator
-from bigmodel.plan.search.feasibility import Option, add_group, options_of, remove_group
-from bigmodel.plan.search.items import Capacity, GroupPlacement, Item, assignment_of, item_of, tie_groups
+from bigmodel.plan.search.filling import Filling, Option, options_of
+from bigmodel.plan.search.items import Capacity, Item, assignment_of, item_of, tie_groups
 from bigmodel.profile import Profile, profile_model
+from bigmodel.profile.model.experts import RouterChoice
 
 from ...profile.models import tiny_llama
 
-CAPACITY = Capacity({0: 1, 1: 1, "cpu": 1}, activations=1, host_compute=True)
+CAPACITY = Capacity({0: 1, 1: 1, "cpu": 1}, host_compute=True)
 
 
 @cache
@@ -25,20 +29,22 @@ def profile() -> Profile:
     return profile_model(tiny_llama(num_hidden_layers=4), context_length=16, new_tokens=2)
 
 
-def recount(chosen: list[tuple[Item, Option]], device: Key) -> int:
+def recount(chosen: dict[int, tuple[Item, Option]], device: Key) -> int:
     """Return the bytes of a device, counted from nothing."""
-    total = slabs = turns = 0
-    viewed, staged = [], []
-    for item, (storage, execution) in chosen:
+    total = 0
+    streamed, viewed, staged = [], [], []
+    for item, (storage, execution) in chosen.values():
+        (unit,) = item.units
         streams = is_accelerator(execution) and not is_accelerator(storage)
-        nbytes = item.held_bytes(streams)
-        total += (nbytes if storage == device else 0) + (item.working if execution == device else 0)
+        total += (item.weights if storage == device else 0) + (item.working if execution == device else 0)
         if streams:
-            slabs, turns = max(slabs, item.slot_bytes), turns + 1
+            streamed.append(unit)
         if storage == "disk":
-            (staged if streams else viewed).append(nbytes)
+            (staged if streams else viewed).append(item.weights)
     if device == CAPACITY.main:
-        total += min(turns, CAPACITY.slots) * slabs
+        total += min(len(streamed), CAPACITY.slots) * max((unit.slot for unit in streamed), default=0)
+        total += 2 * max((unit.arriving for unit in streamed), default=0)
+        total += max((unit.scratch for unit in streamed), default=0)
     return total + (read_ahead_window(viewed) + staging(staged) if device == "cpu" else 0)
 
 
@@ -49,37 +55,104 @@ steps = st.lists(
 
 @given(steps)
 def test_adding_and_removing_groups_equals_a_recount(steps: list[tuple[int, int, int, int, bool]]) -> None:
-    usage = MemoryUsage(CAPACITY.main, CAPACITY.slots)
-    present: list[tuple[Item, Option]] = []
-    for weights, working, number, position, removes in steps:
+    items = [
+        Item(w, working, (PassingUnit(w + at, (), number * at, number, staged=w, viewed=w),))
+        for w, working, number, at, _ in steps
+    ]
+    filling = Filling(items, CAPACITY)
+    present: dict[int, tuple[Item, Option]] = {}
+    for index, (_, _, number, position, removes) in enumerate(steps):
         if removes and present:
-            item, option = present.pop(position % len(present))
-            remove_group(usage, item, option, CAPACITY)
+            gone = list(present)[position % len(present)]
+            del present[gone]
+            filling.remove(gone)
         else:
-            item = Item(weights, working, slot_bytes=weights + position)
-            options = options_of(item, CAPACITY)
-            present.append((item, options[number % len(options)]))
-            add_group(usage, *present[-1], CAPACITY)
+            options = options_of(items[index], CAPACITY)
+            present[index] = items[index], options[number % len(options)]
+            filling.add(index, present[index][1])
         for device in (0, 1, "cpu", "disk"):
-            assert usage.total(device) == recount(present, device)
+            assert filling.usage.total(device) == recount(present, device)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=40, max_size=40), st.booleans())
-def test_the_search_counts_no_less_than_the_exact_evaluation_beside_activations(
-    numbers: list[int], stream_buffers: bool
+@given(st.lists(st.integers(0, 9), min_size=40, max_size=40), st.booleans(), st.sampled_from([None, "int8", "int4"]))
+def test_the_search_counts_what_the_exact_evaluation_does_beside_activations(
+    numbers: list[int], stream_buffers: bool, offload_dtype: str | None
 ) -> None:
-    groups = tie_groups(profile().units)
-    items = [item_of(group, profile(), stream_buffers) for group in groups]
-    usage, options = MemoryUsage(CAPACITY.main, CAPACITY.slots), []
-    for item, number in zip(items, numbers, strict=False):
+    of = replace(profile(), offload_dtype=offload_dtype)
+    groups = tie_groups(of.units)
+    filling = Filling([item_of(group, of, stream_buffers) for group in groups], replace(CAPACITY, budgets=ENOUGH))
+    for index, (item, number) in enumerate(zip(filling.items, numbers, strict=False)):
         available = options_of(item, CAPACITY)
-        options.append(available[number % len(available)])
-        add_group(usage, item, options[-1], CAPACITY)
-    storage, execution = tuple(storage for storage, _ in options), tuple(execution for _, execution in options)
-    placement = GroupPlacement(storage, execution, CAPACITY.main, usage.slots, usage.slot_bytes)
-    capacity = Capacity(CAPACITY.budgets, main_device=CAPACITY.main)
-    exact = memory_usage(profile(), assignment_of(profile(), groups, placement, stream_buffers, capacity))
-    assert sum(exact.of(device, WEIGHTS) for device in exact.devices) == profile().weights
+        filling.add(index, available[number % len(available)])
+    placement = filling.placement()
+    assert placement is not None
+    exact = memory_usage(of, assignment_of(of, groups, placement, stream_buffers, Capacity(ENOUGH, main_device=0)))
     for device in exact.devices:
-        assert usage.total(device) >= exact.total(device) - exact.of(device, "activations")
+        assert filling.usage.total(device) == exact.total(device) - exact.of(device, "activations")
+
+
+ENOUGH = {0: 10**9, 1: 10**9, "cpu": 10**9}
+
+
+def test_the_experts_of_all_streamed_units_share_what_whole_slots_would_take_beside_the_others() -> None:
+    kind, unit = (("up", 10),), PassingUnit(slot=5, experts=(((("up", 10),), 8),))
+    usage = MemoryUsage(0, slots=2)
+    for count in range(1, 4):
+        usage.add_unit(unit, "cpu", 0)
+        # One unit alone has one slot; from the second one on two whole units fit.
+        cached = 8 * min(count, 2)
+        assert usage.expert_capacities(0) == {kind: ExpertCapacity(cached, 8 * count, 10)}
+        assert usage.total(0) == usage.slots * 5 + cached * 10
+    assert usage.expert_cache == {0: 160}
+
+
+def test_a_given_expert_cache_is_the_bytes_of_each_device_that_experts_come_to() -> None:
+    unit = PassingUnit(slot=5, experts=(((("up", 10),), 8),), viewed=3)
+    usage = MemoryUsage(0, slots=2, expert_cache=40)
+    usage.add_unit(unit, "cpu", 0)
+    usage.add_unit(unit, "disk", "cpu")
+    assert usage.expert_cache == {0: 40, "cpu": 40}
+    assert (usage.total(0), usage.total("cpu")) == (5 + 40, 3 + 40)
+
+
+def test_a_unit_that_lies_where_it_runs_passes_through_nothing() -> None:
+    usage = MemoryUsage(0, slots=2)
+    usage.add_unit(PassingUnit(slot=5, staged=5, viewed=5), 0, 0)
+    usage.add_unit(PassingUnit(slot=5, staged=5, viewed=5), "cpu", "cpu")
+    assert usage.devices == []
+
+
+def test_a_cache_of_all_experts_fetches_none_again() -> None:
+    assert ExpertCapacity(24, 24, 100).fetched(RouterChoice(1, 2, 8)) == (0, 0)
+
+
+def test_a_step_waits_for_the_share_of_its_experts_that_is_not_there() -> None:
+    assert ExpertCapacity(6, 24, 100).fetched(RouterChoice(1, 2, 8)) == (0, pytest.approx(2 * 18 / 24))
+
+
+def test_a_prompt_that_wants_all_fetches_the_next_layers_ahead_as_far_as_the_cache_holds_them() -> None:
+    assert ExpertCapacity(16, 24, 100).fetched(RouterChoice(1000, 2, 8)) == (pytest.approx(8), 0)
+    assert ExpertCapacity(11, 24, 100).fetched(RouterChoice(1000, 2, 8)) == (pytest.approx(3), pytest.approx(5))
+    assert ExpertCapacity(4, 24, 100).fetched(RouterChoice(1000, 2, 8)) == (0, pytest.approx(8))
+
+
+def test_the_read_ahead_window_holds_the_largest_block_and_the_beginning_of_the_next() -> None:
+    assert read_ahead_window([3 * READ_AHEAD_BYTES, 4 * READ_AHEAD_BYTES, 3 * READ_AHEAD_BYTES]) == 5 * READ_AHEAD_BYTES
+
+
+def test_the_read_ahead_window_holds_two_small_blocks() -> None:
+    assert read_ahead_window([10, 30, 20]) == 60
+    assert read_ahead_window([10, 30, 20, 30]) == 60
+
+
+def test_the_read_ahead_window_is_never_larger_than_what_passes_through_it() -> None:
+    assert read_ahead_window([30, 20]) == 50
+    assert read_ahead_window([]) == 0
+
+
+def test_staging_takes_two_blocks_at_most() -> None:
+    assert staging([]) == 0
+    assert staging([10, 30]) == 40
+    assert staging([10, 30, 30]) == 60
+    assert staging([STAGING_BYTES, STAGING_BYTES]) == STAGING_BYTES

@@ -80,10 +80,11 @@ def test_every_unit_is_in_one_group_and_bytes_add_up(ties: list[tuple[int, int]]
                 assert group_of[a] is group_of[b]
 
 
-def test_a_quantised_item_takes_less_where_it_is_streamed_from_and_all_where_it_is_run() -> None:
+def test_a_quantised_group_takes_fewer_bytes_only_where_it_is_streamed_from() -> None:
     plain, quantised = Item(weights=8, working=2), Item(weights=8, working=2, offloaded=3)
-    assert (plain.held_bytes(streams=True), plain.held_bytes(streams=False)) == (8, 8)
-    assert (quantised.held_bytes(streams=True), quantised.held_bytes(streams=False)) == (3, 8)
+    assert plain.stored_bytes(("cpu", 0)) == plain.stored_bytes(("cpu", "cpu")) == 8
+    assert quantised.stored_bytes(("cpu", 0)) == quantised.stored_bytes(("disk", 0)) == 3
+    assert quantised.stored_bytes(("cpu", "cpu")) == quantised.stored_bytes((0, 0)) == 8
     assert plain.nbytes == quantised.nbytes == 10
 
 

@@ -1,4 +1,4 @@
-"""The search against brute force, under one memory rule (`feasible_placement`) and one cost."""
+"""The search against brute force, under one memory rule (`Filling`) and one cost."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from bigmodel.devices import HOST
 from bigmodel.plan.result.budgets import is_accelerator
-from bigmodel.plan.search.feasibility import Option, feasible_placement, options_of
+from bigmodel.plan.search.filling import Option, options_of
 from bigmodel.plan.search.greedy import place_greedily
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 from bigmodel.plan.search.search import BranchAndBound, search
 from bigmodel.plan.time.schedule import Visit, seconds_of_pass
+
+from .groups import group, placement_of
 
 Costs = Sequence[tuple[float, float, float]]
 """Of each item: seconds on an accelerator, on the CPU, and on the link."""
@@ -40,8 +42,7 @@ def seconds_with(costs: Costs) -> Callable[[GroupPlacement], float]:
 def brute_force(items: Sequence[Item], capacity: Capacity, seconds: Callable[[GroupPlacement], float]) -> float | None:
     """Every option of every item: the slow, obvious way."""
     placements = (
-        feasible_placement(items, capacity, chosen)
-        for chosen in itertools.product(*(options_of(i, capacity) for i in items))
+        placement_of(items, capacity, chosen) for chosen in itertools.product(*(options_of(i, capacity) for i in items))
     )
     greedy = place_greedily(items, capacity)
     taken = [seconds(placement) for placement in placements if placement is not None]
@@ -71,7 +72,7 @@ def test_a_model_of_few_parts_is_placed_as_brute_force_would(
     host_compute: bool,
     quantised: bool,
 ) -> None:
-    items = [Item(weights=size, slot_bytes=size, offloaded=size // 2 if quantised else None) for size, *_ in parts]
+    items = [group(size, offloaded=size // 2 if quantised else None) for size, *_ in parts]
     costs = [(one, other, link) for _, one, other, link in parts]
     capacity = Capacity({**dict(enumerate(accelerators)), "cpu": host}, activations=1, host_compute=host_compute)
     expected = brute_force(items, capacity, seconds_with(costs))
@@ -83,13 +84,13 @@ def test_a_model_of_few_parts_is_placed_as_brute_force_would(
 
 @pytest.mark.parametrize("budget", [5, 8, 11])
 def test_twelve_equal_blocks_are_placed_as_brute_force_would(budget: int) -> None:
-    items = [Item(weights=1, slot_bytes=1)] * 12
+    items = [group(1)] * 12
     costs = [(1.0, 9.0, 1.5)] * 12
     capacity = Capacity({0: budget, "cpu": 12, "disk": 0})
     found = searched(items, capacity, costs)
     assert found is not None
     every = [
-        feasible_placement(items, capacity, [(0, 0) if stays else ("cpu", 0) for stays in kept])
+        placement_of(items, capacity, [(0, 0) if stays else ("cpu", 0) for stays in kept])
         for kept in itertools.product((True, False), repeat=12)
     ]
     assert seconds_with(costs)(found) == pytest.approx(min(seconds_with(costs)(p) for p in every if p is not None))
@@ -97,7 +98,7 @@ def test_twelve_equal_blocks_are_placed_as_brute_force_would(budget: int) -> Non
 
 def test_quantised_blocks_are_placed_where_they_fit_as_they_are_held() -> None:
     """Streamed from RAM they take a quarter of it, which has no room for them as they are."""
-    items = [Item(weights=4, slot_bytes=4, offloaded=1)] * 4
+    items = [group(4, offloaded=1)] * 4
     costs = [(1.0, 99.0, 2.0), (1.0, 99.0, 9.0), (1.0, 99.0, 9.0), (1.0, 99.0, 2.0)]
     capacity = Capacity({0: 12, "cpu": 3})
     found, expected = searched(items, capacity, costs), brute_force(items, capacity, seconds_with(costs))
@@ -106,7 +107,7 @@ def test_quantised_blocks_are_placed_where_they_fit_as_they_are_held() -> None:
 
 
 def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
-    items = [Item(weights=1, slot_bytes=1)] * 40
+    items = [group(1)] * 40
     costs = [(1.0, 99.0, 2.0)] * 40
     capacity = Capacity({0: 32, "cpu": 40})
     found, greedy = searched(items, capacity, costs), place_greedily(items, capacity)
@@ -117,7 +118,7 @@ def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
 
 
 def test_blocks_are_computed_on_the_cpu_where_that_is_faster_than_fetching_them() -> None:
-    items = [Item(weights=1, slot_bytes=1)] * 20
+    items = [group(1)] * 20
     costs = [(1.0, 1.5, 10.0)] * 20
     stream = searched(items, Capacity({0: 12, "cpu": 40}), costs)
     auto = searched(items, Capacity({0: 12, "cpu": 40}, host_compute=True), costs)
@@ -132,7 +133,7 @@ def test_blocks_are_computed_on_the_cpu_where_that_is_faster_than_fetching_them(
 def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
     parts: list[tuple[int, float, float, float]], budget: int
 ) -> None:
-    items = [Item(weights=size, slot_bytes=size) for size, *_ in parts]
+    items = [group(size) for size, *_ in parts]
     costs = [(one, other, link) for _, one, other, link in parts]
     capacity = Capacity({0: budget, 1: budget // 2, "cpu": 60}, activations=2)
     found, greedy = searched(items, capacity, costs), place_greedily(items, capacity)
@@ -144,7 +145,7 @@ def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
         assert sum(item.weights for item, storage in zip(items, found.storage, strict=True) if storage == key) <= size
 
 
-ITEMS = [Item(weights=30 + 7 * number, slot_bytes=30 + 7 * number) for number in range(5)]
+ITEMS = [group(30 + 7 * number) for number in range(5)]
 ROOM = Capacity({0: 150, HOST: 1000}, slots=1)
 
 
@@ -159,7 +160,7 @@ def seconds(placement: GroupPlacement) -> float:
 
 def test_it_finds_what_trying_everything_finds() -> None:
     placements = (
-        feasible_placement(ITEMS, ROOM, chosen) for chosen in itertools.product(*(options_of(i, ROOM) for i in ITEMS))
+        placement_of(ITEMS, ROOM, chosen) for chosen in itertools.product(*(options_of(i, ROOM) for i in ITEMS))
     )
     best = min((placement for placement in placements if placement is not None), key=seconds)
     found = BranchAndBound(ITEMS, ROOM, seconds, lambda _item, _option: (0.0, 0.0), None, float("inf")).run()

@@ -7,8 +7,7 @@ from functools import cache
 import pytest
 
 from bigmodel.errors import BudgetError, PlanError
-from bigmodel.plan.memory.assignment import Assignment
-from bigmodel.plan.memory.evaluate import memory_usage
+from bigmodel.plan.memory.assignment import Assignment, memory_usage
 from bigmodel.plan.search.items import Capacity
 from bigmodel.plan.search.searcher import Searcher, checked_main, greedy_assignment
 from bigmodel.plan.time.cost import CostModel, Objective

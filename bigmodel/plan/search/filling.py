@@ -1,0 +1,167 @@
+"""`Filling`: devices being filled with groups. Greedy placement, search and branch and bound all place with it.
+
+`MemoryUsage` counts what is placed: slots, restore buffers, expert caches, read-ahead and staging with the rest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ...devices import DISK, HOST
+from ..memory.usage import ACTIVATIONS, KV_CACHE, WEIGHTS, MemoryUsage
+from ..result.budgets import Key, is_accelerator
+from .items import Capacity, GroupPlacement, Item
+
+Option = tuple[Key, Key]
+"""Storage and execution device of a group."""
+
+
+def options_of(item: Item, capacity: Capacity) -> list[Option]:
+    """Return what may be done with a group: resident on each accelerator, streamed, or run on the CPU."""
+    if not capacity.accelerators:
+        return [(HOST, HOST), (DISK, HOST)]
+    if item.pinned:
+        return [(capacity.main, capacity.main)]
+    found: list[Option] = [(key, key) for key in capacity.accelerators]
+    if item.can_stream:
+        found += [(HOST, capacity.main), (DISK, capacity.main)]
+    if capacity.host_compute and item.units:
+        found += [(HOST, HOST), (DISK, HOST)]
+    return found
+
+
+class Filling:
+    """Groups that are placed so far, and the bytes that they take on each device.
+
+    Activations are kept free on the main device as soon as an accelerator runs anything, and on every other device that
+    runs more than lookups.
+
+    Args:
+        items: all groups, in the order they run.
+        capacity: the budgets.
+    """
+
+    def __init__(self, items: Sequence[Item], capacity: Capacity) -> None:
+        self.items = items
+        self.capacity = capacity
+        self.usage = MemoryUsage(capacity.main, capacity.slots, capacity.staging_bytes, capacity.expert_cache)
+        self.options: dict[int, Option] = {}
+        self._running: Counter[Key] = Counter()
+
+    def add(self, index: int, option: Option) -> None:
+        """Place group `index`, whether it fits or not."""
+        self.options[index] = option
+        self._count(index, option, 1)
+        for unit in self.items[index].units:
+            self.usage.add_unit(unit, *option)
+
+    def remove(self, index: int) -> None:
+        """Take group `index` away again."""
+        option = self.options.pop(index)
+        self._count(index, option, -1)
+        for unit in self.items[index].units:
+            self.usage.remove_unit(unit, *option)
+
+    def try_add(self, index: int, option: Option) -> bool:
+        """Place group `index` if the devices that hold and run it stay within their budgets; return whether it is."""
+        self.add(index, option)
+        if all(self.usage.excess(device, self.capacity.budgets) <= 0 for device in option):
+            return True
+        self.remove(index)
+        return False
+
+    def fits(self) -> bool:
+        """Whether every device keeps to its budget."""
+        return not self.usage.over(self.capacity.budgets)
+
+    def placement(self) -> GroupPlacement | None:
+        """Return the placement of all groups with the slots it needs; None if a device passes its budget."""
+        if not self.fits():
+            return None
+        options = [self.options[index] for index in range(len(self.items))]
+        storage, execution = tuple(storage for storage, _ in options), tuple(execution for _, execution in options)
+        main = self.capacity.main if any(map(is_accelerator, execution)) else HOST
+        return GroupPlacement(storage, execution, main, self.usage.slots, self.usage.slot_bytes)
+
+    def _count(self, index: int, option: Option, sign: int) -> None:
+        item, (storage, execution) = self.items[index], option
+        self.usage.add(storage, WEIGHTS, sign * item.stored_bytes(option))
+        self.usage.add(execution, KV_CACHE, sign * item.working)
+        main = self.capacity.main
+        running = {execution} if item.units or execution == main else set()
+        for device in running | ({main} if is_accelerator(execution) else set()):
+            before = self._running[device]
+            self._running[device] += sign
+            if (before == 0) != (self._running[device] == 0):
+                self.usage.add(device, ACTIVATIONS, sign * self.capacity.activations)
+
+
+def fill_around(
+    items: Sequence[Item], capacity: Capacity, away: Mapping[int, Key], order: Iterable[int]
+) -> tuple[Filling, list[int]]:
+    """Place groups on the accelerators in order, beside what others take there that are away.
+
+    Args:
+        items: all groups.
+        capacity: the budgets.
+        away: execution device of each group that is not resident on an accelerator; they are provisionally in RAM.
+        order: the other groups, in the order they are placed. Pinned ones are placed first, on the main device.
+
+    Returns:
+        The devices as they are filled, and the groups that fit on no accelerator.
+    """
+    filling = Filling(items, capacity)
+    for index, execution in away.items():
+        filling.add(index, (HOST, execution))
+    stay = list(order)
+    main = capacity.main
+    left = [index for index in stay if items[index].pinned and not filling.try_add(index, (main, main))]
+    keys = capacity.accelerators
+    free = (index for index in stay if not items[index].pinned)
+    return filling, left + fill_in_order(free, len(keys), lambda index, at: filling.try_add(index, (keys[at],) * 2))
+
+
+def hold_away(filling: Filling, away: Iterable[int]) -> None:
+    """Move groups that are provisionally in RAM to disk, the last first, until RAM keeps to its budget."""
+    usage, budgets = filling.usage, filling.capacity.budgets
+    on_disk = []
+    for index in sorted(away, reverse=True):
+        if usage.excess(HOST, budgets) <= 0:
+            break
+        option = filling.options[index]
+        if filling.items[index].stored_bytes(option):
+            _move(filling, index, DISK)
+            on_disk.append(index)
+    for index in reversed(on_disk):
+        _move(filling, index, HOST)
+        if usage.excess(HOST, budgets) > 0:
+            _move(filling, index, DISK)
+
+
+def _move(filling: Filling, index: int, storage: Key) -> None:
+    _, execution = filling.options[index]
+    filling.remove(index)
+    filling.add(index, (storage, execution))
+
+
+def fill_in_order(items: Iterable[int], devices: int, place: Callable[[int, int], bool]) -> list[int]:
+    """Place items in order, keeping neighbours together, and return those that fit nowhere.
+
+    An item goes to the current device, else to the next one that it fits, which becomes the current one. An item too
+    large for every device from there on is passed over, so that one huge item does not push away all that follow it. In
+    the end the items that were passed over are tried on every device.
+
+    Args:
+        items: in execution order.
+        devices: how many devices there are, in the order they are filled.
+        place: places an item on a device, by number, if it fits there; returns whether it did.
+    """
+    current, passed = 0, []
+    for item in items:
+        chosen = next((at for at in range(current, devices) if place(item, at)), None)
+        if chosen is None:
+            passed.append(item)
+        else:
+            current = chosen
+    return [item for item in passed if not any(place(item, at) for at in range(devices))]
