@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import transformers as t
-from bigmodel.plan.memory.assignment import memory_usage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -17,7 +16,7 @@ from bigmodel.devices import virtual
 from bigmodel.errors import BudgetError, DeviceError, PlanError, SizeError
 from bigmodel.module_names import owner_of
 from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, plan, planner
-from bigmodel.plan.memory.assignment import Assignment
+from bigmodel.plan.memory.assignment import Assignment, memory_usage
 from bigmodel.plan.planner import without_garbage_collection
 from bigmodel.plan.time.cost import CostModel
 from bigmodel.profile import Profile, find_tied_parameters, named_tensors

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ...devices import DISK, HOST, accelerators, normalize_device
-from ...limits import CACHED_SHARE, NEARLY_ALL_EXPERTS
+from ...limits import CACHED_SHARE
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
-from ...profile.model.experts import RouterChoice
 from ...profile.model.quantized import offloaded_bytes
 from ...profile.trace.trace import OUTSIDE, Allocate, Enter, Leave, Trace
 from ...profile.trace.work import Work
@@ -18,12 +17,6 @@ from ..result.budgets import Key, is_accelerator
 
 Option = tuple[Key, Key]
 """Storage and execution device of a unit."""
-
-CALLS_PER_MODULE, CALLS_PER_EXPERT = 310, 23
-"""Python calls that `dispatch` makes between a router and its experts, all cached: per module and per expert chosen."""
-
-CALLS_PER_PREFETCHED_EXPERT = 28
-"""Python calls per expert of the next module, where so many experts are chosen that all of them are prefetched."""
 
 
 class UnitCost:
@@ -123,9 +116,9 @@ class UnitCost:
         return max(copied, from_disk) if is_accelerator(execution) else copied + from_disk
 
     def expert_overhead(self, phase: int, unit: int) -> float:
-        """Return the seconds of Python in which the host finds the chosen experts of a unit."""
-        calls = sum(expert_calls(choice) for choice in self.choices[phase].get(unit, {}).values())
-        return calls * self.machine.python_call
+        """Return the seconds of Python in which the host looks up and holds the chosen experts of a unit."""
+        choices = self.choices[phase].get(unit, {}).values()
+        return sum(self.machine.expert_overhead.seconds(choice) for choice in choices)
 
     def to_host(self, inputs: Inputs, source: Key) -> float:
         """Return the seconds of the transfer of inputs from a device to the host."""
@@ -163,12 +156,6 @@ def device_name(key: Key) -> str:
     if isinstance(key, int) and not accelerators():
         return f"cuda:{key}"
     return normalize_device(key)
-
-
-def expert_calls(choice: RouterChoice) -> float:
-    """Return how many Python calls look up, hold and release the experts of one module in one call."""
-    ahead = CALLS_PER_PREFETCHED_EXPERT * choice.count if choice.wanted >= NEARLY_ALL_EXPERTS * choice.count else 0
-    return CALLS_PER_MODULE + CALLS_PER_EXPERT * choice.wanted + ahead
 
 
 Maker = tuple[int, bool]

@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from ...errors import PlanError
+from ...limits import NEARLY_ALL_EXPERTS
+from ..model.experts import RouterChoice
 from ..trace.work import ATTENTION, CALL, MOVE, PRODUCT, ROUTE, Work
 
 CACHED = ":cached"
@@ -132,6 +134,26 @@ class DeviceLinks:
 
 
 @dataclass(frozen=True)
+class ExpertOverhead:
+    """Seconds that the host spends between a router and experts that are fetched one by one, beside their transfers.
+
+    Attributes:
+        module: for each call of a module of experts.
+        chosen: for each expert that is chosen.
+        ahead: for each expert of the next module, where nearly all are chosen, so that the next module's are fetched.
+    """
+
+    module: float = 0.0
+    chosen: float = 0.0
+    ahead: float = 0.0
+
+    def seconds(self, choice: RouterChoice) -> float:
+        """Return the seconds of one call of a module of experts."""
+        prefetched = choice.count if choice.wanted >= NEARLY_ALL_EXPERTS * choice.count else 0
+        return self.module + self.chosen * choice.wanted + self.ahead * prefetched
+
+
+@dataclass(frozen=True)
 class MachineProfile:
     """What was measured of one machine.
 
@@ -143,7 +165,7 @@ class MachineProfile:
         memory_rate: bytes per second that the host reads from its memory.
         disk_cold: bytes per second from the disk itself.
         disk_warm: bytes per second from the kernel's cache of files into memory.
-        python_call: seconds of each call in Python, in work that finds and holds what routers choose.
+        expert_overhead: seconds of Python for experts that are fetched one by one.
         cache_bytes: bytes of the processor's last cache.
         memory_bytes: bytes of the host's memory.
         measured_at: seconds since the epoch.
@@ -156,7 +178,7 @@ class MachineProfile:
     memory_rate: float
     disk_cold: float
     disk_warm: float
-    python_call: float = 0.0
+    expert_overhead: ExpertOverhead = ExpertOverhead()
     cache_bytes: int = 0
     memory_bytes: int = 0
     measured_at: float = 0.0
@@ -181,7 +203,8 @@ class MachineProfile:
         return DeviceLinks(memory, memory, memory, memory)
 
 
-FORMAT = 2
+FORMAT = 3
+"""Raised whenever what is measured changes: a profile of another format is measured again."""
 
 
 def dump(machine: MachineProfile) -> str:
@@ -219,7 +242,7 @@ def nominal_machine() -> MachineProfile:
         memory_rate=1e11,
         disk_cold=5e9,
         disk_warm=2e10,
-        python_call=2e-6,
+        expert_overhead=ExpertOverhead(module=6.2e-4, chosen=4.6e-5, ahead=5.6e-5),
         cache_bytes=2**25,
         memory_bytes=2**39,
     )

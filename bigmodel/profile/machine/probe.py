@@ -22,7 +22,7 @@ from ...errors import PlanError
 from . import machine as machine_json
 from .machine import DeviceLinks, DeviceSpeed, MachineProfile
 from .probe_compute import probe_device
-from .probe_experts import seconds_of_call
+from .probe_experts import expert_overhead
 from .probe_transfer import disk_rates, memory_rate, probe_links
 from .timing import Effort
 
@@ -89,7 +89,7 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
         memory_rate=memory_rate(effort),
         disk_cold=cold,
         disk_warm=warm,
-        python_call=seconds_of_call(effort),
+        expert_overhead=expert_overhead(effort),
         cache_bytes=last_cache_bytes(),
         memory_bytes=psutil.virtual_memory().total,
         measured_at=time.time(),

@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any
 
 import pytest
-from bigmodel.plan.memory.assignment import Assignment, memory_usage
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bigmodel.errors import BudgetError
 from bigmodel.plan import Plan, plan
+from bigmodel.plan.memory.assignment import Assignment, memory_usage
 from bigmodel.plan.time.cost import CostModel
 from bigmodel.plan.time.per_pass import streamed_from
 from bigmodel.plan.time.unit_cost import UnitCost

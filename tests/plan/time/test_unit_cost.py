@@ -1,22 +1,18 @@
-"""What is counted is held against what `dispatch` does: the calls beyond those of the same model in memory."""
+"""Seconds of single units, and the inputs that cross links."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
-import torch
-from transformers import MixtralConfig, MixtralForCausalLM
 
-from bigmodel.dispatch import from_pretrained
-from bigmodel.plan.time.unit_cost import Inputs, InputTransfers, UnitCost, device_name, expert_calls
+from bigmodel.plan.time.unit_cost import Inputs, InputTransfers, UnitCost, device_name
 from bigmodel.profile import Profile, profile_model
-from bigmodel.profile.machine.probe_experts import calls_in
-from bigmodel.profile.model.experts import RouterChoice
+from bigmodel.profile.machine.machine import ExpertOverhead
 from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Enter, InitialStorage, Leave, Trace
 
+from ...dispatch.mixtures import mixtral
 from ...profile.models import tiny_llama
 from ..machines import machine
 
@@ -78,35 +74,14 @@ def test_a_device_has_its_name_and_what_holds_files_is_the_host() -> None:
     assert [device_name(key) for key in (1, "cpu", "disk")] == ["virtual:1", "cpu", "cpu"]
 
 
-@pytest.mark.parametrize("chosen", [2, 8])
-def test_calls_are_as_many_as_a_layer_of_a_dispatched_mixture_makes(chosen: int, tmp_path: Path) -> None:
-    two, four = (calls_of_dispatching(layers, chosen, tmp_path / str(layers)) for layers in (2, 4))
-    assert (four - two) / 2 == pytest.approx(expert_calls(RouterChoice(1, chosen, 32)), rel=0.3)
-
-
-def calls_of_dispatching(layers: int, chosen: int, folder: Path) -> int:
-    """Return how many more calls a forward of a mixture makes whose experts are fetched one by one."""
-    config = MixtralConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=2,
-        vocab_size=32, num_local_experts=32, num_experts_per_tok=chosen,
-    )  # fmt: skip
-    plain = MixtralForCausalLM(config).eval()
-    plain.save_pretrained(folder)
-    ids = torch.ones(1, 1, dtype=torch.long)
-    counts = []
-    for model in (from_pretrained(folder, {"": "disk"}), plain):
-        model.set_experts_implementation("grouped_mm")
-        with torch.inference_mode():
-            model(ids)  # the experts are there afterwards
-            counts.append(calls_in(lambda model=model: model(ids)))
-    dispatched, alone = counts
-    return dispatched - alone
-
-
-def test_where_nearly_all_are_wanted_the_next_modules_are_seen_to() -> None:
-    few, nearly_all = RouterChoice(1, 2, 8), RouterChoice(64, 2, 8)
-    assert nearly_all.wanted > 7
-    assert expert_calls(nearly_all) - expert_calls(few) > 8 * 28
+def test_each_module_of_experts_costs_the_host_what_was_measured() -> None:
+    mixture = profile_model(mixtral(num_hidden_layers=2), context_length=32, new_tokens=2, device_type="virtual")
+    measured = replace(MACHINE, expert_overhead=ExpertOverhead(module=1.0, chosen=0.01, ahead=0.0001))
+    cost = UnitCost(mixture, measured)
+    block = next(index for index, unit in enumerate(mixture.units) if unit.experts)
+    (choice,) = cost.choices[1][block].values()
+    assert cost.expert_overhead(1, block) == pytest.approx(1.0 + 0.01 * choice.wanted)
+    assert cost.expert_overhead(1, 0) == 0
 
 
 MASK, ROTATION, HIDDEN, CACHE = 0, 1, 2, 3

@@ -6,7 +6,8 @@ import pytest
 
 from bigmodel.errors import PlanError
 from bigmodel.profile.machine import machine as machine_json
-from bigmodel.profile.machine.machine import Curve, DeviceSpeed, LinkSpeed, nominal_machine
+from bigmodel.profile.machine.machine import Curve, DeviceSpeed, ExpertOverhead, LinkSpeed, nominal_machine
+from bigmodel.profile.model.experts import RouterChoice
 from bigmodel.profile.trace.work import ATTENTION, MOVE, PRODUCT, Work
 
 CURVE = Curve((1.0, 4.0, 16.0), (2.0, 8.0, 8.0), grows=True)
@@ -41,6 +42,14 @@ def test_a_dtype_that_was_not_measured_is_taken_for_float32() -> None:
     assert speed.seconds(Work("product", "float64", elements=1)) == 2.0
 
 
+def test_experts_cost_seconds_by_module_and_by_expert_and_for_those_fetched_ahead() -> None:
+    overhead = ExpertOverhead(module=1.0, chosen=0.01, ahead=0.0001)
+    few, nearly_all = RouterChoice(1, 2, 8), RouterChoice(64, 2, 8)
+    assert nearly_all.wanted > 7
+    assert overhead.seconds(few) == pytest.approx(1.02)
+    assert overhead.seconds(nearly_all) == pytest.approx(1 + 0.01 * nearly_all.wanted + 8 * 0.0001)
+
+
 def test_a_copy_takes_a_latency_and_its_bytes() -> None:
     assert LinkSpeed(100.0, 0.5).seconds(50) == 1.0
 
@@ -59,15 +68,16 @@ def test_a_profile_survives_json() -> None:
     assert machine_json.load(machine_json.dump(MACHINE)) == MACHINE
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", '{"format": 2, "machine": {"name": 3}}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", '{"format": 3, "machine": {"name": 3}}'])
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="not a machine profile"):
         machine_json.load(text)
 
 
-def test_another_format_is_refused_with_its_number() -> None:
-    content = {**json.loads(machine_json.dump(MACHINE)), "format": 9}
-    with pytest.raises(PlanError, match=f"format 9; this version reads {machine_json.FORMAT}"):
+@pytest.mark.parametrize("other", [2, 9])
+def test_another_format_is_refused_with_its_number(other: int) -> None:
+    content = {**json.loads(machine_json.dump(MACHINE)), "format": other}
+    with pytest.raises(PlanError, match=f"format {other}; this version reads {machine_json.FORMAT}"):
         machine_json.load(json.dumps(content))
 
 

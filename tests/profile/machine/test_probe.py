@@ -63,6 +63,15 @@ def test_a_damaged_file_is_measured_anew(tmp_path: Path, measured: list[int]) ->
     assert len(measured) == 2
 
 
+def test_a_file_of_an_older_version_is_measured_anew(tmp_path: Path, measured: list[int]) -> None:
+    path = tmp_path / f"{probe.machine_key(QUICK)}.json"
+    probe.machine(effort=QUICK, folder=tmp_path)
+    path.write_text(path.read_text().replace(f'"format": {machine_json.FORMAT}', '"format": 2'))
+    probe.machine(effort=QUICK, folder=tmp_path)
+    assert len(measured) == 2
+    assert machine_json.load(path.read_text()).expert_overhead.module > 0
+
+
 def test_profiles_are_kept_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert probe.cache_folder() == tmp_path / "bigmodel" / "machines"
