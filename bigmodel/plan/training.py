@@ -103,7 +103,7 @@ def plan_training(
         parts=parts_of(profile, assignment),
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
-        expert_cache=passing_usage(profile, assignment).expert_cache,
+        expert_cache=passing_usage(profile.units, assignment).expert_cache,
         pinned_memory=int(PINNED_SHARE * total_host_bytes()),
         batch_size=batch_size,
         context_length=trained_length(model, context_length),

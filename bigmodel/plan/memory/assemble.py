@@ -46,7 +46,7 @@ def assemble(
         slot_bytes=assignment.slot_bytes,
         offload_dtype=profile.offload_dtype,
         offload_buffers=assignment.stream_buffers,
-        expert_cache=passing_usage(profile, assignment).expert_cache,
+        expert_cache=passing_usage(profile.units, assignment).expert_cache,
         staging_bytes=assignment.staging_bytes,
         pinned_memory=int(PINNED_SHARE * total_host_bytes()) if pinned_memory is None else pinned_memory,
         resident_limit=resident_limit,

@@ -5,12 +5,12 @@ Planner, search, tests and reports all use this computation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...devices import DISK, HOST
 from ...limits import STAGING_BYTES
-from ...profile import Profile
+from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import quantized_bytes
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan
@@ -76,7 +76,7 @@ def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePla
 
 def memory_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
     """Return the bytes of an assignment by device and purpose; activations are replayed from the traces."""
-    usage = passing_usage(profile, assignment)
+    usage = passing_usage(profile.units, assignment, profile.offload_dtype, bool(profile.phases))
     _add_stored(usage, profile, assignment)
     peaks = _peaks(profile, assignment)
     for device, nbytes in _kv_cache(profile, assignment).items():
@@ -86,15 +86,23 @@ def memory_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
     return usage
 
 
-def passing_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
-    """Return the bytes of the memory through which units pass that do not lie where they run, and nothing else."""
+def passing_usage(
+    units: Sequence[UnitProfile], assignment: Assignment, offload_dtype: str | None = None, reads: bool = False
+) -> MemoryUsage:
+    """Return the bytes of the memory through which units pass that do not lie where they run, and nothing else.
+
+    Args:
+        units: as assigned.
+        assignment: their devices.
+        offload_dtype: as for `passing_unit`.
+        reads: as for `passing_unit`; expert caches and slots do not depend on these two.
+    """
     usage = MemoryUsage(assignment.main, assignment.slots, assignment.staging_bytes, assignment.expert_cache)
-    for index, unit in enumerate(profile.units):
+    for index, unit in enumerate(units):
         storage, execution = assignment.storage[index], assignment.execution[index]
         if storage != execution and not unit.is_lookup:
             with_buffers = assignment.stream_buffers or index in assignment.computed_below
-            passing = passing_unit(unit, profile.offload_dtype, with_buffers, bool(profile.phases))
-            usage.add_unit(passing, storage, execution)
+            usage.add_unit(passing_unit(unit, offload_dtype, with_buffers, reads), storage, execution)
     return usage
 
 
@@ -102,7 +110,7 @@ def expert_capacities(profile: Profile, assignment: Assignment) -> dict[tuple[in
     """Return the cache capacity for experts fetched one by one, by positions of their unit and of the experts in it."""
     if not any(unit.experts for unit in profile.units):
         return {}
-    usage = passing_usage(profile, assignment)
+    usage = passing_usage(profile.units, assignment)
     capacities = {device: usage.expert_capacities(device) for device in (assignment.main, HOST)}
     found = {}
     for index, unit in enumerate(profile.units):

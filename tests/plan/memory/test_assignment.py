@@ -174,7 +174,7 @@ def test_experts_get_what_two_whole_layers_would_take_beside_the_slots_of_the_re
     caches = expert_capacities(profile, assignment)
     block = next(unit for unit in profile.units if unit.is_block)
     assert set(caches.values()) == {ExpertCapacity(16, 24, block.experts[0].nbytes)}
-    assert passing_usage(profile, assignment).of(0, SLOTS) == 2 * block.slot_bytes()
+    assert passing_usage(profile.units, assignment).of(0, SLOTS) == 2 * block.slot_bytes()
 
 
 def test_where_a_dense_layer_needs_larger_slots_experts_get_less() -> None:
@@ -184,7 +184,7 @@ def test_where_a_dense_layer_needs_larger_slots_experts_get_less() -> None:
     (cache,) = set(expert_capacities(profile, assignment).values())
     whole = max(unit.slot_bytes() for unit in profile.units if unit.is_block)
     assert cache.slots == min((2 * whole - 2 * rest) // cache.expert_bytes, cache.experts)
-    assert passing_usage(profile, assignment).of(0, SLOTS) == 2 * rest + cache.slots * cache.expert_bytes
+    assert passing_usage(profile.units, assignment).of(0, SLOTS) == 2 * rest + cache.slots * cache.expert_bytes
 
 
 def test_experts_on_disk_that_the_host_computes_come_one_by_one_into_its_memory() -> None:
@@ -193,4 +193,4 @@ def test_experts_on_disk_that_the_host_computes_come_one_by_one_into_its_memory(
     assignment = Assignment(tuple("disk" if block else "cpu" for block in blocks), ("cpu",) * len(blocks), "cpu")
     (cache,) = set(expert_capacities(profile, assignment).values())
     assert cache.slots == 16
-    assert passing_usage(profile, assignment).of("cpu", SLOTS) >= 16 * cache.expert_bytes
+    assert passing_usage(profile.units, assignment).of("cpu", SLOTS) >= 16 * cache.expert_bytes
