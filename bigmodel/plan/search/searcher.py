@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from ...arguments import check_choice
 from ...devices import DISK, HOST, DeviceLike, device_key
@@ -83,19 +84,17 @@ class Searcher:
         """Return the best of `known` and the variants of each search result, under budgets lowered until one fits."""
         best = known
 
-        def attempt(budgets: Mapping[Key, int]) -> MemoryUsage | None:
+        def attempt(budgets: Mapping[Key, int]) -> Attempt | None:
             nonlocal best
             seconds = partial(self._seconds, capacity=capacity)
             placement = search(self.items, replace(capacity, budgets=budgets), seconds, self._least, thorough)
             if placement is None:
                 return None
-            found = variants(self._assignment(placement, capacity))
-            usages = [memory_usage(self.profile, one) for one in found]
-            over = [usage.over(capacity.budgets) for usage in usages]
-            fitting = [one for one, excess in zip(found, over, strict=True) if not excess]
-            best = min([best, *fitting], key=self.goal.seconds)
-            least = min(range(len(found)), key=lambda at: sum(over[at].values()), default=None)
-            return None if least is None else usages[least]
+            base = self._assignment(placement, capacity)
+            found = [(one, self._over(one, capacity)) for one in variants(base)]
+            best = min([best, *(one for one, over in found if not over)], key=self.goal.seconds)
+            least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
+            return Attempt(memory_usage(self.profile, base), least_over)
 
         repeat_until_within(capacity.budgets, attempt)
         return best
@@ -136,23 +135,29 @@ ATTEMPTS = 4
 """How often a placement is repeated with lower budgets when it is over them."""
 
 
-def repeat_until_within(budgets: Mapping[Key, int], attempt: Callable[[Mapping[Key, int]], MemoryUsage | None]) -> bool:
+class Attempt(NamedTuple):
+    """What an attempt to place takes, and by how many bytes the result is over the budgets."""
+
+    usage: MemoryUsage
+    over: Mapping[Key, int]
+
+
+def repeat_until_within(budgets: Mapping[Key, int], attempt: Callable[[Mapping[Key, int]], Attempt | None]) -> bool:
     """Repeat an attempt with budgets lowered by what it was over them, and return whether the last one kept to them.
 
     Args:
         budgets: bytes by device key.
-        attempt: places under budgets and returns the exact bytes of the result; None if nothing fits.
+        attempt: places under the budgets it is given; None if nothing fits.
     """
     lowered = dict(budgets)
     for _ in range(ATTEMPTS):
-        usage = attempt(lowered)
-        if usage is None:
+        made = attempt(lowered)
+        if made is None:
             return False
-        over = usage.over(budgets)
-        if not over:
+        if not made.over:
             return True
-        for key, excess in over.items():
-            lowered[key] = max(min(lowered.get(key, 0), usage.total(key)) - excess, 0)
+        for key, excess in made.over.items():
+            lowered[key] = max(min(lowered.get(key, 0), made.usage.total(key)) - excess, 0)
     return False
 
 
@@ -186,14 +191,15 @@ def greedy_assignment(
     def attempt_with(main: Key | None, budgets: Mapping[Key, int]) -> Assignment | None:
         found: Assignment | None = None
 
-        def place(lowered: Mapping[Key, int]) -> MemoryUsage | None:
+        def place(lowered: Mapping[Key, int]) -> Attempt | None:
             nonlocal found
             narrowed = replace(capacity, budgets=lowered, main_device=main)
             placement = place_greedily(items, replace(narrowed, budgets=_capped(items, narrowed, strategy)))
             if placement is None:
                 return None
             found = assignment_of(profile, groups, placement, stream_buffers, capacity)
-            return memory_usage(profile, found)
+            usage = memory_usage(profile, found)
+            return Attempt(usage, usage.over(budgets))
 
         return found if repeat_until_within(budgets, place) else None
 
