@@ -56,7 +56,9 @@ def generate(
         offload_folder=offload_folder,
     )
     codec = TextCodec(loaded.tokenizer)
-    ids = codec.render_chat([{"role": "user", "content": text}]) if chat else codec.encode(text)
+    if chat:
+        text = codec.render_chat([{"role": "user", "content": text}])
+    ids = codec.encode(text, add_special_tokens=not chat)
     # With one stream, batch invariance needs no row padding.
     options = EngineOptions(max_sequences=1, max_queue=0, prefix_cache=False, row_multiple=1)
     engine = build_engine(loaded.model, codec, loaded.plan, options, draft_model=loaded.draft_model)

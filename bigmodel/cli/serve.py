@@ -38,7 +38,8 @@ _TIMEOUT = typer.Option(min=0.001, help="Longest time of a request in seconds, q
 RequestTimeout: TypeAlias = Annotated[float | None, _TIMEOUT]
 _DRAIN = typer.Option(min=0, help="Seconds that running requests may take to finish after SIGTERM.")
 DrainTimeout: TypeAlias = Annotated[float, _DRAIN]
-Body: TypeAlias = Annotated[str, typer.Option(help="Largest request body.")]
+_BODY = typer.Option(help="Largest request body, such as 8MiB (default: as the model's context needs).")
+Body: TypeAlias = Annotated[str | None, _BODY]
 Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, balanced by Ray Serve.")]
 _CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
@@ -83,7 +84,7 @@ def serve(
     draft_tokens: DraftTokens = 4,
     request_timeout: RequestTimeout = None,
     drain_timeout: DrainTimeout = 30.0,
-    max_body: Body = "8MiB",
+    max_body: Body = None,
     replicas: Replicas = 1,
     ray_address: Cluster = None,
     log_level: Log = LogLevel.INFO,
@@ -101,7 +102,9 @@ def serve(
         max_sequences, max_batch_tokens, max_queue, kv_bytes, max_model_len, prefix_cache, rows, draft_tokens
     )
     name = served_model_name or display_name(model)
-    settings = Settings(name, keys, parse_size(max_body), request_timeout, drain_timeout, engine)
+    settings = Settings(
+        name, keys, None if max_body is None else parse_size(max_body), request_timeout, drain_timeout, engine
+    )
     options = LoadOptions(
         device_map=device_map,
         max_memory=parse_max_memory(max_memory),

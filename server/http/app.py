@@ -70,7 +70,7 @@ def create_app(
     install(app)
     app.include_router(post_routes.router)
     app.include_router(get_routes.router)
-    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(BodyLimit, limit=lambda: state.body_limit)
     if settings.api_keys:
         app.add_middleware(KeyGuard, keys=settings.api_keys)
     return app
@@ -120,6 +120,7 @@ class _Startup:
                 await asyncio.to_thread(state.loader.join, _PATIENCE)
             if state.engine is not None:
                 await asyncio.to_thread(state.engine.stop)
+            await asyncio.to_thread(state.close)
 
     def _load(self) -> None:
         try:

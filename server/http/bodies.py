@@ -1,10 +1,13 @@
-"""Bodies of POST requests. Unknown fields are refused, not ignored."""
+"""Bodies of POST requests. Unknown fields are refused, not ignored.
+
+Validation ends at the first item of a list that is wrong: an error for each of a million items would take minutes.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from bigmodel.server.http.errors import DISAGREES
@@ -53,8 +56,16 @@ StopString = Annotated[
 
 
 MAX_STOPS = 16
+MAX_BIASES = 4096
+MAX_MESSAGES = 10_000
 MAX_CHOICES = 64
 MAX_TOP_LOGPROBS = 20
+
+
+def _few_biases(given: Any) -> Any:
+    if isinstance(given, dict) and len(given) > MAX_BIASES:
+        raise ValueError(f"has {len(given)} tokens; at most {MAX_BIASES} are accepted")
+    return given
 
 
 def _disagrees(field: str, why: str) -> PydanticCustomError:
@@ -70,7 +81,13 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+        """Drop fields that are null, and all unknown ones but the first: one is enough to refuse the body."""
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        found = {name: given[name] for name in known & given.keys() if given[name] is not None}
+        unknown = next((name for name in given if name not in known and given[name] is not None), None)
+        return found if unknown is None else {**found, unknown: given[unknown]}
 
 
 class StreamOptions(Body):
@@ -105,12 +122,14 @@ class Sampling(Body):
     min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Number, Field(ge=0.01, le=10)] | None = None
-    logit_bias: dict[Text, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[dict[Text, Annotated[Number, Field(ge=-100, le=100)]], BeforeValidator(_few_biases)] | None
+    ) = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -140,14 +159,19 @@ class Sampling(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+
 class CompletionBody(Sampling):
     """POST /v1/completions."""
 
     prompt: (
         Text
-        | Annotated[list[TokenId], Field(min_length=1)]
-        | Annotated[list[Text], Field(min_length=1)]
-        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+        | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+        | Annotated[list[Text], Field(min_length=1, fail_fast=True)]
+        | Annotated[
+            list[Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]], Field(min_length=1, fail_fast=True)
+        ]
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -170,11 +194,17 @@ class Message(Body):
     """One message. ``tool_calls`` and ``tool_call_id`` are passed to the chat template unchanged."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Text | None = None
-    tool_calls: list[FreeObject] | None = None
+    tool_calls: Annotated[list[FreeObject], Field(fail_fast=True)] | None = None
     tool_call_id: Text | None = None
     refusal: None = None
+
+    @model_validator(mode="after")
+    def _content_given(self) -> Message:
+        if self.content is None and self.role != "assistant":
+            raise _disagrees("content", f"is required in a message of the role '{self.role}'")
+        return self
 
     def plain(self) -> dict[str, Any]:
         """The message as chat templates expect it: text content as one string, no absent fields."""
@@ -187,14 +217,17 @@ class Message(Body):
         return message
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class ChatBody(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: list[FreeObject] | None = None
+    tools: Annotated[list[FreeObject], Field(fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: FreeObject | None = None
@@ -220,7 +253,7 @@ class TokenizeBody(Body):
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 
@@ -235,4 +268,4 @@ class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: Text | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

@@ -13,10 +13,10 @@ from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError, avail
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
 from bigmodel.server.http.bodies import ChatBody, CompletionBody, Message, Sampling
 from bigmodel.server.http.errors import APIError, bad_value
+from bigmodel.server.http.parsing import off_loop
 from bigmodel.server.http.state import ServerState
-from bigmodel.server.text.codec import TemplateError, TextCodec
+from bigmodel.server.text.codec import TemplateError, TextCodec, TooManyTokensError
 
-_LONG_TEXT = 4096  # characters from which tokenization leaves the event loop
 DEFAULT_COMPLETION_TOKENS = 16
 
 
@@ -26,26 +26,30 @@ def given_prompts(body: CompletionBody) -> list[Any]:
     return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
-async def completion_prompts(body: CompletionBody, codec: TextCodec) -> list[list[int]]:
-    """Prompts of a completion as tokens."""
+async def completion_prompts(body: CompletionBody, codec: TextCodec, longest: int) -> list[list[int]]:
+    """Return the prompts of a completion as tokens; 413 for one of more than `longest`."""
     prompts = []
     for one in given_prompts(body):
         if isinstance(one, str):
-            one = await _encode(codec, one, body.add_special_tokens)
-        for token in one:
-            if token >= codec.vocabulary_size:
-                raise bad_value("prompt", f"token {token} is not in the vocabulary of {codec.vocabulary_size}")
+            one = await _encode(codec, one, body.add_special_tokens, longest, "prompt")
+        elif len(one) > longest:
+            raise _too_long(len(one), longest, "prompt")
+        elif max(one) >= codec.vocabulary_size:
+            raise bad_value("prompt", f"token {max(one)} is not in the vocabulary of {codec.vocabulary_size}")
         prompts.append(one)
     return prompts
 
 
-async def chat_prompt(body: ChatBody, codec: TextCodec) -> list[int]:
-    """Tokens of a conversation in the model's chat template; 400 for variables that the template cannot have."""
+async def chat_prompt(body: ChatBody, codec: TextCodec, longest: int) -> list[int]:
+    """Return the tokens of a conversation in the model's chat template.
+
+    400 for variables that the template cannot have, 413 for more than `longest` tokens.
+    """
     taken = codec.not_for_templates & (body.chat_template_kwargs or {}).keys()
     if taken:
         raise bad_value("chat_template_kwargs", f"'{min(taken)}' is no variable of the chat template")
     tools = None if body.tool_choice == "none" else body.tools
-    return await render(codec, body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs)
+    return await render(codec, body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs, longest)
 
 
 async def render(
@@ -54,24 +58,37 @@ async def render(
     tools: list[dict[str, Any]] | None,
     add_generation_prompt: bool,
     extra: dict[str, Any] | None = None,
+    longest: int | None = None,
 ) -> list[int]:
-    """Tokens of ``messages``; 400 when the template refuses them."""
+    """Return the tokens of messages; 400 when the template refuses them, 413 for more than `longest` tokens."""
+
+    def text() -> str:
+        given = [message.plain() for message in messages]
+        return codec.render_chat(given, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra)
+
     try:
-        return await run_in_threadpool(
-            codec.render_chat,
-            [message.plain() for message in messages],
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            extra=extra,
-        )
+        # A template is a program of unknown length, so it never runs on the event loop.
+        rendered = await run_in_threadpool(text)
     except TemplateError as error:
         raise bad_value("messages", str(error)) from error
+    return await _encode(codec, rendered, False, longest, "messages")
 
 
-async def _encode(codec: TextCodec, text: str, special: bool) -> list[int]:
-    if len(text) < _LONG_TEXT:
-        return codec.encode(text, add_special_tokens=special)
-    return await run_in_threadpool(codec.encode, text, add_special_tokens=special)
+async def _encode(codec: TextCodec, text: str, special: bool, longest: int | None, field: str) -> list[int]:
+    try:
+        return await off_loop(len(text), lambda: codec.encode(text, add_special_tokens=special, longest=longest))
+    except TooManyTokensError as error:
+        assert longest is not None
+        raise _too_long(error.least, longest, field, "at least ") from error
+
+
+def _too_long(tokens: int, longest: int, field: str, least: str = "") -> APIError:
+    return APIError(
+        413,
+        f"the prompt has {least}{tokens} tokens; with at least one to generate, at most {longest} fit",
+        param=field,
+        code="context_length_exceeded",
+    )
 
 
 def make_request(state: ServerState, body: Sampling, prompt: list[int], params: SamplingParams, sink: Sink) -> Request:
@@ -93,12 +110,7 @@ def token_limit(
     if prompt == 0:
         raise bad_value(field, "the prompt has no tokens")
     if (prompt >= longest and wanted != 0) or prompt > longest:
-        raise APIError(
-            413,
-            f"the prompt has {prompt} tokens; with at least one to generate, at most {longest} fit",
-            param=field,
-            code="context_length_exceeded",
-        )
+        raise _too_long(prompt, longest, field)
     if wanted is None:
         return longest - prompt if default is None else min(default, longest - prompt)
     if prompt + wanted > longest:

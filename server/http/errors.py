@@ -14,6 +14,7 @@ status  type                   when
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
 from http import HTTPStatus
@@ -31,6 +32,13 @@ _TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_er
 _CODES = {404: "unknown_url", 405: "method_not_supported", 413: "body_too_long"}
 
 
+MESSAGE_BYTES = 640
+"""Longest message of an error as JSON: what clients send is quoted, and they may send megabytes."""
+
+PARAM_BYTES = 160
+"""Longest name of the field at fault, as JSON."""
+
+
 class APIError(Exception):
     """An error response. ``param`` is the field at fault, ``code`` a machine-readable reason."""
 
@@ -45,8 +53,8 @@ class APIError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = _encodable(message)
-        self.param = None if param is None else _encodable(param)
+        self.message = _shortened(_encodable(message), MESSAGE_BYTES)
+        self.param = None if param is None else _shortened(_encodable(param), PARAM_BYTES)
         self.code = code
         self.headers = dict(headers or {})
 
@@ -64,6 +72,16 @@ class APIError(Exception):
 def _encodable(text: str) -> str:
     """Escape invalid Unicode, which clients may send and messages quote."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def _shortened(text: str, most: int) -> str:
+    """Return the text, its middle left out if it takes more than `most` bytes as JSON."""
+    length = most
+    while len(text) > most or len(json.dumps(text, ensure_ascii=False).encode()) > most + 2:
+        half = length // 2
+        text = f"{text[:half]}…{text[len(text) - half :]}"
+        length = length * 3 // 4
+    return text
 
 
 def bad_value(param: str, message: str, *, code: str | None = None) -> APIError:

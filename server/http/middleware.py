@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -41,9 +42,9 @@ class KeyGuard:
 
 
 class BodyLimit:
-    """413 for bodies longer than ``limit`` bytes, announced or not; no more than that is ever buffered."""
+    """413 for bodies longer than ``limit()`` bytes, announced or not; no more than that is ever buffered."""
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
+    def __init__(self, app: ASGIApp, limit: Callable[[], int]) -> None:
         self._app = app
         self._limit = limit
 
@@ -51,9 +52,10 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        limit = self._limit()
         announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdecimal() and int(announced[:20]) > self._limit:
-            await self._refuse(scope, receive, send)
+        if announced.isdecimal() and int(announced[:20]) > limit:
+            await self._refuse(limit, scope, receive, send)
             return
         seen = 0
 
@@ -61,12 +63,12 @@ class BodyLimit:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > self._limit:
-                raise HTTPException(413, f"the body is longer than {self._limit} bytes")
+            if seen > limit:
+                raise HTTPException(413, f"the body is longer than {limit} bytes")
             return message
 
         await self._app(scope, limited, send)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = APIError(413, f"the body is longer than {self._limit} bytes", code="body_too_long")
+    async def _refuse(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
+        error = APIError(413, f"the body is longer than {limit} bytes", code="body_too_long")
         await counted(scope["app"], error)(scope, receive, send)

@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi import Request as HTTPRequest
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from bigmodel.server.answers.openai import ChatAnswer, CompletionAnswer
@@ -27,10 +26,11 @@ from bigmodel.server.http.engine_requests import (
     token_limit,
 )
 from bigmodel.server.http.errors import bad_value
+from bigmodel.server.http.parsing import JSONRoute, off_loop
 from bigmodel.server.http.respond import JoinedRequests, respond
 from bigmodel.server.http.state import state_of
 
-router = APIRouter()
+router = APIRouter(route_class=JSONRoute)
 
 
 @router.post("/v1/completions")
@@ -40,7 +40,7 @@ async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
     engine, codec = state.ready_engine()
     state.check_model(body.model)
     check_number(engine, len(given_prompts(body)), body.n or 1)
-    prompts = await completion_prompts(body, codec)
+    prompts = await completion_prompts(body, codec, engine.core.max_length)
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
         raise bad_value("max_tokens", "max_tokens=0 is only allowed with echo=true")
@@ -81,7 +81,7 @@ async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
     if body.max_tokens == 0:
         raise bad_value("max_tokens", "max_tokens must be at least 1")
     check_number(engine, 1, body.n or 1)
-    prompt = await chat_prompt(body, codec)
+    prompt = await chat_prompt(body, codec, engine.core.max_length)
     params = sampling_params(
         body,
         codec,
@@ -114,7 +114,8 @@ async def tokenize(body: TokenizeBody, http: HTTPRequest) -> dict[str, Any]:
         tokens = await render(codec, body.messages, None, body.add_generation_prompt)
     else:
         assert body.prompt is not None
-        tokens = await run_in_threadpool(codec.encode, body.prompt, add_special_tokens=body.add_special_tokens)
+        text, special = body.prompt, body.add_special_tokens
+        tokens = await off_loop(len(text), lambda: codec.encode(text, add_special_tokens=special))
     return {"tokens": tokens, "count": len(tokens), "max_model_len": engine.core.max_length}
 
 
@@ -124,7 +125,8 @@ async def detokenize(body: DetokenizeBody, http: HTTPRequest) -> dict[str, str]:
     state = state_of(http)
     _, codec = state.ready_engine()
     state.check_model(body.model)
-    for token in body.tokens:
-        if token >= codec.vocabulary_size:
-            raise bad_value("tokens", f"token {token} is not in the vocabulary of {codec.vocabulary_size}")
-    return {"prompt": await run_in_threadpool(codec.decode, body.tokens, skip_special_tokens=False)}
+    highest = max(body.tokens, default=0)
+    if highest >= codec.vocabulary_size:
+        raise bad_value("tokens", f"token {highest} is not in the vocabulary of {codec.vocabulary_size}")
+    text = await off_loop(4 * len(body.tokens), lambda: codec.decode(body.tokens, skip_special_tokens=False))
+    return {"prompt": text}

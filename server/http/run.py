@@ -9,12 +9,13 @@ import socket
 import threading
 import time
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
+from bigmodel.server.http.connections import HEADER_BYTES, BoundedProtocol
 from bigmodel.server.http.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,13 @@ def url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
+    """Return uvicorn's configuration for the application, with bounded connections."""
+    return uvicorn.Config(
+        app, http=BoundedProtocol, h11_max_incomplete_event_size=HEADER_BYTES, lifespan="on", **options
+    )
+
+
 def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> int:
     """Serve until a signal or a failure; returns the exit code.
 
@@ -65,7 +73,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     at once. When loading or the engine fails: 1.
     """
     state: ServerState = app.state.server
-    config = uvicorn.Config(app, log_level=log_level, lifespan="on", timeout_graceful_shutdown=5)
+    config = server_config(app, log_level=log_level, timeout_graceful_shutdown=5)
     logging.getLogger("uvicorn.access").addFilter(_WITHOUT_POLLING)
     server = DrainingServer(config, state)
     watcher = threading.Thread(target=server.watch_for_failure, name="bigmodel-watch", daemon=True)

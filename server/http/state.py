@@ -19,6 +19,15 @@ from bigmodel.server.http.respond import Mailbox, Relay
 from bigmodel.server.loading import Loading
 from bigmodel.server.text.codec import TextCodec
 
+BODY_BYTES = 128 << 10
+"""Bytes of a request body beside its prompt: tools, a schema, names of fields."""
+
+BODY_BYTES_PER_TOKEN = 32
+"""Bytes that a token of the context may take in a body: as text with its escapes, or as a number of several prompts."""
+
+MOST_BODY_BYTES = 8 << 20
+"""Bytes of the longest body that is accepted where no limit was set, whatever the context."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -27,7 +36,7 @@ class Settings:
     Args:
         model_name: Name of the model for clients.
         api_keys: Any of them opens the API; without keys it is open to everybody.
-        max_body_bytes: Longest request body.
+        max_body_bytes: Longest request body; None for a limit that follows from the length of the model's context.
         request_timeout: Seconds a request may take, waiting included; None for no limit. Requests may set a shorter
             ``timeout``.
         drain_timeout: Seconds that running requests have to finish after SIGTERM.
@@ -39,7 +48,7 @@ class Settings:
 
     model_name: str
     api_keys: tuple[str, ...] = ()
-    max_body_bytes: int = 8 << 20
+    max_body_bytes: int | None = None
     request_timeout: float | None = None
     drain_timeout: float = 30.0
     engine: EngineOptions = field(default_factory=EngineOptions)
@@ -83,6 +92,15 @@ class ServerState:
     _grammars: GrammarCompiler | None = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def body_limit(self) -> int:
+        """Bytes of the longest request body: while the model loads, that of any model."""
+        if self.settings.max_body_bytes is not None:
+            return self.settings.max_body_bytes
+        if self.engine is None:
+            return MOST_BODY_BYTES
+        return min(BODY_BYTES + BODY_BYTES_PER_TOKEN * self.engine.core.max_length, MOST_BODY_BYTES)
+
     def mailbox(self, *, at_once: bool = False) -> Mailbox:
         """A mailbox of the running event loop; ``at_once`` for responses that are not streamed."""
         if self._relay is None:
@@ -98,6 +116,12 @@ class ServerState:
                 core = self.engine.core
                 self._grammars = GrammarCompiler(self.codec.tokenizer, core.vocabulary_size, core.eos_ids)
             return self._grammars
+
+    def close(self) -> None:
+        """End the process that compiles grammars."""
+        with self._grammar_lock:
+            if self._grammars is not None:
+                self._grammars.close()
 
     @property
     def failed(self) -> bool:

@@ -30,6 +30,14 @@ class TemplateError(ServeError, ValueError):
     """The chat template refused its input."""
 
 
+class TooManyTokensError(ServeError, ValueError):
+    """A text has more tokens than were asked for: `least` or more."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"the text has {least} tokens or more")
+        self.least = least
+
+
 class TextCodec:
     """Wraps a transformers tokenizer. Thread-safe.
 
@@ -45,8 +53,25 @@ class TextCodec:
         own = () if apply is None else inspect.signature(apply).parameters
         self.not_for_templates = frozenset({"self", "messages", *own}) - _FOR_CLIENTS
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Tokens of ``text``."""
+    def encode(self, text: str, *, add_special_tokens: bool = True, longest: int | None = None) -> list[int]:
+        """Return the tokens of a text.
+
+        Raises:
+            TooManyTokensError: they are more than `longest`. A far longer text is not tokenised to its end.
+        """
+        # A text cut within a word may have a few tokens more than the same part of the whole text.
+        size = len(text) if longest is None else 8 * longest + 64
+        while size < len(text):
+            found = len(self._encode(text[:size], add_special_tokens))
+            if longest is not None and found > longest + 64:
+                raise TooManyTokensError(longest + 1)
+            size *= 4
+        tokens = self._encode(text, add_special_tokens)
+        if longest is not None and len(tokens) > longest:
+            raise TooManyTokensError(len(tokens))
+        return tokens
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return ids
 
@@ -64,8 +89,8 @@ class TextCodec:
         tools: list[dict[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         extra: dict[str, Any] | None = None,
-    ) -> list[int]:
-        """Tokens of a conversation in the model's chat template (a plain one if it has none).
+    ) -> str:
+        """Return a conversation as text, in the model's chat template (a plain one if it has none).
 
         Raises TemplateError when the template raises, or takes no tools and some are given.
         """
@@ -73,7 +98,7 @@ class TextCodec:
             template = self._template(tools)
             if tools and "tools" not in template:
                 raise TemplateError("the model's chat template has no place for tools; leave them out")
-            text = self.tokenizer.apply_chat_template(
+            text: str = self.tokenizer.apply_chat_template(
                 messages,
                 tools=tools,
                 chat_template=template,
@@ -85,7 +110,7 @@ class TextCodec:
             raise
         except Exception as error:  # templates are programs: they may raise anything
             raise TemplateError(f"the chat template refused the messages: {error}") from error
-        return self.encode(text, add_special_tokens=False)
+        return text
 
     def _template(self, tools: list[dict[str, Any]] | None) -> str:
         """The model's template; of several, the one for ``tools``."""

@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from bigmodel.server import EngineOptions, Settings, create_app
+from bigmodel.server.http.run import server_config
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 MODEL = "tiny"
@@ -24,7 +25,7 @@ def tiny_app(model: Any = None, *, engine: dict[str, Any] | None = None, **setti
 
 class _Server(uvicorn.Server):
     def __init__(self, app: FastAPI) -> None:
-        super().__init__(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="on"))
+        super().__init__(server_config(app, host="127.0.0.1", port=0, log_level="warning"))
         self.listening = threading.Event()
 
     async def startup(self, *args: Any, **kwargs: Any) -> None:

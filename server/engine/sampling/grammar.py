@@ -1,6 +1,6 @@
 """Constrained decoding: outputs that match a JSON schema, by masking tokens that cannot lead to a match.
 
-xgrammar compiles and matches the grammars (``pip install bigmodel[json]``).
+xgrammar compiles the grammars, in a worker process, and matches them in the engine (``pip install bigmodel[json]``).
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from bigmodel.errors import ServeError
+from bigmodel.server.engine.sampling.grammar_worker import CompileError, GrammarWorker
 
-_WHITESPACE = 4  # consecutive whitespace characters; unbounded, a model may never end
 # Bounds of a schema: compile time grows with the square of each.
 _DEPTH = 64
 _PARTS = 1000
@@ -47,43 +49,81 @@ def available() -> bool:
 
 
 class GrammarCompiler:
-    """Compiles schemas for one tokenizer, with a cache. Thread-safe.
+    """Compiles schemas for one tokenizer in a worker process, and keeps what was compiled and refused. Thread-safe.
 
-    ``vocabulary_size`` is the width of the model's logits; ``stop_ids`` the tokens that end an output.
+    Args:
+        tokenizer: a transformers tokenizer.
+        vocabulary_size: width of the model's logits.
+        stop_ids: tokens that end an output.
     """
 
     def __init__(self, tokenizer: Any, vocabulary_size: int, stop_ids: Iterable[int]) -> None:
         import xgrammar
 
         stops = sorted(stop_ids)
-        info = xgrammar.TokenizerInfo.from_huggingface(
+        self._info = xgrammar.TokenizerInfo.from_huggingface(
             tokenizer, vocab_size=vocabulary_size, stop_token_ids=stops or None
         )
         self._vocabulary_size = vocabulary_size
         self._stops = tuple(stops)
-        self._compiler = xgrammar.GrammarCompiler(info, max_threads=2, cache_limit_bytes=_KEPT_BYTES)
+        self._worker = GrammarWorker(self._info.serialize_json(), bool(stops))
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[Grammar, int] | str] = OrderedDict()
+        self._kept_bytes = 0
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the cached grammars."""
-        return int(self._compiler.get_cache_size_bytes())
+        """Bytes of the compiled grammars that are kept, as they are serialised."""
+        return self._kept_bytes
 
     def compile(self, schema: dict[str, Any] | None) -> Grammar:
-        """A grammar for ``schema``, or for any JSON object with None. Raises :class:`GrammarError`.
+        """Return a grammar for ``schema``, or for any JSON object with None.
 
         Objects and arrays have no members beyond those of the schema, unless it allows them explicitly.
+
+        Raises:
+            GrammarError: the schema cannot be enforced, or takes too much to compile.
         """
         wanted = ANY_OBJECT if schema is None else schema
         _refuse_too_large(wanted)
         _refuse_unenforced(wanted, "schema")
+        text = json.dumps(wanted)
+        with self._lock:
+            known = self._kept.get(text)
+            if known is not None:
+                self._kept.move_to_end(text)
+        if known is None:
+            known = self._compiled(text)
+        if isinstance(known, str):
+            raise GrammarError(f"the schema cannot be enforced: {known}")
+        return known[0]
+
+    def close(self) -> None:
+        """End the worker process."""
+        self._worker.close()
+
+    def _compiled(self, text: str) -> tuple[Grammar, int] | str:
+        """Compile a schema and keep the grammar, or why there is none."""
+        import xgrammar
+
+        found: tuple[Grammar, int] | str
         try:
-            compiled = self._compiler.compile_json_schema(json.dumps(wanted), max_whitespace_cnt=_WHITESPACE)
-        except (RuntimeError, ValueError) as error:
-            raise GrammarError(f"the schema cannot be enforced: {_last_line(error)}") from error
-        grammar = Grammar(compiled, self._vocabulary_size, self._stops)
-        if not grammar.state().goes_on:
-            raise GrammarError("the schema cannot be enforced: no answer fits it that this model could begin")
-        return grammar
+            serialised = self._worker.compile(text)
+            compiled = xgrammar.CompiledGrammar.deserialize_json(serialised, self._info)
+            found = Grammar(compiled, self._vocabulary_size, self._stops), len(serialised)
+        except CompileError as error:
+            found = str(error)
+        with self._lock:
+            if text not in self._kept:
+                self._kept[text] = found
+                self._kept_bytes += _size(text, found)
+            while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= _size(*self._kept.popitem(last=False))
+        return found
+
+
+def _size(text: str, kept: tuple[Grammar, int] | str) -> int:
+    return len(text) + (len(kept) if isinstance(kept, str) else kept[1])
 
 
 class Grammar:
@@ -191,12 +231,6 @@ def _refuse_unenforced(schema: Any, place: str) -> None:
                 _refuse_unenforced(inner, f"{place}.{key}.{name}")
         elif key not in ("enum", "const", "default", "examples", "required"):
             _refuse_unenforced(part, f"{place}.{key}")
-
-
-def _last_line(error: Exception) -> str:
-    """xgrammar's message without its source location."""
-    text = str(error).strip().splitlines()[-1]
-    return text.split(": ", 1)[-1] if text.startswith("[") else text
 
 
 def _bit(position: int) -> int:

@@ -44,20 +44,37 @@ def completion(prompt: Any = "x", **fields: Any) -> CompletionBody:
     ],
 )
 async def test_prompts_in_each_of_their_shapes(prompt: Any, tokens: list[list[int]]) -> None:
-    assert await completion_prompts(completion(prompt), CODEC) == tokens
+    assert await completion_prompts(completion(prompt), CODEC, 9000) == tokens
 
 
 @pytest.mark.anyio
 async def test_a_token_beyond_the_vocabulary_is_refused() -> None:
     with pytest.raises(APIError, match="not in the vocabulary"):
-        await completion_prompts(completion([CODEC.vocabulary_size]), CODEC)
+        await completion_prompts(completion([CODEC.vocabulary_size]), CODEC, 9000)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("prompt", ["cat " * 20_000, [1] * 80])
+async def test_a_prompt_beyond_the_context_is_refused_without_tokenising_all_of_it(
+    prompt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+    encode = CODEC.tokenizer.encode
+    monkeypatch.setattr(
+        CODEC.tokenizer, "encode", lambda text, **more: lengths.append(len(text)) or encode(text, **more)
+    )
+    with pytest.raises(APIError, match="at most 40 fit") as refused:
+        await completion_prompts(completion(prompt), CODEC, 40)
+    assert (refused.value.status, refused.value.param) == (413, "prompt")
+    assert sum(lengths) < 1000
 
 
 @pytest.mark.anyio
 async def test_a_conversation_goes_through_the_template_with_its_tools() -> None:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
     shown = [
-        await chat_prompt(ChatBody.model_validate({**body, **more}), CODEC) for more in ({}, {"tool_choice": "none"})
+        await chat_prompt(ChatBody.model_validate({**body, **more}), CODEC, 9000)
+        for more in ({}, {"tool_choice": "none"})
     ]
     assert [CODEC.decode(tokens) for tokens in shown] == [
         "[tools: 1]\n<user>hi\n<assistant>",
@@ -74,14 +91,14 @@ def chat(**variables: Any) -> ChatBody:
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "self", "return_dict"])
 async def test_what_renders_the_template_is_not_the_client_s(name: str) -> None:
     with pytest.raises(APIError, match=f"'{name}' is no variable") as refused:
-        await chat_prompt(chat(**{name: 1}), CODEC)
+        await chat_prompt(chat(**{name: 1}), CODEC, 9000)
     assert (refused.value.status, refused.value.param) == (400, "chat_template_kwargs")
 
 
 @pytest.mark.anyio
 async def test_a_last_message_may_be_continued() -> None:
     body = chat(continue_final_message=True).model_copy(update={"add_generation_prompt": False})
-    assert CODEC.decode(await chat_prompt(body, CODEC)) == "<user>a\n<assistant>b"
+    assert CODEC.decode(await chat_prompt(body, CODEC, 9000)) == "<user>a\n<assistant>b"
 
 
 @pytest.mark.parametrize(

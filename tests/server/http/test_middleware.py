@@ -88,7 +88,7 @@ async def test_probes_need_no_key(app: FastAPI) -> None:
 @pytest.mark.parametrize("announced", [True, False])
 @pytest.mark.parametrize(("length", "status"), [(100, 200), (101, 413)])
 async def test_a_body_may_be_as_long_as_the_limit(app: FastAPI, length: int, status: int, announced: bool) -> None:
-    app.add_middleware(BodyLimit, limit=100)
+    app.add_middleware(BodyLimit, limit=lambda: 100)
 
     async def pieces():  # type: ignore[no-untyped-def]
         for start in range(0, length, 30):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+from collections import OrderedDict
+from functools import cache
 from typing import Any
 
 import httpx
@@ -28,8 +31,12 @@ SCHEMA: dict[str, Any] = {
 }
 
 
+@cache
 def compiler(stops: tuple[int, ...] = (260,)) -> GrammarCompiler:
-    return GrammarCompiler(tiny_tokenizer(), 261, stops)
+    """One compiler of each kind for all tests: its process takes seconds to start."""
+    made = GrammarCompiler(tiny_tokenizer(), 261, stops)
+    atexit.register(made.close)
+    return made
 
 
 @pytest.mark.parametrize("stops", [(260,), ()])
@@ -105,6 +112,8 @@ def test_what_no_answer_fits_is_refused_before_anything_is_computed() -> None:
 def test_only_so_many_compiled_schemas_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bigmodel.server.engine.sampling.grammar._KEPT_BYTES", 100_000)
     made = compiler()
+    monkeypatch.setattr(made, "_kept", OrderedDict())
+    monkeypatch.setattr(made, "_kept_bytes", 0)
     for number in range(40):
         made.compile({"type": "string", "pattern": f"^[a-z]{{{number + 1}}}$"})
     assert 0 < made.kept_bytes < 200_000  # all of them take 500,000

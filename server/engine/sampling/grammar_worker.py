@@ -1,0 +1,209 @@
+"""Compiling grammars in a process of its own, with limits on time, memory and stack.
+
+A schema is a program of its author's: compiling one may take minutes or gigabytes, or overflow the stack of the library
+that compiles it. Here that ends a worker process, which is started again for the next schema, and not the server.
+
+Parent and worker exchange JSON texts over a pipe. The first one describes the tokenizer; then each schema is answered
+by the compiled grammar as xgrammar serialises it, or by an error. The worker ends when the pipe is closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from socket import socketpair
+from typing import Any
+
+from bigmodel.errors import ServeError
+
+START_SECONDS = 60.0
+"""How long the worker may take to import its libraries."""
+
+COMPILE_SECONDS = 5.0
+"""How long the processor may work on a schema."""
+
+WAIT_SECONDS = 60.0
+"""How long a schema may take on a machine that is busy with other things."""
+
+MEMORY_BYTES = 1 << 30
+"""What a schema may take beyond what the worker takes at its start."""
+
+GRAMMAR_BYTES = 8 << 20
+"""Longest compiled grammar that is accepted."""
+
+MASK_SECONDS = 0.05
+"""How long the processor may work on the mask of one token: the engine's other sequences wait for it."""
+
+WALK_SECONDS = 0.3
+"""How long masks of a possible answer are tried after compiling."""
+
+WHITESPACE = 4
+"""Consecutive whitespace characters in an answer; with any number of them a model may never end."""
+
+
+class CompileError(ServeError):
+    """A schema was not compiled; the message says why."""
+
+
+class GrammarWorker:
+    """The process that compiles. Started at the first schema, and again after it was ended. Thread-safe.
+
+    Args:
+        tokenizer_info: xgrammar's description of the tokenizer, serialised.
+        has_stops: whether the model has tokens that end a text.
+        seconds: how long the processor may work on a schema.
+    """
+
+    def __init__(self, tokenizer_info: str, has_stops: bool, seconds: float = COMPILE_SECONDS) -> None:
+        self._hello = json.dumps({"tokenizer": tokenizer_info, "has_stops": has_stops, "seconds": seconds})
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+
+    def compile(self, schema: str) -> str:
+        """Return the compiled grammar of a JSON schema, serialised by xgrammar.
+
+        Raises:
+            CompileError: the schema is wrong, takes too much, or ended the worker.
+        """
+        with self._lock:
+            pipe = self._running()
+            answer = self._ask(pipe, schema, WAIT_SECONDS)
+        if "error" in answer:
+            raise CompileError(answer["error"])
+        return str(answer["grammar"])
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _running(self) -> Connection:
+        if self._pipe is None:
+            ours, theirs = socketpair()
+            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+            with theirs:
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
+            self._pipe = Connection(ours.detach())
+            started = self._ask(self._pipe, self._hello, START_SECONDS)
+            if "error" in started:
+                self._end()
+                raise CompileError(f"the grammar worker does not start: {started['error']}")
+        return self._pipe
+
+    def _ask(self, pipe: Connection, text: str, seconds: float) -> dict[str, Any]:
+        try:
+            pipe.send_bytes(text.encode())
+            if not pipe.poll(seconds):
+                self._end()
+                raise CompileError(f"it is not compiled within {seconds:g} seconds; describe less of the answer")
+            answer: dict[str, Any] = json.loads(pipe.recv_bytes())
+        except (EOFError, OSError) as error:
+            what = "time" if self._end() == -signal.SIGPROF else "memory or stack"
+            raise CompileError(f"compiling it takes too much {what}; describe less of the answer") from error
+        return answer
+
+    def _end(self) -> int | None:
+        """End the process and return its exit code."""
+        code = None
+        if self._pipe is not None:
+            self._pipe.close()
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(1.0)  # it may be ending by itself
+            self._process.kill()
+            self._process.wait()
+        self._pipe = self._process = None
+        return code
+
+
+def _work(pipe: Connection) -> None:
+    """Answer schemas until the pipe is closed."""
+    os.nice(10)  # requests that are being answered come first
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hello = json.loads(pipe.recv_bytes())
+    try:
+        import torch
+        import xgrammar
+
+        torch.set_num_threads(1)
+        info = xgrammar.TokenizerInfo.deserialize_json(hello["tokenizer"])
+        compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+    except Exception as error:
+        pipe.send_bytes(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+        return
+    most = _address_space() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    pipe.send_bytes(b"{}")
+    while True:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        schema = pipe.recv_bytes().decode()
+        signal.setitimer(signal.ITIMER_PROF, hello["seconds"])  # its signal ends the process
+        try:
+            compiled = compiler.compile_json_schema(schema, max_whitespace_cnt=WHITESPACE)
+            _try_masks(xgrammar, compiled, info.vocab_size, hello["has_stops"])
+            grammar = compiled.serialize_json()
+            if len(grammar) > GRAMMAR_BYTES:
+                raise ValueError(f"it compiles to {len(grammar)} bytes, more than {GRAMMAR_BYTES}")
+            answer = {"grammar": grammar}
+        except MemoryError:
+            answer = {"error": "compiling it takes too much memory; describe less of the answer"}
+        except (RuntimeError, ValueError) as error:
+            answer = {"error": _last_line(error)}
+        pipe.send_bytes(json.dumps(answer).encode())
+
+
+def _try_masks(xgrammar: Any, compiled: Any, vocabulary_size: int, has_stops: bool) -> None:
+    """Raise ValueError if no token can begin an answer, or choosing a token of a possible answer takes too long."""
+    import torch
+
+    matcher = xgrammar.GrammarMatcher(compiled, terminate_without_stop_token=not has_stops)
+    mask = xgrammar.allocate_token_bitmask(1, vocabulary_size)
+    generator = torch.Generator().manual_seed(0)
+    end = time.thread_time() + WALK_SECONDS
+    first = True
+    while time.thread_time() < end and not matcher.is_terminated():
+        began = time.thread_time()
+        matcher.fill_next_token_bitmask(mask)
+        seconds = time.thread_time() - began
+        scores = torch.rand(1, vocabulary_size, generator=generator)
+        xgrammar.apply_token_bitmask_inplace(scores, mask)
+        token = int(scores.argmax())
+        if scores[0, token] == -torch.inf:
+            if first:
+                raise ValueError("no answer fits it that this model could begin")
+            return
+        if seconds > MASK_SECONDS:
+            raise ValueError(f"choosing one token of the answer takes {seconds:.2f} seconds; describe less of it")
+        matcher.accept_token(token)
+        first = False
+
+
+def _address_space() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def _last_line(error: Exception) -> str:
+    """Return xgrammar's message without its source location."""
+    text = str(error).strip().splitlines()[-1]
+    return text.split(": ", 1)[-1] if text.startswith("[") else text
+
+
+if __name__ == "__main__":
+    with suppress(EOFError, ConnectionError, KeyboardInterrupt):
+        _work(Connection(int(sys.argv[1])))

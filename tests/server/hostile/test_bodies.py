@@ -1,0 +1,51 @@
+"""Bodies of megabytes that are wrong in every part: refused at the first, in few bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from bigmodel.server.http.bodies import ChatBody, CompletionBody, DetokenizeBody
+from bigmodel.server.http.errors import APIError, from_validation
+
+MANY = 200_000
+USER = {"role": "user", "content": "x"}
+
+BODIES: dict[str, tuple[type[BaseModel], dict[str, Any]]] = {
+    "tokens of a prompt": (CompletionBody, {"model": "m", "prompt": [-1] * MANY}),
+    "texts of a prompt": (CompletionBody, {"model": "m", "prompt": ["\ud800"] * MANY}),
+    "lists of a prompt": (CompletionBody, {"model": "m", "prompt": [[-1]] * MANY}),
+    "messages": (ChatBody, {"model": "m", "messages": [{"role": 5}] * 9000}),
+    "too many messages": (ChatBody, {"model": "m", "messages": [USER] * MANY}),
+    "parts of a message": (ChatBody, {"model": "m", "messages": [{"role": "user", "content": [{"type": 1}] * MANY}]}),
+    "tools": (ChatBody, {"model": "m", "messages": [USER], "tools": [1] * MANY}),
+    "stops": (CompletionBody, {"model": "m", "prompt": "x", "stop": [""] * MANY}),
+    "biases": (CompletionBody, {"model": "m", "prompt": "x", "logit_bias": {str(n): 1e9 for n in range(MANY)}}),
+    "unknown fields": (CompletionBody, {"model": "m", "prompt": "x", **{f"f{n}": 1 for n in range(MANY)}}),
+    "tokens to detokenize": (DetokenizeBody, {"model": "m", "tokens": [-1] * MANY}),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_validation_ends_at_the_first_errors(name: str) -> None:
+    kind, body = BODIES[name]
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate(body)
+    assert refused.value.error_count() <= 8
+    error = from_validation([{**found, "loc": ("body", *found["loc"])} for found in refused.value.errors()])
+    assert error.status in (400, 422)
+    assert len(error.response().body) <= 1024
+
+
+@pytest.mark.parametrize("text", ["x" * 8_000_000, "\x00" * 100_000, "\U0001f600" * 100_000, '"' * 5000])
+def test_an_error_quotes_little_of_what_was_sent(text: str) -> None:
+    answer = APIError(404, f"the model '{text}' does not exist", param=text).response()
+    assert len(answer.body) <= 1024
+
+
+def test_a_user_message_without_content_is_refused() -> None:
+    with pytest.raises(ValidationError, match="is required in a message of the role 'user'"):
+        ChatBody.model_validate({"model": "m", "messages": [{"role": "user"}]})
+    ChatBody.model_validate({"model": "m", "messages": [USER, {"role": "assistant", "tool_calls": []}]})

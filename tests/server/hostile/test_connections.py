@@ -1,0 +1,68 @@
+"""Connections that send slowly, nothing, or without end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from bigmodel.server.http import connections
+from tests.server.live import serving, tiny_app
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that waits for a request for half a second."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.5)
+    with serving(tiny_app()) as url:
+        yield url
+
+
+def connected(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=30)
+
+
+BODY = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: a\r\n", BODY])
+def test_a_request_that_does_not_come_is_not_waited_for(impatient: str, sent: bytes) -> None:
+    with connected(impatient) as client:
+        client.sendall(sent)
+        assert client.recv(100) == b""  # closed by the server
+
+
+def test_a_header_without_end_is_refused(impatient: str) -> None:
+    with connected(impatient) as client:
+        try:
+            client.sendall(b"GET /health HTTP/1.1\r\nX: " + b"a" * 4 * connections.HEADER_BYTES)
+            answer = client.recv(100)
+        except ConnectionError:  # closed with bytes of ours unread
+            answer = b""
+        assert answer == b"" or b" 400 " in answer
+
+
+def test_idle_and_slow_connections_leave_the_service_as_it_was(url: str) -> None:
+    with ExitStack() as stack:
+        for number in range(200):
+            client = stack.enter_context(connected(url))
+            if number % 2:
+                client.sendall(b"GET /hea")
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_connections_beyond_the_bound_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS", 5)
+    with serving(tiny_app()) as url, ExitStack() as stack:
+        clients = [stack.enter_context(connected(url)) for _ in range(5)]
+        with connected(url) as more, pytest.raises(ConnectionResetError):
+            if more.recv(1) == b"":
+                raise ConnectionResetError
+        clients[0].sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b" 200 " in clients[0].recv(100)
