@@ -178,6 +178,14 @@ def write_commands(folder: Path, modules: Sequence[str] = ()) -> None:
         (folder / name).chmod(0o755)
 
 
+@cache
+def python_executable() -> Path:
+    """Return the executable `python` of `write_commands`, for programs that start others, as torch's agent does."""
+    folder = _server().address.parent / "commands"
+    write_commands(folder)
+    return folder / "python"
+
+
 def _reader(given: int | None) -> tuple[IO[str] | None, int]:
     """Return what reads the program's output, and the descriptor that the program writes to; with `given` only the
     latter, a duplicate."""
@@ -250,6 +258,8 @@ def _send(address: str | Path, request: dict[str, Any], descriptors: list[int]) 
 
 def _ask(address: str, modules: str, *arguments: str) -> None:
     """Have a program run with this process's streams, forward signals to it, and end as it does."""
+    if arguments[0] == "-u":  # unbuffered output, on which nothing here depends
+        arguments = arguments[1:]
     status, child_status = os.pipe()
     _send(address, _request(arguments, os.environ, modules.split(",") if modules else ()), [child_status, 0, 1, 2])
     os.close(child_status)

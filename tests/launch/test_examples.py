@@ -18,7 +18,7 @@ EXAMPLES = ROOT / "examples"
 def output(name: str, processes: int, *arguments: object) -> str:
     if processes == 1:
         return run_script([EXAMPLES / name, *arguments], HF_HOME="/nonexistent")
-    done = launched("--cpu", "--num_processes", processes, EXAMPLES / name, *arguments)
+    done = launched("--cpu", "--num_processes", processes, EXAMPLES / name, *arguments, fork_ranks=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -88,6 +88,6 @@ if arguments.process_index == 0:
 def test_the_trainer_of_transformers_is_launched(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(TRAINER)
-    done = launched("--cpu", "--num_processes", 2, script, tmp_path)
+    done = launched("--cpu", "--num_processes", 2, script, tmp_path, fork_ranks=True, modules=["transformers.trainer"])
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "2 distributed True"

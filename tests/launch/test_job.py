@@ -11,6 +11,8 @@ import pytest
 
 from tests.preloaded import Program
 
+from tests.train.multiprocess import run_script
+
 from .starting import free_port, launched, start_launch
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -164,13 +166,11 @@ def test_two_machines_train_one_model(tmp_path: Path) -> None:
     for rank in (1, 0):
         config = CONFIGS / "two_machines_four_processes.yaml"
         flags = ["--config_file", config, "--cpu", "--distributed_type", "MULTI_CPU", "--num_processes", 2]
-        both.append(
-            start_launch(*flags, "--machine-rank", rank, "--main-process-port", port, path, tmp_path / f"{rank}.json")
-        )
+        flags += ["--machine-rank", rank, "--main-process-port", port]
+        both.append(start_launch(*flags, path, tmp_path / f"{rank}.json", fork_ranks=True))
     outputs = [machine.communicate(timeout=100) for machine in both]
     assert [machine.returncode for machine in both] == [0, 0], outputs
-    alone = launched("--cpu", path, tmp_path / "alone.json")
-    assert alone.returncode == 0, alone.stderr
+    run_script([path, tmp_path / "alone.json"])
     processes, losses = json.loads((tmp_path / "0.json").read_text())
     _, expected = json.loads((tmp_path / "alone.json").read_text())
     assert processes == 2
@@ -181,7 +181,7 @@ def test_two_machines_train_one_model(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_machines_that_cannot_meet_are_one_clear_error(tmp_path: Path) -> None:
     flags = ["--cpu", "--num_machines", 2, "--machine_rank", 1, "--main_process_ip", "127.0.0.1"]
-    timeout = ["--rdzv_conf", "timeout=3,join_timeout=3"]
+    timeout = ["--rdzv_conf", "timeout=1,join_timeout=1"]
     done = launched(*flags, "--main_process_port", free_port(), *timeout, script(tmp_path, REPORT))
     assert done.returncode != 0
     assert "could not meet at 127.0.0.1" in done.stderr

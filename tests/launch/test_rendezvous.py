@@ -31,17 +31,16 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_processes_started_anew_meet_in_a_new_store(script: Path) -> None:
-    done = launched("--cpu", "--num_processes", 2, "--max_restarts", 1, script, script.with_name("mark"))
+    done = launched("--cpu", "--num_processes", 2, "--max_restarts", 1, script, script.with_name("mark"), fork_ranks=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [AGAIN] * 2
 
 
-@pytest.mark.slow
 def test_so_do_those_of_two_machines(script: Path) -> None:
     flags = ["--cpu", "--num_machines", 2, "--num_processes", 2, "--max_restarts", 1]
     flags += ["--main_process_ip", "127.0.0.1", "--main_process_port", free_port()]
-    both = [start_launch(*flags, "--machine_rank", rank, script, script.with_name("mark")) for rank in (1, 0)]
+    flags += ["--machine_rank"]
+    both = [start_launch(*flags, rank, script, script.with_name("mark"), fork_ranks=True) for rank in (1, 0)]
     outputs = [machine.communicate(timeout=100) for machine in both]
     assert [(machine.returncode, out) for machine, (out, _) in zip(both, outputs)] == [(0, AGAIN + "\n")] * 2, outputs

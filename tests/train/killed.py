@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
-import signal
 import sys
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from bigmodel.train import Accelerator, ProjectConfiguration
-from tests.train.multiprocess import free_port, fresh_states
+from tests.preloaded import Program
+from tests.train.multiprocess import fresh_states, start_ranks
 
 
 class Stamped:
@@ -54,39 +51,25 @@ class Stamped:
         return [*(parameter.detach() for parameter in self.model.parameters()), *moments]
 
 
-def save_forever(rank: int, port: int, folder: Path, automatic: bool, started: Connection) -> None:
-    """Be one process of a run that saves, telling the number of each save when it begins and when it is done."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2")
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - the end of the other process is reported there
-    torch.set_num_threads(1)
+def save_forever(folder: Path, automatic: bool) -> None:
+    """Be one process of a run that saves, and write a line before and after each save."""
     run = Stamped(folder, automatic)
     for number in range(1, 10_000):
         run.stamp(number)
-        started.send(("begun", number))
+        os.write(1, b"begun\n")
         run.accelerator.save_state(None if automatic else folder / "state")
-        started.send(("done", number))
+        os.write(1, b"done\n")
 
 
 def kill_during_save(folder: Path, automatic: bool, seed: int) -> tuple[int, set[float]]:
     """Kill a process at a random moment of a save; return the last save that was done, and the numbers then loaded."""
     chance = random.Random(seed)
-    context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.train.killed"])
-    port, pipes, ranks = free_port(), [], []
-    for rank in range(2):
-        here, there = context.Pipe(duplex=False)
-        ranks.append(context.Process(target=save_forever, args=(rank, port, folder, automatic, there), daemon=True))
-        ranks[-1].start()
-        there.close()
-        pipes.append(here)
-    victim = chance.randrange(2)
+    ranks = start_ranks(["-m", "tests.train.killed", folder, "automatic" if automatic else ""])
     try:
-        done = _last_done(ranks[victim], pipes[victim], chance)
+        done = _kill_one(ranks[chance.randrange(2)], chance)
     finally:
-        for process in ranks:
-            process.kill()
-            process.join()
+        for rank in ranks:
+            rank.kill()
     fresh_states()
     run = Stamped(folder, automatic)
     run.stamp(-1)
@@ -94,22 +77,19 @@ def kill_during_save(folder: Path, automatic: bool, seed: int) -> tuple[int, set
     return done, run.numbers()
 
 
-def _last_done(victim: Any, reports: Connection, chance: random.Random) -> int:
+def _kill_one(victim: Program, chance: random.Random) -> int:
+    """Kill a process that saves, after two or three saves; return how many it has done."""
     durations = []
     for _ in range(2 + chance.randrange(2)):
-        assert reports.recv()[0] == "begun"
+        assert victim.stdout.readline() == "begun\n", victim.stderr.read()[-3000:]
         begun = time.perf_counter()
-        what, done = reports.recv()
-        assert what == "done"
+        assert victim.stdout.readline() == "done\n", victim.stderr.read()[-3000:]
         durations.append(time.perf_counter() - begun)
-    reports.recv()
+    victim.stdout.readline()
     time.sleep(chance.uniform(0, 1.1 * min(durations)))
-    os.kill(victim.pid, signal.SIGKILL)
-    victim.join()
-    try:
-        while reports.poll():
-            what, number = reports.recv()
-            done = number if what == "done" else done
-    except EOFError:
-        pass
-    return int(done)
+    victim.kill()
+    return len(durations) + victim.stdout.read().count("done\n")
+
+
+if __name__ == "__main__":
+    save_forever(Path(sys.argv[1]), bool(sys.argv[2]))

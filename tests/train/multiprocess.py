@@ -13,7 +13,6 @@ import json
 import os
 import select
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -110,28 +109,17 @@ def _ranks(processes: int, modules: tuple[str, ...]) -> _Ranks:
     return _Ranks(processes, modules)
 
 
-def launch(command: list[str], processes: int, timeout: float = 100, **variables: str) -> list[str]:
-    """Run a command as every process of a run, in interpreters of their own; return what each has written."""
-    running = [
-        subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=_ROOT
-        )
-        for environment in _environments(processes, **variables)
-    ]
-    try:
-        return [process.communicate(timeout=timeout)[0] for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+def start_ranks(arguments: Sequence[object], processes: int = 2, **variables: str) -> list[Program]:
+    """Start a program as every process of a run, and return at once."""
+    return [Program(arguments, environment) for environment in _environments(processes, **variables)]
 
 
-def run_script(arguments: Sequence[object], **variables: str) -> str:
-    """Run a script, or ["-m", module, ...], that has PyTorch imported already; return what it has written.
+def run_script(arguments: Sequence[object], *, modules: Sequence[str] = (), **variables: str) -> str:
+    """Run a script, ["-m", module, ...] or ["-c", code, ...] that has PyTorch imported already; return its output.
 
-    The test fails where the script does.
+    The test fails where the script does. `modules` are those of `Program`.
     """
-    process = Program(arguments, _environments(1, **variables)[0])
+    process = Program(arguments, _environments(1, **variables)[0], modules=modules)
     try:
         out, err = process.communicate(timeout=_LIMIT)
     finally:

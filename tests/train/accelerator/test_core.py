@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from bigmodel.train import (
     TorchDynamoPlugin,
 )
 from tests.train.accelerator.models import Run
-from tests.train.multiprocess import fresh_states, on_ranks
+from tests.train.multiprocess import fresh_states, run_on_ranks
 
 
 def test_every_argument_of_accelerate_s_is_taken() -> None:
@@ -116,41 +115,24 @@ def test_one_process_trains_bitwise_as_a_bare_loop() -> None:
     assert torch.equal(run.weights(), weights)
 
 
-@on_ranks
-def test_two_processes_train_as_one(folder: Path) -> None:
-    """50 steps of the same global batches, in float32: losses within 1e-6."""
-    if Accelerator().is_main_process:
-        (folder / "expected.json").write_text(_one_process())
-    Accelerator().wait_for_everyone()
-    expected = json.loads((folder / "expected.json").read_text())
-    for accumulation in (1, 2):
-        fresh_states()
-        run = Run(Accelerator(gradient_accumulation_steps=accumulation), samples=80, dropout=0.0)
-        losses = [loss for _ in range(5) for loss in run.epoch()]
-        assert len(losses) == len(expected[accumulation - 1]) == 50
-        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[accumulation - 1]), rtol=1e-6, atol=0)
+def losses(accumulation: int) -> list[float]:
+    """Train 50 steps of the same global batches, on any number of processes."""
+    fresh_states()
+    run = Run(Accelerator(gradient_accumulation_steps=accumulation), samples=80, dropout=0.0)
+    if run.accelerator.num_processes == 1:
+        run.schedule._moves = 2  # as often in a step as that of two processes
+    return [loss for _ in range(5) for loss in run.epoch()]
 
 
-def _one_process() -> str:
-    """Train in a process of its own, which is the only one of its run; its losses with and without accumulation."""
-    import os
-    import subprocess
-    import sys
+def compare_losses(expected: list[list[float]]) -> None:
+    for accumulation, of_one in zip((1, 2), expected):
+        found = losses(accumulation)
+        assert len(found) == len(of_one) == 50
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(of_one), rtol=1e-6, atol=0)
 
-    code = (
-        "import json\n"
-        "from bigmodel.train import Accelerator\n"
-        "from tests.train.accelerator.models import Run\n"
-        "from tests.train.multiprocess import fresh_states\n"
-        "def losses(accumulation):\n"
-        "    fresh_states()\n"
-        "    run = Run(Accelerator(gradient_accumulation_steps=accumulation), samples=80, dropout=0.0)\n"
-        "    run.schedule._moves = 2\n"  # the schedule of two processes moves twice in a step
-        "    return [loss for _ in range(5) for loss in run.epoch()]\n"
-        "print(json.dumps([losses(1), losses(2)]))\n"
-    )
-    own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    return subprocess.run([sys.executable, "-c", code], env=own, capture_output=True, text=True, check=True).stdout
+
+def test_two_processes_train_as_one_within_1e_6() -> None:
+    run_on_ranks(compare_losses, [losses(accumulation) for accumulation in (1, 2)])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

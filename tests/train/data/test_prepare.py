@@ -24,7 +24,7 @@ from bigmodel.train.accelerator.gathering import gather_for_metrics
 from bigmodel.train.data.prepare import iterable_style, map_style
 from bigmodel.train.data.request import LoaderRequest
 from bigmodel.train.operations.collectives import gather_object
-from tests.train.multiprocess import on_ranks
+from tests.train.multiprocess import on_ranks, run_on_ranks
 
 
 class Stream(IterableDataset[int]):
@@ -70,11 +70,7 @@ def samples(prepared: DataLoaderShard) -> list[int]:
 def prepared(dataset: Any, size: int, **options: Any) -> DataLoaderShard:
     drop_last = options.pop("drop_last", False)
     workers = options.pop("num_workers", 0)
-    # Not forked from processes that have served many tests: a fork copies locks that threads of theirs may hold.
-    context = "forkserver" if workers else None
-    loader = DataLoader(
-        dataset, batch_size=size, drop_last=drop_last, num_workers=workers, multiprocessing_context=context
-    )
+    loader = DataLoader(dataset, batch_size=size, drop_last=drop_last, num_workers=workers)
     return prepare_data_loader(loader, put_on_device=True, **options)
 
 
@@ -83,7 +79,6 @@ def test_map_style_batches_are_shared() -> None:
     for length in range(1, 14):
         for split in (False, True):
             assert samples(prepared(range(length), 4, split_batches=split)) == list(range(length))
-    assert samples(prepared(range(11), 2, num_workers=1)) == list(range(11))
 
 
 @on_ranks
@@ -101,7 +96,6 @@ def test_an_iterable_dataset_is_read_by_all_when_it_cannot_be_shared() -> None:
             assert samples(loader) == list(range(length))
     whole = prepared(Stream(11), 2, dispatch_batches=False, drop_last=True)
     assert samples(whole) == list(range(8))
-    assert samples(prepared(Stream(9), 2, dispatch_batches=False, num_workers=1)) == list(range(9))
 
 
 @on_ranks
@@ -129,8 +123,18 @@ def test_process_0_reads_for_all_by_default_where_a_dataset_cannot_be_shared() -
             loader = prepared(dataset, 4, split_batches=split)
             assert samples(loader) == list(range(length))
             assert dataset.read == (length if PartialState().is_main_process else 0)
-    assert samples(prepared(range(9), 2, dispatch_batches=True, num_workers=1)) == list(range(9))
     assert samples(prepared(Stream(11), 2, drop_last=True)) == list(range(8))
+
+
+def read_by_workers() -> None:
+    assert samples(prepared(range(11), 2, num_workers=1)) == list(range(11))
+    assert samples(prepared(Stream(9), 2, dispatch_batches=False, num_workers=1)) == list(range(9))
+    assert samples(prepared(range(9), 2, dispatch_batches=True, num_workers=1)) == list(range(9))
+
+
+def test_worker_processes_read_for_every_kind_of_loader() -> None:
+    # In ranks of their own: workers are forked, and a fork copies locks that threads of other tests may hold.
+    run_on_ranks(read_by_workers, modules=(__name__,))
 
 
 @on_ranks

@@ -13,6 +13,8 @@ import torch
 
 from bigmodel.errors import TrainError
 from bigmodel.train.state.process_group import ProcessNumbers, choose_device, launched_numbers, make_process_group
+from tests.preloaded import python_executable
+from tests.train.multiprocess import run_script
 
 
 @pytest.mark.parametrize(
@@ -57,17 +59,12 @@ accelerator.end_training()
 """
 
 
-@pytest.mark.slow
 def test_processes_that_torchrun_starts_anew_meet_each_other_and_not_the_dead(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(MEET_AFTER_A_FAILURE)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max_restarts=1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(
-        [*command, str(script), str(tmp_path / "mark")], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["attempt 1: 2.0"] * 2
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max_restarts=1"]
+    written = run_script([*command, script, tmp_path / "mark"], PYTHON_EXEC=str(python_executable()))
+    assert written.splitlines() == ["attempt 1: 2.0"] * 2
 
 
 # A group that nobody can reach any more is garbage that only the collector finds, here in the worker.
@@ -86,6 +83,7 @@ class Collecting:
         return index
 
 gc.disable()
+gc.unfreeze()
 PartialState(cpu=True).need_process_group()
 garbage = [dist.group.WORLD]
 garbage.append(garbage)
@@ -97,19 +95,10 @@ print(gc.get_freeze_count())
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("prepared", ["loader", "Accelerator(cpu=True).prepare(loader)"], ids=["bare", "prepared"])
 def test_a_worker_does_not_wait_for_threads_that_it_does_not_have(prepared: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", FORKING.replace("PREPARED", prepared)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.stdout.split("\n")[:2] == ["[[0, 1], [2, 3]]", "0"], done.stderr
+    written = run_script(["-c", FORKING.replace("PREPARED", prepared)])
+    assert written.splitlines() == ["[[0, 1], [2, 3]]", "0"]
 
 
 # In each child, a thread of gloo waits for the interpreter's lock, which it needs to let go of tensors, when the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 from bigmodel.errors import TrainError
 from bigmodel.train import Accelerator, DistributedDataParallelKwargs
 from bigmodel.train import DDPCommunicationHookType as Kind
-from tests.train.multiprocess import fresh_states, launch, on_ranks
+from tests.train.multiprocess import fresh_states, on_ranks, start_ranks
 
 LEFT_ALONE = """
 import atexit
@@ -32,10 +31,11 @@ accelerator.backward(model(torch.ones(1, 2)).sum())
 """
 
 
-@pytest.mark.slow
 def test_a_script_that_ends_without_a_word_leaves_the_group_before_python_ends() -> None:
-    outputs = launch([sys.executable, "-c", LEFT_ALONE], processes=2)
-    assert outputs == ["in a group at the end: False False\n"] * 2
+    ranks = start_ranks(["-c", LEFT_ALONE])
+    outputs = [rank.communicate(timeout=100) for rank in ranks]
+    assert outputs == [("in a group at the end: False False\n", "")] * 2
+    assert [rank.returncode for rank in ranks] == [0, 0]
 
 
 def gradients(rows: list[int], **kwargs: Any) -> tuple[TorchDDP, torch.Tensor]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from tests.train.multiprocess import run_script
 
 _SCRIPT = """
 import json, sys
@@ -31,14 +30,4 @@ def log_a_run(name: str, folder: Path, options: dict[str, Any], **variables: str
 
     These libraries patch others when they are imported, and leave threads: hence a process of its own.
     """
-    root = str(Path(__file__).parents[3])
-    done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, name, str(folder), json.dumps(options)],
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(["-c", _SCRIPT, name, folder, json.dumps(options)], **variables)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
+from tests.train.multiprocess import run_script
+
+pytest.importorskip("trackio", reason="trackio is not installed")
 
 # Trackio chooses its folder when it is imported, so the run is a process of its own.
 SCRIPT = """
@@ -33,10 +31,6 @@ print(run.name, run.config["lr"], [entry["loss"] for entry in logs if "loss" in 
 
 @pytest.mark.slow
 def test_a_run_holds_what_was_logged(tmp_path: Path) -> None:
-    environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[3])}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=90, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "first 0.1 [0.5]" in done.stdout.splitlines()
+    written = run_script(["-c", SCRIPT], TRACKIO_DIR=str(tmp_path))
+    assert "first 0.1 [0.5]" in written.splitlines()
     assert list(tmp_path.rglob("*.png"))

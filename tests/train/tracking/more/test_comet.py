@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("comet_ml") is None, reason="comet_ml is not installed")
+from tests.train.multiprocess import run_script
+
+pytest.importorskip("comet_ml", reason="comet_ml is not installed")
 
 # Comet patches libraries when it is imported, so the run is a process of its own.
 SCRIPT = """
@@ -31,16 +29,7 @@ accelerator.end_training()
 
 @pytest.mark.slow
 def test_an_offline_experiment_holds_what_was_logged(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3]), "COMET_LOGGING_CONSOLE": "ERROR"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    run_script(["-c", SCRIPT, tmp_path], COMET_LOGGING_CONSOLE="ERROR")
     (archive,) = tmp_path.glob("*.zip")
     with zipfile.ZipFile(archive) as content:
         lines = content.read("messages.json").decode().splitlines()
