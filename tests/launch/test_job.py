@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.preloaded import Program
-
 from tests.train.multiprocess import run_script
 
 from .starting import free_port, launched, start_launch

@@ -1,4 +1,4 @@
-"""A script that joins the process group by itself, without an Accelerator, survives restarts as well."""
+"""Scripts that join the process group themselves, without an Accelerator, survive restarts as well."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_processes_started_anew_meet_in_a_new_store(script: Path) -> None:
-    done = launched("--cpu", "--num_processes", 2, "--max_restarts", 1, script, script.with_name("mark"), fork_ranks=True)
+def test_restarted_processes_of_one_machine_meet_in_a_new_store(script: Path) -> None:
+    flags = ["--cpu", "--num_processes", 2, "--max_restarts", 1]
+    done = launched(*flags, script, script.with_name("mark"), fork_ranks=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [AGAIN] * 2
 
 
-def test_so_do_those_of_two_machines(script: Path) -> None:
+def test_restarted_processes_of_two_machines_meet_in_a_new_store(script: Path) -> None:
     flags = ["--cpu", "--num_machines", 2, "--num_processes", 2, "--max_restarts", 1]
     flags += ["--main_process_ip", "127.0.0.1", "--main_process_port", free_port()]
     flags += ["--machine_rank"]

@@ -182,26 +182,3 @@ def test_a_normalizer_written_by_one_process_and_read_by_all(folder: Path) -> No
         (folder / "normalizer.pkl").write_bytes(pickle.dumps({"mean": 0.5}))
     accelerator.wait_for_everyone()
     assert pickle.loads((folder / "normalizer.pkl").read_bytes()) == {"mean": 0.5}
-
-
-@pytest.mark.slow
-def test_tracking_with_wandb_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    accelerator = Accelerator(log_with="wandb", mixed_precision="bf16", device_placement=True)
-    wandb_cfg = {"dir": str(tmp_path), "mode": "offline"}
-    accelerator.init_trackers(project_name="project", config={"lr": 0.1}, init_kwargs={"wandb": wandb_cfg})
-    model: Any = nn.Linear(10, 5)
-    optimizer: Any = optim.SGD(model.parameters(), lr=0.1)
-    dataloader, _, model, optimizer = accelerator.prepare(
-        DataLoader(Points(20), batch_size=5), DataLoader(Points(5)), model, optimizer
-    )
-    for step, (x, y) in enumerate(dataloader):
-        loss = F.cross_entropy(model(x), y)
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        accelerator.log({"loss": loss.item()}, step=step)
-    assert accelerator.get_tracker("wandb", unwrap=True) is not None
-    accelerator.end_training()
-    assert list((tmp_path / "wandb").glob("offline-run-*"))

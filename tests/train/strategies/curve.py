@@ -1,4 +1,4 @@
-"""A small model trained for 24 steps: it saves after half of them and is resumed from there. Its losses are written."""
+"""A small model trained for 12 steps: it saves after half of them and is resumed from there. Its losses are written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STRATEGIES = {
 }
 """The flags of `bigmodel launch` for each strategy."""
 
-STEPS, ACCUMULATED, BATCH, FEATURES, CLASSES = 24, 2, 8, 12, 5
+STEPS, ACCUMULATED, BATCH, FEATURES, CLASSES = 12, 2, 8, 12, 5
 
 
 class Block(nn.Module):

@@ -13,6 +13,9 @@ from bigmodel.train import Accelerator
 from bigmodel.train.strategies.sharded.fsdp_plugin import FullyShardedDataParallelPlugin
 from bigmodel.train.strategies.sharded.parallelism import ParallelismConfig, TorchTensorParallelPlugin
 
+MODULES = ("transformers.models.llama.modeling_llama",)
+"""What ranks that use these models have imported when they start, beside PyTorch."""
+
 CONFIG = LlamaConfig(
     vocab_size=64,
     hidden_size=32,
@@ -24,6 +27,8 @@ CONFIG = LlamaConfig(
     bos_token_id=0,
     eos_token_id=0,
 )
+STEPS, SAVED = 6, 2
+"""Training steps, and the one after which the state is saved."""
 
 
 def arguments(tp_size: int, processes: int) -> dict[str, object]:
@@ -42,7 +47,7 @@ def train(folder: Path, tp_size: int) -> None:
     model = LlamaForCausalLM(CONFIG)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, 64, (12, 4, 16), generator=generator)
+    tokens = torch.randint(0, 64, (STEPS, 4, 16), generator=generator)
     ranks, rank = accelerator.strategy.data_parallel()
     losses = []
     for step, batch in enumerate(tokens):
@@ -53,11 +58,11 @@ def train(folder: Path, tp_size: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
         losses.append([accelerator.reduce(loss.detach(), "mean").item(), float(norm)])
-        if step == 5:
+        if step == SAVED:
             accelerator.save_state(folder / "state")
     accelerator.load_state(folder / "state")
     with torch.no_grad():
-        mine = tokens[6].chunk(ranks)[rank]
+        mine = tokens[SAVED + 1].chunk(ranks)[rank]
         again = accelerator.reduce(model(input_ids=mine, labels=mine).loss, "mean").item()
     names = set(accelerator.get_state_dict(model))
     if accelerator.is_main_process:

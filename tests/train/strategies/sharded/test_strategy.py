@@ -11,14 +11,13 @@ from torch import nn
 from bigmodel import FullyShardedDataParallelPlugin
 from bigmodel.errors import CheckpointNotFoundError, TrainError
 from bigmodel.train import Accelerator
-from tests.train.multiprocess import on_ranks
+from tests.train.multiprocess import on_ranks, run_on_ranks
 
+from .. import split
 from ..small_sharded import full, sharded
 
 
-@pytest.mark.slow
-@on_ranks
-def test_a_saved_model_has_the_config_with_which_transformers_loads_it(folder: Path) -> None:
+def save_and_load_with_transformers(folder: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 8}
@@ -29,6 +28,11 @@ def test_a_saved_model_has_the_config_with_which_transformers_loads_it(folder: P
     assert loaded.config.architectures == ["LlamaForCausalLM"]
     assert loaded.config.hidden_size == 16
     assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.slow
+def test_a_saved_model_has_the_config_with_which_transformers_loads_it(tmp_path: Path) -> None:
+    run_on_ranks(save_and_load_with_transformers, tmp_path, modules=split.MODULES)
 
 
 @on_ranks
