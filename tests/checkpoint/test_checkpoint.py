@@ -70,7 +70,7 @@ def test_a_tensor_knows_where_it_lies(sharded: Path) -> None:
         assert checkpoint.is_mappable(key)
 
 
-def test_what_counts_as_memory_has_no_place_on_disk(sharded: Path) -> None:
+def test_tensors_in_memory_have_no_place_on_disk(sharded: Path) -> None:
     tensor = Checkpoint.open(sharded).tensor("b", resident=True)
     assert mapped_region(tensor) is None
     assert same_bits(tensor, TENSORS["b"])
@@ -132,7 +132,7 @@ def test_a_hostile_file_is_refused(file: HostileFile, tmp_path: Path) -> None:
         Checkpoint.open(tmp_path)
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_tensors_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="none: there is no such folder or file"):
         Checkpoint.open(tmp_path / "none")
 

@@ -87,7 +87,7 @@ def test_parts_of_different_size_are_placed_one_after_the_other_in_the_order_of_
     ],
     ids=["other_dimension", "transposed", "stacked_and_transposed", "split"],
 )
-def test_what_is_more_than_stacking_has_no_pieces(
+def test_conversions_beyond_stacking_have_no_pieces(
     converter: WeightConverter, parts: dict[str, list[torch.Tensor]]
 ) -> None:
     assert fusion(converter, parts).parts() is None
@@ -232,7 +232,7 @@ def test_keys_that_the_class_says_to_ignore_are_not_unexpected(tmp_path: Path) -
     assert conversion_of(empty("gpt2"), tmp_path / "model.safetensors").unexpected == ["really.unexpected"]
 
 
-def test_what_was_loaded_is_saved_in_the_layout_it_came_in(tmp_path: Path) -> None:
+def test_a_loaded_model_is_saved_in_the_layout_it_came_in(tmp_path: Path) -> None:
     folder = saved("mixtral", tmp_path / "saved")
     model = empty("mixtral")
     load_checkpoint_in_model(model, folder)

@@ -16,7 +16,7 @@ def test_the_longest_matching_name_decides() -> None:
     assert lookup.find("layers.10.weight") == "cpu", "a name is a prefix only up to a dot"
 
 
-def test_what_stays_on_disk_lies_on_the_host() -> None:
+def test_disk_tensors_lie_on_the_host() -> None:
     lookup = DeviceLookup({"a": "disk", "b": "cpu"})
     assert lookup.torch_device("a.weight") == torch.device("cpu")
     assert lookup.torch_device("b") == torch.device("cpu")
@@ -29,6 +29,6 @@ def test_a_map_that_covers_too_little_names_what_it_leaves_out() -> None:
         lookup.check(["layers.0.weight", "embed.weight", "head.weight"])
 
 
-def test_what_is_no_device_is_refused_at_once() -> None:
+def test_unknown_devices_are_refused_at_once() -> None:
     with pytest.raises(DeviceError, match="'drum'"):
         DeviceLookup({"": "drum"})

@@ -117,7 +117,7 @@ def test_tied_weights_stay_one_parameter(folder: Path, accelerators: None, devic
     assert same_bits(model.head.weight, FULL["embed.weight"])
 
 
-def test_what_a_parameter_is_stays(folder: Path, accelerators: None) -> None:
+def test_parameters_stay_the_objects_they_are(folder: Path, accelerators: None) -> None:
     for device in DEVICES:
         model = on_meta(Tied())
         model.scale.requires_grad_(False)
@@ -277,7 +277,7 @@ def test_a_dtype_that_torch_cannot_compute_in_is_refused(folder: Path, dtype: st
         load_checkpoint_in_model(Tied(), folder, dtype=dtype)
 
 
-def test_what_cannot_lie_on_disk_in_place_needs_a_folder(tmp_path: Path) -> None:
+def test_tensors_that_cannot_be_mapped_in_place_need_a_folder(tmp_path: Path) -> None:
     torch.save({"weight": torch.arange(6.0).reshape(3, 2).t(), "bias": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     model = on_meta(nn.Linear(3, 2))
     before = snapshot(model)
@@ -291,18 +291,18 @@ def test_what_cannot_lie_on_disk_in_place_needs_a_folder(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_twenty_thousand_tensors_are_no_trouble(tmp_path: Path) -> None:
+def test_ten_thousand_tensors_are_loaded_in_linear_time(tmp_path: Path) -> None:
     """Quadratic work would take minutes; the test's own time limit is the measure."""
-    tensors = {f"experts.{i // 100}.{i % 100}.weight": torch.full((2, 2), float(i)) for i in range(20_000)}
-    save_sharded(tmp_path, tensors, shards=20)
+    tensors = {f"experts.{i // 100}.{i % 100}.weight": torch.full((2, 2), float(i)) for i in range(10_000)}
+    save_sharded(tmp_path, tensors, shards=10)
 
     def experts() -> nn.Module:
         return nn.ModuleList(nn.Linear(2, 2, bias=False) for _ in range(100))
 
     model = nn.Module()
     with torch.device("meta"):
-        model.experts = nn.ModuleList(experts() for _ in range(200))
-    device_map = {f"experts.{i}": "disk" if i % 2 else "cpu" for i in range(200)}
+        model.experts = nn.ModuleList(experts() for _ in range(100))
+    device_map = {f"experts.{i}": "disk" if i % 2 else "cpu" for i in range(100)}
     load_checkpoint_in_model(model, tmp_path, device_map, strict=True)
     assert all(torch.equal(model.get_parameter(name), tensors[name]) for name in list(tensors)[::97])
 

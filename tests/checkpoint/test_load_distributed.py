@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -15,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from bigmodel.checkpoint import load_checkpoint_in_model
 from bigmodel.errors import CheckpointError, CheckpointMismatchError
-from bigmodel.train.state.process_group import leave_at_exit
 from tests.checkpoint.helpers import Tied, assert_same, on_meta, save_sharded, saved_tensors, snapshot
+from tests.train.multiprocess import run_on_ranks
 
 FULL = saved_tensors(Tied())
 
@@ -24,14 +23,10 @@ FULL = saved_tensors(Tied())
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
     """A process group of this process alone."""
-    start(0, 1, tmp_path / "store")
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=60))
     yield
     dist.destroy_process_group()
-
-
-def start(rank: int, world_size: int, store: Path) -> None:
-    file_store = dist.FileStore(str(store), world_size)
-    dist.init_process_group("gloo", store=file_store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
 
 
 def gathered(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -75,16 +70,15 @@ def test_a_map_and_one_reader_for_all_exclude_each_other(tmp_path: Path, group: 
         load_checkpoint_in_model(Tied(), folder, {"": "cpu"}, broadcast_from_rank0=True)
 
 
-def _worker(rank: int, folder: Path, store: Path) -> None:
-    start(rank, 2, store)
-    leave_at_exit()
+def load_shards(folder: Path, expected_file: Path) -> None:
+    """As one of two processes, load the checkpoint in `folder`, and compare it with the tensors of the other file."""
     mesh = init_device_mesh("cpu", (2,))
-    expected = torch.load(store.parent / "expected.pt", weights_only=True)
+    expected = torch.load(expected_file, weights_only=True)
     for broadcast in (False, True):
         model = Tied()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.fill_(rank)
+                parameter.fill_(dist.get_rank())
         fully_shard(model, mesh=mesh)
         load_checkpoint_in_model(model, folder, broadcast_from_rank0=broadcast)
         assert_same(gathered(model), expected)
@@ -94,4 +88,4 @@ def _worker(rank: int, folder: Path, store: Path) -> None:
 def test_two_processes_load_their_shards_whether_each_reads_or_rank_0_broadcasts(tmp_path: Path) -> None:
     folder = save_sharded(tmp_path / "checkpoint", FULL, shards=2)
     torch.save(FULL | {"head.weight": FULL["embed.weight"]}, tmp_path / "expected.pt")
-    multiprocessing.spawn(_worker, (folder, tmp_path / "store"), nprocs=2)
+    run_on_ranks(load_shards, folder, tmp_path / "expected.pt")

@@ -77,7 +77,7 @@ def test_the_region_of_a_tensor_is_found_however_it_is_looked_at(file: Path) -> 
     assert (part.offset, part.nbytes) == (100 + 2 * (2 * 6 + 1), 2 * (6 + 2))
 
 
-def test_what_is_not_mapped_has_no_region(file: Path) -> None:
+def test_tensors_that_are_not_mapped_have_no_region(file: Path) -> None:
     mapped = MappedFile(file)
     assert mapped_region(torch.zeros(3)) is None
     assert mapped_region(torch.zeros(3, device="meta")) is None

@@ -160,7 +160,7 @@ def names(targets: list) -> list[list[str]]:
     return [target.names for target in targets if len(target.names) > 1]
 
 
-def test_what_a_transformers_model_declares_tied_is_one_slot_on_meta() -> None:
+def test_weights_a_transformers_model_declares_tied_are_one_slot_on_meta() -> None:
     with init_empty_weights():
         model = MODELS["t5"]()
     for module in (model.encoder.embed_tokens, model.decoder.embed_tokens, model.lm_head):
@@ -175,7 +175,7 @@ def test_what_a_transformers_model_declares_tied_is_one_slot_on_meta() -> None:
     }
 
 
-def test_what_is_real_and_was_untied_stays_untied() -> None:
+def test_real_weights_that_were_untied_stay_untied() -> None:
     model = MODELS["llama_tied"]()
     model.lm_head.weight = nn.Parameter(torch.ones_like(model.lm_head.weight))
     assert names(tie_as_declared(model, find_model_tensors(model))) == []

@@ -117,7 +117,7 @@ def test_host_memory_has_the_shape_and_dtype_that_was_asked_for(shape: tuple[int
     assert (tuple(tensor.shape), tensor.dtype) == (shape, torch.bfloat16)
 
 
-def test_what_lies_between_two_files_need_not_be_mapped(tmp_path: Path) -> None:
+def test_memory_between_two_files_need_not_be_mapped(tmp_path: Path) -> None:
     for attempt in range(40):
         maps = []
         for part in range(3):

@@ -29,7 +29,7 @@ def test_a_terminal_is_shown_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "1.0/1.0 MiB" in terminal.getvalue()
 
 
-def test_who_watches_is_told_in_bytes_and_only_meanwhile() -> None:
+def test_observers_are_told_in_bytes_and_only_during_the_load() -> None:
     seen: list[tuple[int, int]] = []
     with watching(lambda done, total: seen.append((done, total))), byte_progress("Loading", 10) as advance:
         advance(4)

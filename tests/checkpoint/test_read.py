@@ -128,7 +128,7 @@ def test_one_tensor_that_becomes_two_may_go_to_two_devices(
     assert same_bits(model.lm_head.weight, expected["lm_head.weight"])
 
 
-def test_what_is_read_later_lies_in_the_file_unless_it_is_cast_or_fused(tmp_path: Path) -> None:
+def test_deferred_reads_lie_in_the_file_unless_cast_or_fused(tmp_path: Path) -> None:
     folder = saved("mixtral", tmp_path)
     expected = model_class("mixtral").from_pretrained(folder, dtype=torch.float32)
     model = empty("mixtral")

@@ -204,7 +204,7 @@ def test_a_file_that_would_hide_a_legacy_save_is_named(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"weights.safetensors"}
 
 
-def test_what_a_cut_off_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_files_of_an_interrupted_save_are_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / f"{replace._PREFIX}dead").mkdir()
     (tmp_path / f"{replace._PREFIX}dead" / "model.safetensors").touch()
     (tmp_path / "model-0123abcd-00001-of-00002.safetensors").touch()

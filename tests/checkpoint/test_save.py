@@ -22,7 +22,7 @@ from tests.checkpoint.transformers_models import MODELS, model_class
 
 @given(state_dicts(), st.integers(1, 300), st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_what_was_saved_is_loaded_again(
+def test_saved_tensors_are_loaded_again(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor], shard_size: int, safe: bool
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
@@ -170,7 +170,7 @@ def test_nothing_can_be_saved_too(tmp_path: Path) -> None:
     assert dict(Checkpoint.open(tmp_path)) == {}
 
 
-def test_what_has_no_value_is_refused_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
+def test_tensors_without_values_are_refused_and_the_old_checkpoint_stays(tmp_path: Path) -> None:
     save_model(Tied(), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(CheckpointError, match=r"scale and 10 others have no value"):

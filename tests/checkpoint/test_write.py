@@ -88,12 +88,14 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
         (torch.zeros(2), "__metadata__", "safetensors keeps for itself"),
     ],
 )
-def test_what_cannot_be_written_is_named(tmp_path: Path, tensor: torch.Tensor, name: str, message: str) -> None:
+def test_tensors_that_cannot_be_written_are_named(
+    tmp_path: Path, tensor: torch.Tensor, name: str, message: str
+) -> None:
     with pytest.raises(CheckpointError, match=message):
         write_safetensors(tmp_path / "t.safetensors", [Outgoing.of(name, tensor)])
 
 
-def test_what_is_offloaded_is_mapped_and_its_file_has_no_name(tmp_path: Path) -> None:
+def test_offloaded_tensors_are_mapped_and_their_file_has_no_name(tmp_path: Path) -> None:
     tensors = {str(dtype): random_tensor(dtype, (3, 4), seed=1) for dtype in DTYPES}
     folder = tmp_path / "new" / "folder"
     views = offload(folder, [Outgoing.of(name, tensor) for name, tensor in tensors.items()])

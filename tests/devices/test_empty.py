@@ -71,7 +71,7 @@ def test_values_are_written_where_there_are_any_and_nowhere_else() -> None:
     assert real.tolist() == [1, 1, 1, 1]
 
 
-def test_what_another_library_put_there_goes_on_working(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patches_of_another_library_go_on_working(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     plain = nn.Module.register_parameter
 

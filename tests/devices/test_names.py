@@ -33,7 +33,7 @@ def test_numbers_count_the_accelerators() -> None:
 
 
 @pytest.mark.parametrize("bad", ["gpu", "", "cuda:x", True, -1])
-def test_what_is_no_device_is_refused(bad: object) -> None:
+def test_unknown_devices_are_refused(bad: object) -> None:
     with pytest.raises(DeviceError):
         normalize_device(bad)  # type: ignore[arg-type]
 
@@ -53,6 +53,6 @@ def test_disk_lies_on_the_host_and_is_no_accelerator() -> None:
 
 
 @pytest.mark.parametrize("thing", [None, 1.5, b"cpu", ("cpu",), torch.float32])
-def test_what_is_no_device_is_refused_with_its_type(thing: object) -> None:
+def test_unknown_devices_are_refused_with_their_type(thing: object) -> None:
     with pytest.raises(DeviceError, match=f"a {type(thing).__name__} is not a device"):
         normalize_device(thing)  # type: ignore[arg-type]

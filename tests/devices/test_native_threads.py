@@ -34,7 +34,7 @@ def test_a_thread_that_is_not_done_does_not_abort_the_process() -> None:
     assert (done.returncode, done.stdout) == (0, "6.0\n"), done.stderr
 
 
-def test_there_is_nothing_to_wait_for_without_such_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ends_at_once_without_such_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     let_threads_finish("no such thread")

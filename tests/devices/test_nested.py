@@ -160,7 +160,7 @@ def test_model_outputs_keep_their_class() -> None:
 
 
 @pytest.mark.usefixtures("accelerators")
-def test_what_is_in_place_comes_back_as_the_same_object() -> None:
+def test_structures_already_in_place_come_back_as_the_same_object() -> None:
     value = {"a": [torch.ones(1, device=THERE)], "b": (None, 1, "x")}
     assert send_to_device(value, THERE) is value
 

@@ -26,7 +26,7 @@ def test_sizes_are_read_as_people_write_them(text: str | int, nbytes: int) -> No
 
 
 @pytest.mark.parametrize("bad", ["", "GiB", "ten", "10 GiBs", "-1GB", -1, "1e9", True, None, 1.5, "1..5G", "٣G"])
-def test_what_is_no_size_is_refused_by_name(bad: object) -> None:
+def test_unreadable_sizes_are_refused_by_name(bad: object) -> None:
     with pytest.raises(SizeError, match="size"):
         parse_size(bad)  # type: ignore[arg-type]
 

@@ -26,7 +26,7 @@ def test_work_runs_in_order_beside_the_caller() -> None:
     assert first.done()
 
 
-def test_what_the_work_raised_reaches_who_waits() -> None:
+def test_errors_of_the_work_are_raised_in_the_waiter() -> None:
     stream = ThreadCopyStream("test")
 
     def fail() -> None:
@@ -56,7 +56,7 @@ def test_few_bytes_are_copied_at_once_but_not_before_what_is_under_way() -> None
     assert all(name.startswith("test") for name in callers[1:])
 
 
-def test_what_a_small_copy_raised_reaches_who_waits_and_not_who_asked() -> None:
+def test_errors_of_a_small_copy_are_raised_in_the_waiter_and_not_the_submitter() -> None:
     def fail() -> None:
         raise OSError("the link is down")
 

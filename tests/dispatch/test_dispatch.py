@@ -218,7 +218,7 @@ def test_a_model_that_cannot_fit_says_by_how_much() -> None:
         dispatch_model(stack(), "auto", max_memory={0: 10, "cpu": 10, "disk": 0})
 
 
-def test_what_cannot_be_done_to_a_dispatched_model_is_refused_clearly() -> None:
+def test_moving_casting_and_copying_a_dispatched_model_are_refused() -> None:
     model = dispatch_model(stack(), {"": "cpu"}, main_device=0)
     for attempt in (
         lambda: model.to("cpu"),

@@ -32,7 +32,7 @@ def test_on_the_host_the_model_is_the_one_transformers_loads(folder: Path) -> No
     assert not model.training
 
 
-def test_what_does_not_fit_stays_in_the_checkpoint(folder: Path) -> None:
+def test_weights_that_do_not_fit_stay_in_the_checkpoint(folder: Path) -> None:
     weights = sum(p.nbytes for p in llama().parameters())
     model = from_pretrained(folder, max_memory={"cpu": weights}, context_length=16)
     plan = get_plan(model)
@@ -44,7 +44,7 @@ def test_what_does_not_fit_stays_in_the_checkpoint(folder: Path) -> None:
     assert torch.equal(model(TOKENS).logits, llama()(TOKENS).logits)
 
 
-def test_what_may_have_to_go_from_the_hosts_memory_lies_in_the_checkpoint_too(folder: Path) -> None:
+def test_host_weights_are_mapped_from_the_checkpoint(folder: Path) -> None:
     weights = sum(p.nbytes for p in llama().parameters())
     model = from_pretrained(folder, max_memory={"cpu": weights}, context_length=16)
     assert "cpu" in model.hf_device_map.values()
@@ -118,7 +118,7 @@ def test_a_model_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert torch.equal(model(TOKENS).logits, llama()(TOKENS).logits)
 
 
-def test_what_is_no_model_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_path_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError):
         from_pretrained(tmp_path / "nothing")
     llama().save_pretrained(tmp_path)

@@ -60,7 +60,7 @@ def test_frozen_weights_stay_on_disk(tmp_path: Path) -> None:
     assert lying == {name for name, _ in model.named_parameters() if not name.startswith("blocks.1")}
 
 
-def test_what_can_be_trained_where_it_lies_is_left_alone() -> None:
+def test_a_model_that_can_be_trained_where_it_lies_is_left_alone() -> None:
     model = dispatch_model(stack(), {"": 0, "blocks.2": "cpu"})
     attached = model.forward
     assert not prepare_training(model, model.parameters())

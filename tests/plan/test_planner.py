@@ -114,6 +114,7 @@ def test_blocks_are_computed_on_the_cpu_only_where_that_is_allowed() -> None:
     assert auto.prediction.token <= computed.prediction.token < streamed.prediction.token
 
 
+@pytest.mark.slow
 def test_throughput_weighs_the_prompt_too() -> None:
     of = profile(256)
     budget = {0: of.weights // 2 + of.activations + sum(of.kv_cache), "cpu": "1GB"}
@@ -378,6 +379,7 @@ def test_tied_embeddings_go_together() -> None:
         assert made.device_map["model.embed_tokens"] == made.device_map["lm_head"]
 
 
+@pytest.mark.slow
 def test_mixed_dense_and_expert_layers_and_their_slots() -> None:
     config = t.DeepseekV3Config(
         hidden_size=32, intermediate_size=64, moe_intermediate_size=64, num_hidden_layers=6, n_routed_experts=8,

@@ -57,7 +57,15 @@ def bytes_kept(model: Any, optimizer: torch.optim.Optimizer) -> int:
     return sum(tensor.nbytes for tensor in kept if tensor.device.type == "cpu")
 
 
-@pytest.mark.parametrize(("budget", "blocks"), [(10_000_000, 0), (1_900_000, 1), (1_200_000, 2), (1_050_000, 2)])
+@pytest.mark.parametrize(
+    ("budget", "blocks"),
+    [
+        (10_000_000, 0),
+        pytest.param(1_900_000, 1, marks=pytest.mark.slow),
+        (1_200_000, 2),
+        pytest.param(1_050_000, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_the_accelerators_peak_is_what_the_plan_says_however_much_is_streamed(budget: int, blocks: int) -> None:
     plan = planned(budget)
     assert sum("layers" in part.name for part in plan.streamed) == blocks
@@ -65,6 +73,7 @@ def test_the_accelerators_peak_is_what_the_plan_says_however_much_is_streamed(bu
     assert trained(llama(), plan) == plan.devices[0].total
 
 
+@pytest.mark.slow
 def test_with_a_frozen_base_little_is_kept_and_more_fits() -> None:
     model = llama().requires_grad_(False)
     for layer in model.model.layers:
@@ -75,6 +84,7 @@ def test_with_a_frozen_base_little_is_kept_and_more_fits() -> None:
     assert trained(model, plan) == plan.devices[0].total <= budget
 
 
+@pytest.mark.slow
 def test_adapters_of_peft_are_planned_with_the_blocks_they_are_in() -> None:
     peft = pytest.importorskip("peft")
     model: Any = peft.get_peft_model(llama(), peft.LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM"))
@@ -83,6 +93,7 @@ def test_adapters_of_peft_are_planned_with_the_blocks_they_are_in() -> None:
     assert trained(model, plan) == plan.devices[0].total
 
 
+@pytest.mark.slow
 def test_tied_embeddings_stay_together() -> None:
     model = llama(tie_word_embeddings=True)
     plan = plan_training(model, {0: 1_300_000, "cpu": 2**30}, 2, 32)
@@ -110,6 +121,7 @@ def test_without_accelerators_everything_is_the_hosts() -> None:
     assert plan.devices["cpu"].training > 3 * plan.devices["cpu"].weights
 
 
+@pytest.mark.slow
 def test_the_budget_that_would_do_is_the_smallest() -> None:
     model, budgets = llama(num_hidden_layers=1), {0: 100_000, "cpu": 2**20}
 
@@ -130,8 +142,9 @@ def test_a_disk_budget_is_said_not_to_help() -> None:
         plan_training(llama(num_hidden_layers=1), {0: 100_000, "cpu": 100_000, "disk": "1GB"}, 1, 8)
 
 
+@pytest.mark.slow
 def test_a_mixtures_plan_says_that_experts_count_whole() -> None:
-    sizes = {**SIZES, "num_key_value_heads": 2, "num_local_experts": 4, "num_hidden_layers": 2}
+    sizes = {**SIZES, "num_key_value_heads": 2, "num_local_experts": 4, "num_hidden_layers": 1}
     model = t.MixtralForCausalLM(t.MixtralConfig(**sizes))
     assert "experts are counted as if all" in str(plan_training(model, {0: "100MB", "cpu": "1GB"}, 1, 16))
 

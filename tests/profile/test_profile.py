@@ -90,7 +90,7 @@ def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> 
 
 
 @pytest.mark.parametrize("wrong", [{"dtype": 16}, {"dtype": "float17"}, {"device_type": "gpu"}, {"device_type": None}])
-def test_what_is_no_dtype_and_no_device_is_refused(wrong: dict[str, Any]) -> None:
+def test_unknown_dtypes_and_devices_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BigModelError):
         profile_model(Flat(), example=((torch.ones(2, 3),), {}), **wrong)
 

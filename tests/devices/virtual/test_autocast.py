@@ -38,7 +38,7 @@ def test_gradients_come_back_in_the_precision_of_the_weights() -> None:
     assert layer.weight.grad.abs().sum() > 0
 
 
-def test_it_can_be_switched_off_and_leaves_the_host_and_float64_alone() -> None:
+def test_autocast_can_be_switched_off_and_leaves_the_host_and_float64_alone() -> None:
     layer, x = nn.Linear(4, 4).to(DEVICE), torch.randn(2, 4, device=DEVICE)
     with torch.autocast("virtual", dtype=torch.bfloat16):
         with torch.autocast("virtual", enabled=False):

@@ -16,13 +16,13 @@ def module(accelerators: None) -> Any:
     return torch.get_device_module("virtual")
 
 
-def test_it_counts_the_accelerators_that_are_enabled(module: Any) -> None:
+def test_the_backend_counts_the_accelerators_that_are_enabled(module: Any) -> None:
     assert (module.is_available(), module.device_count(), module.current_device()) == (True, 2, 0)
     virtual.disable()
     assert (module.is_available(), module.device_count()) == (False, 0)
 
 
-def test_what_tensors_hold_is_counted_by_device_and_its_highest_mark_until_reset(module: Any) -> None:
+def test_bytes_of_tensors_and_their_peak_are_counted_for_each_device(module: Any) -> None:
     held = torch.zeros(100, device="virtual:1")
     assert (module.memory_allocated(0), module.memory_allocated(1)) == (0, held.nbytes)
     del held

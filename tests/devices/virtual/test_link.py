@@ -48,7 +48,7 @@ class Clock:
         self.now += max(seconds, 1e-6)
 
 
-def test_what_waits_in_a_copy_stream_goes_over_the_link_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_copies_follow_each_other_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream's thread is slow to turn to the next copy; the link is not."""
     clock, gate = Clock(monkeypatch), threading.Event()
     link, stream = VirtualLink(bandwidth=1e6), streams.ThreadCopyStream("test")
@@ -95,7 +95,7 @@ def test_copies_between_host_and_device_pass_over_the_link() -> None:
     assert virtual.link(0).bytes_to_device == 0
 
 
-def test_what_moves_nothing_waits_for_nothing() -> None:
+def test_transfers_of_no_bytes_take_no_time() -> None:
     link = VirtualLink(bandwidth=1e6)
     begun, may_end = threading.Event(), threading.Event()
 

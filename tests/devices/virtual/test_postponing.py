@@ -78,7 +78,7 @@ def end_at_every_capacity(loss_of: Callable[[nn.Module, torch.Tensor], torch.Ten
 
 
 @pytest.mark.slow
-def test_the_process_goes_on() -> None:
+def test_a_backward_pass_out_of_memory_raises_and_the_process_goes_on() -> None:
     code = (
         f"from {__name__} import *\ngc.freeze()\n"
         "for loss_of in chain, reused, recomputed, made_anew: end_at_every_capacity(loss_of)"
@@ -87,7 +87,7 @@ def test_the_process_goes_on() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_what_a_failed_pass_held_is_free_when_its_error_has_been_caught() -> None:
+def test_memory_of_a_failed_pass_is_free_when_its_error_has_been_caught() -> None:
     """Without any garbage collection: who has run out of memory needs it at once."""
     virtual.enable(count=1)
 

@@ -2,8 +2,6 @@
 
 import copy
 import gc
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch import nn
 
 from bigmodel.devices import memory_allocated, virtual
+from tests.preloaded import run
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -185,9 +184,9 @@ for index in (0, 1):
 
 
 @pytest.mark.slow
-def test_gradients_are_computed_on_every_device_also_of_one_that_came_after_a_first_backward_pass() -> None:
-    run = subprocess.run([sys.executable, "-c", _LATE], capture_output=True, text=True, check=False)
-    assert run.stdout.splitlines() == [f"[[10.0, 10.0, 10.0]] virtual:{index}" for index in (0, 0, 1, 1)], run.stderr
+def test_gradients_are_computed_also_on_a_device_that_came_after_a_first_backward_pass() -> None:
+    done = run(["-c", _LATE])
+    assert done.stdout.splitlines() == [f"[[10.0, 10.0, 10.0]] virtual:{index}" for index in (0, 0, 1, 1)], done.stderr
 
 
 @pytest.mark.parametrize("make", [nn.Parameter, torch.Tensor.clone])
@@ -211,7 +210,7 @@ def test_other_elements_may_be_put_in_the_place_of_a_tensor_s_own(make: Callable
         ({"count": 2, "capacity": ["1GiB", "much"]}, "'much' cannot be read"),
     ],
 )
-def test_what_cannot_be_enabled_changes_nothing(given: dict[str, Any], error: str) -> None:
+def test_impossible_settings_change_nothing(given: dict[str, Any], error: str) -> None:
     virtual.enable(count=3, capacity=100)
     with pytest.raises(ValueError, match=error):
         virtual.enable(**given)

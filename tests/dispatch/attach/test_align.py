@@ -55,7 +55,7 @@ def test_a_part_around_streamed_blocks_may_be_called_by_itself() -> None:
     assert torch.isfinite(hidden.cpu()).all()
 
 
-def test_what_is_to_be_skipped_is_known_everywhere() -> None:
+def test_skip_keys_are_known_to_every_attached_module() -> None:
     found = carried(stack(), {"": 0, "blocks.1": 1}, skip_keys="fail_at")
     assert all(attachment.skip_keys == {"fail_at"} for attachment in found.attachments.values())
     assert ids().device.type == "cpu"

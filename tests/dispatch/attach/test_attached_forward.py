@@ -42,7 +42,7 @@ def test_inputs_come_to_the_device_by_position_and_by_name() -> None:
     assert output.cpu().tolist() == [3, 3]
 
 
-def test_what_is_to_be_skipped_stays_where_it_is() -> None:
+def test_inputs_named_by_skip_keys_stay_where_they_are() -> None:
     module, kept = Scale(), torch.ones(2)
     attached(module)
     module(torch.ones(2), keep=kept)
@@ -64,7 +64,7 @@ def test_without_a_device_nothing_is_moved() -> None:
     assert module(x).device.type == "cpu"
 
 
-def test_it_looks_like_the_forward_it_stands_for() -> None:
+def test_an_attached_forward_looks_like_the_forward_it_stands_for() -> None:
     module = Scale()
     forward = attached(module)
     assert inspect.signature(module.forward) == inspect.signature(Scale().forward)
@@ -83,7 +83,7 @@ def test_detaching_gives_the_module_its_own_forward_back() -> None:
     assert "forward" not in plain.__dict__
 
 
-def test_it_keeps_no_module_alive() -> None:
+def test_an_attached_forward_keeps_no_module_alive() -> None:
     module = Scale()
     forward = attached(module)
     del module
@@ -92,6 +92,6 @@ def test_it_keeps_no_module_alive() -> None:
 
 @pytest.mark.parametrize("attempt", [copy.deepcopy, pickle.dumps])
 @pytest.mark.parametrize("thing", [AttachedForward(Scale(), None, None), RefuseConversion()])
-def test_it_is_not_copied(attempt: object, thing: object) -> None:
+def test_an_attached_forward_is_not_copied(attempt: object, thing: object) -> None:
     with pytest.raises(DispatchError, match="undispatch"):
         attempt(thing)  # type: ignore[operator]

@@ -41,7 +41,7 @@ def test_nothing_is_attached_until_it_is_said() -> None:
     assert all("forward" not in module.__dict__ for module in model.modules())
 
 
-def test_what_the_map_puts_on_an_accelerator_is_there_and_the_rest_is_streamed() -> None:
+def test_parts_mapped_to_an_accelerator_are_there_and_the_rest_is_streamed() -> None:
     model = stack()
     result = built(model, {"": 0, "blocks.1": "cpu", "blocks.3": "cpu"})
     assert streamed(result) == ["blocks.1", "blocks.3"]
@@ -49,7 +49,7 @@ def test_what_the_map_puts_on_an_accelerator_is_there_and_the_rest_is_streamed()
     assert model.blocks[1].up.weight.device.type == "cpu"
 
 
-def test_what_is_streamed_lies_in_one_piece_each() -> None:
+def test_streamed_blocks_lie_in_one_packed_buffer_each() -> None:
     model = stack()
     built(model, {"": 0, "blocks.1": "cpu"})
     storages = {parameter.untyped_storage().data_ptr() for parameter in model.blocks[1].parameters()}
@@ -76,7 +76,7 @@ def test_weights_that_are_cast_are_streamed_to_the_host_too() -> None:
     assert [streamer.device.type for streamer in result.streamers] == ["cpu"]
 
 
-def test_there_are_no_more_slots_than_blocks() -> None:
+def test_slots_are_no_more_than_blocks() -> None:
     one, many = (
         built(stack(), {"": 0, **dict.fromkeys(names, "cpu")}, slots=3) for names in (["blocks.0"], ["blocks"])
     )
@@ -91,7 +91,7 @@ def test_there_are_no_more_slots_than_blocks() -> None:
         (lambda model: model, {"": 0, "blocks.1.up.bias": 1}, DeviceMapError),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_model_as_it_was(
+def test_impossible_maps_are_refused_with_the_model_as_it_was(
     change: object, device_map: dict[str, object], error: type[Exception]
 ) -> None:
     model = change(stack())  # type: ignore[operator]

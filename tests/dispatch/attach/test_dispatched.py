@@ -34,7 +34,7 @@ def test_a_dispatched_model_knows_its_map_its_names_and_its_ties() -> None:
     assert "blocks.3.down.bias" in found.names
 
 
-def test_what_moved_is_told_by_the_tier_that_it_moved_to() -> None:
+def test_moved_bytes_are_counted_by_the_tier_they_moved_to() -> None:
     model = dispatch_model(stack(), {"": 0, "blocks": "cpu"})
     model(ids())
     stats = model.dispatch_stats()
@@ -58,7 +58,7 @@ def test_detached_and_released_the_model_is_plain_and_the_device_free() -> None:
 
 
 @pytest.mark.parametrize("attempt", [copy.deepcopy, pickle.dumps])
-def test_it_is_not_copied(attempt: object) -> None:
+def test_the_dispatched_state_is_not_copied(attempt: object) -> None:
     with pytest.raises(DispatchError, match="undispatch"):
         attempt(dispatched(dispatch_model(stack(), {"": 0})))  # type: ignore[operator]
 

@@ -273,7 +273,7 @@ def test_an_interrupt_at_any_moment_leaves_the_block_free_for_everybody() -> Non
     assert number > 10
 
 
-def test_what_has_a_partner_on_the_device_is_streamed_always() -> None:
+def test_a_part_tied_to_one_on_the_device_is_always_streamed() -> None:
     model = plain_llama()
     model.lm_head.weight = model.model.embed_tokens.weight
     devices: dict[str, Any] = {"": 0, "lm_head": "cpu", "model.layers.1": "cpu"}
@@ -285,7 +285,7 @@ def test_what_has_a_partner_on_the_device_is_streamed_always() -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_decides_it_and_its_budgets_hold() -> None:
+def test_a_plan_decides_the_thresholds_and_its_budgets_hold() -> None:
     model = plain_llama(layers=6, hidden_size=128, intermediate_size=256, max_position_embeddings=256)
     plain = copy.deepcopy(model)
     profile = profile_model(model, batch_size=2, context_length=128, new_tokens=4, device_type="virtual")

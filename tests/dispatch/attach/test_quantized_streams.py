@@ -109,7 +109,7 @@ def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     assert dispatched.head.weight is dispatched.embed.weight
 
 
-def test_what_is_written_to_or_replaced_is_quantised_anew(tmp_path: Path) -> None:
+def test_weights_written_to_or_replaced_are_quantised_anew(tmp_path: Path) -> None:
     exact = stack(**SIZES)
     dispatched = model("int8", "cpu", tmp_path)
     assert isinstance(dispatched, Stack)

@@ -44,7 +44,7 @@ def test_a_blocks_tensors_lie_in_one_place_unless_they_are_cast_on_their_way() -
     assert len(storages(cast.blocks[0])) == 4
 
 
-def test_what_two_blocks_share_stays_where_it_is() -> None:
+def test_weights_shared_by_two_blocks_stay_where_they_are() -> None:
     model = stack()
     model.blocks[1].up.weight = model.blocks[0].up.weight
     carried(model)

@@ -37,7 +37,7 @@ def assert_same(
 
 @pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm", "eager"])
 @pytest.mark.parametrize("build", MIXTURES)
-def test_they_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:
+def test_gradients_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:
     resident, streamed = build().train(), build().train()
     for model in (resident, streamed):
         model.set_experts_implementation(implementation)
@@ -48,7 +48,7 @@ def test_they_are_those_of_the_resident_model(build: Callable[[], nn.Module], im
     assert_same(gradients(dispatch_model(streamed, {"": "cpu"}, main_device=DEVICE)), expected, exact)
 
 
-def test_they_are_computed_in_the_precision_of_the_forward() -> None:
+def test_gradients_are_computed_in_the_precision_of_the_forward() -> None:
     resident = mixtral().train().to(DEVICE)
     streamed = dispatch_model(mixtral().train(), {"": "cpu"}, main_device=DEVICE)
     labels = tokens().to(DEVICE)

@@ -68,7 +68,7 @@ def test_all_experts_are_one_block_too() -> None:
     assert made.as_plain_block().nbytes == 3 * made.expert_bytes
 
 
-def test_it_computes_with_the_other_attributes_and_the_module_stays_as_it_was() -> None:
+def test_the_layer_computes_with_its_other_attributes_and_the_module_stays_as_it_was() -> None:
     module = nn.Linear(3, 3, bias=False)
     own, other = module.weight, torch.eye(3)
     x = torch.arange(3.0)
@@ -77,7 +77,7 @@ def test_it_computes_with_the_other_attributes_and_the_module_stays_as_it_was() 
     assert torch.equal(module(x), x @ own.t())
 
 
-def test_it_is_the_class_own_forward() -> None:
+def test_the_layer_runs_its_class_own_forward() -> None:
     module = nn.ReLU()
     module.forward = lambda x: x * 0  # type: ignore[method-assign]
     assert torch.equal(stand_in(module)(torch.ones(2)), torch.ones(2))

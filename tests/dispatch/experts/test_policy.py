@@ -77,7 +77,7 @@ def hits_of_foresight(visits: Trace, room: int) -> int:
 
 @pytest.mark.parametrize("room", [16, 64, 128])
 @pytest.mark.parametrize(("skew", "repeats"), [(0.0, 0.0), (0.0, 0.3), (0.8, 0.0), (0.8, 0.3), (1.2, 0.5)])
-def test_it_hits_at_least_as_often_as_the_least_recently_used_and_never_more_than_foresight(
+def test_hits_are_at_least_those_of_least_recently_used_and_at_most_those_of_foresight(
     skew: float, repeats: float, room: int
 ) -> None:
     visits = trace(skew, repeats)
@@ -98,7 +98,7 @@ def test_the_layer_just_visited_is_wanted_last() -> None:
     assert waits[2] < waits[0] < waits[1]
 
 
-def test_what_is_chosen_often_is_wanted_sooner() -> None:
+def test_experts_chosen_often_are_wanted_sooner() -> None:
     policy = ExpertPolicy(layers=1, experts=3)
     for turn in range(20):
         policy.visit(0, [0] if turn % 4 else [0, 1])

@@ -20,7 +20,7 @@ def put(made: ExpertSlots, *keys: tuple[int, int]) -> None:
         made.placed(key, slot)
 
 
-def test_what_is_put_is_found_until_it_is_forgotten() -> None:
+def test_an_expert_in_a_slot_is_found_until_it_is_forgotten() -> None:
     made = slots()
     put(made, (0, 1))
     slot = made.find((0, 1), (0, 0))
@@ -31,7 +31,7 @@ def test_what_is_put_is_found_until_it_is_forgotten() -> None:
     assert made.find((0, 1), (0, 0)) is None
 
 
-def test_what_changed_on_the_host_is_not_there_any_more_unless_it_is_in_use() -> None:
+def test_an_expert_changed_on_the_host_is_found_only_while_in_use() -> None:
     made = slots()
     put(made, (0, 1))
     made.users[0] += 1
@@ -50,7 +50,7 @@ def test_empty_slots_come_first_and_those_in_use_never() -> None:
     assert made.overwritable(3, (), ()) is None
 
 
-def test_what_is_kept_is_no_victim_and_what_is_wanted_soon_the_last() -> None:
+def test_kept_experts_are_no_victims_and_those_wanted_soon_the_last() -> None:
     made = slots(2)
     put(made, (0, 0), (0, 1))
     assert made.overwritable(1, [made[0]], ()) == [made[1]]

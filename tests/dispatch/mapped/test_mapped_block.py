@@ -50,7 +50,7 @@ def test_dropping_gives_memory_back_and_reading_brings_it_again(tmp_path: Path) 
     assert not weight.any()
 
 
-def test_what_was_written_is_not_dropped(tmp_path: Path) -> None:
+def test_written_pages_are_not_dropped(tmp_path: Path) -> None:
     (block,), (registry,) = mapped_blocks(tmp_path, 1)
     weight = registry["weight"]
     weight[5] = 3

@@ -121,7 +121,7 @@ def test_a_first_page_that_is_gone_tells(kernel: Kernel, block: MappedBlock, mon
     assert watch.has_lost(block)
 
 
-def test_it_looks_now_and_then_only(kernel: Kernel, block: MappedBlock) -> None:
+def test_the_page_watch_looks_now_and_then_only(kernel: Kernel, block: MappedBlock) -> None:
     watch = PageWatch()
     watch.begin()
     assert watch.seems_complete(block)

@@ -42,7 +42,7 @@ def page_in_all(decides: Residency, waited_for: list[MappedBlock], may_drop: boo
     return came
 
 
-def test_what_is_waited_for_comes_first_and_then_what_is_expected_next(
+def test_blocks_waited_for_come_first_and_then_those_expected_next(
     blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decides = within(blocks, 6 * MIB, monkeypatch)
@@ -65,7 +65,7 @@ def test_for_what_is_wanted_soon_goes_what_is_wanted_last(
     assert blocks[0].held
 
 
-def test_what_stays_is_spread_between_what_takes_turns(
+def test_resident_blocks_are_spread_between_those_that_take_turns(
     blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two blocks' room goes to what is computed with and what comes in beside it; of six the other two stay."""
@@ -92,7 +92,7 @@ def test_the_beginning_of_the_order_is_spread_evenly(count: int) -> None:
         assert longest <= 4 * count / first
 
 
-def test_what_is_in_use_is_never_dropped(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_in_use_are_never_dropped(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:
     decides = within(blocks, 2 * MIB, monkeypatch)
     page_in_all(decides, [])
     for block in blocks[:2]:

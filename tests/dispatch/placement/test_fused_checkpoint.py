@@ -98,7 +98,7 @@ def test_the_undispatched_model_computes_by_itself(folder: Path) -> None:
     torch.testing.assert_close(logits(plain), logits(expected))
 
 
-def test_what_is_not_for_the_disk_is_fused_in_memory(folder: Path) -> None:
+def test_weights_not_for_the_disk_are_fused_in_memory(folder: Path) -> None:
     device_map = {"": 0, "model.layers.0": "cpu", "model.layers.1": "disk"}
     model = from_pretrained(folder, device_map)
     assert type(experts_of(model, 0).down_proj) is nn.Parameter

@@ -50,7 +50,7 @@ def test_weights_on_meta_come_from_the_folder_or_the_index(tmp_path: Path) -> No
     assert torch.equal(model.weight, full.weight)
 
 
-def test_what_nobody_supplies_is_named() -> None:
+def test_weights_that_nobody_supplies_are_named() -> None:
     with torch.device("meta"):
         model = Stack()
     with pytest.raises(DispatchError, match="no value yet"):

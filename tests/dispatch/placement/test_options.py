@@ -31,7 +31,7 @@ PLAN = Plan(
 )
 
 
-def test_what_people_give_is_read() -> None:
+def test_options_are_read_from_all_accepted_forms() -> None:
     read = PlanArguments.read(
         expert_cache="1KiB", pinned_memory=7, offload_dtype="int8", max_memory={"virtual:0": "1KiB"}
     )

@@ -86,6 +86,6 @@ def test_a_plan_is_a_device_map_and_says_what_the_host_computes(offload: str) ->
     ("device_map", "offload", "said"),
     [("auto", "sometimes", "'sometimes'"), ("balanced", "auto", "'balanced'"), ({"": "cpu"}, "auto", "a plan")],
 )
-def test_what_does_not_go_together_is_refused(device_map: object, offload: str, said: str) -> None:
+def test_arguments_that_exclude_each_other_are_refused(device_map: object, offload: str, said: str) -> None:
     with pytest.raises(PlanError, match=said):
         dispatch_model(stack(), device_map, offload=offload)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ def test_the_longest_name_counts() -> None:
     assert placement.storage_device("blocks.10") == "virtual:0"
 
 
-def test_what_the_map_does_not_cover_is_named() -> None:
+def test_tensors_that_the_map_does_not_cover_are_named() -> None:
     with pytest.raises(DeviceMapError, match=r"'head\.weight'"):
         DeviceMapLookup({"blocks": 0}).storage_device("head.weight")
 

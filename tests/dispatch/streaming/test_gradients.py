@@ -228,7 +228,7 @@ def check_still_trains(model: nn.Module) -> None:
     assert_same(gradients(model), gradients(twin))
 
 
-def test_what_raises_in_the_second_computation_leaves_everything_as_it_was() -> None:
+def test_an_exception_in_the_second_computation_leaves_everything_as_it_was() -> None:
     model, layer = streamed_pair()
     host = list(model.parameters())
     loss = model(torch.ones(2, 8)).square().sum()

@@ -80,7 +80,7 @@ def fetched(slots: BlockSlots, block: Block) -> BlockSlot:
     return slot
 
 
-def test_what_was_fetched_is_found_until_it_is_forgotten(stream: Recording) -> None:
+def test_a_fetched_block_is_found_until_it_is_forgotten(stream: Recording) -> None:
     made = blocks(2)
     slots = slots_of(made, 2, stream)
     assert slots.find_current(made[0]) is None
@@ -91,7 +91,7 @@ def test_what_was_fetched_is_found_until_it_is_forgotten(stream: Recording) -> N
     assert slots.find_current(made[0]) is None
 
 
-def test_what_was_written_on_the_host_since_is_found_no_more_unless_it_is_in_use(stream: Recording) -> None:
+def test_a_block_written_on_the_host_since_is_found_only_while_in_use(stream: Recording) -> None:
     made = blocks(1)
     slots = slots_of(made, 1, stream)
     slot = fetched(slots, made[0])

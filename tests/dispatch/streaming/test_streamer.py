@@ -144,7 +144,7 @@ def test_a_prefetch_that_failed_is_tried_again_by_who_needs_the_block(monkeypatc
         assert registries[1]["weight"].cpu()[0] == 1
 
 
-def test_what_is_wrong_with_the_next_block_is_told_by_that_block_alone() -> None:
+def test_an_error_in_a_prefetched_block_is_raised_by_that_block_alone() -> None:
     made, registries = blocks(3)
     streamer = streamer_of(made)
     weight = registries[1]["weight"]
@@ -247,7 +247,7 @@ def test_state_written_on_the_device_comes_back_to_the_host() -> None:
     assert state.tolist() == [3.0] * 4
 
 
-def test_what_is_shown_already_is_left_as_it_is() -> None:
+def test_tensors_shown_by_another_forward_are_left_as_they_are() -> None:
     """A forward that wants gradients shows leaves of its own in a block that another thread enters."""
     made, registries = blocks(1)
     streamer = streamer_of(made)
@@ -269,7 +269,7 @@ def test_a_weight_that_is_returned_is_a_copy_that_later_blocks_do_not_overwrite(
     assert others["all"].cpu().tolist() == [0.0] * 100
 
 
-def test_what_was_replaced_is_taken_over_unless_the_devices_tensors_are_shown() -> None:
+def test_replaced_tensors_are_adopted_unless_the_devices_tensors_are_shown() -> None:
     made, registries = blocks(1)
     streamer = streamer_of(made)
     with streamer.use(made[0]):

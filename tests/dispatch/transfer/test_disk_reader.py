@@ -97,7 +97,7 @@ def test_every_bit_arrives(reader: DiskReader, mixed: Path, stats: StreamStats) 
     assert stats.seconds_reading > 0
 
 
-def test_what_is_cast_on_the_way_arrives_cast(reader: DiskReader, tmp_path: Path) -> None:
+def test_weights_cast_on_the_way_arrive_cast(reader: DiskReader, tmp_path: Path) -> None:
     torch.manual_seed(0)
     save_file({"a": torch.randn(7001), "b": torch.randn(3)}, tmp_path / "float.safetensors")
     block = block_of(tmp_path / "float.safetensors", torch.bfloat16)

@@ -86,7 +86,7 @@ def test_bytes_are_shown_as_they_lie_in_the_file(tmp_path: Path) -> None:
     assert bytes(shown[:300].tolist()) == (bytes(range(256)) * 100)[5000:5300]
 
 
-def test_what_is_shown_is_no_memory_of_anybody_elses_and_counts_until_it_is_released(tmp_path: Path) -> None:
+def test_mapped_bytes_are_those_of_the_file_and_count_until_released(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.zeros(2**20)}, path)
     mine = Checkpoint.open(path).tensor("a")

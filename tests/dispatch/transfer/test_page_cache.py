@@ -16,7 +16,7 @@ from bigmodel.dispatch.transfer.page_cache import ReadPolicy, is_cached, is_page
 from tests.preloaded import run
 
 
-def test_what_has_just_been_used_is_in_memory(tmp_path: Path) -> None:
+def test_bytes_just_used_are_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(2**18)}, path)
     tensor = Checkpoint.open(path).tensor("a")
@@ -25,7 +25,7 @@ def test_what_has_just_been_used_is_in_memory(tmp_path: Path) -> None:
     assert is_page_cached(tensor.data_ptr() + tensor.nbytes - 1)
 
 
-def test_what_was_never_used_is_not() -> None:
+def test_bytes_never_used_are_not_in_memory() -> None:
     with mmap.mmap(-1, 64 * mmap.PAGESIZE) as fresh:
         memory = torch.frombuffer(fresh, dtype=torch.uint8)
         memory[10 * mmap.PAGESIZE] = 1
@@ -67,17 +67,19 @@ def policy(nbytes: int, free: int, monkeypatch: pytest.MonkeyPatch) -> ReadPolic
     return ReadPolicy(nbytes)
 
 
-def test_what_fits_into_memory_is_read_through_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_that_fit_into_memory_are_read_through_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     fits = policy(100, 1000, monkeypatch)
     assert not any(fits.bypasses(cached=False) for _ in range(100))
 
 
-def test_what_is_cached_is_read_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_bytes_are_read_from_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not policy(1000, 100, monkeypatch).bypasses(cached=True)
 
 
 @pytest.mark.parametrize("direct_is_faster", [True, False])
-def test_what_does_not_fit_is_read_the_faster_way(direct_is_faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_that_do_not_fit_are_read_the_faster_way(
+    direct_is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = policy(1000, 100, monkeypatch)
     chosen = []
     for _ in range(10 * ReadPolicy.RETRY):

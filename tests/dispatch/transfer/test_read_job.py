@@ -98,7 +98,7 @@ def test_a_block_that_lies_in_memory_after_all_is_copied_from_there_alone(files:
     assert block.layout.views(job.memory)[0].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_it_is_read_when_no_read_is_left_to_begin_with(tmp_path: Path, files: SourceFiles) -> None:
+def test_a_job_is_read_when_no_chunk_is_left_to_begin_with(tmp_path: Path, files: SourceFiles) -> None:
     block = block_of(tmp_path)
     job = job_of(block)
     assert not job.is_read, "how it is read is not known yet"
@@ -147,7 +147,7 @@ def test_a_block_has_arrived_when_its_last_copy_has(tmp_path: Path) -> None:
     assert read.done()
 
 
-def test_what_a_copy_raises_is_told_to_whoever_waits_for_the_block(
+def test_errors_of_a_copy_are_raised_in_the_waiter(
     tmp_path: Path, files: SourceFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, reads = opened(block_of(tmp_path), files)
@@ -165,7 +165,7 @@ def test_what_a_copy_raises_is_told_to_whoever_waits_for_the_block(
             wait()
 
 
-def test_what_reading_raises_is_raised_by_the_stage(tmp_path: Path, files: SourceFiles) -> None:
+def test_errors_of_reading_are_raised_by_the_stage(tmp_path: Path, files: SourceFiles) -> None:
     job, reads = opened(block_of(tmp_path), files)
     failed = Future[torch.Tensor]()
     stage = Stage(job, Read(reads.chunks[0], slot(), failed))

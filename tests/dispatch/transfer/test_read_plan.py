@@ -54,7 +54,7 @@ def test_tensors_close_to_each_other_are_read_at_once(tmp_path: Path, gap: int, 
     assert len(plan_reads(block_of(path, ["a", "c"]), SourceFiles(), 2**20).chunks) == reads
 
 
-def test_what_lies_in_no_file_or_differs_from_it_comes_from_memory(tmp_path: Path) -> None:
+def test_tensors_without_a_file_or_changed_since_come_from_memory(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({name: torch.zeros(5000) for name in "abc"}, path)
     block = block_of(path, ["a", "b", "c"])

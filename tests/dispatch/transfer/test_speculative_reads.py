@@ -84,7 +84,7 @@ def test_a_wrong_guess_gives_nothing_but_what_is_to_be_dropped(
     assert reads.drop() == []
 
 
-def test_what_was_read_before_a_weight_was_written_is_of_no_use(
+def test_reads_from_before_a_write_are_not_used(
     made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     (first, *_), (registry, *_) = made
@@ -95,7 +95,7 @@ def test_what_was_read_before_a_weight_was_written_is_of_no_use(
     assert reads.asked(first, plan(first)) == []
 
 
-def test_what_could_not_be_read_ahead_is_read_anew(
+def test_failed_speculative_reads_are_made_again(
     made: tuple[list[Block], list[Registry]], plan: Callable[[Block], ReadPlan]
 ) -> None:
     first = made[0][0]

@@ -68,7 +68,7 @@ def test_a_large_chunk_is_shown_where_it_lies_and_nothing_is_copied(
     assert slot.fill(chunks[0], bypass=False).nbytes == chunks[0].nbytes
 
 
-def test_what_cannot_be_shown_is_read_and_says_what_is_wrong(
+def test_bytes_that_cannot_be_mapped_are_read_and_the_error_names_the_cause(
     chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
 ) -> None:
     os.truncate(tmp_path / "model.safetensors", 3 * CHUNK)
@@ -77,7 +77,7 @@ def test_what_cannot_be_shown_is_read_and_says_what_is_wrong(
         slot.fill(chunks[-1], bypass=False)
 
 
-def test_what_is_shown_is_not_touched_any_more_once_its_file_was_cut_short(
+def test_mapped_bytes_are_not_touched_once_their_file_was_cut_short(
     chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
 ) -> None:
     slot = StagingSlots(CHUNK, pin=False).free[0]
@@ -89,7 +89,7 @@ def test_what_is_shown_is_not_touched_any_more_once_its_file_was_cut_short(
     slot.check()
 
 
-def test_what_is_shown_is_lost_once_the_page_cache_has_given_it_up(
+def test_mapped_bytes_are_lost_once_the_page_cache_has_dropped_them(
     chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
 ) -> None:
     slot = StagingSlots(CHUNK, pin=False).free[0]

@@ -49,7 +49,7 @@ def test_every_way_of_reading_gives_what_the_plain_tensor_gives(read: Callable[[
         assert torch.equal(read(tensor), read(whole))  # type: ignore[arg-type]
 
 
-def test_it_looks_like_the_plain_tensor() -> None:
+def test_a_fused_view_looks_like_the_plain_tensor() -> None:
     view, whole = fused()
     parameter = nn.Parameter(view)
     assert isinstance(parameter, nn.Parameter)

@@ -127,7 +127,7 @@ def test_offloaded_weights_stay_the_same_parameters_and_are_plain_again_afterwar
     assert all(now is then and type(now) is nn.Parameter for now, then in zip(model.parameters(), before))
 
 
-def test_what_is_read_of_an_offloaded_weight_is_a_plain_tensor(tmp_path: Path) -> None:
+def test_an_offloaded_weight_reads_as_a_plain_tensor(tmp_path: Path) -> None:
     weight = placed(outside(), "cpu", tmp_path).last.weight
     for read in (weight.data, weight.detach(), weight.clone(), weight.to(torch.float64), torch.ones(WIDTH) @ weight):
         assert type(read) is torch.Tensor
@@ -145,7 +145,7 @@ def test_a_saved_offloaded_weight_loads_as_a_plain_one(tmp_path: Path) -> None:
     assert (type(parameter), type(twice)) == (nn.Parameter, torch.Tensor)
 
 
-def test_what_is_written_to_an_offloaded_weight_reaches_the_next_forward(tmp_path: Path) -> None:
+def test_writes_to_an_offloaded_weight_reach_the_next_forward(tmp_path: Path) -> None:
     model = outside()
     placed(model, "cpu", tmp_path)
     with torch.no_grad():

@@ -50,9 +50,7 @@ def by_torchao(weight: torch.Tensor, kind: str) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=15, deadline=None)
 @given(rows=st.integers(8, 24), seed=st.integers(0, 99), power=st.integers(-3, 3))
-def test_what_comes_back_is_what_torchao_gives_back(
-    kind: str, dtype: torch.dtype, rows: int, seed: int, power: int
-) -> None:
+def test_unpacked_weights_are_those_of_torchao(kind: str, dtype: torch.dtype, rows: int, seed: int, power: int) -> None:
     weight = (torch.randn(rows, 2 * GROUP, generator=torch.manual_seed(seed)) * 10.0**power).to(dtype)
     packing, into, error = packed(weight, kind)
     restored = unpacked(packing, into, weight)
@@ -74,7 +72,7 @@ def test_no_element_is_off_by_more_than_half_a_step_of_its_group(kind: str, step
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_restored_into_another_dtype_at_once(kind: str) -> None:
+def test_weights_are_unpacked_into_another_dtype_at_once(kind: str) -> None:
     weight = torch.randn(16, GROUP, generator=torch.manual_seed(0))
     packing, into, _ = packed(weight, kind)
     assert torch.equal(unpacked(packing, into, weight.bfloat16()), by_torchao(weight, kind).bfloat16())
@@ -99,7 +97,7 @@ def test_a_weight_that_is_not_contiguous_is_taken_by_its_elements(kind: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_no_integer_stands_for_is_refused_by_name(kind: str, value: float) -> None:
+def test_weights_with_nan_or_infinity_are_refused_by_name(kind: str, value: float) -> None:
     weight = torch.ones(16, GROUP)
     weight[3, 5] = value
     packing = Packing.of(weight, kind)

@@ -55,7 +55,7 @@ def test_vectors_and_buffers_are_carried_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("home", ["memory", "disk"])
-def test_what_was_written_to_is_carried_anew_and_nothing_else(home: str, tmp_path: Path) -> None:
+def test_only_weights_that_were_written_to_are_quantised_anew(home: str, tmp_path: Path) -> None:
     block = block_of(matrix(0), matrix(1), torch.ones(3))
     if home == "memory":
         block.carry_in_memory(pin=False)
@@ -99,7 +99,7 @@ def test_weights_in_memory_of_their_own_are_left_alone() -> None:
     assert torch.equal(weight, matrix(rows=4096))
 
 
-def test_it_names_the_quantised_weight_that_wants_a_gradient() -> None:
+def test_a_quantised_weight_that_wants_a_gradient_is_named() -> None:
     frozen = block_of(matrix(), nn.Parameter(torch.ones(3)))
     assert frozen.refuse_training() is None
     assert block_of(torch.ones(3), nn.Parameter(matrix())).refuse_training() == "1"

@@ -53,7 +53,7 @@ def test_threads_may_count_together() -> None:
     assert stats.bytes_from_disk == stats.fetches == 4000
 
 
-def test_what_reaches_one_device_in_several_ways_is_added_up() -> None:
+def test_bytes_that_reach_one_device_in_several_ways_are_added_up() -> None:
     one, other = StreamStats(), StreamStats()
     one.add(from_ram=3, fetches=1)
     one.hits, one.misses = 1, 1

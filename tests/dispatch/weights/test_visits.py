@@ -19,7 +19,7 @@ def test_at_first_the_given_order_is_the_guess_and_after_the_last_comes_the_firs
     assert order.after("c", 5) == ["a", "b"]
 
 
-def test_what_was_visited_after_a_block_is_expected_after_it() -> None:
+def test_the_block_visited_after_another_is_expected_after_it() -> None:
     order = VisitOrder(["a", "b", "c", "d"])
     for name in "acbd":
         order.visit(name)

@@ -114,5 +114,5 @@ def test_any_cuda_device_is_like_the_one_it_has() -> None:
     assert MACHINE.link("cuda:5") is MACHINE.link("cuda:0")
 
 
-def test_it_is_a_profile_as_measured_ones_are() -> None:
+def test_a_nominal_machine_is_a_profile_like_measured_ones() -> None:
     assert machine_json.load(machine_json.dump(MACHINE)) == MACHINE

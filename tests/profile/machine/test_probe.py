@@ -42,7 +42,7 @@ def test_a_machine_is_measured_once_and_again_when_asked(tmp_path: Path, measure
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_who_asks_while_another_measures_waits_and_reads_its_result(tmp_path: Path, measured: list[int]) -> None:
+def test_a_second_process_waits_for_the_first_and_reads_its_result(tmp_path: Path, measured: list[int]) -> None:
     found: list[MachineProfile] = []
     key = probe.machine_key(QUICK)
     lock = FileLock(tmp_path / f"{key}.lock", thread_local=False)

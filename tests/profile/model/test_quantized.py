@@ -27,7 +27,7 @@ def test_without_an_offload_dtype_it_takes_what_it_takes() -> None:
         ((1, GROUP), "bfloat16"),  # each part begins at a multiple of 512 bytes: more than it takes as it is
     ],
 )
-def test_what_cannot_or_need_not_be_quantised_stays_as_it_is(shape: tuple[int, ...], dtype: str) -> None:
+def test_tensors_that_cannot_or_need_not_be_quantised_stay_as_they_are(shape: tuple[int, ...], dtype: str) -> None:
     assert quantized_parts(shape, dtype, "int8") is None
     assert quantized_bytes(shape, dtype, "int8") == quantized_bytes(shape, dtype, None)
 

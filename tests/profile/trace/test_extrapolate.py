@@ -45,7 +45,7 @@ def test_the_repeated_trace_has_the_peaks_of_the_whole_one(layers: int) -> None:
     assert long.order() == whole.order()
 
 
-def test_what_layers_hold_from_before_is_held_by_every_copy() -> None:
+def test_storages_that_layers_hold_from_before_are_held_by_every_copy() -> None:
     count, stand_ins = sample_layers(["a"] * 8) or (0, ())
     short = recording(count)
     held = Trace(short.events, tuple(InitialStorage(500 + unit, 16, unit) for unit in range(count)))

@@ -46,7 +46,7 @@ def test_inputs_from_another_device_are_copied_while_the_unit_runs() -> None:
     assert books.now == {0: 0, 1: 100}
 
 
-def test_what_the_host_computed_beside_an_accelerator_is_handed_over() -> None:
+def test_outputs_computed_on_the_host_are_copied_to_the_accelerator() -> None:
     books = replay(CHAIN, {0: "cpu", 1: 0}, 0)
     assert books.peak == {"cpu": 100, 0: 230}
     assert books.now["cpu"] == 0
@@ -61,7 +61,7 @@ def test_between_units_the_device_is_where_the_source_lies() -> None:
     assert replay(trace, {0: 1}, 0).now == {1: 15, 0: 7}
 
 
-def test_what_is_alive_at_the_start_lies_where_its_unit_runs() -> None:
+def test_initial_storages_lie_where_their_unit_runs() -> None:
     trace = Trace((Enter(1), Free(7), Leave(1)), (InitialStorage(7, 50, 1), InitialStorage(8, 20, 0)))
     books = replay(trace, {0: 0, 1: 1}, 0)
     assert books.peak == {1: 50, 0: 20}
@@ -91,12 +91,12 @@ def test_inputs_that_go_to_the_first_weights_and_back_are_there_twice_if_they_ar
     assert replay(trace, {}, 0).peak == {0: 48}
 
 
-def test_what_is_made_of_nothing_in_a_call_lies_beside_what_the_unit_before_returned() -> None:
+def test_tensors_created_in_a_call_lie_beside_the_previous_units_output() -> None:
     made = (Allocate(0, 1), Call(), Allocate(1, 2), Enter(0), Leave(0), Allocate(2, 4), Return(), Allocate(3, 8))
     assert replay(Trace(made), {0: 1}, 0).now == {0: 1 + 2 + 8, 1: 4}
 
 
-def test_what_is_read_between_units_from_another_device_is_copied_for_the_moment() -> None:
+def test_inputs_read_between_units_from_another_device_are_copied_for_the_moment() -> None:
     trace = Trace((Enter(0), Allocate(0, 10), Leave(0), Allocate(1, 50), Allocate(2, 10, 0, ((1, 40),))))
     books = replay(trace, {0: 1}, 0)
     assert books.peak == {1: 10 + 40 + 10, 0: 50}
@@ -104,7 +104,7 @@ def test_what_is_read_between_units_from_another_device_is_copied_for_the_moment
     assert replay(trace, {}, 0).peak == {0: 70}
 
 
-def test_what_the_model_returns_is_brought_to_where_its_inputs_came_from() -> None:
+def test_outputs_are_brought_to_the_device_of_the_inputs() -> None:
     trace = Trace((Call(), Enter(0), Allocate(0, 10), Allocate(1, 90), Leave(0), Return(((0, 10),)), Free(1)))
     books = replay(trace, {0: 1}, 0)
     assert books.peak == {1: 100, 0: 10}

@@ -40,7 +40,7 @@ def test_operations_are_the_work_of_the_unit_that_runs_them() -> None:
     assert trace.work() == {-1: [between], 3: [inside]}
 
 
-def test_what_a_unit_leaves_alive_is_its_cache() -> None:
+def test_storages_that_a_unit_leaves_alive_are_its_cache() -> None:
     trace = Trace(
         (Enter(0), Allocate(0, 10), Allocate(1, 5), Free(1), Leave(0), Allocate(2, 7)), (InitialStorage(8, 20, 0),)
     )
@@ -115,11 +115,11 @@ def test_a_mixture_in_little_room_gets_them_too_from_a_tenth_of_the_events() -> 
         assert len(phase.trace.condensed) < len(phase.trace.events) / 2
 
 
-def test_what_lives_and_dies_in_one_turn_is_one_burst() -> None:
+def test_storages_that_live_within_one_unit_are_one_burst() -> None:
     turn = [Enter(0), Allocate(1, 10), Allocate(2, 20), Free(1), Scratch(5), Free(2), Leave(0)]
     assert list(condense(turn)) == [Enter(0), Burst(30, 0), Leave(0)]
 
 
-def test_what_outlives_the_turn_is_named() -> None:
+def test_storages_that_outlive_their_unit_are_named() -> None:
     turn = [Enter(0), Allocate(1, 10), Allocate(2, 20), Free(1), Leave(0, ((2, 20),))]
     assert list(condense(turn)) == [Enter(0), Burst(10, 10), Allocate(2, 20), Burst(0, -10), Leave(0, ((2, 20),))]

@@ -95,7 +95,7 @@ def test_the_peak_of_a_streamed_model_is_predicted_to_the_byte() -> None:
     assert peak_of_generating(model, 2, 63, 1) == plan.devices[0].total
 
 
-def test_when_nothing_is_said_of_new_tokens_the_prompt_may_fill_the_context() -> None:
+def test_a_prompt_may_fill_the_context_if_new_tokens_are_not_given() -> None:
     """A plain forward of the whole context holds the plan: it has no mask and no positions of its own."""
     from bigmodel.dispatch import dispatch_model
 
@@ -156,7 +156,7 @@ def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> No
 
 
 @pytest.mark.parametrize(("family", "apart"), [("llama", 1), ("gpt2", 1), ("gpt2", 2), ("llama", 5)])
-def test_what_crosses_between_two_accelerators_is_predicted_to_the_byte(family: str, apart: int) -> None:
+def test_peaks_of_two_accelerators_are_predicted_to_the_byte(family: str, apart: int) -> None:
     """GPT-2 adds positions to words, each of which may lie elsewhere; scores come back to where the inputs are."""
     from bigmodel.dispatch import dispatch_model
 
@@ -244,7 +244,7 @@ def test_images_need_no_context_and_sounds_are_transcribed() -> None:
     assert [name for name, _ in phases(whisper())] == ["prefill", "decode"]
 
 
-def test_what_a_config_does_not_tell_is_not_guessed() -> None:
+def test_inputs_that_a_config_does_not_describe_are_not_guessed() -> None:
     model = tiny_llama()
     model.main_input_name = "voltages"
     assert phases(model) == phases(Flat()) == phases(tiny_llama(), context_length=0, new_tokens=0) == []

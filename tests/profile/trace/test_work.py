@@ -92,6 +92,6 @@ def test_fewer_bytes_are_moved_and_a_call_is_a_call() -> None:
     assert scale_work(Work(CALL), 0.25) == Work(CALL)
 
 
-def test_there_is_one_row_at_least_and_all_of_it_is_all() -> None:
+def test_scaled_work_has_at_least_one_row_and_the_whole_share_is_the_whole_work() -> None:
     assert scale_work(WORK, 1e-6).rows == 1
     assert scale_work(WORK, 1.0) == WORK

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from bigmodel.profile.training.memory import (
     OPTIMIZER,
     PHASES,
     REDUCING,
+    TrainingMemory,
     sharding_of,
     training_memory,
 )
@@ -25,7 +27,7 @@ from bigmodel.profile.training.memory import (
 from ..models import tiny_llama
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 100,
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
 }  # fmt: skip
 DEVICE = "virtual:0"
 
@@ -36,6 +38,12 @@ def llama(**sizes: Any) -> Any:
 
 def resnet() -> Any:
     return t.ResNetForImageClassification(t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1]))
+
+
+@cache
+def taken(optimizer: str = "adamw", **options: Any) -> TrainingMemory:
+    """What training `llama()` takes in steps of 1 x 16 tokens."""
+    return training_memory(llama(), 1, 16, optimizer, **options)
 
 
 def measured(model: Any, inputs: dict[str, torch.Tensor], make: Any) -> int:
@@ -71,18 +79,18 @@ def test_a_step_of_a_convnet_is_predicted_to_the_byte() -> None:
     assert measured(model, inputs, torch.optim.AdamW) == predicted.total
 
 
-def test_what_is_kept_is_known_from_the_parameters() -> None:
+def test_gradients_and_state_are_known_from_the_parameters() -> None:
     model = llama()
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    found = training_memory(model, 1, 16)
+    found = taken()
     assert (found.weights, found.gradients) == (weights, weights)
     assert 2 * weights <= found.optimizer < 2 * weights + 8 * len(list(model.parameters()))
-    assert training_memory(model, 1, 16, "sgd").optimizer == 0
+    assert taken("sgd").optimizer == 0
 
 
 @pytest.mark.slow
 def test_recomputing_leaves_less_for_the_backward() -> None:
-    model = llama(num_hidden_layers=6)
+    model = llama()
     assert training_memory(model, 4, 64, checkpointing=True).activations < training_memory(model, 4, 64).activations
 
 
@@ -95,15 +103,13 @@ def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
 
 
 def test_ranks_under_ddp_keep_all_and_buckets_beside() -> None:
-    model = llama()
-    alone, together = training_memory(model, 1, 16), training_memory(model, 1, 16, ranks=2)
+    alone, together = taken(), taken(ranks=2)
     assert together.weights == alone.weights
     assert together.total == alone.total + alone.gradients
 
 
 def test_ranks_under_fsdp_keep_shares() -> None:
-    model = llama()
-    alone, two, four = (training_memory(model, 1, 16, ranks=ranks, strategy="fsdp") for ranks in (1, 2, 4))
+    alone, two, four = (taken(ranks=ranks, strategy="fsdp") for ranks in (1, 2, 4))
     assert two.weights == alone.weights // 2
     assert four.optimizer == -(-alone.optimizer // 4)
     assert alone.total > two.total > four.total
@@ -118,7 +124,7 @@ def test_ranks_under_fsdp_keep_shares() -> None:
         ({"context_length": 10**6}, "allows"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], said: str) -> None:
+def test_impossible_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(PlanError, match=said):
         training_memory(llama(), **{"context_length": 16, **arguments})
 

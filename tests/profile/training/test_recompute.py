@@ -83,6 +83,6 @@ def test_the_second_computation_finds_the_cache_as_the_first_one_did() -> None:
     assert (kwargs["cache"].get_seq_length(), cache.get_seq_length()) == (3, 4)
 
 
-def test_what_is_no_cache_is_itself() -> None:
+def test_arguments_that_are_no_caches_are_passed_as_they_are() -> None:
     mask = [True]
     assert snapshot(mask) is mask

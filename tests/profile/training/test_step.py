@@ -46,7 +46,7 @@ def test_any_function_of_parameters_will_do() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamax", 3, None, nn.Linear(2, 2)])
-def test_what_is_no_optimizer_is_refused_with_those_known(optimizer: object) -> None:
+def test_an_unknown_optimizer_is_refused_with_those_known(optimizer: object) -> None:
     with pytest.raises(PlanError, match="use one of adamw, adam"):
         check_optimizer(optimizer)
 
