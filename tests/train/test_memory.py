@@ -17,13 +17,6 @@ from bigmodel.train.memory import (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick_collections() -> None:
-    """Keep the objects of earlier tests out of the many garbage collections of these."""
-    gc.collect()
-    gc.freeze()
-
-
 def test_objects_are_forgotten() -> None:
     first, second = torch.ones(1), torch.ones(2)
     gone = weakref.ref(first)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.train.multiprocess import run_script
 
-pytest.importorskip("trackio", reason="trackio is not installed")
+pytestmark = pytest.mark.skipif(find_spec("trackio") is None, reason="trackio is not installed")
 
 # Trackio chooses its folder when it is imported, so the run is a process of its own.
 SCRIPT = """

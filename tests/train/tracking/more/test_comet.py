@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from tests.train.multiprocess import run_script
 
-pytest.importorskip("comet_ml", reason="comet_ml is not installed")
+pytestmark = pytest.mark.skipif(find_spec("comet_ml") is None, reason="comet_ml is not installed")
 
 # Comet patches libraries when it is imported, so the run is a process of its own.
 SCRIPT = """
