@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.preloaded import python_executable
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +35,20 @@ def train(epochs):
 
 
 @pytest.fixture(scope="module")
-def outputs() -> dict[str, str]:
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of a kernel that has PyTorch imported when it starts."""
+    folder = tmp_path_factory.mktemp("jupyter")
+    (folder / "kernels" / "preloaded").mkdir(parents=True)
+    command = [str(python_executable()), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec = {"argv": command, "display_name": "preloaded", "language": "python"}
+    (folder / "kernels" / "preloaded" / "kernel.json").write_text(json.dumps(spec))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JUPYTER_PATH", str(folder))
+        yield "preloaded"
+
+
+@pytest.fixture(scope="module")
+def outputs(kernel: str) -> dict[str, str]:
     """What each cell prints, or the error it ends with."""
     nbclient = pytest.importorskip("nbclient", reason="needs nbclient, which runs notebooks")
     pytest.importorskip("ipykernel", reason="needs ipykernel, the kernel of notebooks")
@@ -46,7 +63,7 @@ def outputs() -> dict[str, str]:
     }
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells.values()])
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3", allow_errors=True).execute(env=environment)
+    nbclient.NotebookClient(notebook, timeout=60, kernel_name=kernel, allow_errors=True).execute(env=environment)
     return {
         name: "".join(each.get("text", each.get("evalue", "")) for each in cell.outputs)
         for name, cell in zip(cells, notebook.cells)
