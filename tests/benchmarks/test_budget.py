@@ -9,7 +9,10 @@ import pytest
 
 from .answering import answer, limit, rows
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: mincore and posix_fadvise")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: mincore and posix_fadvise"),
+]
 
 
 def test_the_resident_set_is_held_against_the_budget(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

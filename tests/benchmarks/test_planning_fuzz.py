@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from bigmodel.benchmarks.planning_fuzz import (
     ABOVE,
     BELOW,
@@ -28,11 +30,13 @@ def test_a_case_is_the_same_whatever_came_before_it() -> None:
     assert outcomes(1, 2)[1:] == outcomes(2)
 
 
+@pytest.mark.slow
 def test_random_models_keep_random_budgets() -> None:
     kinds = {outcome.kind for outcome in outcomes(*range(6))}
     assert kinds <= {EXACT, STREAMED, BELOW, REFUSED, HOST_ALONE}
 
 
+@pytest.mark.slow
 def test_one_process_runs_all_cases_and_another_takes_over_when_it_dies() -> None:
     virtual.enable(2)
     plans = [planned(number, seed=0) for number in (1, 2)]

@@ -18,6 +18,7 @@ def ask(question: str, folder: Path, *arguments: str) -> None:
     assert main([question, "--quick", "--rounds", "1", "--check", "--results", str(folder), *arguments]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "question", ["serve-throughput", "serve-http", "serve-latency", "serve-streamed", "serve-linear"]
 )
@@ -43,6 +44,7 @@ def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: p
         pass
 
 
+@pytest.mark.slow
 def test_a_crowd_of_all_kinds_leaves_nothing_behind(tmp_path: Path) -> None:
     ask("serve-clients", tmp_path)
 

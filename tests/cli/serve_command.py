@@ -1,9 +1,11 @@
-"""A process that is `bigmodel serve`, forked from one that has imported everything; it can be told to break."""
+"""A process that is `bigmodel serve`; it can be told to break.
+
+python -m tests.cli.serve_command sound|breaks ARGUMENTS OF bigmodel
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence as Seq
+import sys
 from typing import Any
 
 import torch
@@ -34,12 +36,8 @@ def _break_at(tokens: list[int]) -> None:
     PackedRunner._forward = failing  # type: ignore[method-assign]
 
 
-def command(arguments: Seq[str], log: str, breaks: bool) -> None:
-    """Run `bigmodel` with ``arguments`` and exit with its code; what it says goes to the file ``log``."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+if __name__ == "__main__":
     torch.set_num_threads(1)
-    if breaks:
+    if sys.argv[1] == "breaks":
         _break_at(BREAKS)
-    main(arguments)
+    main(sys.argv[2:])

@@ -17,8 +17,8 @@ import urllib.error
 import urllib.request
 import venv
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,8 +27,28 @@ from tests.server.tiny import tiny_model, tiny_tokenizer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
+USE = """
+import contextlib, io, json, os, sys
+import bigmodel, bigmodel.benchmarks, bigmodel.server
+from bigmodel.cli.main import run
+
+def printed(*arguments):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        assert run(arguments) == 0
+    return output.getvalue()
+
+model, results = sys.argv[1:]
+print(json.dumps({
+    "imported": [module.__file__ for module in (bigmodel, bigmodel.benchmarks, bigmodel.server)],
+    "names": {name: getattr(bigmodel, name, None) is not None for name in bigmodel.__all__},
+    "plan": printed("plan", model, "--max-memory", "cpu=1GiB", "--context", "32", "--json"),
+    "generate": printed("generate", model, "the", "--max-tokens", "8"),
+    "bench": printed("bench", "memory", model, "--results", results),
+    "kept": os.listdir(results),
+}))
+"""
 NOT_SOURCE = ("build", "dist", "site", "shared", "*.egg-info", "__pycache__")
-Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +90,14 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a program of the environment in an empty folder and returns what it printed."""
+def used(environment: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What one process of the environment imports in an empty folder, and what commands print in it."""
+    command = [environment / "bin" / "python", "-c", USE, checkpoint, tmp_path_factory.mktemp("results")]
     empty = tmp_path_factory.mktemp("empty")
-
-    def start(program: str, *arguments: object) -> str:
-        command = [environment / "bin" / program, *map(str, arguments)]
-        done = subprocess.run(command, cwd=empty, env=outside(), capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return start
+    done = subprocess.run(command, cwd=empty, env=outside(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
 
 
 def build_wheel(source: Path, folder: Path) -> Path:
@@ -142,28 +159,26 @@ def test_the_source_archive_builds_the_same_wheel(source: Path, wheel: Path, tmp
     assert names(build_wheel(archive, tmp_path)) == names(wheel)
 
 
-def test_the_installed_package_is_imported_from_site_packages(environment: Path, run: Run) -> None:
-    code = "import bigmodel, bigmodel.server, bigmodel.benchmarks as b; print(bigmodel.__file__, b.__file__)"
-    assert all(path.startswith(str(site_packages(environment))) for path in run("python", "-c", code).split())
+def test_the_installed_package_is_imported_from_site_packages(environment: Path, used: dict[str, Any]) -> None:
+    assert all(path.startswith(str(site_packages(environment))) for path in used["imported"])
 
 
-def test_every_public_name_is_found(run: Run) -> None:
-    run("python", "-c", "import bigmodel; [getattr(bigmodel, name) for name in bigmodel.__all__]")
+def test_every_public_name_is_found(used: dict[str, Any]) -> None:
+    assert len(used["names"]) > 50
+    assert not [name for name, found in used["names"].items() if not found]
 
 
-def test_plan_reads_a_checkpoint(run: Run, checkpoint: Path) -> None:
-    plan = json.loads(run("bigmodel", "plan", checkpoint, "--max-memory", "cpu=1GiB", "--context", 32, "--json"))
-    assert {part["device"] for part in plan["parts"]} == {"cpu"}
+def test_plan_reads_a_checkpoint(used: dict[str, Any]) -> None:
+    assert {part["device"] for part in json.loads(used["plan"])["parts"]} == {"cpu"}
 
 
-def test_generate_prints_text(run: Run, checkpoint: Path) -> None:
-    assert "tokens/s" in run("bigmodel", "generate", checkpoint, "the", "--max-tokens", 8)
+def test_generate_prints_text(used: dict[str, Any]) -> None:
+    assert "tokens/s" in used["generate"]
 
 
-def test_bench_memory_prints_a_table(run: Run, checkpoint: Path, tmp_path: Path) -> None:
-    printed = run("bigmodel", "bench", "memory", checkpoint, "--results", tmp_path)
-    assert "cpu" in printed
-    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == ["memory"]
+def test_bench_memory_prints_a_table_and_keeps_its_result(used: dict[str, Any]) -> None:
+    assert "cpu" in used["bench"]
+    assert [name.partition("-")[0] for name in used["kept"]] == ["memory"]
 
 
 def test_serve_answers_and_shows_its_page(environment: Path, checkpoint: Path, tmp_path: Path) -> None:

@@ -1,8 +1,12 @@
-"""A process that serves the tiny model as `bigmodel serve` does, and models that are slow or break."""
+"""A process that serves the tiny model as `bigmodel serve` does, and models that are slow or break.
+
+    python -m tests.server.serve_tiny DELAY DRAIN_TIMEOUT [LOADING]
+
+It prints its port, serves until a signal or a failure, and exits with the server's code.
+"""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from typing import Any
@@ -36,9 +40,8 @@ def _twice(ids: torch.Tensor, token: int) -> bool:
     return bool((ids[..., 1:].eq(token) & ids[..., :-1].eq(token)).any())
 
 
-def serve(port: Any, log: str, delay: float, drain_timeout: float, loading: str) -> None:
-    """Serve until a signal or a failure and exit with the server's code; the port is sent through ``port``."""
-    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+def main(delay: str, drain_timeout: str, loading: str = "") -> None:
+    """Serve with seconds of delay in each forward; LOADING may be "broken" or "endless"."""
     torch.set_num_threads(1)
 
     def loader(progress: Loading) -> Loaded:
@@ -48,11 +51,15 @@ def serve(port: Any, log: str, delay: float, drain_timeout: float, loading: str)
             progress.report(1, 4)
             time.sleep(0.01)
         model = tiny_model()
-        model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, delay)
+        model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, float(delay))
         return Loaded(model, tiny_tokenizer())
 
-    settings = Settings("tiny", drain_timeout=drain_timeout, engine=EngineOptions(kv_bytes=64 << 20))
+    settings = Settings("tiny", drain_timeout=float(drain_timeout), engine=EngineOptions(kv_bytes=64 << 20))
     app = create_app(loader=loader, settings=settings)
     listener = bind("127.0.0.1", 0)
-    port.send(listener.getsockname()[1])
+    print(listener.getsockname()[1], flush=True)
     sys.exit(run(app, listener, log_level="warning"))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

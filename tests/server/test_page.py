@@ -70,6 +70,7 @@ def shows(page: Any, selector: str, pattern: str) -> None:
     expect(page.locator(selector)).to_have_text(re.compile(pattern), timeout=30_000)
 
 
+@pytest.mark.slow
 def test_a_person_sends_a_message_and_sees_tokens_arrive(browser: Any) -> None:
     with serving(tiny_app_whose_texts_end(at=frozenset())) as url, open_page(browser, url) as page:
         page.wait_for_selector("#status.ready")
@@ -94,6 +95,7 @@ def test_a_person_sends_a_message_and_sees_tokens_arrive(browser: Any) -> None:
         assert re.search(r"200 tokens in .* the first after", page.text_content(".message.assistant small"))
 
 
+@pytest.mark.slow
 def test_an_answer_without_text_is_over_too(browser: Any) -> None:
     every_token = frozenset(range(len(tiny_tokenizer())))
     with serving(tiny_app_whose_texts_end(at=every_token)) as url, open_page(browser, url) as page:
@@ -103,6 +105,7 @@ def test_an_answer_without_text_is_over_too(browser: Any) -> None:
         shows(page, ".message.assistant small", "^1 tokens in .* none with a text$")
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_cut_off_is_no_answer(browser: Any, url: str) -> None:
     with open_page(browser, url) as page:
         page.wait_for_selector("#status.ready")
@@ -112,6 +115,7 @@ def test_an_answer_that_is_cut_off_is_no_answer(browser: Any, url: str) -> None:
         shows(page, ".message.error small", "^the server stopped in the middle")
 
 
+@pytest.mark.slow
 def test_stopping_frees_the_slot(browser: Any) -> None:
     model = tiny_model()
     model.model.embed_tokens = SlowOrBroken(model.model.embed_tokens, 0.05)
@@ -130,6 +134,7 @@ def test_stopping_frees_the_slot(browser: Any) -> None:
         assert app.state.server.engine.core.counts.generated < 900
 
 
+@pytest.mark.slow
 def test_devices_and_numbers_are_shown(browser: Any, url: str) -> None:
     with open_page(browser, url) as page:
         page.wait_for_selector(".device .bar .weights")
@@ -138,6 +143,7 @@ def test_devices_and_numbers_are_shown(browser: Any, url: str) -> None:
         shows(page, "#rate", r"\d")
 
 
+@pytest.mark.slow
 def test_what_was_planned_is_shown_beside_what_is_used(browser: Any, tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
@@ -155,6 +161,7 @@ def test_what_was_planned_is_shown_beside_what_is_used(browser: Any, tmp_path: P
         assert "nothing of the model is here" in page.text_content(".device:last-child")
 
 
+@pytest.mark.slow
 def test_replicas_are_shown_together_and_each(browser: Any) -> None:
     app, board = tiny_app(), ReportBoard(clock=lambda: 0.0)  # nobody is gone, however long the browser takes
     state = app.state.server
@@ -170,6 +177,7 @@ def test_replicas_are_shown_together_and_each(browser: Any) -> None:
             shows(page, "#running", "^0 / 16$")
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_say_how_it_is_says_why(browser: Any) -> None:
     class Unreachable:
         def put(self, replica: str, report: ReplicaReport) -> None: ...
@@ -183,6 +191,7 @@ def test_a_server_that_cannot_say_how_it_is_says_why(browser: Any) -> None:
         shows(page, "#detail", "^the other replicas cannot be asked$")
 
 
+@pytest.mark.slow
 def test_an_error_is_shown_and_the_conversation_goes_on(browser: Any, url: str) -> None:
     with open_page(browser, url) as page:
         page.wait_for_selector("#status.ready")
@@ -197,6 +206,7 @@ def test_an_error_is_shown_and_the_conversation_goes_on(browser: Any, url: str) 
         page.wait_for_selector(".message.assistant:not(.error) small")
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_used(browser: Any) -> None:
     with serving(tiny_app(api_keys=("sesame",))) as url, open_page(browser, url) as page:
         page.wait_for_selector("#key-box:visible")
@@ -206,6 +216,7 @@ def test_a_key_is_asked_for_and_used(browser: Any) -> None:
         assert page.is_hidden("#key-box")
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_late_does_not_ask_for_the_key_again(browser: Any) -> None:
     held: list[Any] = []
 
@@ -237,6 +248,7 @@ def test_an_answer_that_comes_late_does_not_ask_for_the_key_again(browser: Any) 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.slow
 def test_it_fits_and_can_be_read(browser: Any, url: str, scheme: str, width: int, tmp_path: Path) -> None:
     with open_page(browser, url, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
         page.wait_for_selector(".device .bar")

@@ -131,13 +131,13 @@ def test_also_when_requests_come_and_go_while_others_run() -> None:
 
 
 def test_also_when_memory_runs_out_and_sequences_are_recomputed() -> None:
-    asked = prompts(6, 2 * B)
+    asked = prompts(5, 2 * B)
     roomy = tiny_engine()
-    alone = run_alone(roomy, asked, 160)
+    alone = run_alone(roomy, asked, 100)
     roomy.stop()
     per_token = 2 * 2 * 2 * 16 * 4
     tight = tiny_engine(kv_bytes=per_token * 5 * B, prefix_cache=False)
-    collectors = [ask(tight, p, max_tokens=160, **settings(i)) for i, p in enumerate(asked)]
+    collectors = [ask(tight, p, max_tokens=100, **settings(i)) for i, p in enumerate(asked)]
     for collector, expected in zip(collectors, alone, strict=True):
         assert isinstance(collector.wait(), Done)
         assert flat(collector) == expected

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import multiprocessing
 import os
 import signal
 import socket
@@ -18,45 +17,41 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from bigmodel.errors import ServeError
 from bigmodel.server.http.run import WithoutPolling, bind, url
-from tests.server.serve_tiny import serve
+from tests.preloaded import Program
 
 
 @contextlib.contextmanager
 def process(delay: float, drain_timeout: float, loading: str = "") -> Iterator[tuple[Child, str]]:
-    # Forked from a fresh process that has imported everything: one import for all of them.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.server.serve_tiny"])
-    ours, theirs = context.Pipe(duplex=False)
+    """A process that serves, and its address."""
+    arguments = ["-m", "tests.server.serve_tiny", delay, drain_timeout, loading]
     with tempfile.NamedTemporaryFile() as log:
-        child = context.Process(target=serve, args=(theirs, log.name, delay, drain_timeout, loading))
-        child.start()
-        theirs.close()
+        program = Program(
+            arguments, os.environ, stderr=log.fileno(), modules=["bigmodel.server.http.run", "tests.server.tiny"]
+        )
         try:
-            yield Child(child, Path(log.name)), f"http://127.0.0.1:{ours.recv()}"
+            assert program.stdout is not None
+            yield Child(program, Path(log.name)), f"http://127.0.0.1:{int(program.stdout.readline())}"
         finally:
-            child.kill()
-            child.join()
+            program.kill()
 
 
 @dataclass(frozen=True)
 class Child:
-    process: Any
+    process: Program
     log: Path
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
+        self.process.send_signal(number)
 
-    def wait(self, seconds: float) -> int | None:
-        """The exit code; None if it has not ended."""
-        self.process.join(seconds)
-        return self.process.exitcode
+    def wait(self, seconds: float) -> int:
+        """The exit code. Raises TimeoutExpired if it has not ended."""
+        return self.process.wait(seconds)
 
 
 def wait_ready(url: str) -> None:

@@ -31,10 +31,10 @@ def expected(asked: list[list[int]], tokens: int) -> list[Any]:
 
 @pytest.mark.parametrize("draft_seed", [0, 1], ids=["accepted", "rejected"])
 def test_the_bits_are_those_without_a_draft_model(draft_seed: int) -> None:
-    asked = prompts(10)
-    alone = expected(asked, 30)
+    asked = prompts(5)
+    alone = expected(asked, 20)
     engine = engine_with(tiny_model(draft_seed))
-    together = [ask(engine, p, max_tokens=30, **settings(i)) for i, p in enumerate(asked)]
+    together = [ask(engine, p, max_tokens=20, **settings(i)) for i, p in enumerate(asked)]
     for collector, result in zip(together, alone, strict=True):
         assert isinstance(collector.wait(), Done)
         assert flat(collector) == result
@@ -51,6 +51,7 @@ def test_a_model_that_drafts_for_itself_saves_steps() -> None:
     engine.stop()
 
 
+@pytest.mark.slow
 def test_the_bits_are_those_without_a_draft_model_when_memory_is_short() -> None:
     asked = prompts(6, 200)
     alone = expected(asked, 50)
