@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from bigmodel import __version__
 from bigmodel.errors import BigModelError
 from bigmodel.server.engine.build import build_engine
-from bigmodel.server.http import get_routes, post_routes
+from bigmodel.server.http import get_routes, post_routes, reference
 from bigmodel.server.http.errors import install
 from bigmodel.server.http.metrics import Metrics
 from bigmodel.server.http.middleware import BodyLimit, KeyGuard
@@ -65,11 +65,13 @@ def create_app(
     if loader is None:
         startup.build()
 
-    app = FastAPI(title="bigmodel", version=__version__, lifespan=startup.lifespan)
+    # FastAPI's own pages load scripts from elsewhere.
+    app = FastAPI(title="bigmodel", version=__version__, lifespan=startup.lifespan, docs_url=None, redoc_url=None)
     app.state.server = state
     install(app)
     app.include_router(post_routes.router)
     app.include_router(get_routes.router)
+    app.include_router(reference.router)
     app.add_middleware(BodyLimit, limit=lambda: state.body_limit)
     if settings.api_keys:
         app.add_middleware(KeyGuard, keys=settings.api_keys)
