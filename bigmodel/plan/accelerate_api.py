@@ -17,9 +17,8 @@ from ..errors import DeviceMapError
 from ..limits import PLANNED_SHARE
 from ..module_names import owner_of
 from ..profile import DtypeLike, UnitProfile, named_tensors, profile_units
-from .memory.shortage import budget_error
 from .memory.usage import PassingUnit
-from .result.budgets import Key, is_accelerator, read_budgets
+from .result.budgets import Key, budget_error, is_accelerator, read_budgets
 from .search.greedy import balanced_caps, place_greedily
 from .search.items import Capacity, Group, GroupPlacement, Item, tie_groups
 

@@ -22,9 +22,8 @@ from ..profile.trace.workload import trained_length
 from ..profile.training.step import TrainingStep, check_optimizer
 from .memory.assemble import parts_of, with_budgets
 from .memory.assignment import Assignment, passing_usage
-from .memory.shortage import budget_error
 from .memory.usage import ACTIVATIONS, BUFFERS, TRAINING, WEIGHTS, MemoryUsage, PassingUnit
-from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
+from .result.budgets import Key, budget_error, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import Plan
 from .search.items import Capacity, tie_groups
 from .search.searcher import checked_main

@@ -17,9 +17,8 @@ from ...devices import DISK, HOST, DeviceLike, device_key
 from ...errors import PlanError
 from ...profile import Profile
 from ..memory.assignment import Assignment, memory_usage
-from ..memory.shortage import budget_error
 from ..memory.usage import MemoryUsage
-from ..result.budgets import Key, is_accelerator
+from ..result.budgets import Key, budget_error, is_accelerator
 from ..result.plan import Prediction
 from ..time.cost import Objective
 from ..time.per_pass import per_pass

@@ -1,3 +1,5 @@
+"""."""
+
 from __future__ import annotations
 
 import pytest
@@ -5,9 +7,16 @@ import torch
 
 from bigmodel.devices import accelerators as present
 from bigmodel.devices import virtual
-from bigmodel.errors import DeviceError, SizeError
+from bigmodel.errors import BudgetError, DeviceError, SizeError
 from bigmodel.plan import make_plan
-from bigmodel.plan.result.budgets import device_type_of, is_accelerator, read_budgets, with_headroom
+from bigmodel.plan.result.budgets import (
+    budget_error,
+    device_type_of,
+    is_accelerator,
+    read_budgets,
+    smallest_budget,
+    with_headroom,
+)
 
 from ...profile.models import tiny_llama
 
@@ -44,3 +53,25 @@ def test_what_computes_beside_the_host() -> None:
 
 def test_headroom_is_left_on_everything_but_the_disk() -> None:
     assert with_headroom({0: 1000, "cpu": 10, "disk": 7}) == {0: 900, "cpu": 9, "disk": 7}
+
+
+def fits(budgets: object) -> bool:
+    return budgets[0] + budgets["cpu"] >= 100 and budgets[0] >= 10  # type: ignore[index]
+
+
+def test_the_smallest_budget_of_one_device() -> None:
+    assert smallest_budget({0: 20, "cpu": 30}, 0, 1000, fits) == 70
+    assert smallest_budget({0: 20, "cpu": 30}, "cpu", 1000, fits) == 80
+    assert smallest_budget({0: 5, "cpu": 30}, "cpu", 1000, fits) is None
+
+
+def test_the_error_names_every_single_budget_that_would_do() -> None:
+    error = budget_error({0: 5, "cpu": 30}, 1000, fits)
+    assert isinstance(error, BudgetError)
+    assert "0: 70 B (70 bytes, 65 B more)" in str(error)
+    assert "'cpu': " not in str(error).split("would do")[1]
+
+
+def test_when_no_single_budget_will_do_it_says_so() -> None:
+    with pytest.raises(BudgetError, match="raise several"):
+        raise budget_error({0: 5, "cpu": 30}, 1000, lambda budgets: False)

@@ -15,7 +15,7 @@ from bigmodel.plan.search.filling import Option, options_of
 from bigmodel.plan.search.greedy import place_greedily
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 from bigmodel.plan.search.search import BranchAndBound, search
-from bigmodel.plan.time.schedule import Visit, seconds_of_pass
+from bigmodel.plan.time.cost import Visit, seconds_of_pass
 
 from .groups import group, placement_of
 
