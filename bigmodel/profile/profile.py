@@ -17,7 +17,7 @@ from .model.units import UnitProfile, combining_module, find_no_split_classes, p
 from .trace.dry_run import Example, Phase, check_example, dry_run
 from .trace.extrapolate import renamed
 from .trace.ledger import D, replay
-from .trace.trace import Event, Leave, Trace
+from .trace.trace import Enter, Event, Leave, Trace
 from .trace.workload import Workload, max_context, used_length
 
 
@@ -155,11 +155,12 @@ def profile_model(
         phases = dry_run(model, units, work, torch_device(device_type), _cast(model, wanted), example)
     order = execution_order(units, phases)
     given_back = _given_back(model, units, phases)
+    placed = {index for index, unit in enumerate(units) if unit.tensors}
     return Profile(
         name=type(model).__name__,
         units=tuple(units[index] for index in order),
         workload=work,
-        phases=tuple(_renumbered(phase, order, given_back) for phase in phases),
+        phases=tuple(_renumbered(phase, order, given_back, placed) for phase in phases),
         dtype=None if wanted is None else dtype_name(wanted),
         max_context=max_context(model),
         first=order.index(_holder_of_first(units, model)) if order else 0,
@@ -213,15 +214,23 @@ def _given_back(model: nn.Module, units: Sequence[UnitProfile], phases: Sequence
     }
 
 
-def _renumbered(phase: Phase, order: Sequence[int], given_back: Collection[int]) -> Phase:
-    """Return a phase with its units renumbered to `order`, keeping only the outputs that are given back."""
+def _renumbered(phase: Phase, order: Sequence[int], given_back: Collection[int], placed: Collection[int]) -> Phase:
+    """Return a phase with its units renumbered to `order`, keeping only the outputs that are given back.
+
+    Units without tensors are not `placed`: they run where their inputs lie, so their operations count as operations
+    between units.
+    """
     units = {old: new for new, old in enumerate(order)}
 
     def kept(event: Event) -> Event:
         return Leave(event.unit) if isinstance(event, Leave) and event.unit not in given_back else event
 
     def renumbered(trace: Trace) -> Trace:
-        events = tuple(renamed(kept(event), {}, units) for event in trace.events)
+        events = tuple(
+            renamed(kept(event), {}, units)
+            for event in trace.events
+            if not isinstance(event, (Enter, Leave)) or event.unit in placed
+        )
         return Trace(events, tuple(replace(held, unit=units.get(held.unit, held.unit)) for held in trace.initial))
 
     from_host = None if phase.from_host is None else renumbered(phase.from_host)

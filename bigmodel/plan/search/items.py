@@ -117,13 +117,14 @@ def assignment_of(
         capacity: its main device is where the inputs must be; without one, they are on the placement's if that runs
             anything.
     """
-    main = placement.main if capacity.main_device is not None else _used_main(placement)
+    main = placement.main if capacity.main_device is not None else _used_main(groups, placement)
     total = len(profile.units)
     storage, execution = [main] * total, [main] * total
     for at, group in enumerate(groups):
         for index in group.members:
             storage[index] = placement.storage[at]
-            execution[index] = placement.execution[at]
+            # A unit without tensors runs where its inputs lie.
+            execution[index] = placement.execution[at] if profile.units[index].tensors else main
             if profile.units[index].is_lookup and not is_accelerator(storage[index]):
                 execution[index] = HOST
     return Assignment(
@@ -138,9 +139,10 @@ def assignment_of(
     )
 
 
-def _used_main(placement: GroupPlacement) -> Key:
-    """Return the main device, or the first accelerator that runs anything if the main device runs nothing."""
-    used = [key for key in placement.execution if is_accelerator(key)]
+def _used_main(groups: Sequence[Group], placement: GroupPlacement) -> Key:
+    """Return the main device, or the first accelerator that runs any tensors if the main device runs none."""
+    runs = zip(groups, placement.execution, strict=True)
+    used = [key for group, key in runs if group.nbytes and is_accelerator(key)]
     return placement.main if placement.main in used or not used else used[0]
 
 
