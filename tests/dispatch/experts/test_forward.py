@@ -54,7 +54,7 @@ def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module],
     expected = resident(build, implementation)
     prompt = tokens().to(DEVICE)
     found = logits(expected, prompt)
-    for cache in CACHES:
+    for cache in CACHES if build is mixtral else (None, 4 * EXPERT_BYTES):
         model = offloaded(build, implementation, expert_cache=cache)
         assert torch.equal(logits(model, tokens()), found), cache
         if cache == 4 * EXPERT_BYTES:
