@@ -3,7 +3,7 @@ from .checkpoint import load_state_dict as load_state_dict
 from .conversion import Conversion as Conversion
 from .conversion import FusedPart as FusedPart
 from .conversion import Fusion as Fusion
-from .conversion import Source as Source
+from .conversion import TensorSource as TensorSource
 from .conversion import convert_keys as convert_keys
 from .load import load_checkpoint_in_model as load_checkpoint_in_model
 from .load import run_dtype as run_dtype

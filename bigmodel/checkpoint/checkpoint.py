@@ -1,4 +1,4 @@
-"""A checkpoint on disk: validated when it is opened, its tensors views of the mapped files."""
+"""A checkpoint on disk, validated when it is opened. Its tensors are views of the memory-mapped files."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Shard(Protocol):
     path: Path
 
     def keys(self) -> KeysView[str]:
-        """Names of the tensors in the file."""
+        """Return the names of the tensors in the file."""
 
     def entry(self, name: str) -> TensorEntry:
-        """Dtype, shape and place of a tensor; no weight is read."""
+        """Return dtype, shape and offset of a tensor; no weight is read."""
 
     def tensor(self, name: str, resident: bool = False) -> torch.Tensor:
-        """A tensor that shows the mapped file; see `bigmodel.checkpoint.Checkpoint.tensor`."""
+        """Return a tensor that views the mapped file; see `bigmodel.checkpoint.Checkpoint.tensor`."""
 
 
 class SafetensorsShard:
-    """A safetensors file, mapped when its first tensor is asked for."""
+    """A safetensors file, mapped on the first access to a tensor."""
 
     def __init__(self, path: Path, header: SafetensorsHeader) -> None:
         self.path = path
@@ -56,7 +56,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
     """A mapping of tensor name to tensor over the files of a checkpoint. Only headers are read.
 
     Attributes:
-        path: the index, or the single file, that the checkpoint was opened by.
+        path: the index file, or the single file of weights.
         shards: its files by name.
     """
 
@@ -70,12 +70,12 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         """Open and check a checkpoint.
 
         Args:
-            path: a folder, a ``.safetensors`` or ``.bin`` file, or an ``.index.json``. Which file of a folder counts
-                is said at `bigmodel.sources.index.find_checkpoint_file`.
+            path: a folder, a ``.safetensors`` or ``.bin`` file, or an ``.index.json``. For a folder
+                `bigmodel.sources.index.find_checkpoint_file` chooses the file.
 
         Raises:
-            CheckpointNotFoundError: there is no checkpoint, or its index names a file that is not there.
-            CheckpointFormatError: a file is damaged or no checkpoint, the index names a file outside its folder, or
+            CheckpointNotFoundError: there is no checkpoint, or its index names a missing file.
+            CheckpointFormatError: a file is damaged or not a checkpoint, the index names a file outside its folder, or
                 index and files contradict each other.
         """
         file = find_checkpoint_file(Path(path))
@@ -101,37 +101,37 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         return f"Checkpoint({str(self.path)!r}, {len(self)} tensors in {len(self.shards)} files)"
 
     def file(self, name: str) -> str:
-        """Name of the file that holds the tensor `name`, relative to the checkpoint's folder."""
+        """Return the name of the file that holds the tensor `name`, relative to the checkpoint's folder."""
         return self._weight_map[self._known(name)]
 
     def entry(self, name: str) -> TensorEntry:
-        """Dtype, shape, size and place of the tensor `name`; its offset is -1 where it cannot be used in place."""
+        """Return dtype, shape, size and offset of the tensor `name`; the offset is -1 if it cannot be used in place."""
         return self.shards[self.file(name)].entry(name)
 
     def is_mappable(self, name: str) -> bool:
-        """Whether the tensor `name` can be used where it lies; one that is stored unaligned has to be copied."""
+        """Whether the tensor `name` can be used in its mapped file; an unaligned one must be copied."""
         entry = self.entry(name)
         return entry.nbytes == 0 or (entry.offset >= 0 and entry.offset % entry.dtype.itemsize == 0)
 
     def tensor(self, name: str, resident: bool = False) -> torch.Tensor:
-        """The tensor `name`, showing the file's bytes through a private, copy-on-write memory map.
+        """Return the tensor `name`, a view of its file through a private, copy-on-write memory map.
 
-        Nothing is read until it is used, and writing to it never reaches the file. The map of a file is made once,
-        and goes when this checkpoint and the last tensor made from it have gone.
+        Nothing is read until it is used, and writing to it never changes the file. A file is mapped once, and unmapped
+        when this checkpoint and all tensors of it are gone.
 
-        A file that is mapped may be replaced or removed (the map shows the old bytes), but not cut short where it lies:
-        the kernel ends a process that reads beyond the new end (SIGBUS), and no Python code can prevent it. What
-        streams weights looks before it reads, and raises CheckpointFormatError.
+        A mapped file may be replaced or removed (the map keeps the old bytes), but not truncated: the kernel terminates
+        a process that reads beyond the new end (SIGBUS), which Python code cannot prevent. Code that streams weights
+        checks the length before it reads, and raises CheckpointFormatError.
 
         Args:
             name: a key of the checkpoint.
-            resident: the tensor shall count as memory: `mapped_region` does not find it. (Its pages still come in
-                as they are used; see `bigmodel.checkpoint.pages.populate`.)
+            resident: count the tensor as memory: `mapped_region` does not find it. Its pages are still read on first
+                use; see `bigmodel.checkpoint.pages.populate`.
         """
         return self.shards[self.file(name)].tensor(name, resident)
 
     def total_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Return the bytes of all tensors."""
         return sum(self.entry(name).nbytes for name in self)
 
     def _known(self, name: str) -> str:
@@ -141,11 +141,9 @@ class Checkpoint(Mapping[str, torch.Tensor]):
 
 
 def _open_shard(path: Path, opened_by: Path) -> Shard:
-    if not os.path.isfile(path):  # False, too, for a name that no file could have
+    if not os.path.isfile(path):  # also False for an invalid file name
         if path == opened_by:
-            raise CheckpointNotFoundError(
-                f"{path}: is no file, or a link that leads nowhere; copy or download it again"
-            )
+            raise CheckpointNotFoundError(f"{path}: is not a file, or is a broken link; copy or download it again")
         raise CheckpointNotFoundError(
             f"{opened_by}: names the file {path.name!r}, which is not in {path.parent}; copy or download it again"
         )
@@ -153,7 +151,8 @@ def _open_shard(path: Path, opened_by: Path) -> Shard:
         return SafetensorsShard(path, read_header(path))
     if path.suffix not in LEGACY_SUFFIXES:
         raise CheckpointFormatError(
-            f"{opened_by}: names {path.name!r} as a file of weights, which it is not by its name"
+            f"{opened_by}: names {path.name!r} as a file of weights, but its suffix is neither .safetensors, .bin, .pt "
+            "nor .pth"
         )
     return LegacyShard(path)
 
@@ -161,14 +160,18 @@ def _open_shard(path: Path, opened_by: Path) -> Shard:
 def load_state_dict(
     checkpoint_file: str | os.PathLike[str], device_map: Mapping[str, DeviceLike] | None = None
 ) -> dict[str, torch.Tensor]:
-    """The tensors of a checkpoint by name, as `accelerate.utils.load_state_dict` returns them.
+    """Return the tensors of a checkpoint by name, as `accelerate.utils.load_state_dict` does.
 
     Args:
         checkpoint_file: a file or folder, as for `Checkpoint.open`.
-        device_map: module name -> device; a tensor goes where the longest matching name says. Tensors for the CPU
-            and for disk show the mapped file. None leaves all on the CPU.
+        device_map: module name -> device; the longest matching name decides. Tensors for the CPU and for disk are views
+            of the mapped file. None leaves all on the CPU.
+
+    Raises:
+        CheckpointError: as for `Checkpoint.open`.
+        DeviceMapError: the map leaves a tensor without a device.
     """
     checkpoint = Checkpoint.open(checkpoint_file)
-    placement = DeviceLookup({"": "cpu"} if device_map is None else device_map)
-    placement.check(checkpoint)
-    return {name: checkpoint.tensor(name).to(placement.torch_device(name)) for name in checkpoint}
+    devices = DeviceLookup({"": "cpu"} if device_map is None else device_map)
+    devices.check(checkpoint)
+    return {name: checkpoint.tensor(name).to(devices.torch_device(name)) for name in checkpoint}

@@ -1,8 +1,8 @@
-"""Converts the keys of a checkpoint to the names of a model, as transformers does when it loads.
+"""Converts the keys of a checkpoint to the names of a model, as transformers does on loading.
 
 transformers v5 renames keys, and merges, splits or reorders tensors: the experts of a Mixtral or Qwen MoE layer, one
-tensor each in the checkpoint, are one tensor in the model. A renamed tensor can still be used where it lies in its
-file; a fused one (`Fusion`) has to be made in memory. The rules are transformers' own, looked up when needed.
+tensor each in the checkpoint, are one tensor in the model. A renamed tensor can still be used in place in its file; a
+fused one (`Fusion`) must be built in memory. The rules are transformers' own, imported when needed.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class FusedPart:
 
 
 class Fusion:
-    """One of transformers' conversions, applied to certain tensors of a checkpoint.
+    """One of transformers' conversions, applied to some tensors of a checkpoint.
 
     Args:
-        name: the first name in the model that it makes.
-        converter: transformers' ``WeightConverter``, unused so far.
-        model: the transformers model; conversions ask it for shapes and its config.
+        name: name in the model of its first result.
+        converter: transformers' ``WeightConverter``, not used before.
+        model: the transformers model; conversions read its shapes and config.
     """
 
     def __init__(self, name: str, converter: Any, model: Any) -> None:
@@ -53,22 +53,22 @@ class Fusion:
         self._targets: dict[str, torch.Tensor] | None = None
 
     def add(self, pattern: str, entry: TensorEntry) -> None:
-        """Add the tensor that matched the converter's source `pattern`. The order of a pattern's tensors counts."""
+        """Add a tensor that matches the converter's source `pattern`. The order within a pattern matters."""
         self._parts[pattern].append(entry)
         self._targets = None
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The checkpoint keys that it reads, source pattern by source pattern."""
+        """Keys of the checkpoint that it reads, ordered by source pattern."""
         return tuple(entry.name for entries in self._parts.values() for entry in entries)
 
     @property
     def operations(self) -> list[Any]:
-        """transformers' operations, in the order in which they are applied."""
+        """transformers' operations, in the order of application."""
         return list(self._converter.operations)
 
     def targets(self) -> dict[str, torch.Tensor]:
-        """The tensors that it makes, on meta, by the model's names.
+        """Return its results on meta, by the model's names.
 
         Raises:
             CheckpointMismatchError: the tensors do not fit each other.
@@ -78,25 +78,29 @@ class Fusion:
         return self._targets
 
     def evaluate(self, read: Callable[[TensorEntry], torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Apply the conversion to the tensors that `read` returns; return its results by the model's names."""
+        """Apply the conversion to the tensors that `read` returns; return the results by the model's names.
+
+        Raises:
+            CheckpointMismatchError: the tensors do not fit each other.
+        """
         converter = deepcopy(self._converter)
         for pattern, entries in self._parts.items():
             for entry in entries:
                 converter.add_tensor(self.name, entry.name, pattern, read(entry))
         try:
-            made = converter.convert(self.name, model=self._model, config=self._model.config)
+            results = converter.convert(self.name, model=self._model, config=self._model.config)
         except Exception as error:  # transformers' operations raise errors of any type
             shown = ", ".join(self.keys[:3]) + (", ..." if len(self.keys) > 3 else "")
             raise CheckpointMismatchError(
                 f"{self.name} is made from {len(self.keys)} tensors of the checkpoint ({shown}), which do not fit "
                 f"together ({error}); some may be missing, or belong to another model"
             ) from error
-        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+        return {name: value[0] if isinstance(value, list) else value for name, value in results.items()}
 
     def parts(self) -> list[FusedPart] | None:
-        """The place of each checkpoint tensor in the fused one; None unless they are only stacked and concatenated.
+        """Return each checkpoint tensor's index in the fused one; None unless they are only stacked and concatenated.
 
-        With it a fused tensor is filled without intermediate copies, and a part can be read without the rest.
+        It allows filling a fused tensor without intermediate copies, and reading a part without the rest.
         """
         kinds = [(type(op).__name__, getattr(op, "dim", None)) for op in self._converter.operations]
         parts = [self._parts[p] for p in self._converter.source_patterns if p in self._parts]
@@ -121,23 +125,23 @@ class Fusion:
 
 def _stacked_and_concatenated(parts: list[list[TensorEntry]]) -> list[FusedPart]:
     """Stack the tensors of each source pattern along a new first dimension, and join the stacks along the second."""
-    placed, start = [], 0
+    found, start = [], 0
     for entries in parts:
         rows = entries[0].shape[0] if entries[0].shape else 0
-        placed += [FusedPart(entry.name, (i, slice(start, start + rows))) for i, entry in enumerate(entries)]
+        found += [FusedPart(entry.name, (i, slice(start, start + rows))) for i, entry in enumerate(entries)]
         start += rows
-    return placed
+    return found
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where one tensor of a model comes from.
+class TensorSource:
+    """The checkpoint tensors that provide one tensor of a model.
 
     Attributes:
-        keys: the tensors of the checkpoint it is made from.
-        dtype: its dtype as it comes from the checkpoint.
-        shape: its shape as it comes from the checkpoint.
-        fusion: how it is made from them; None where it is the one tensor as it is.
+        keys: keys of the checkpoint tensors.
+        dtype: dtype in the checkpoint.
+        shape: shape in the checkpoint, after fusion.
+        fusion: the conversion that builds it; None for a single tensor used as it is.
     """
 
     keys: tuple[str, ...]
@@ -147,7 +151,7 @@ class Source:
 
     @property
     def in_place(self) -> bool:
-        """Whether the tensor can be used where it lies in its file."""
+        """Whether it is one tensor of the checkpoint, which can be used in its file."""
         return self.fusion is None
 
 
@@ -156,45 +160,45 @@ class Conversion:
     """How the tensors of a checkpoint become those of a model.
 
     Attributes:
-        sources: by the model's names, for each that the checkpoint provides.
-        unexpected: keys of the checkpoint that the model has no use for, but for those it says to ignore.
-        used: transformers' conversions that applied; it wants them to write the checkpoint's layout again.
+        sources: the source of each tensor that the checkpoint provides, by the model's names.
+        unexpected: keys of the checkpoint that the model does not use, except those that its class ignores.
+        used: transformers' conversions that applied; it needs them to save in the checkpoint's layout.
     """
 
-    sources: dict[str, Source] = field(default_factory=dict)
+    sources: dict[str, TensorSource] = field(default_factory=dict)
     unexpected: list[str] = field(default_factory=list)
     used: list[Any] | None = None
 
     @property
     def fused(self) -> list[str]:
-        """Names of the model's tensors that are no tensor of the checkpoint, so cannot lie on disk in place."""
+        """Names of the model's tensors that are fused from several, so cannot be used in place on disk."""
         return [name for name, source in self.sources.items() if not source.in_place]
 
 
 def convert_keys(model: nn.Module, names: dict[str, Any], entries: Mapping[str, TensorEntry]) -> Conversion:
-    """Find where each tensor of `model` comes from.
+    """Find the checkpoint tensors that provide each tensor of `model`.
 
     Args:
         model: a transformers model or any other module; may be on meta.
-        names: the names of its state dict (the values do not matter, but must not be None).
+        names: the names of its state dict (values are not used, but must not be None).
         entries: the tensors of the checkpoint by key.
 
     Raises:
-        CheckpointMismatchError: tensors that are to be fused do not fit each other.
+        CheckpointMismatchError: tensors to be fused do not fit each other.
     """
     if is_transformers_model(model):
         return _transformers_conversion(model, names, entries)
     conversion = Conversion()
     for key, entry in entries.items():
         if key in names:
-            conversion.sources[key] = Source((key,), entry.dtype, entry.shape)
+            conversion.sources[key] = TensorSource((key,), entry.dtype, entry.shape)
         else:
             conversion.unexpected.append(key)
     return conversion
 
 
 def is_transformers_model(model: nn.Module) -> bool:
-    """Whether `model` is a transformers model, found out without importing transformers."""
+    """Whether `model` is a transformers model. Does not import transformers."""
     transformers = sys.modules.get("transformers.modeling_utils")
     return transformers is not None and isinstance(model, transformers.PreTrainedModel)
 
@@ -209,29 +213,29 @@ def _transformers_conversion(model: Any, names: dict[str, Any], entries: Mapping
     by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
     prefix = model.base_model_prefix
     conversion, fusions = Conversion(), dict[str, Fusion]()
-    # The order decides which expert is which.
+    # Experts are numbered by their order.
     for key in sorted(entries, key=dot_natural_key):
         name, pattern = rename_source_key(key, renamings, converters, prefix, names)
         if name not in names and key in names:
-            name, pattern = rename_source_key(key, [], [], prefix, names)  # it bears the model's own name already
+            name, pattern = rename_source_key(key, [], [], prefix, names)  # the key is the model's name already
         if name not in names:
             conversion.unexpected.append(key)
         elif pattern is None:
-            conversion.sources[name] = Source((key,), entries[key].dtype, entries[key].shape)
+            conversion.sources[name] = TensorSource((key,), entries[key].dtype, entries[key].shape)
         else:
             if name not in fusions:
                 fusions[name] = Fusion(name, deepcopy(by_pattern[pattern]), model)
             fusions[name].add(pattern, entries[key])
     for fusion in fusions.values():
-        for name, made in fusion.targets().items():
-            conversion.sources[name] = Source(fusion.keys, made.dtype, tuple(made.shape), fusion)
+        for name, target in fusion.targets().items():
+            conversion.sources[name] = TensorSource(fusion.keys, target.dtype, tuple(target.shape), fusion)
     conversion.unexpected = _not_ignored(model, conversion.unexpected)
     conversion.used = [rule for rule in mapping if rule.was_used()]
     return conversion
 
 
 def _not_ignored(model: Any, keys: list[str]) -> list[str]:
-    """Without the keys that the model's class says to ignore, and those of buffers that are not saved any more."""
+    """Return `keys` without those that the model's class ignores and those of buffers that are no longer saved."""
     patterns = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$"]
     ignored = re.compile("|".join(f"({pattern})" for pattern in patterns))
     return [key for key in keys if ignored.search(key) is None]

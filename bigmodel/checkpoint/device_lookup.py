@@ -1,4 +1,4 @@
-"""Device lookup: the longest key of a device map that is a prefix of a tensor's name gives its device."""
+"""Device of a tensor: that of the longest key of a device map that is a prefix of the tensor's name."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class DeviceLookup:
         return torch_device(found)
 
     def check(self, names: Iterable[str]) -> None:
-        """Refuse a map that leaves one of the tensors `names` without a device.
+        """Check that the map gives each of the tensors `names` a device.
 
         Raises:
-            DeviceMapError: names the first of them.
+            DeviceMapError: it does not; the message names the first such tensor.
         """
         missing = [name for name in names if self.find(name) is None]
         if missing:

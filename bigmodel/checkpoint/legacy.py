@@ -1,4 +1,4 @@
-"""A legacy ``.bin`` file: what ``torch.save`` wrote. Only tensors are unpickled, never code.
+"""A legacy ``.bin`` file, written by ``torch.save``. Only tensors are unpickled, never code.
 
 Such a file is a zip archive of one pickle and one uncompressed record per storage, so its tensors can be used in place
 too. Loading it to ``meta`` with torch gives the record of each tensor.

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into an existing model, on meta or not, also into one that several processes share."""
+"""Loads a checkpoint into an existing model, on meta or not, also into a model distributed over processes."""
 
 from __future__ import annotations
 
@@ -44,30 +44,31 @@ def load_checkpoint_in_model(
         model: any module; its tensors may be on meta or real. A transformers model takes checkpoints of every layout
             that its own ``from_pretrained`` takes.
         checkpoint: a folder, a ``.safetensors`` or ``.bin`` file, an ``.index.json``, or an open `Checkpoint`.
-        device_map: module name -> device, the longest matching name deciding. On ``"disk"`` a parameter becomes a view
-            of the memory-mapped file: not read, not copied, in the file's dtype. On ``"cpu"`` it is brought into
-            memory, as a mapped file where it need not be cast. None fills every tensor where it is, and puts what is
+        device_map: module name -> device; the longest matching name decides. On ``"disk"`` a parameter becomes a view
+            of the memory-mapped file: not read, not copied, in the file's dtype. On ``"cpu"`` it is read into memory,
+            as pages of the mapped file unless it must be cast. None leaves every tensor on its device, and puts those
             on meta on the CPU.
-        offload_folder: for tensors on ``"disk"`` that cannot be used where they lie (fused experts of a mixture, old
-            ``.bin`` files). They are written to a file there that vanishes with the model.
-        dtype: what floating-point tensors are cast to; None casts to the model's own dtypes. Tensors on disk are
-            cast where they run: see `run_dtype`.
-        offload_state_dict: accepted for accelerate's sake; never more than one tensor is held beside the model.
-        offload_buffers: buffers mapped to ``"disk"`` stay there, too, instead of coming to the CPU.
+        offload_folder: folder for tensors on ``"disk"`` that cannot be used in place (fused experts, old ``.bin``
+            files). They are written to a file there that is deleted with the model.
+        dtype: dtype to which floating-point tensors are cast; None casts to the model's own dtypes. Tensors on disk are
+            cast on their execution device: see `run_dtype`.
+        offload_state_dict: accepted for compatibility with accelerate; at most one tensor is in memory in addition to
+            the model.
+        offload_buffers: leave buffers mapped to ``"disk"`` there too, instead of loading them to the CPU.
         keep_in_fp32_modules: names of modules whose parameters are float32 whenever `dtype` is narrower.
         offload_8bit_bnb: not supported, must be False.
-        strict: also refuse a checkpoint that holds more than the model has, or less than it has (without `strict`,
-            a tensor that has a value already may be missing).
-        full_state_dict: as for ``torch.distributed.checkpoint.state_dict``; for models made of DTensors.
-        broadcast_from_rank0: only rank 0 reads, and sends the others what they need.
-        read_later: weights on ``"cpu"`` are not brought into memory where they can lie in the file, and can be let go
-            of again: for a caller that brings them in ahead of their use.
+        strict: also refuse a checkpoint with unexpected or missing keys (without `strict`, a tensor that has a value
+            already may be missing).
+        full_state_dict: as for ``torch.distributed.checkpoint.state_dict``; for models of DTensors.
+        broadcast_from_rank0: only rank 0 reads, and broadcasts the tensors to the other processes.
+        read_later: leave weights on ``"cpu"`` unread in the mapped file where they can be used in place: for a caller
+            that pages them in ahead of their use.
 
     Raises:
         CheckpointNotFoundError: there is no checkpoint, or a file of it is missing.
-        CheckpointFormatError: a file is damaged, or no checkpoint.
+        CheckpointFormatError: a file is damaged, or not a checkpoint.
         CheckpointMismatchError: the checkpoint does not fit the model: a missing key, a wrong shape, a wrong dtype.
-        DeviceMapError: the map does not cover the model, or puts on disk what cannot lie there.
+        DeviceMapError: the map does not cover the model, or maps tensors to disk that cannot be used there.
     """
     if offload_8bit_bnb:
         raise CheckpointError("offload_8bit_bnb=True is not supported: bitsandbytes weights stay on their accelerator")
@@ -76,7 +77,7 @@ def load_checkpoint_in_model(
         load_distributed(model, opened, strict, full_state_dict, broadcast_from_rank0)
         return
     wanted = Wanted(
-        placement=None if device_map is None else DeviceLookup(device_map),
+        devices=None if device_map is None else DeviceLookup(device_map),
         dtype=None if dtype is None else _torch_dtype(dtype),
         keep_in_fp32_modules=tuple(keep_in_fp32_modules or ()),
         strict=strict,
@@ -88,7 +89,7 @@ def load_checkpoint_in_model(
 
 
 def run_dtype(tensor: torch.Tensor) -> torch.dtype:
-    """The dtype in which a loaded tensor shall run: its own, or for one on disk what it is to be cast to."""
+    """Return the dtype of a loaded tensor on its execution device; for one on disk it may differ from the file's."""
     dtype = getattr(tensor, _RUN_DTYPE, tensor.dtype)
     assert isinstance(dtype, torch.dtype)
     return dtype
@@ -101,13 +102,13 @@ def _commit(
     conversion: Conversion,
     in_place: bool,
 ) -> None:
-    """Put the values into the model. Nothing here can fail half-way."""
+    """Put the values into the model. No step here may fail, so that the model is never changed in part."""
     is_transformers = is_transformers_model(model)
     for load in loads:
         target, value = load.target, values[load.name]
         if in_place and _fits_in(target.tensor, value):
             with torch.no_grad():
-                target.tensor.copy_(value)  # the same Parameter stays: an optimizer may hold it
+                target.tensor.copy_(value)  # keeps the Parameter, which an optimizer may refer to
         else:
             target.fill(value)
         if target.tensor.dtype != load.dtype:
@@ -124,7 +125,7 @@ def _forget_ties(model: Any, loads: list[TensorLoad]) -> None:
     """Remove from transformers' record the ties that the checkpoint contradicts."""
     owner = {name: id(load.target) for load in loads for name in load.target.names}
     ties = getattr(model, "all_tied_weights_keys", None) or {}
-    for tied in [tied for tied, kept in ties.items() if owner.get(tied) != owner.get(kept)]:
+    for tied in [tied for tied, first in ties.items() if owner.get(tied) != owner.get(first)]:
         del ties[tied]
 
 
@@ -135,15 +136,15 @@ def _fits_in(tensor: torch.Tensor, value: torch.Tensor) -> bool:
 def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
     found = normalize_dtype(dtype)
     if not isinstance(found, torch.dtype):
-        raise CheckpointError(f"{dtype!r} is no dtype that torch can compute in; use one such as 'bfloat16'")
+        raise CheckpointError(f"{dtype!r} is not a dtype that torch can compute in; use one such as 'bfloat16'")
     return found
 
 
 def is_distributed_load(model: nn.Module, device_map: Mapping[str, object] | None, broadcast: bool) -> bool:
-    """Return whether loading involves other processes than this one.
+    """Return whether loading involves other processes.
 
     Raises:
-        CheckpointError: one process is to read for all, but there is no process group, or there is a device map.
+        CheckpointError: `broadcast` is set without a process group, or with a device map.
     """
     if broadcast and not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         raise CheckpointError(

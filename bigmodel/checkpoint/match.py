@@ -1,4 +1,4 @@
-"""Matches a checkpoint to a model: which tensor is loaded where, in which dtype, and which names are tied.
+"""Matches a checkpoint to a model: source, device and dtype of each tensor, and which names are tied.
 
 Everything is checked before the model is changed.
 """
@@ -15,7 +15,7 @@ from torch import nn
 
 from ..errors import CheckpointMismatchError
 from .checkpoint import Checkpoint
-from .conversion import Conversion, Source, convert_keys, is_transformers_model
+from .conversion import Conversion, TensorSource, convert_keys, is_transformers_model
 from .device_lookup import DeviceLookup
 from .model_tensors import ModelTensor, find_model_tensors
 
@@ -29,41 +29,41 @@ class TensorLoad:
 
     Attributes:
         target: the tensor and its places in the model.
-        name: the name under which the checkpoint provides it.
-        source: what provides it.
-        dtype: the dtype it shall run in.
-        device: canonical name of where it goes; ``"disk"`` for where it lies.
+        name: the name, of those it has in the model, that the checkpoint provides.
+        source: the checkpoint tensors that provide it.
+        dtype: its dtype on its execution device.
+        device: canonical name of its device; ``"disk"`` leaves it in its file.
     """
 
     target: ModelTensor
     name: str
-    source: Source
+    source: TensorSource
     dtype: torch.dtype
     device: str
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the caller asked for. See `bigmodel.checkpoint.load_checkpoint_in_model`."""
+    """Arguments of a load; see `bigmodel.checkpoint.load_checkpoint_in_model`."""
 
-    placement: DeviceLookup | None
+    devices: DeviceLookup | None
     dtype: torch.dtype | None
     keep_in_fp32_modules: Sequence[str]
     strict: bool
 
     def device(self, target: ModelTensor) -> str:
-        """Where the tensors of `target` go; without a map, where they are, from meta to the CPU."""
-        if self.placement is None:
+        """Return the device of `target`; without a map, its present device, or the CPU if it is on meta."""
+        if self.devices is None:
             return "cpu" if target.tensor.is_meta else str(target.tensor.device)
-        found = self.placement.find(target.name)
+        found = self.devices.find(target.name)
         assert found is not None, "the map has been checked"
         return found
 
-    def run_dtype(self, target: ModelTensor, source: Source) -> torch.dtype:
-        """The dtype that the tensors of `target` shall have where they run."""
+    def run_dtype(self, target: ModelTensor, source: TensorSource) -> torch.dtype:
+        """Return the dtype of `target` on its execution device."""
         if self.dtype is None or not source.dtype.is_floating_point or not target.tensor.is_floating_point():
             return target.tensor.dtype
-        if self.dtype.itemsize < 4 and any(self._is_within(target.names, kept) for kept in self.keep_in_fp32_modules):
+        if self.dtype.itemsize < 4 and any(self._is_within(target.names, name) for name in self.keep_in_fp32_modules):
             return torch.float32
         return self.dtype
 
@@ -73,19 +73,19 @@ class Wanted:
 
 
 def match(model: nn.Module, checkpoint: Checkpoint, wanted: Wanted) -> tuple[list[TensorLoad], Conversion]:
-    """Find what fills each tensor of `model`. Nothing is changed.
+    """Find the source of each tensor of `model`. Nothing is changed.
 
     Raises:
-        CheckpointMismatchError: a tensor on meta has nothing to fill it, a shape or dtype does not fit, or, if that
-            was asked for, the checkpoint holds what the model has no use for.
+        CheckpointMismatchError: a tensor on meta has no source, a shape or dtype does not fit, or, with
+            `Wanted.strict`, the checkpoint has unexpected keys.
         DeviceMapError: the map leaves a tensor without a device.
     """
     targets = tie_as_declared(model, find_model_tensors(model))
     names = {name: target for target in targets if target.persistent for name in target.names}
     conversion = convert_keys(model, names, {name: checkpoint.entry(name) for name in checkpoint})
     targets = untie_what_differs(model, targets, conversion.sources, checkpoint)
-    if wanted.placement is not None:
-        wanted.placement.check(target.name for target in targets if target.persistent)
+    if wanted.devices is not None:
+        wanted.devices.check(target.name for target in targets if target.persistent)
     problems: list[str] = []
     loads = []
     for target in targets:
@@ -130,12 +130,12 @@ def _misfits(load: TensorLoad, unexpected: list[str]) -> list[str]:
         owner = name.rpartition(".")[0]
         scales = [key for key in unexpected if key.startswith(f"{owner}.") and "scale" in key]
         if scales:
-            return [f"{name} is quantized: {source.dtype}, with a scale {scales[0]} that the model has no use for"]
+            return [f"{name} is quantized: {source.dtype}, with a scale {scales[0]} that the model does not use"]
     return []
 
 
 def _is_convertible(source: torch.dtype, target: torch.dtype) -> bool:
-    """Whether casting keeps the meaning of the values: to the same kind of number, integers only to wider ones."""
+    """Whether a cast preserves the kind of number; integers may only become wider."""
     if source == target:
         return True
     if source.is_floating_point and target.is_floating_point:
@@ -151,7 +151,7 @@ def _warn_of(unexpected: list[str], checkpoint: Checkpoint, model: nn.Module) ->
     if unexpected:
         shown = ", ".join(unexpected[:_SHOWN]) + (", ..." if len(unexpected) > _SHOWN else "")
         logger.warning(
-            "%s holds %d tensors that %s has no use for: %s",
+            "%s holds %d tensors that %s does not use: %s",
             checkpoint.path,
             len(unexpected),
             type(model).__name__,
@@ -160,13 +160,13 @@ def _warn_of(unexpected: list[str], checkpoint: Checkpoint, model: nn.Module) ->
 
 
 def tie_as_declared(model: nn.Module, targets: list[ModelTensor]) -> list[ModelTensor]:
-    """Merge the tensors that a transformers model declares tied, if moving it to meta separated them."""
+    """Merge tensors that a transformers model declares tied, if moving it to meta has untied them."""
     if not is_transformers_model(model):
         return targets
     by_name = {name: target for target in targets for name in target.names}
     merged: set[int] = set()
-    for tied, kept in _declared_ties(model).items():
-        first, second = by_name.get(kept), by_name.get(tied)
+    for tied, original in _declared_ties(model).items():
+        first, second = by_name.get(original), by_name.get(tied)
         if first is None or second is None or first is second or first.tensor.shape != second.tensor.shape:
             continue
         if first.tensor.is_meta or second.tensor.is_meta:
@@ -177,14 +177,15 @@ def tie_as_declared(model: nn.Module, targets: list[ModelTensor]) -> list[ModelT
 
 
 def untie_what_differs(
-    model: nn.Module, targets: list[ModelTensor], sources: dict[str, Source], checkpoint: Checkpoint
+    model: nn.Module, targets: list[ModelTensor], sources: dict[str, TensorSource], checkpoint: Checkpoint
 ) -> list[ModelTensor]:
     """Split tied tensors whose names have different values in the checkpoint, as transformers does.
 
     A checkpoint may hold a tied tensor under each of its names, since ``torch.save`` does; then all must be equal.
 
     Raises:
-        CheckpointMismatchError: they differ, and the model is no transformers model, whose config may be mistaken.
+        CheckpointMismatchError: they differ, and the model is not a transformers model. (The config of a transformers
+            model may declare ties that its checkpoint does not have.)
     """
     result = []
     for target in targets:
@@ -199,8 +200,8 @@ def untie_what_differs(
                 "the checkpoint; untie them in the model, or remove one of them from the checkpoint"
             )
         logger.warning(
-            "%s: the config says that %s and %s are tied, but they differ in the checkpoint: they are not tied. "
-            "Setting tie_word_embeddings=False in the config says so.",
+            "%s: the config declares %s and %s tied, but they differ in the checkpoint, so they are loaded untied; "
+            "set tie_word_embeddings=False in the config",
             checkpoint.path,
             present[0],
             different[0],
@@ -213,7 +214,7 @@ def _declared_ties(model: Any) -> dict[str, str]:
     return dict(getattr(model, "all_tied_weights_keys", None) or {})
 
 
-def _same(checkpoint: Checkpoint, first: Source, second: Source) -> bool:
+def _same(checkpoint: Checkpoint, first: TensorSource, second: TensorSource) -> bool:
     if first.keys == second.keys:
         return True
     if first.shape != second.shape or first.dtype != second.dtype or not (first.in_place and second.in_place):

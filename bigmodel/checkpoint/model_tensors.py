@@ -1,4 +1,4 @@
-"""The tensors of a module as targets of a load: each tensor once, with all its names and places."""
+"""The tensors of a module as targets of a load: each tensor once, with all its names and all references to it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 
 @dataclass
 class ModelTensor:
-    """One parameter or buffer of a model, and every place that refers to it.
+    """One parameter or buffer of a model, and every reference to it.
 
     Attributes:
         tensor: its present value.
-        names: its names, in the model's order; several where it is tied.
-        places: the modules' ``_parameters`` or ``_buffers`` and the key in each, one for each name.
-        is_buffer: it is a buffer, not a parameter.
-        persistent: it belongs to the state dict.
+        names: its names, in the model's order; several if it is tied.
+        places: the module's ``_parameters`` or ``_buffers`` and the key in it, one pair per name.
+        is_buffer: whether it is a buffer, not a parameter.
+        persistent: whether it belongs to the state dict.
     """
 
     tensor: torch.Tensor
@@ -30,35 +30,35 @@ class ModelTensor:
 
     @property
     def name(self) -> str:
-        """The first of its names."""
+        """Its first name."""
         return self.names[0]
 
     def fill(self, value: torch.Tensor) -> None:
-        """Put `value` in every place, as a Parameter like the present one if that is a parameter."""
+        """Put `value` in every place; for a parameter, as a Parameter of the same class and attributes."""
         new = value if self.is_buffer else parameter_like(self.tensor, value)
         for registry, key in self.places:
             registry[key] = new
         self.tensor = new
 
     def merge(self, other: ModelTensor) -> None:
-        """Take over the names and places of `other`, so that the two are tied."""
+        """Tie `other` to this tensor: take over its names and places."""
         self.names += other.names
         self.places += other.places
 
     def split(self, names: Iterable[str]) -> ModelTensor:
-        """Move some of the names to a target of their own."""
-        taken = set(names)
-        apart = ModelTensor(self.tensor, self.is_buffer, self.persistent)
+        """Untie `names`: move them to a new target and return it."""
+        untied = set(names)
+        other = ModelTensor(self.tensor, self.is_buffer, self.persistent)
         pairs = list(zip(self.names, self.places, strict=True))
-        apart.names = [name for name, _ in pairs if name in taken]
-        apart.places = [place for name, place in pairs if name in taken]
-        self.names = [name for name, _ in pairs if name not in taken]
-        self.places = [place for name, place in pairs if name not in taken]
-        return apart
+        other.names = [name for name, _ in pairs if name in untied]
+        other.places = [place for name, place in pairs if name in untied]
+        self.names = [name for name, _ in pairs if name not in untied]
+        self.places = [place for name, place in pairs if name not in untied]
+        return other
 
 
 def find_model_tensors(model: nn.Module) -> list[ModelTensor]:
-    """Every parameter and buffer of `model` once, in the model's order. Names of shared modules are all found."""
+    """Return every parameter and buffer of `model` once, in the model's order, with all names of shared modules."""
     targets: dict[int, ModelTensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
@@ -77,13 +77,13 @@ def find_model_tensors(model: nn.Module) -> list[ModelTensor]:
 
 
 def parameter_like(original: torch.Tensor, value: torch.Tensor) -> nn.Parameter:
-    """`value` as a Parameter of the class of `original`, with its attributes and its ``requires_grad``."""
+    """Return `value` as a Parameter with the class, attributes and ``requires_grad`` of `original`."""
     wants_gradient = original.requires_grad and (value.is_floating_point() or value.is_complex())
     kind = type(original)
     if kind is nn.Parameter or type(value) is not torch.Tensor:
         result = nn.Parameter(value, requires_grad=wants_gradient)
     else:
-        # Not `kind(value)`: a subclass may want other arguments.
+        # Not `kind(value)`: a subclass may take other arguments.
         result = torch.Tensor._make_subclass(kind, value, wants_gradient)  # type: ignore[assignment]
     for name, attribute in original.__dict__.items():
         result.__dict__.setdefault(name, attribute)

@@ -1,6 +1,7 @@
-"""The pages behind tensors: bring them in, release them, and find out whether any was changed.
+"""The memory pages of tensors in mapped files: page them in, release them, and detect writes.
 
-A private page exists in memory only: a page of a private map that was written to. The kernel reports them.
+A page of a private map that was written to becomes a private page, which exists in memory only. The kernel reports
+them.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from ..errors import CheckpointError
 _MADV_DONTNEED, _MADV_HUGEPAGE, _MADV_POPULATE_READ = 4, 14, 22
 _CHUNK = 64 * 2**20
 _GAP = 64 * 2**10
-"""Ranges this close to each other are brought in as one: asking twice costs more than reading what lies between."""
+"""Ranges with a gap of at most so many bytes are paged in as one: a second call costs more than reading the gap."""
 
 _HUGE = 4 * 2**20
+"""Ranges of at least so many bytes are put on huge pages."""
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 if _libc is not None:
@@ -30,14 +32,14 @@ if _libc is not None:
 
 
 def populate(tensors: Iterable[torch.Tensor]) -> None:
-    """Bring the pages behind CPU tensors into memory and into this process's page table.
+    """Page in CPU tensors: read their pages into memory and map them in this process's page table.
 
-    Afterwards their first use meets no page fault. The kernel does the reading, so threads may share the work. It reads
-    onto huge pages where the file system can, which is faster however little the disk is set to read ahead, and leaves
-    pages that are faster to compute with.
+    Their first use then causes no page fault. The kernel does the reading, so threads may share the work. It reads onto
+    huge pages where the file system supports them, which is faster even with little read-ahead, and makes computing on
+    them faster.
 
     Raises:
-        CheckpointError: the file behind a tensor cannot be read, or has become shorter since it was mapped.
+        CheckpointError: the file of a tensor cannot be read, or has become shorter since it was mapped.
     """
     for begin, end in _merged(tensor for tensor in tensors if tensor.numel()):
         start = begin
@@ -59,7 +61,7 @@ def populate(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def release(tensor: torch.Tensor) -> None:
-    """Forget the pages that only `tensor` lies on, a tensor that shows a private map of a file and was not written to.
+    """Release the pages that belong to `tensor` alone. It must view a private map of a file and be unmodified.
 
     They no longer count as memory of this process; the next use reads them again.
     """
@@ -72,7 +74,7 @@ def release(tensor: torch.Tensor) -> None:
 
 
 def empty_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised CPU tensor in memory of its own, on huge pages where it is large: filling it costs half."""
+    """Return an uninitialised CPU tensor, on huge pages if it is large, which halves the time to fill it."""
     tensor = torch.empty(shape, dtype=dtype)
     if tensor.nbytes >= _HUGE:
         begin, end = _pages(tensor)
@@ -81,10 +83,10 @@ def empty_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def is_untouched(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that shows a private map still has the bytes of the file, none having been written to.
+    """Whether a tensor that views a private map is unmodified, so has the bytes of the file.
 
-    Asks the kernel, so it sees every change, also one through ``.data`` or another view. A change on the same page
-    by a neighbour counts too. Where the kernel does not tell (not Linux) the answer is False.
+    The kernel is asked, so every write is seen, also through ``.data`` or another view. A write to a neighbour on the
+    same page counts too. Where the kernel does not tell (not Linux) the answer is False.
     """
     start, end = _pages(tensor)
     if start == end:
@@ -96,7 +98,7 @@ def is_untouched(tensor: torch.Tensor) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Bytes from the first element of `tensor` to the end of its last."""
+    """Return the bytes from the first element of `tensor` to the end of its last."""
     if tensor.numel() == 0:
         return 0
     strides = zip(tensor.shape, tensor.stride(), strict=True)
@@ -104,7 +106,7 @@ def _span(tensor: torch.Tensor) -> int:
 
 
 def _pages(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte of the first page behind `tensor`, and the first byte after its last page."""
+    """Return the address of the first page of `tensor`, and that of the first byte after its last page."""
     if tensor.numel() == 0:
         return 0, 0
     begin = tensor.data_ptr()
@@ -113,9 +115,9 @@ def _pages(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _merged(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
-    """The pages behind `tensors`, those close to each other in one storage as one range.
+    """Return the page ranges of `tensors`; ranges of one storage that are close to each other are merged.
 
-    What lies between two storages may not be mapped at all.
+    Ranges of different storages are not: addresses between them may not be mapped.
     """
     merged: list[tuple[int, int]] = []
     last = 0
@@ -129,14 +131,14 @@ def _merged(tensors: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
 
 
 def _advise(start: int, size: int, advice: int) -> int:
-    """0, or the error number of the kernel's refusal."""
+    """Call madvise; return 0 or its error number."""
     if _libc is None:
         return errno.EINVAL
     return ctypes.get_errno() if _libc.madvise(start, size, advice) else 0
 
 
 def _touch(start: int, size: int) -> None:
-    """Read a byte of each page."""
+    """Read one byte of each page."""
     raw = (ctypes.c_char * size).from_address(start)
     torch.frombuffer(raw, dtype=torch.uint8)[:: mmap.PAGESIZE].sum()
 
@@ -144,11 +146,11 @@ def _touch(start: int, size: int) -> None:
 _FILE_PAGE, _SWAPPED, _PRESENT = 1 << 61, 1 << 62, -(1 << 63)
 _ENTRY = 8
 _ENTRIES = 2**14
-"""Entries read at once."""
+"""Entries of /proc/self/pagemap read at once."""
 
 
 class _Scan(ctypes.Structure):
-    """What PAGEMAP_SCAN is asked (Linux 6.7, Documentation/admin-guide/mm/pagemap.rst)."""
+    """Argument of the ioctl PAGEMAP_SCAN (Linux 6.7, Documentation/admin-guide/mm/pagemap.rst)."""
 
     _fields_ = [
         (name, ctypes.c_uint64)
@@ -164,32 +166,32 @@ _IS_FILE, _IS_PRESENT, _IS_SWAPPED = 1 << 2, 1 << 3, 1 << 4
 
 
 def has_private_page(begin: int, end: int) -> bool:
-    """Whether any page from address `begin` to `end`, both at the beginning of a page, belongs to no file.
+    """Whether any page from address `begin` to `end`, both page-aligned, is private.
 
     Raises:
-        OSError: The kernel does not tell.
+        OSError: The kernel does not provide /proc/self/pagemap.
     """
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         found = _scan(pagemap.fileno(), begin, end)
-        return _read(pagemap.fileno(), begin, end) if found is None else found
+        return _read_entries(pagemap.fileno(), begin, end) if found is None else found
 
 
 def _scan(pagemap: int, begin: int, end: int) -> bool | None:
-    """Have the kernel look, which takes it microseconds where pages are large. None: this one cannot."""
+    """Return whether the kernel finds a private page, in microseconds on huge pages; None if it lacks PAGEMAP_SCAN."""
     regions = (ctypes.c_uint64 * 3)()
-    question = _Scan(size=ctypes.sizeof(_Scan), start=begin, end=end, vec=ctypes.addressof(regions), vec_len=1)
-    question.max_pages = 1
-    question.category_inverted = question.category_mask = _IS_FILE
-    question.category_anyof_mask = _IS_PRESENT | _IS_SWAPPED
-    question.return_mask = _IS_PRESENT
+    scan = _Scan(size=ctypes.sizeof(_Scan), start=begin, end=end, vec=ctypes.addressof(regions), vec_len=1)
+    scan.max_pages = 1
+    scan.category_inverted = scan.category_mask = _IS_FILE
+    scan.category_anyof_mask = _IS_PRESENT | _IS_SWAPPED
+    scan.return_mask = _IS_PRESENT
     if _libc is None:
         return None
-    count = int(_libc.ioctl(pagemap, _PAGEMAP_SCAN, ctypes.byref(question)))
+    count = int(_libc.ioctl(pagemap, _PAGEMAP_SCAN, ctypes.byref(scan)))
     return None if count < 0 else count > 0
 
 
-def _read(pagemap: int, begin: int, end: int) -> bool:
-    """Read the entry of each page."""
+def _read_entries(pagemap: int, begin: int, end: int) -> bool:
+    """Return whether the pagemap entry of any page marks it as private."""
     first, last = begin // mmap.PAGESIZE, end // mmap.PAGESIZE
     for page in range(first, last, _ENTRIES):
         nbytes = min(_ENTRIES, last - page) * _ENTRY

@@ -1,4 +1,4 @@
-"""Progress of long work, on a terminal and through a callback."""
+"""Progress of long work in bytes, shown on a terminal and passed to a callback."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _watcher: ContextVar[Callable[[int, int], None] | None] = ContextVar("watcher", 
 
 @contextmanager
 def watching(report: Callable[[int, int], None]) -> Iterator[None]:
-    """While entered, long work of this thread calls ``report(bytes done, total bytes)`` as it proceeds."""
+    """Within this context long work of the calling thread calls ``report(bytes done, total bytes)`` as it proceeds."""
     token = _watcher.set(report)
     try:
         yield
@@ -22,11 +22,11 @@ def watching(report: Callable[[int, int], None]) -> Iterator[None]:
 
 @contextmanager
 def byte_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Report how many of `total` bytes are done: to the callback of `watching`, and to a terminal.
+    """Report progress to the callback of `watching`, and to a terminal.
 
     Args:
-        what: what is being done, such as ``"Loading"``.
-        total: bytes in all.
+        what: description of the work, such as ``"Loading"``.
+        total: total bytes.
 
     Yields:
         A function to be called with the number of bytes done since the last call.

@@ -1,4 +1,4 @@
-"""Reads the tensors of a checkpoint for a model, each to its device, with threads that read ahead."""
+"""Reads the tensors of a checkpoint to their devices, with threads that read ahead."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _THREADS = 2
 _BATCH_BYTES = 32 * 2**20
 _BATCH_LENGTH = 512
 _BYTES_AHEAD = 128 * 2**20
-"""How far threads read ahead: enough to keep a disk busy, not so much that the kernel evicts it before its use."""
+"""Bytes that threads read ahead: enough to keep a disk busy, and few enough not to be evicted before their use."""
 
 
 def populated(items: Iterable[T], tensors: Callable[[T], Sequence[torch.Tensor]]) -> Iterator[T]:
     """Yield `items` in order, each once the pages of its tensors are in memory.
 
     Args:
-        items: in the order in which their tensors lie in their files, so that reading is sequential.
-        tensors: gives the CPU tensors of an item.
+        items: in the order of their tensors' offsets in the files, so that reading is sequential.
+        tensors: returns the CPU tensors of an item.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
     waiting: deque[tuple[list[T], int, Future[None]]] = deque()
     ahead = 0
-    # Not a `with` block: that would finish all that waits after an error or a Ctrl-C.
+    # Not a `with` block: that would complete all queued reads after an error or Ctrl-C.
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoint-read")
     try:
-        for batch, shown, nbytes in _batches(items, tensors):
-            waiting.append((batch, nbytes, pool.submit(populate, shown)))
+        for batch, views, nbytes in _batches(items, tensors):
+            waiting.append((batch, nbytes, pool.submit(populate, views)))
             ahead += nbytes
             while ahead > _BYTES_AHEAD:
                 done, size, future = waiting.popleft()
@@ -61,32 +61,32 @@ def _batches(
     items: Iterable[T], tensors: Callable[[T], Sequence[torch.Tensor]]
 ) -> Iterator[tuple[list[T], list[torch.Tensor], int]]:
     batch: list[T] = []
-    shown: list[torch.Tensor] = []
+    views: list[torch.Tensor] = []
     nbytes = 0
     for item in items:
         found = tensors(item)
         batch.append(item)
-        shown += found
+        views += found
         nbytes += sum(tensor.nbytes for tensor in found)
         if nbytes >= _BATCH_BYTES or len(batch) >= _BATCH_LENGTH:
-            yield batch, shown, nbytes
-            batch, shown, nbytes = [], [], 0
+            yield batch, views, nbytes
+            batch, views, nbytes = [], [], 0
     if batch:
-        yield batch, shown, nbytes
+        yield batch, views, nbytes
 
 
 class Reader:
     """Reads tensors of a checkpoint for a model.
 
-    What stays on disk becomes a view of its file: nothing is read. So does what goes to the CPU in the dtype it has in
-    the file, but its pages are brought in at once: as fast as the page cache gives, without a second copy. All else
-    is copied: cast on the CPU, for then a device never holds more than what it keeps.
+    Tensors on disk become views of their file; nothing is read. Tensors on the CPU in the file's dtype are views too,
+    but are paged in at once, which makes no second copy. All others are copied, and cast on the CPU, so that a device
+    never holds more than their final bytes.
 
     Args:
-        checkpoint: where the tensors lie.
-        offload_buffers: buffers for the disk stay there, too, instead of coming to the CPU.
-        offload_folder: where tensors for the disk go that cannot be used where they lie.
-        read_later: weights for the CPU are not read either, where they can be used in their file.
+        checkpoint: the checkpoint to read.
+        offload_buffers: leave buffers mapped to disk there too, instead of loading them to the CPU.
+        offload_folder: folder for tensors on disk that cannot be used in place.
+        read_later: do not page in weights on the CPU that can be used in place.
     """
 
     def __init__(
@@ -96,13 +96,13 @@ class Reader:
         self.offload_buffers = offload_buffers
         self.offload_folder = offload_folder
         self.read_later = read_later
-        self._made: dict[int, dict[str, torch.Tensor]] = {}
+        self._fused_results: dict[int, dict[str, torch.Tensor]] = {}
 
     def read(self, loads: list[TensorLoad]) -> dict[str, torch.Tensor]:
-        """The value of each load by its name.
+        """Return the value of each load by its name.
 
         Raises:
-            DeviceMapError: tensors for the disk cannot lie there in place, and there is no folder for them.
+            DeviceMapError: tensors mapped to disk cannot be used in place, and `offload_folder` is None.
             CheckpointError: a file cannot be read.
         """
         values: dict[str, torch.Tensor] = {}
@@ -117,7 +117,7 @@ class Reader:
                 displaced.append(load)
         self._refuse_without_folder(displaced)
         with byte_progress("Loading", sum(_nbytes(load) for load in moving + displaced)) as advance:
-            for load in populated(sorted(moving, key=self._place), self._views):
+            for load in populated(sorted(moving, key=self._file_position), self._views):
                 values[load.name] = self._value(load)
                 advance(_nbytes(load))
             values |= self._offloaded(displaced, advance)
@@ -138,11 +138,12 @@ class Reader:
             first = displaced[0]
             why = "stored unaligned or in an old format" if first.source.in_place else "fused from several tensors"
             raise DeviceMapError(
-                f"{first.name} cannot lie on disk in place, for it is {why}; nor can {len(displaced) - 1} others. Give "
-                f"offload_folder=, where {sum(map(_nbytes, displaced))} bytes are written once, or map them elsewhere"
+                f"{first.name} cannot be used in place on disk, for it is {why}; nor can {len(displaced) - 1} others. "
+                f"Give offload_folder=, to which {sum(map(_nbytes, displaced))} bytes are written once, or map them to "
+                "another device"
             )
 
-    def _place(self, load: TensorLoad) -> tuple[str, int]:
+    def _file_position(self, load: TensorLoad) -> tuple[str, int]:
         key = load.source.keys[0]
         return self.checkpoint.file(key), self.checkpoint.entry(key).offset
 
@@ -150,13 +151,13 @@ class Reader:
         return [self.checkpoint.tensor(key, resident=True) for key in load.source.keys]
 
     def _value(self, load: TensorLoad) -> torch.Tensor:
-        """The tensor of one load, where it goes, in the dtype it runs in."""
+        """Return the tensor of one load on its device, in its dtype there."""
         device = torch_device(load.device)
         if not load.source.in_place:
             return self._fused(load, load.dtype, device)
         view = self._views(load)[0]
         if device.type == HOST and view.dtype == load.dtype and self._is_in_place(load):
-            # A buffer is small and written to: it gets memory of its own.
+            # A buffer is small and may be written to, so it is copied.
             return view.clone() if load.target.is_buffer else view
         value = _copied(view, load.dtype, device)
         release(view)
@@ -167,18 +168,18 @@ class Reader:
         assert fusion is not None
         parts = fusion.parts()
         if parts is None:
-            # It may make several tensors: keep the others until they are asked for.
-            made = self._made.get(id(fusion))
-            if made is None:
-                made = fusion.evaluate(lambda entry: self.checkpoint.tensor(entry.name, resident=True).to(dtype))
-                self._made = {id(fusion): made}
-            whole = _copied(made.pop(load.name), dtype, device)
+            # It may build several tensors: keep the others until they are read.
+            results = self._fused_results.get(id(fusion))
+            if results is None:
+                results = fusion.evaluate(lambda entry: self.checkpoint.tensor(entry.name, resident=True).to(dtype))
+                self._fused_results = {id(fusion): results}
+            whole = _copied(results.pop(load.name), dtype, device)
         else:
             whole = _empty(load.source.shape, dtype, device)
             views = dict(zip(load.source.keys, self._views(load), strict=True))
-            for piece in parts:
-                view = views[piece.key]
-                whole[piece.index].copy_(view if device.type == HOST else view.to(dtype))
+            for part in parts:
+                view = views[part.key]
+                whole[part.index].copy_(view if device.type == HOST else view.to(dtype))
         for view in self._views(load):
             release(view)
         return whole
@@ -208,7 +209,7 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _copied(value: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`value` in memory of its own on `device`; cast on the CPU first."""
+    """Return a copy of `value` on `device`, cast on the CPU first."""
     if device.type == HOST:
         return empty_host(tuple(value.shape), dtype).copy_(value)
     return value.to(dtype).to(device)

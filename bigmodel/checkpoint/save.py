@@ -106,7 +106,7 @@ def split_shards(tensors: Mapping[str, torch.Tensor], max_bytes: int) -> list[di
 
 
 def _module_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return every parameter and persistent buffer once; a tied one under the name to which loading ties the rest."""
+    """Return every parameter and persistent buffer once; a tied one under the name that loading ties the others to."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ()) if is_transformers_model(model) else set()
     tensors = {}
     for target in find_model_tensors(model):
@@ -117,7 +117,7 @@ def _module_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _distinct(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the tensors of a state dict, those with several names under the first."""
+    """Return the tensors of a state dict, each once, under its first name."""
     tensors: dict[str, torch.Tensor] = {}
     seen: set[tuple[object, ...]] = set()
     for name, tensor in state_dict.items():
@@ -140,7 +140,7 @@ def _write_legacy(path: Path, shard: dict[str, torch.Tensor]) -> None:
 
 
 def _configs(model: Any) -> dict[str, bytes]:
-    """The files beside the weights of a transformers model, as its own ``save_pretrained`` writes them."""
+    """Return the config files of a transformers model by name, as its own ``save_pretrained`` writes them."""
     config = deepcopy(model.config)
     config.architectures = [_architecture(model)]
     config.dtype = model.dtype
@@ -151,7 +151,7 @@ def _configs(model: Any) -> dict[str, bytes]:
 
 
 def _architecture(model: nn.Module) -> str:
-    """The name of the model's class. PyTorch's `fully_shard` gives a model a class of its own, derived from it."""
+    """Return the name of the model's class. PyTorch's `fully_shard` replaces it by a subclass, which is skipped."""
     return next(c.__name__ for c in type(model).__mro__ if not c.__module__.startswith("torch.distributed"))
 
 

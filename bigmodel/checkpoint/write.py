@@ -1,4 +1,4 @@
-"""Writes a safetensors file, one tensor in memory at a time; also a nameless one, for offloaded tensors."""
+"""Writes safetensors files, one tensor in memory at a time; also unlinked ones, for offloaded tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outgoing:
         name: its key in the file.
         dtype: its dtype.
         shape: its shape.
-        read: gives its value, on any device, when its turn comes.
+        read: returns its value, on any device; called when it is written.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Outgoing:
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> Outgoing:
-        """A tensor that is there already."""
+        """Return the entry of an existing tensor."""
         return cls(name, tensor.dtype, tuple(tensor.shape), lambda: tensor)
 
     @property
@@ -67,10 +67,10 @@ def write_safetensors(
             that nobody else reads.
 
     Returns:
-        Where in the file each tensor begins, by name.
+        The offset of each tensor in the file, in bytes, by name.
 
     Raises:
-        CheckpointError: a tensor has a dtype that the format does not know.
+        CheckpointError: a tensor has a dtype that the format does not support, or no value (is on meta).
     """
     # Widest items first, as the format's own writer does, so that every tensor is aligned to its item size.
     ordered = sorted(tensors, key=lambda tensor: (-tensor.dtype.itemsize, tensor.name))
@@ -92,7 +92,7 @@ def _header(tensors: list[Outgoing], metadata: dict[str, str] | None, alignment:
     position, begins = 0, {}
     for tensor in tensors:
         if tensor.name == "__metadata__":
-            raise CheckpointError("a tensor is called __metadata__, which safetensors keeps for itself; rename it")
+            raise CheckpointError("a tensor is named __metadata__, which safetensors reserves; rename it")
         if tensor.dtype not in _NAMES:
             raise CheckpointError(
                 f"{tensor.name} has the dtype {tensor.dtype}, which safetensors cannot hold; convert it first"
@@ -108,7 +108,7 @@ def _header(tensors: list[Outgoing], metadata: dict[str, str] | None, alignment:
         }
         position += -(-tensor.nbytes // alignment) * alignment
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
-    # The data begin on a page: most tensors then lie on whole pages of the file.
+    # The data begin on a page boundary, so most tensors occupy whole pages of the file.
     text += b" " * (-(8 + len(text)) % FILE_ALIGNMENT)
     start = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, {name: start + begin for name, begin in begins.items()}
@@ -125,7 +125,7 @@ def _write(file: IO[bytes], tensor: Outgoing) -> None:
 
 
 def _copied_between_files(file: IO[bytes], value: torch.Tensor) -> bool:
-    """Append the bytes of a tensor that lies unchanged in a mapped file without bringing them into this process."""
+    """Append the bytes of an unmodified tensor of a mapped file without reading them into this process."""
     region = mapped_region(value) if value.is_contiguous() else None
     if region is None or sys.platform != "linux" or not is_untouched(value):
         return False
@@ -150,12 +150,12 @@ def offload(
 ) -> dict[str, torch.Tensor]:
     """Write `tensors` to a file in `folder` and return them as views of it, by name.
 
-    The file is unlinked before this returns: no later model can mistake it for its own, and its space is freed with
-    the last tensor, also after a crash.
+    The file is unlinked before this returns, so that no other model can use it, and its space is freed with the last
+    tensor, also after a crash.
 
     Args:
-        folder: on which file system; made if need be.
-        tensors: read one after another.
+        folder: folder on the file system to use; created if it does not exist.
+        tensors: tensors to write; read one at a time.
         advance: called with the bytes written, tensor by tensor.
     """
     folder.mkdir(parents=True, exist_ok=True)

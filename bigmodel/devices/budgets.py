@@ -21,22 +21,22 @@ def get_max_memory(max_memory: Mapping[DeviceLike, Budget] | None = None) -> dic
 
     Args:
         max_memory: Budgets by device: an int, ``"cuda:0"``, ``torch.device``, ``"mps"``, ``"cpu"`` or ``"disk"``, with
-            sizes as `parse_size` reads them. None asks the machine: free bytes of each accelerator (cached ones
-            included) and available RAM.
+            sizes as `parse_size` accepts them. None: the free bytes of each accelerator (cached ones included) and the
+            available RAM of this machine.
 
     Returns:
         Budgets by device key, in the order accelerators ascending, ``"mps"``, ``"cpu"``, ``"disk"``.
 
     Raises:
-        SizeError: `max_memory` is no mapping, a budget is not a size, or a device is named twice.
-        DeviceError: A key names no device.
+        SizeError: `max_memory` is not a mapping, a budget is not a size, or a device is named twice.
+        DeviceError: A key is not a device.
     """
     if max_memory is None:
         found: dict[int | str, int] = {device_key(name): free_memory_bytes(name) for name in accelerators()}
         found[HOST] = free_memory_bytes(HOST)
         return found
     budgets: dict[int | str, int] = {}
-    for device, size in budgets_given(max_memory):
+    for device, size in budget_items(max_memory):
         key = device_key(device)
         if key in budgets:
             raise SizeError(f"max_memory names device {key!r} twice; give one budget")
@@ -48,11 +48,11 @@ def get_max_memory(max_memory: Mapping[DeviceLike, Budget] | None = None) -> dic
     return dict(sorted(budgets.items(), key=lambda item: _rank(item[0])))
 
 
-def budgets_given(max_memory: Mapping[DeviceLike, Budget]) -> ItemsView[DeviceLike, Budget]:
-    """Return devices and sizes as they are given.
+def budget_items(max_memory: Mapping[DeviceLike, Budget]) -> ItemsView[DeviceLike, Budget]:
+    """Return the pairs of device and size of `max_memory`, unparsed.
 
     Raises:
-        SizeError: It is no mapping.
+        SizeError: `max_memory` is not a mapping.
     """
     if not isinstance(max_memory, Mapping):
         raise SizeError(f"max_memory is a {type(max_memory).__name__}; give budgets by device, as in {{'cpu': '8GiB'}}")

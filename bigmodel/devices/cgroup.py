@@ -1,4 +1,4 @@
-"""Free memory under the limits of this process's control groups (Linux, versions 2 and 1), as in containers."""
+"""Free memory under the limits of this process's control groups (Linux cgroups v2 and v1), as in containers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ROOT = Path("/sys/fs/cgroup")
 """The mount point of control groups."""
 
 MEMBERSHIP = Path("/proc/self/cgroup")
-"""Lists the groups of this process."""
+"""The file that lists the groups of this process."""
 
 UNLIMITED = 2**62
 """Version 1 reports a number of about this size if there is no limit."""
@@ -21,18 +21,19 @@ class _Version:
     """Names in one version.
 
     Attributes:
-        controller: what the group is listed under in `MEMBERSHIP`.
+        controller: name of the controller in `MEMBERSHIP`.
         mounted: folder of the groups within `ROOT`.
         limit: file with the limit.
         used: file with the bytes in use.
-        given_back: counters of used memory that the kernel reclaims under pressure, mainly cached files.
+        reclaimable: counters in ``memory.stat`` of used memory that the kernel reclaims under pressure, mainly cached
+            files.
     """
 
     controller: str
     mounted: str
     limit: str
     used: str
-    given_back: tuple[str, ...]
+    reclaimable: tuple[str, ...]
 
 
 _VERSIONS = (
@@ -50,12 +51,12 @@ _VERSIONS = (
 def free_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
     """Return the bytes that processes of this process's control groups may still take; None without a limit.
 
-    A group's limit holds for all groups in it, so the least of what the group and those around it leave counts.
+    A group's limit applies to all groups inside it, so the result is the minimum over the group and its ancestors.
 
     Args:
-        root: where control groups are mounted.
-        membership: the file that says of which groups this process is. A group it names that is not mounted, as the
-            host's names are not in a container, is that of the mount.
+        root: mount point of the control groups.
+        membership: the file that lists the groups of this process. It may name groups of the host that are not mounted
+            in a container; the mounted root group is used for them.
     """
     found = (
         _free_in(folder, version)
@@ -83,5 +84,5 @@ def _free_in(folder: Path, version: _Version) -> int | None:
     if text == "max" or int(text) >= UNLIMITED:
         return None
     counters = dict(line.split() for line in stat.read_text().splitlines()) if stat.exists() else {}
-    used = int(current.read_text()) - sum(int(counters.get(name, 0)) for name in version.given_back)
+    used = int(current.read_text()) - sum(int(counters.get(name, 0)) for name in version.reclaimable)
     return max(0, int(text) - max(0, used))

@@ -3,7 +3,7 @@
     with init_empty_weights():
         model = Model(config)       # parameters on meta, buffers real
 
-Both contexts concern the calling thread only: a module that another thread builds meanwhile is not touched.
+Both contexts affect the calling thread only; other threads may build modules at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Register = Callable[[nn.Module, str, nn.Parameter | None], None]
 
 
 class _Redirect(threading.local):
-    """The device on which the calling thread registers parameters; None for where they were made."""
+    """The device on which the calling thread registers parameters; None leaves each where it was created."""
 
     device: torch.device | None = None
 
@@ -36,9 +36,9 @@ _original: _Register = nn.Module.register_parameter
 
 
 class _SkipInitialization(TorchFunctionMode):
-    """Leaves out operations that only write values into a tensor that has none.
+    """Skips operations that only write values into a tensor, when it is on meta.
 
-    On meta they would change nothing, at the price of a shape computation in Python for each weight of the model.
+    They would change nothing there, but each costs a shape computation in Python for every weight of the model.
     """
 
     def __torch_function__(
@@ -52,7 +52,7 @@ class _SkipInitialization(TorchFunctionMode):
         return func(*args, **given)
 
 
-# By name: libraries put functions of their own in the place of those of torch.nn.init.
+# By name: libraries replace the functions of torch.nn.init by their own.
 _INITIALIZERS = {
     "clamp_",
     "constant_",
@@ -67,11 +67,11 @@ _INITIALIZERS = {
 
 @contextmanager
 def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
-    """Within this context the calling thread builds modules whose parameters have no memory (device ``meta``).
+    """Have the calling thread build modules whose parameters take no memory (device ``meta``), within this context.
 
     Args:
-        include_buffers: Put buffers on ``meta`` too. By default they are real, since code often computes them once
-            in ``__init__`` and no checkpoint holds them.
+        include_buffers: Put buffers on ``meta`` too. By default they are real, since modules often compute them in
+            ``__init__`` and checkpoints do not contain them.
     """
     with init_on_device("meta", include_buffers=include_buffers):
         yield
@@ -79,11 +79,11 @@ def init_empty_weights(include_buffers: bool | None = None) -> Iterator[None]:
 
 @contextmanager
 def init_on_device(device: DeviceLike, include_buffers: bool | None = None) -> Iterator[None]:
-    """Within this context the calling thread builds modules whose parameters lie on `device`.
+    """Have the calling thread build modules whose parameters are on `device`, within this context.
 
     Args:
-        device: Where parameters go as they are registered.
-        include_buffers: Make every new tensor there, buffers included.
+        device: The device to which each parameter moves when it is registered.
+        include_buffers: Create every new tensor there, buffers included.
     """
     target = torch_device(device)
     if include_buffers:
@@ -106,7 +106,7 @@ def _install() -> None:
     with _lock:
         _users += 1
         if _users == 1:
-            _original = nn.Module.register_parameter  # perhaps another library's, which goes on working within
+            _original = nn.Module.register_parameter  # may already be replaced by another library
             nn.Module.register_parameter = _register_parameter  # type: ignore[method-assign,assignment]
 
 

@@ -1,7 +1,7 @@
-"""Locks that a forked process finds free.
+"""Locks that are released in a forked child.
 
-A fork copies locks in their current state, but only the forking thread: a lock held by another thread at that moment
-would stay locked in the child for ever. Data-loader workers are such children.
+A fork copies locks in their current state, but only the forking thread: a lock that another thread holds at that moment
+would stay locked in the child forever. Data-loader workers are such children.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def new_lock() -> threading.Lock:
-    """Return a lock that is free in every forked child. The guarded state must tolerate interrupted changes."""
+    """Return a lock that is released in every forked child. The state it guards must tolerate interrupted changes."""
     lock = threading.Lock()
     _locks.add(lock)
     return lock
 
 
 def new_rlock() -> threading.RLock:
-    """Return a reentrant lock that is free in every forked child, as `new_lock` does."""
+    """Return a reentrant lock with the same property as `new_lock`."""
     lock = threading.RLock()
     _locks.add(lock)
     return lock

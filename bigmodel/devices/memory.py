@@ -39,16 +39,20 @@ def max_memory_allocated(device: DeviceLike) -> int:
     if target.type == "cpu":
         return _status_bytes("VmHWM")
     if target.type == "mps":
-        raise DeviceError("mps keeps no high-water mark of its memory; read memory_allocated instead")
+        raise DeviceError("mps does not record its peak memory; read memory_allocated instead")
     return int(torch.get_device_module(target.type).max_memory_allocated(target.index))
 
 
 def reset_peak_memory(device: DeviceLike) -> None:
-    """Reset the peak of `device` to the bytes it holds now."""
+    """Reset the peak of `device` to the bytes that are allocated now.
+
+    Raises:
+        DeviceError: The host's peak cannot be reset (no ``/proc``).
+    """
     target = _target(device)
     if target.type == "cpu":
         if not _CLEAR_REFS.exists():
-            raise DeviceError("this host has no /proc/self/clear_refs, so its memory mark cannot be reset")
+            raise DeviceError("this host has no /proc/self/clear_refs, so its peak memory cannot be reset")
         _CLEAR_REFS.write_text("5")
     elif target.type != "mps":
         torch.get_device_module(target.type).reset_peak_memory_stats(target.index)
@@ -74,7 +78,7 @@ def free_memory_bytes(device: DeviceLike) -> int:
 
 
 def total_host_bytes() -> int:
-    """Return the bytes of the host's memory."""
+    """Return the total bytes of the host's RAM."""
     return int(psutil.virtual_memory().total)
 
 

@@ -1,7 +1,7 @@
-"""Which devices there are, and what they are called.
+"""Names of devices, and which accelerators are present.
 
 Inside the project a device has one canonical name: ``"cuda:0"``, ``"virtual:1"``, ``"mps"``, ``"cpu"`` or ``"disk"``.
-People may also write an int (the n-th accelerator), ``"cuda"`` or a ``torch.device``.
+Users may also pass an int (the n-th accelerator), ``"cuda"`` or a ``torch.device``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DISK = "disk"
 
 
 def accelerator_type() -> str | None:
-    """Return the device type that an int means: ``"virtual"`` where enabled, else what the machine has, else None."""
+    """Return the device type that an int refers to: ``"virtual"`` if enabled, else the machine's; None without any."""
     if virtual.count():
         return virtual.TYPE
     if torch.cuda.is_available():
@@ -46,8 +46,8 @@ def normalize_device(device: DeviceLike) -> str:
             ``torch.device``. Whether an accelerator of that number is present is not checked.
 
     Raises:
-        DeviceError: The text names no device, an int is given and the machine has no accelerator, or it is something
-            else.
+        DeviceError: The text is not a device name, an int is given and the machine has no accelerator, or `device` has
+            another type.
     """
     if isinstance(device, bool):
         raise DeviceError(f"{device!r} is not a device; give an accelerator's number, 'cpu' or 'disk'")
@@ -71,21 +71,47 @@ def normalize_device(device: DeviceLike) -> str:
 
 
 def device_key(device: DeviceLike) -> int | str:
-    """Return `device` as device maps spell it: an int for an accelerator of the machine's type, else its name."""
+    """Return `device` as a key of device maps: an int for an accelerator of the machine's type, else its name."""
     name = normalize_device(device)
     kind, _, index = name.partition(":")
     return int(index) if index and kind == accelerator_type() else name
 
 
 def torch_device(device: DeviceLike) -> torch.device:
-    """Return the ``torch.device`` on which tensors of `device` lie; for ``"disk"``, the host."""
+    """Return the ``torch.device`` of tensors on `device`; for ``"disk"``, the host."""
     name = normalize_device(device)
     return torch.device(HOST if name == DISK else name)
 
 
 def is_accelerator(device: DeviceLike) -> bool:
-    """Whether `device` computes and has memory of its own: anything but the host, the disk and meta."""
+    """Whether `device` is an accelerator: any device but the host, the disk and meta."""
     return normalize_device(device) not in (HOST, DISK, "meta")
+
+
+def check_present(device: DeviceLike) -> None:
+    """Check that this machine has `device`.
+
+    Raises:
+        DeviceError: It does not; the message names the device and those that are present.
+    """
+    name = normalize_device(device)
+    if not _is_present(name):
+        present = ", ".join(repr(each) for each in (*accelerators(), HOST, DISK))
+        raise DeviceError(f"device {name!r} is not present; this machine has {present}")
+
+
+def _is_present(name: str) -> bool:
+    kind, _, index = name.partition(":")
+    if not is_accelerator(name):
+        return True
+    if kind == "mps":
+        return torch.backends.mps.is_available()
+    if kind == virtual.TYPE:
+        return int(index) < virtual.count()
+    try:
+        return int(index) < int(torch.get_device_module(kind).device_count())
+    except RuntimeError:  # this build of PyTorch does not support the device type
+        return False
 
 
 def _nth_accelerator(index: int) -> str:

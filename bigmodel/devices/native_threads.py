@@ -1,8 +1,8 @@
-"""Threads of PyTorch that still hold tensors when Python ends.
+"""Waits for threads of PyTorch that still hold tensors when the interpreter exits.
 
-Such a thread lets go of its tensors a moment after the call that it worked for has returned, and needs the
-interpreter's lock for that. Up to Python 3.13, a thread that asks for the lock while the interpreter ends is ended
-itself, in the middle of a C++ destructor: "terminate called without an active exception", exit code 134.
+Such a thread releases its tensors shortly after the call that it served has returned, and needs the GIL to do so. Up to
+Python 3.13, a thread that requests the GIL while the interpreter exits is terminated in the middle of a C++ destructor:
+"terminate called without an active exception", exit code 134.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _LONGEST_SECONDS = 2.0
 
 
 def let_threads_finish(name: str) -> None:
-    """Leave the interpreter to the threads whose names begin with `name` until none has been at work for some rounds.
+    """Release the GIL until the threads whose names begin with `name` have been idle for `_ROUNDS` checks.
 
-    Returns at once where there are none; where the system does not tell (not Linux), after some hundredths of a second.
+    Returns at once if there are none. Where thread states are unknown (not Linux), waits `_ROUNDS` pauses; never longer
+    than `_LONGEST_SECONDS`.
     """
     until = time.monotonic() + _LONGEST_SECONDS
     quiet = 0
@@ -27,12 +28,12 @@ def let_threads_finish(name: str) -> None:
         states = _states(name)
         if states is not None and not states:
             return
-        time.sleep(_PAUSE_SECONDS)  # sleeping gives up the interpreter's lock
+        time.sleep(_PAUSE_SECONDS)  # releases the GIL
         quiet = 0 if "R" in (_states(name) or ()) else quiet + 1
 
 
 def _states(name: str) -> list[str] | None:
-    """Return the states of these threads, ``"R"`` for one that runs or is ready to; None where they are not known."""
+    """Return the states of these threads, ``"R"`` for a running or runnable one; None where they are unknown."""
     if not _TASKS.is_dir():
         return None
     found = []

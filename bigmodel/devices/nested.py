@@ -1,8 +1,7 @@
-"""Nested containers of tensors: the one walk through lists, tuples, named tuples, mappings and dataclasses; and moving
-and copying the tensors in them.
+"""Traversal of nested containers (lists, tuples, named tuples, mappings, dataclasses), and moving the tensors in them.
 
-`open_container` says what a container is: its members, and how to make another of its kind. Everything else is built on
-that. Whatever it does not open is a leaf: tensors, numbers, text, None, modules, caches.
+`open_container` defines what a container is: its members, and how to rebuild one of the same kind. Every function here
+is built on it. Anything it does not open is a leaf: tensors, numbers, text, None, modules, caches.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ Predicate = Callable[[Any], bool]
 
 
 class Container(NamedTuple):
-    """A container, opened.
+    """The members of a container, and how to rebuild it.
 
     Attributes:
         keys: Keys of a mapping, names of a dataclass's fields, positions in a sequence.
-        members: What lies in it, in the order of `keys`.
-        rebuild: Makes a container of the same kind from as many other members.
+        members: Its members, in the order of `keys`.
+        rebuild: Returns a container of the same kind with the given members, as many as there are keys.
     """
 
     keys: Sequence[Any]
@@ -36,11 +35,11 @@ class Container(NamedTuple):
 
 
 def open_container(value: Any, registered: bool = False) -> Container | None:
-    """Return the members of `value`, None if it is a leaf.
+    """Return the members of `value`; None if it is a leaf.
 
     Args:
-        value: Anything.
-        registered: Open also what was made known with `torch.utils._pytree.register_pytree_node`.
+        value: Any object.
+        registered: Also open classes registered with `torch.utils._pytree.register_pytree_node`.
     """
     if value is None or isinstance(value, (torch.Tensor, str, bytes, int, float)):
         return None
@@ -60,17 +59,16 @@ def map_leaves(
     is_leaf: Predicate | None = None,
     skip_keys: Collection[str] = (),
 ) -> Any:
-    """Return `value` with `function(leaf)` in the place of every leaf.
+    """Return `value` with every leaf replaced by `function(leaf)`.
 
-    A container in which nothing changes comes back as the same object; others are never written to.
+    A container in which nothing changes is returned as the same object; changed ones are rebuilt, never written to.
 
     Args:
         function: Called with every leaf, in order.
         value: Containers nested to any depth, or a leaf.
-        is_leaf: Containers for which it is true are leaves.
-        skip_keys: Keys of mappings and fields of dataclasses whose members stay as they are.
+        is_leaf: Predicate; containers for which it is true are treated as leaves.
+        skip_keys: Keys of mappings and fields of dataclasses whose members are left unchanged.
     """
-
     container = None if is_leaf is not None and is_leaf(value) else open_container(value)
     if container is None:
         return function(value)
@@ -84,7 +82,7 @@ def map_leaves(
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Return `value` with `function(tensor)` in the place of every tensor; see `map_leaves`."""
+    """Return `value` with every tensor replaced by `function(tensor)`; see `map_leaves`."""
     return map_leaves(lambda leaf: function(leaf) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
@@ -93,7 +91,7 @@ def iter_leaves(value: Any, *, is_leaf: Predicate | None = None, registered: boo
 
     Args:
         value: Containers nested to any depth, or a leaf.
-        is_leaf: Containers for which it is true are leaves.
+        is_leaf: Predicate; containers for which it is true are treated as leaves.
         registered: As for `open_container`.
     """
     container = None if is_leaf is not None and is_leaf(value) else open_container(value, registered)
@@ -110,14 +108,14 @@ def iter_tensors(value: Any, *, registered: bool = False) -> Iterator[torch.Tens
 
 
 def first_tensor(value: Any) -> torch.Tensor | None:
-    """Return the first tensor in `value`, None when there is none."""
+    """Return the first tensor in `value`; None if there is none."""
     return next(iter_tensors(value), None)
 
 
 def flatten(value: Any, registered: bool = False) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
-    """Return the leaves of `value`, and a function that makes an equal structure of as many other leaves.
+    """Return the leaves of `value`, and a function that builds the same structure from other leaves, equally many.
 
-    What that function returns shares no container with `value`, nor does it notice when `value` changes meanwhile.
+    The structures it builds share no container with `value` and do not depend on later changes to it.
 
     Args:
         value: Containers nested to any depth, or a leaf.
@@ -129,16 +127,17 @@ def flatten(value: Any, registered: bool = False) -> tuple[list[Any], Callable[[
 
 
 def _flatten_into(leaves: list[Any], value: Any, registered: bool) -> Callable[[Iterator[Any]], Any]:
-    """Append the leaves of `value`; return what rebuilds it from an iterator of leaves, without a reference to them.
+    """Append the leaves of `value` to `leaves`; return a function that rebuilds it from an iterator of leaves.
 
-    A recursive inner function would refer to itself and to `leaves`: tensors would live until the next collection.
+    The function must not refer to `leaves`. A recursive inner function would, in a reference cycle, which keeps tensors
+    alive until the next garbage collection.
     """
     container = open_container(value, registered)
     if container is None:
         leaves.append(value)
         return next
-    rebuild, inside = container.rebuild, [_flatten_into(leaves, member, registered) for member in container.members]
-    return lambda remaining: rebuild([each(remaining) for each in inside])
+    rebuild, inner = container.rebuild, [_flatten_into(leaves, member, registered) for member in container.members]
+    return lambda remaining: rebuild([each(remaining) for each in inner])
 
 
 def send_to_device(
@@ -149,14 +148,14 @@ def send_to_device(
 ) -> Any:
     """Return `tensor` with every tensor in it on `device`.
 
-    Containers are rebuilt only where something in them moves: an argument that is already in place comes back as the
+    Containers are rebuilt only where something in them moves: an argument that is already in place is returned as the
     same object.
 
     Args:
-        tensor: A tensor, or lists, tuples, named tuples, mappings and dataclasses of them, nested to any depth; an
-            object that has a ``to`` method of its own is asked to move itself; anything else is passed on.
-        device: Where tensors go.
-        non_blocking: Let a copy from pinned memory return before it is done.
+        tensor: A tensor, or lists, tuples, named tuples, mappings and dataclasses of them, nested to any depth. For
+            other objects their own ``to`` method is called, if they have one; any other value is returned as it is.
+        device: Target device.
+        non_blocking: Let a copy from pinned memory return before it is complete.
         skip_keys: Keys of mappings whose values stay where they are.
     """
     skip = {skip_keys} if isinstance(skip_keys, str) else set(skip_keys or ())
@@ -171,9 +170,9 @@ def send_to_device(
 
 
 def copied_out_of(value: Any, storage: int) -> Any:
-    """Return `value` with a copy of every tensor in it that lies in the memory `storage` (see `storage_of`).
+    """Return `value` with every tensor whose memory is `storage` (see `storage_of`) replaced by a copy.
 
-    A module may return one of its weights or a part of it, as tables of positions do.
+    A module may return one of its weights or a view of it, as position embeddings do.
     """
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -183,7 +182,7 @@ def copied_out_of(value: Any, storage: int) -> Any:
 
 
 def are_all_on(values: Iterable[Any], device: torch.device) -> bool:
-    """Whether `values` are tensors on `device` and plain values only, so that there is nothing to send."""
+    """Whether `values` are only tensors on `device` and plain values, so that nothing needs to move."""
     return all(value.device == device if isinstance(value, torch.Tensor) else _is_plain(value) for value in values)
 
 
@@ -192,7 +191,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_packed(value: Any) -> bool:
-    """Whether `value` is a packed sequence: a named tuple, but with parts that must stay on the host."""
+    """Whether `value` is a packed sequence: a named tuple, some of whose tensors must stay on the host."""
     return isinstance(value, PackedSequence)
 
 
@@ -201,7 +200,7 @@ def _moves_itself(value: Any) -> bool:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """Return a number that identifies the memory `tensor` lies in while it exists; 0 if there is none."""
+    """Return a number that identifies the storage of `tensor` while it exists; 0 if it has none."""
     if isinstance(tensor, VirtualTensor):
         tensor = tensor.held
     try:
@@ -222,10 +221,10 @@ def _mapping(value: Mapping[Any, Any]) -> Container:
     if type(value) is dict or not isinstance(value, MutableMapping):
         kind: Any = type(value)
         return Container(keys, members, lambda new: kind(dict(zip(keys, new))))
-    kept = copy.copy(value)
+    original = copy.copy(value)
 
     def rebuild(new: Sequence[Any]) -> Any:
-        made = copy.copy(kept)
+        made = copy.copy(original)
         for key, old, member in zip(keys, members, new):
             if member is not old:
                 made[key] = member

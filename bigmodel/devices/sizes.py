@@ -1,4 +1,4 @@
-"""Sizes in bytes, as people write and read them."""
+"""Sizes in bytes: parsing and formatting of text such as ``"10GiB"``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS = {
     "TIB": 2**40,
 }
 LARGEST = 2**63 - 1
-"""Bytes that no machine has."""
+"""Largest accepted size in bytes: no machine has more."""
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
@@ -40,12 +40,12 @@ def parse_size(size: int | str) -> int:
     """
     found = _bytes_of(size)
     if found > LARGEST:
-        raise SizeError(f"a size is more than {LARGEST} bytes; give what a device has")
+        raise SizeError(f"a size is more than {LARGEST} bytes; give at most the memory of a device")
     return found
 
 
 def size_or_none(size: int | str | None) -> int | None:
-    """Return a size in bytes, as `parse_size` does; None stays None."""
+    """Return `size` in bytes, as `parse_size` does; None for None."""
     return None if size is None else parse_size(size)
 
 

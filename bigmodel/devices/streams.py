@@ -1,7 +1,7 @@
-"""Copy streams: bytes that reach a device beside its compute.
+"""Copy streams: copies to a device that run concurrently with its compute.
 
-A copy stream does its work in order, without blocking the thread that submits it. Where the device has real
-streams (CUDA, XPU) the work is queued on one, ordered by events; elsewhere a worker thread does it.
+A copy stream does its work in order, without blocking the thread that submits it. On a device with streams (CUDA, XPU)
+the work is queued on one and ordered by events; on others a worker thread does it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 
 HAND_OVER_BYTES = 32 * 2**10
-"""Handing work to a thread takes as long as copying this many bytes: fewer are copied at once, by the caller."""
+"""Copies of at most so many bytes are done by the caller: handing them to a thread would take longer."""
 
 
 class Event(Protocol):
@@ -29,33 +29,33 @@ class Event(Protocol):
         ...
 
     def wait(self) -> None:
-        """Make what the calling thread computes from now on come after this point.
+        """Order all later compute of the calling thread after this point.
 
         Raises:
-            Exception: Whatever the awaited work raised.
+            Exception: The error of the awaited work.
         """
         ...
 
     def synchronize(self) -> None:
-        """Hold the calling thread until the work up to this point has finished."""
+        """Block the calling thread until the work up to this point has finished."""
         ...
 
 
 class CopyStream(Protocol):
-    """Copies to one device, in order, beside its compute."""
+    """Copies to one device, in order, concurrent with its compute."""
 
     def submit(self, work: Callable[[], None], after: Sequence[Event] = (), nbytes: int | None = None) -> Event:
         """Queue `work` behind everything queued before and behind `after`; return the event of its completion.
 
         Args:
             work: Copies something to the device.
-            after: What must be done before.
-            nbytes: How many bytes it copies, if that is known: few are not worth a thread's attention.
+            after: Events that must have passed before.
+            nbytes: Bytes that it copies, if known; up to `HAND_OVER_BYTES` may be copied by the caller.
         """
         ...
 
     def compute_mark(self) -> Event:
-        """Return the event of all that the calling thread has given the device to compute so far."""
+        """Return the event of all compute that the calling thread has launched on the device so far."""
         ...
 
 
@@ -67,7 +67,7 @@ def copy_stream(device: torch.device) -> CopyStream:
 
 
 class DeviceEvent:
-    """An event on a device with streams of its own: waiting for it costs the host nothing."""
+    """An event on a device with streams: `wait` makes the current stream wait, not the host."""
 
     def __init__(self, event: Any, module: Any, device: torch.device) -> None:
         self.event = event
@@ -85,7 +85,7 @@ class DeviceEvent:
 
 
 class HostEvent:
-    """An event of work that a host thread does."""
+    """An event of work done by a host thread."""
 
     def __init__(self, work: Future[None]) -> None:
         self._work = work
@@ -100,7 +100,7 @@ class HostEvent:
 
 
 class PastEvent:
-    """An event that had passed before it was asked for; `error` is what its work raised, if it did."""
+    """An event that has passed already; `error` is the exception of its work, if any."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
@@ -119,7 +119,7 @@ PAST = PastEvent()
 
 
 class DeviceCopyStream:
-    """A copy stream on a stream of the device itself; the host never waits."""
+    """A copy stream backed by a stream of the device; the host does not wait."""
 
     def __init__(self, device: torch.device) -> None:
         self._module: Any = torch.get_device_module(device.type)
@@ -145,41 +145,41 @@ class DeviceCopyStream:
         return DeviceEvent(event, self._module, self._device)
 
 
-class _Work(threading.local):
-    """The copy that the calling thread does for a copy stream: since when it could have begun."""
+class _CurrentCopy(threading.local):
+    """The copy that the calling thread runs for a copy stream."""
 
-    due: float | None = None
-
-
-_work = _Work()
+    ready_since: float | None = None
 
 
-def due() -> float | None:
-    """Return since when (`time.perf_counter`) the copy could have begun that the calling thread does for a copy stream.
+_current_copy = _CurrentCopy()
 
-    A thread takes a moment to turn to the next copy; a device that copies by itself has begun with it by then. None
-    outside a copy stream.
+
+def copy_ready_since() -> float | None:
+    """Return since when (`time.perf_counter`) the copy that the calling thread runs could have begun.
+
+    A worker thread starts a copy some time after the previous one has ended; a device that copies by itself starts it
+    at once. None outside a copy stream.
     """
-    return _work.due
+    return _current_copy.ready_since
 
 
-def _do_after(events: Sequence[Event], work: Callable[[], None], queued: float | None = None) -> None:
-    """Do `work`, `queued` at that time, once `events` have passed; raise what an awaited one raised."""
+def _run_after(events: Sequence[Event], work: Callable[[], None], queued: float | None = None) -> None:
+    """Wait for `events`, then run `work`, which was submitted at the time `queued`; an error of an event is raised."""
     for event in events:
         if not event.done():
             queued = None
         event.synchronize()
-    _work.due = time.perf_counter() if queued is None else queued
+    _current_copy.ready_since = time.perf_counter() if queued is None else queued
     try:
         work()
     finally:
-        _work.due = None
+        _current_copy.ready_since = None
 
 
-def _done_here(events: Sequence[Event], work: Callable[[], None]) -> PastEvent:
-    """Do `work`, which comes after `events`, at once; return how it ended."""
+def _run_in_caller(events: Sequence[Event], work: Callable[[], None]) -> PastEvent:
+    """Run `work` after `events` in the calling thread; return an event with its error, if any."""
     try:
-        _do_after(events, work)
+        _run_after(events, work)
     except Exception as error:
         return PastEvent(error)
     return PAST
@@ -196,30 +196,30 @@ class ThreadCopyStream:
 
     def submit(self, work: Callable[[], None], after: Sequence[Event] = (), nbytes: int | None = None) -> Event:
         if self._process != os.getpid():
-            # Threads do not survive a fork: the child gets a worker of its own.
+            # Threads do not survive a fork: the child creates its own worker.
             self._process = os.getpid()
             self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
             self._last = None
         if nbytes is not None and nbytes <= HAND_OVER_BYTES and self._is_idle(after):
-            return _done_here(after, work)
-        self._last = self._worker.submit(_do_after, after, work, time.perf_counter())
+            return _run_in_caller(after, work)
+        self._last = self._worker.submit(_run_after, after, work, time.perf_counter())
         return HostEvent(self._last)
 
     def compute_mark(self) -> Event:
         return PAST
 
     def _is_idle(self, after: Sequence[Event]) -> bool:
-        """Whether everything queued before has been done, and everything that must come before."""
+        """Whether all queued work is done and all events in `after` have passed."""
         return (self._last is None or self._last.done()) and all(event.done() for event in after)
 
 
 class TimedCopyStream:
-    """A copy stream whose busy time is counted.
+    """A copy stream whose busy time is measured.
 
     Args:
         stream: The copy stream.
-        device: Where it leads.
-        count: Called with the seconds that a copy took, in whatever thread finds it finished.
+        device: The device that it copies to.
+        count: Called with the seconds of each finished copy, in any thread.
     """
 
     def __init__(self, stream: CopyStream, device: torch.device, count: Callable[[float], None]) -> None:
@@ -246,7 +246,7 @@ class TimedCopyStream:
             self._count(time.perf_counter() - started)
 
     def _timed_by_device(self, work: Callable[[], None]) -> None:
-        # The copy stream is the current one here, and what it had to wait for lies before the first of these.
+        # The copy stream is the current stream here; its waits come before the first of these events.
         begin, end = self._module.Event(enable_timing=True), self._module.Event(enable_timing=True)
         begin.record()
         work()
@@ -255,7 +255,7 @@ class TimedCopyStream:
             self._running.append((begin, end))
 
     def _count_finished(self) -> None:
-        """Count the copies that have ended, without waiting for the others."""
+        """Count the copies that have finished, without waiting for the others."""
         with self._lock:
             while self._running and self._running[0][1].query():
                 begin, end = self._running.popleft()

@@ -1,4 +1,4 @@
-"""Dispatch a model over devices (`dispatch_model`), dispatch it again by another map, and undo it (`undispatch`)."""
+"""Dispatch a model over devices (`dispatch_model`), dispatch it again by another map, and undo that (`undispatch`)."""
 
 from __future__ import annotations
 
@@ -39,60 +39,59 @@ def dispatch_model(
     offload: str | None = None,
     offload_dtype: str | None = None,
 ) -> nn.Module:
-    """Spread `model` over devices so that it runs as if it were whole, and return it.
+    """Distribute `model` over devices and return it; its calls and outputs stay the same.
 
-    Modules mapped to an accelerator live and run there. Modules mapped to ``"cpu"`` or ``"disk"`` keep their weights
-    in host memory or in the memory-mapped checkpoint; they run on `main_device`, to which their weights are streamed
-    just in time, or, when the map has no accelerator, on the host with nothing moved at all.
+    Modules mapped to an accelerator are stored and run there. Modules mapped to ``"cpu"`` or ``"disk"`` keep their
+    weights in host memory or in the memory-mapped checkpoint; they run on `main_device`, to which their weights are
+    streamed just in time, or, if the map has no accelerator, on the host without any copy.
 
-    What decides bytes or seconds is read from the model's plan (`get_plan`): the one given, or one made here from the
-    map and the arguments. An argument that contradicts a plan given is refused.
+    Everything that decides bytes or seconds is read from the model's plan (`get_plan`): the plan given, or one made
+    here from the map and the arguments. An argument that contradicts a given plan is refused.
 
     Args:
         model: Any module. Weights on ``meta`` are filled from `state_dict`, `offload_index` or `offload_dir`.
-        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, one device, a device by
-            module name, ``""`` being the whole model, or a `Plan`.
-        main_device: Where offloaded modules run. None: the first accelerator of the map, else the host.
+        device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, one device, a mapping of module
+            name to device (``""`` is the whole model), or a `Plan`.
+        main_device: Execution device of offloaded modules. None: the first accelerator of the map, else the host.
         state_dict: Weights for parameters that are on ``meta``.
-        offload_dir: A folder for weights mapped to ``"disk"`` that do not lie in a memory-mapped file yet; also a
+        offload_dir: A folder for weights mapped to ``"disk"`` that are not in a memory-mapped file yet; also a
             checkpoint to fill parameters on ``meta`` from.
-        offload_index: For each such parameter its ``safetensors_file`` and ``weight_name``.
-        offload_buffers: Stream the buffers of offloaded modules too; by default (None: no, or as the plan has it) they
-            stay where the module runs.
+        offload_index: ``safetensors_file`` and ``weight_name`` of each parameter on ``meta``.
+        offload_buffers: Stream the buffers of offloaded modules too; by default (None: the plan's value, else False)
+            they stay on the execution device.
         skip_keys: Keyword arguments of forward that are not moved between devices.
         preload_module_classes: More classes whose weights are streamed as a whole.
-        force_hooks: Bring inputs to the device and outputs back even for a model that lives on one device.
-        max_memory: Budgets by device, for the named strategies; None: what is free.
-        no_split_module_classes: Classes whose modules stay in one piece; None finds them.
-        expert_cache: Memory of each device (bytes, or text such as ``"4GiB"``) for the experts of a mixture whose
-            weights are offloaded: only those that the router chooses are fetched, and the most wanted stay. None takes
-            what streaming whole layers of them would take.
-        pinned_memory: Host memory (bytes, or text such as ``"16GiB"``) that may be pinned for a GPU to copy from at
-            full speed; what is beyond is copied from as it lies. None: half of the host's memory.
-        offload: What becomes of modules mapped to ``"cpu"`` or ``"disk"`` beside an accelerator: ``"stream"`` brings
-            their weights to it, ``"compute"`` brings their inputs to the host and computes there, ``"auto"`` (with
-            ``device_map="auto"``) does for each what is faster by this machine's speeds, which are measured the first
-            time. That may be the one for prompts and the other for steps of generation: the module's keys and values
-            then move between the two, in the caches of transformers. None: what a `Plan` has decided, else
-            ``"stream"``. Where host and accelerator are of different kinds, so may be the last bits of what they
-            compute.
-        offload_dtype: ``"int8"`` or ``"int4"``: streamed weights cross to the accelerator as such integers and are
-            restored there, so that a quarter or an eighth of the bytes of float32 move. Needs torchao, and is for
-            inference only. Outputs then differ from those of the whole model (every other option keeps each bit);
-            `quantization_errors` says by how much each weight does. The model's own weights stay exact: that is what
-            `state_dict`, saving and `undispatch` give. The quantised ones take host memory beside them, unless they
-            lie in a checkpoint; those mapped to ``"disk"`` go to a file in `offload_dir`. Experts that are fetched
-            one by one, tables that rows are looked up in, buffers and vectors are not quantised.
+        force_hooks: Move inputs to the device and outputs back even for a model that is on one device.
+        max_memory: Budgets by device (bytes or text), for the named strategies; None: the free memory.
+        no_split_module_classes: Classes whose modules are never split; None detects them.
+        expert_cache: Memory of each device (bytes, or text such as ``"4GiB"``) for offloaded experts of mixture
+            layers: only the experts that the router chooses are fetched, and those most likely to be chosen again stay.
+            None: the bytes that streaming whole layers would take.
+        pinned_memory: Host memory (bytes, or text such as ``"16GiB"``) that may be pinned, from which a GPU copies at
+            full speed; weights beyond it are copied from pageable memory. None: half of the host's memory.
+        offload: How modules mapped to ``"cpu"`` or ``"disk"`` run beside an accelerator: ``"stream"`` copies their
+            weights to it, ``"compute"`` copies their inputs to the host and computes there, ``"auto"`` (with
+            ``device_map="auto"``) chooses the faster for each by this machine's speeds, which are measured once. The
+            choice may differ for prompts and for steps of generation: the module's keys and values in transformers'
+            caches then move between the two. None: as a given `Plan` has it, else ``"stream"``. Outputs computed on
+            the host may differ from those of the accelerator in the last bits.
+        offload_dtype: ``"int8"`` or ``"int4"``: streamed weights cross the link as such integers and are restored on
+            the accelerator, a quarter or an eighth of the bytes of float32. Needs torchao; for inference only. Outputs
+            then differ from those of the whole model (every other option is bitwise exact); `quantization_errors`
+            returns the error of each weight. The model's own weights stay exact for `state_dict`, saving and
+            `undispatch`. Quantised copies take host memory in addition, or, for weights mapped to ``"disk"``, a file
+            in `offload_dir`. Experts fetched one by one, lookup tables, buffers and vectors are not quantised.
 
     Returns:
-        The same `model`, with `hf_device_map` set. `undispatch` takes everything back.
+        The same `model`, with `hf_device_map` set. `undispatch` restores the plain model.
 
     Raises:
-        DeviceMapError: The map does not cover the model or names a device that is none.
+        DeviceError: The map or `main_device` names an accelerator that this machine does not have.
+        DeviceMapError: The map does not cover the model or contains an invalid device.
         BudgetError: The model does not fit `max_memory`.
-        PlanError: `offload` or `offload_dtype` is none of those it may be, or an argument contradicts the plan.
-        DispatchError: A parameter has no value or no shape, or must go to disk and there is no `offload_dir`; torchao
-            is missing; a forward of the model, dispatched already, is running.
+        PlanError: `offload` or `offload_dtype` has an invalid value, or an argument contradicts the plan.
+        DispatchError: A parameter has no value or no shape, or must be written to disk and `offload_dir` is None;
+            torchao is missing; the model is dispatched already and a forward of it is running.
     """
     _refuse_lazy(model)
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
@@ -115,10 +114,10 @@ def dispatch_model(
 def place_and_attach(
     model: nn.Module, resolved: ResolvedMap, options: Options, offload_dir: str | Path | None = None
 ) -> nn.Module:
-    """Dispatch a model, none of whose weights is on meta, by a resolved map."""
+    """Dispatch a model without weights on meta by a resolved map."""
     if dispatched(model) is not None:
         undispatch(model)
-    with for_later():
+    with lasting_tensors():
         write_to_disk(model, resolved.placement, offload_dir)
         if offload_dir is not None:
             options = replace(options, offload_folder=Path(offload_dir))
@@ -127,9 +126,9 @@ def place_and_attach(
 
 
 def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
-    """Dispatch a dispatched model by another map, with its options; only tensors whose device changes are moved.
+    """Dispatch a dispatched model by another map, with the same options; only tensors whose device changes are moved.
 
-    On failure it is a plain model, with its weights where they were.
+    On failure it is left as a plain model, with its weights on their previous devices.
     """
     found = dispatched(model)
     assert found is not None
@@ -139,7 +138,7 @@ def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
     before = found.resolved
     arguments = replace(PlanArguments.of(before.plan), no_split_module_classes=found.options.no_split_module_classes)
     moved = resolve_given(model, device_map, arguments, before.execution, before.computed_below)
-    with for_later():
+    with lasting_tensors():
         _attach(model, moved, found.options)
 
 
@@ -154,14 +153,14 @@ def _refuse_lazy(model: nn.Module) -> None:
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):
             raise DispatchError(
-                f"{name} has no shape yet, being of a lazy module: run one forward of the model before it is dispatched"
+                f"{name} belongs to a lazy module and has no shape yet: run one forward before dispatching the model"
             )
 
 
 @contextmanager
-def for_later() -> Iterator[None]:
-    """Create tensors that outlive the caller: no inference tensors, and on the host unless a device is named, whatever
-    the caller's inference mode and default device."""
+def lasting_tensors() -> Iterator[None]:
+    """Create normal tensors (no inference tensors), by default on the host, whatever the caller's inference mode and
+    default device: they outlive the caller."""
     with torch.inference_mode(False), torch.device(HOST):
         yield
 
@@ -171,8 +170,8 @@ def undispatch(model: nn.Module, device: DeviceLike | None = None) -> nn.Module:
 
     Args:
         model: A dispatched model; a plain one is returned as it is.
-        device: Where the weights go. None leaves a model that lies on one device there and brings any other to the
-            host; weights on disk stay views of their memory-mapped file.
+        device: Target device of the weights. None: a model on one device stays there, any other moves to the host.
+            Weights on disk stay views of their memory-mapped file.
 
     Raises:
         DispatchError: A forward of the model is running.
@@ -186,7 +185,7 @@ def undispatch(model: nn.Module, device: DeviceLike | None = None) -> nn.Module:
     if device is None and len({tensor.device for tensor in tensors}) <= 1:
         return model
     target = torch_device(HOST if device is None else device)
-    with for_later():
+    with lasting_tensors():
         _gather(model, target, found.ties)
     return model
 

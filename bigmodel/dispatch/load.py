@@ -47,18 +47,18 @@ def load_checkpoint_and_dispatch(
         checkpoint: A folder, a safetensors or ``.bin`` file, or an index file.
         device_map: As for `dispatch_model`. None only loads.
         max_memory: Budgets by device, for the named strategies.
-        no_split_module_classes: Classes whose modules stay in one piece; None finds them.
-        offload_folder: Where weights for ``"disk"`` go that no file holds as they are (fused or ``.bin`` ones).
+        no_split_module_classes: Classes whose modules are never split; None detects them.
+        offload_folder: Folder for weights mapped to ``"disk"`` that cannot be used in place (fused or ``.bin`` ones).
         offload_buffers: Stream the buffers of offloaded modules too.
-        dtype: What floating-point weights are cast to where they run. Weights on disk keep the file's dtype.
-        offload_state_dict: Accepted for compatibility; loading never holds more than one tensor beside the model.
+        dtype: Dtype of floating-point weights on their execution device. Weights on disk keep the file's dtype.
+        offload_state_dict: Accepted for compatibility; loading holds at most one tensor in addition to the model.
         skip_keys: Keyword arguments of forward that are not moved between devices.
         preload_module_classes: More classes whose weights are streamed as a whole.
-        force_hooks: Attach even where nothing needs it.
+        force_hooks: As for `dispatch_model`.
         strict: Refuse keys that the model does not have.
         full_state_dict: As for `load_checkpoint_in_model`.
         broadcast_from_rank0: As for `load_checkpoint_in_model`.
-        main_device: Where offloaded modules run.
+        main_device: Execution device of offloaded modules.
         expert_cache: As for `dispatch_model`.
         pinned_memory: As for `dispatch_model`.
         offload: As for `dispatch_model`.
@@ -68,8 +68,8 @@ def load_checkpoint_and_dispatch(
         The same `model`.
 
     Raises:
-        CheckpointError: Something is wrong with the checkpoint; the model is as it was.
-        PlanError: The map or the budgets do not do, or `dtype` is none.
+        CheckpointError: The checkpoint is missing, damaged or does not fit the model, which is left unchanged.
+        PlanError: The map does not cover the model, the model does not fit the budgets, or an argument is invalid.
     """
     wanted = None if dtype is None else torch_dtype(dtype)
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)

@@ -31,7 +31,7 @@ def cpu_offload(
 
     Args:
         model: Any module.
-        execution_device: Where it runs; None: where its first parameter lies.
+        execution_device: Execution device; None: the device of its first parameter.
         offload_buffers: Stream the buffers too; by default they stay on `execution_device`.
         state_dict: Weights for parameters that are on ``meta``.
         preload_module_classes: More classes whose weights are streamed as a whole.
@@ -60,13 +60,13 @@ def disk_offload(
 ) -> nn.Module:
     """Keep all of `model`'s weights on disk and stream each block to `execution_device` as it runs.
 
-    Weights that view a memory-mapped checkpoint stay in it; others are written to `offload_dir` first, to a file that
-    has no name and vanishes with the model.
+    Weights that view a memory-mapped checkpoint stay in it; others are first written to an unlinked file in
+    `offload_dir`, which is deleted with the model.
 
     Args:
         model: Any module.
-        offload_dir: Where weights go that lie in memory.
-        execution_device: Where it runs; None: where its first parameter lies.
+        offload_dir: Folder for weights that are in memory.
+        execution_device: Execution device; None: the device of its first parameter.
         offload_buffers: Stream the buffers too; by default they stay on `execution_device`.
         preload_module_classes: More classes whose weights are streamed as a whole.
         offload_dtype: As for `dispatch_model`.
@@ -112,17 +112,20 @@ def cpu_offload_with_hook(
     execution_device: DeviceLike | None = None,
     prev_module_hook: UserCpuOffloadHook | None = None,
 ) -> tuple[nn.Module, UserCpuOffloadHook]:
-    """Keep `model` on the host until it is called, then move it whole to the device and leave it there.
+    """Keep `model` on the host until it is called, then move all of it to the device and leave it there.
 
-    For pipelines of several models used one after another: each one's first call sends the one before it back.
+    For pipelines of several models that run one after another: a call moves the previous model back to the host.
 
     Args:
         model: Any module.
-        execution_device: Where it runs; None: the first accelerator, else the host.
+        execution_device: Execution device; None: the first accelerator, else the host.
         prev_module_hook: The hook of the model that runs before this one.
 
     Returns:
-        The model and its hook, whose `offload` brings it back to the host.
+        The model and its hook, whose `offload` moves it back to the host.
+
+    Raises:
+        DispatchError: The model has such a hook already.
     """
     device = torch_device(execution_device if execution_device is not None else (accelerators() or [HOST])[0])
     hook = WholeModelForward(model, device, prev_module_hook)

@@ -1,4 +1,4 @@
-"""From a model's name to a model that runs: build on meta, plan, place the weights, dispatch."""
+"""Load a transformers model by name: build it on meta, plan, load the weights to their devices, dispatch."""
 
 from __future__ import annotations
 
@@ -48,38 +48,39 @@ def from_pretrained(
 ) -> PreTrainedModel:
     """Load a transformers model from a folder or the Hub, placed by plan and dispatched.
 
-    The model is built without memory, planned under the budgets, and each weight is then put where the plan wants
-    it: copied to an accelerator, held in RAM, or left in the checkpoint as a view of its memory map.
+    The model is built without memory and planned under the budgets. Each weight is then loaded to its planned device:
+    copied to an accelerator, read into RAM, or left in the checkpoint as a view of the memory-mapped file.
 
     Args:
         id_or_path: A folder with config and weights, or a repository on the Hub.
         device_map: As for `dispatch_model`.
-        max_memory: Budgets by device (bytes, or text such as ``"10GiB"``); None: what is free.
-        dtype: ``"auto"`` for the checkpoint's own, or what weights are cast to where they run.
+        max_memory: Budgets by device (bytes, or text such as ``"10GiB"``); None: the free memory.
+        dtype: ``"auto"`` for the checkpoint's dtype, or the dtype of weights on their execution device.
         revision: Branch, tag or commit on the Hub.
-        trust_remote_code: Run code that the repository brings. Leave it off for models you have not read.
-        main_device: Where offloaded modules run; None: the first accelerator of the plan, else the host.
-        batch_size: Sequences at once that memory is planned for.
-        context_length: Tokens per sequence that memory is planned for; None: a modest default of the planner's.
-        no_split_module_classes: Classes whose modules stay in one piece; None finds them.
+        trust_remote_code: Run code of the repository. Leave it off for code that you have not read.
+        main_device: Execution device of offloaded modules; None: the first accelerator of the plan, else the host.
+        batch_size: Concurrent sequences that memory is planned for.
+        context_length: Tokens per sequence that memory is planned for; None: the planner's default.
+        no_split_module_classes: Classes whose modules are never split; None detects them.
         offload_buffers: Stream the buffers of offloaded modules too.
-        offload_folder: Where weights for ``"disk"`` go that no file holds as they are (fused or ``.bin`` ones).
+        offload_folder: Folder for weights mapped to ``"disk"`` that cannot be used in place (fused or ``.bin`` ones).
         expert_cache: As for `dispatch_model`.
         pinned_memory: As for `dispatch_model`.
         offload: As for `dispatch_model`.
         offload_dtype: As for `dispatch_model`.
         token: Access token for the Hub.
-        cache_dir: Where downloads go.
-        local_files_only: Use the cache alone.
-        per_pass: With ``offload="auto"``, a module may be streamed for prompts and computed on the host in steps, its
-            keys and values moving between the two. False for callers that keep these themselves, as servers do.
+        cache_dir: Folder of downloads; None: huggingface_hub's cache.
+        local_files_only: Use only the cache; send no request.
+        per_pass: With ``offload="auto"``, a module may be streamed for prompts and computed on the host in steps of
+            generation; its keys and values then move between the two. False for callers that manage keys and values
+            themselves, as the server does.
 
     Returns:
         The model in eval mode, with `hf_device_map`; `get_plan(model)` returns its plan.
 
     Raises:
-        CheckpointError: There is no such model, or its files are damaged.
-        PlanError: It does not fit the budgets, or `dtype` is none.
+        CheckpointError: The model does not exist, or its files are damaged.
+        PlanError: The model does not fit the budgets, or an argument is invalid.
     """
     source = open_source(id_or_path, revision, token, cache_dir, local_files_only, trust_remote_code)
     folder = source.fetch_weights()
@@ -117,8 +118,8 @@ def from_pretrained(
 
 
 def get_plan(model: nn.Module) -> Plan | None:
-    """Return the plan that `model` was dispatched by: one that was given, or made from its device map. None for a model
-    that is not dispatched."""
+    """Return the plan that `model` was dispatched by: the plan given, or the one made from its device map. None if it
+    is not dispatched."""
     found = dispatched(model)
     return None if found is None else found.plan
 
@@ -127,8 +128,8 @@ def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_
     """Return the model that the config in `folder` describes, its parameters on meta, its buffers real.
 
     Args:
-        folder: Where ``config.json`` lies.
-        dtype: ``"auto"`` takes the config's.
+        folder: Folder of ``config.json``.
+        dtype: ``"auto"`` for the config's dtype.
         trust_remote_code: Run code from `folder`.
 
     Raises:
@@ -155,7 +156,7 @@ def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_
 
 
 def _class_of(config: Any, trust_remote_code: bool) -> Any:
-    """Return what builds the architecture that `config` names, with a language-modelling head if it names none."""
+    """Return a function that builds the architecture `config` names, or a causal language model if it names none."""
     import transformers
 
     for name in getattr(config, "architectures", None) or ():

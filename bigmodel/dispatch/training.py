@@ -1,8 +1,8 @@
 """Prepare a dispatched model for training, by dispatching it again with a minimally changed device map.
 
-The map changes in three cases: trained weights lie on disk, in a checkpoint that must not change; trained weights lie
-on an accelerator without room for their gradients and optimizer state (`has_room_on`, `check_host`); or modules were
-added after the model was dispatched, as adapters are.
+The map changes in three cases: trained weights are on disk, in a checkpoint that must not change; trained weights are
+on an accelerator without memory for their gradients and optimizer state (`fits_training`, `check_host`); or modules,
+such as adapters, were added after the model was dispatched.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def is_streamed(model: nn.Module) -> bool:
 
 
 def prepare_training(model: nn.Module, trained: Iterable[nn.Parameter]) -> bool:
-    """Make a dispatched model ready for an optimizer that will change `trained`; return whether anything was moved.
+    """Prepare a dispatched model for an optimizer that will change `trained`; return whether anything was moved.
 
     Trained weights on disk become private copies in host memory; the checkpoint never changes. Trained weights on an
-    accelerator move to the host, to be streamed, unless there is room for what training keeps (`has_room_on`). Modules
-    added since the model was dispatched get their place by the map. Weights on an accelerator that move become new
-    Parameters; all others stay the Parameters they are.
+    accelerator move to the host, to be streamed, unless their gradients and optimizer state fit there
+    (`fits_training`). Modules added since the model was dispatched are placed by the map. Weights that leave an
+    accelerator become new Parameters; all others stay the same Parameters.
 
     Args:
         model: A dispatched model, or one that wraps it.
         trained: The parameters that will change; those of other models are ignored.
 
     Raises:
-        DispatchError: The host has no room for the copies and their gradients; the message says how much is missing.
-            Or the model is quantised on its way to the device.
+        DispatchError: The copies and their gradients do not fit the host's memory (the message names the missing
+            bytes), or the model is quantised on its way to the device.
     """
     chosen = {id(parameter) for parameter in trained}
     moved = [_prepare_part(part, chosen) for part in dispatched_parts(model)]
@@ -64,33 +64,33 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
     if found.quantization_errors:
         raise DispatchError(
             f"the model was dispatched with offload_dtype={found.plan.offload_dtype!r}, which is for inference: "
-            "dispatch it without, and train then"
+            "dispatch it again without offload_dtype"
         )
-    device_map = _present(part, dict(found.resolved.devices))
+    device_map = _with_current_names(part, dict(found.resolved.devices))
     placed = list(DeviceMapLookup(device_map, found.main_device, found.resolved.execution).tensors(part))
     trained = [each for each in placed if id(each.tensor) in chosen]
     added = [each for each in placed if each.name not in found.names]
-    unfit = [each for each in trained if each.storage_device == DISK]
-    homeless = [e for e in added if e.storage_device == DISK and not e.is_buffer and not lies_on_disk(e.tensor)]
+    on_disk = [each for each in trained if each.storage_device == DISK]
+    in_no_file = [e for e in added if e.storage_device == DISK and not e.is_buffer and not lies_on_disk(e.tensor)]
     full = {
         device
         for device in {each.storage_device for each in trained if is_accelerator(each.storage_device)}
-        if not has_room_on(device, trained, placed, found)
+        if not fits_training(device, trained, placed, found)
     }
-    crowded = [each for each in trained if each.storage_device in full]
-    if not (added or unfit or crowded):
+    evicted = [each for each in trained if each.storage_device in full]
+    if not (added or on_disk or evicted):
         return False
-    check_host(unfit, crowded, placed, found)
-    _copy_to_memory(unfit)
-    _move_in_map(device_map, placed, {each.name for each in (*unfit, *homeless, *crowded)})
-    if unfit or crowded:
-        logger.info("%s", _account(unfit, crowded))
+    check_host(on_disk, evicted, placed, found)
+    _copy_to_memory(on_disk)
+    _move_in_map(device_map, placed, {each.name for each in (*on_disk, *in_no_file, *evicted)})
+    if on_disk or evicted:
+        logger.info("%s", _summary(on_disk, evicted))
     redispatch(part, device_map)
     return True
 
 
 def _move_in_map(device_map: dict[str, DeviceLike], placed: Collection[PlacedTensor], moving: Collection[str]) -> None:
-    """Map tensors to the host: whole entries of the map where all their parameters move, else name by name."""
+    """Map the tensors `moving` to the host: whole entries of the map if all their parameters move, else by name."""
     owners = {each.name: owner_of(each.name, device_map) for each in placed if not each.is_buffer}
     staying = {owner for name, owner in owners.items() if name not in moving}
     for name in moving:
@@ -98,16 +98,16 @@ def _move_in_map(device_map: dict[str, DeviceLike], placed: Collection[PlacedTen
         device_map[name if owner is None or owner in staying else owner] = HOST
 
 
-def _present(part: nn.Module, device_map: dict[str, DeviceLike]) -> dict[str, DeviceLike]:
-    """Return the map with the names that modules have now: peft puts each it adapts into another, as `base_layer`."""
+def _with_current_names(part: nn.Module, device_map: dict[str, DeviceLike]) -> dict[str, DeviceLike]:
+    """Return the map with current names: peft wraps each module that it adapts, which becomes its `base_layer`."""
     names = {name for name, _ in part.named_modules(remove_duplicate=False)}
     names |= {name for name, _ in (*part.named_parameters(remove_duplicate=False), *part.named_buffers())}
-    present = {}
+    renamed = {}
     for name, device in device_map.items():
         owner, _, key = name.rpartition(".")
         wrapped = f"{owner}.base_layer.{key}"
-        present[wrapped if name not in names and wrapped in names else name] = device
-    return present
+        renamed[wrapped if name not in names and wrapped in names else name] = device
+    return renamed
 
 
 def _copy_to_memory(places: Collection[PlacedTensor]) -> None:
@@ -123,40 +123,41 @@ def _copy_to_memory(places: Collection[PlacedTensor]) -> None:
             each.registry[each.key] = like(each.tensor, copies[key])
 
 
-def _account(unfit: Collection[PlacedTensor], crowded: Collection[PlacedTensor]) -> str:
+def _summary(on_disk: Collection[PlacedTensor], evicted: Collection[PlacedTensor]) -> str:
     parts = []
-    if unfit:
-        parts.append(f"{format_size(nbytes_of(unfit))} of trained weights were copied from disk to host memory")
-    if crowded:
+    if on_disk:
+        parts.append(f"{format_size(nbytes_of(on_disk))} of trained weights were copied from disk to host memory")
+    if evicted:
         parts.append(
-            f"{format_size(nbytes_of(crowded))} of trained weights moved to the host: their gradients and optimizer "
+            f"{format_size(nbytes_of(evicted))} of trained weights moved to the host: their gradients and optimizer "
             "state would not fit on the accelerator"
         )
     return "; ".join(parts)
 
 
-KEPT = 3
-"""Copies of a weight that training keeps beside it: its gradient, and Adam's two moments."""
+TRAINING_COPIES = 3
+"""Tensors of a weight's size that training adds: its gradient, and Adam's two moments."""
 
-SHARE = 0.5
+TRAINING_SHARE = 0.5
 """Share of an accelerator's free memory for gradients and optimizer state; the rest is for activations."""
 
 
-def has_room_on(
+def fits_training(
     device: str, trained: Collection[PlacedTensor], placed: Collection[PlacedTensor], found: Dispatched
 ) -> bool:
-    """Whether an accelerator can hold the gradients and optimizer state of the parameters trained there.
+    """Whether an accelerator has memory for the gradients and optimizer state of the parameters trained there.
 
-    A training plan has counted them; without one, `KEPT` copies must fit into `SHARE` of the free memory.
+    A training plan has counted them. Without one, `TRAINING_COPIES` times their bytes must fit into `TRAINING_SHARE` of
+    the free memory.
     """
     planned = found.plan.devices.get(device_key(device))
     if planned is not None and planned.training:
         return True
     here = nbytes_of(each for each in trained if each.storage_device == device)
-    return KEPT * here <= SHARE * _room(device, placed, found)
+    return TRAINING_COPIES * here <= TRAINING_SHARE * _available_bytes(device, placed, found)
 
 
-def _room(device: str, placed: Collection[PlacedTensor], found: Dispatched) -> int:
+def _available_bytes(device: str, placed: Collection[PlacedTensor], found: Dispatched) -> int:
     """Return the bytes that are free on `device`, by its counters and by the user's budget."""
     free = free_memory_bytes(device)
     budget = _budget(device, found)
@@ -174,28 +175,29 @@ def _budget(device: str, found: Dispatched) -> int | None:
 
 
 def check_host(
-    unfit: Collection[PlacedTensor],
-    crowded: Collection[PlacedTensor],
+    on_disk: Collection[PlacedTensor],
+    evicted: Collection[PlacedTensor],
     placed: Collection[PlacedTensor],
     found: Dispatched,
 ) -> None:
-    """Raise DispatchError if the host has no room for the copies of `unfit` and `crowded` and their gradients."""
-    needed = 2 * nbytes_of([*unfit, *crowded])
-    room = free_memory_bytes(HOST)
+    """Raise DispatchError if copies of the tensors `on_disk` and `evicted` and their gradients do not fit the host."""
+    needed = 2 * nbytes_of([*on_disk, *evicted])
+    available = free_memory_bytes(HOST)
     budget = _budget(HOST, found)
     if budget is not None:
-        room = min(room, budget - _resident(placed, HOST))
-    if needed <= room:
+        available = min(available, budget - _resident(placed, HOST))
+    if needed <= available:
         return
-    first = next(iter((*unfit, *crowded)))
-    others = len(unfit) + len(crowded) - 1
+    available = max(available, 0)
+    first = next(iter((*on_disk, *evicted)))
+    others = len(on_disk) + len(evicted) - 1
     raise DispatchError(
         f"trained parameter lies on {first.storage_device}: {first.name}"
         + (f" and {others} more" if others else "")
         + ". "
-        f"To be trained they need {format_size(needed)} of host memory, for themselves and their gradients, and "
-        f"{format_size(max(room, 0))} are to be had: {format_size(needed - max(room, 0))} more are needed. Train fewer "
-        "parameters (adapters, or requires_grad_(False) on the rest), or give the cpu a larger budget"
+        f"Training needs {format_size(needed)} of host memory for copies and gradients, and {format_size(available)} "
+        f"are available: {format_size(needed - available)} more are needed. Train fewer parameters (adapters, or "
+        "requires_grad_(False) on the rest), or give the cpu a larger budget"
     )
 
 
@@ -205,6 +207,6 @@ def nbytes_of(places: Iterable[PlacedTensor]) -> int:
 
 
 def _resident(placed: Collection[PlacedTensor], device: str) -> int:
-    """Return the bytes of the model that lie on `device`; views of a mapped file count as disk."""
+    """Return the bytes of the model's tensors on `device`; views of a mapped file count as disk."""
     wanted = torch_device(device)
     return nbytes_of(each for each in placed if each.tensor.device == wanted and not lies_on_disk(each.tensor))

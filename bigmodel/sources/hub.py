@@ -135,7 +135,7 @@ class HubSource(ModelSource):
                 allow_patterns=sorted(wanted),
                 tqdm_class=None if sys.stderr.isatty() else _SilentProgress,
             )
-        # Where the server cannot list the files, snapshot_download settles for what the cache holds.
+        # If the server cannot list the files, snapshot_download returns the cache as it is.
         missing = sorted(file for file in wanted if not Path(folder, file).is_file())
         if missing:
             raise CheckpointNotFoundError(
@@ -159,7 +159,7 @@ class HubSource(ModelSource):
     def _headers(self) -> dict[str, SafetensorsHeader]:
         self.weight_files()
         guesses = self._expected_header_bytes()
-        # Not a `with` block: that would finish every waiting request after a Ctrl-C.
+        # Not a `with` block: that would complete every queued request after Ctrl-C.
         pool = ThreadPoolExecutor(max_workers=min(_CONNECTIONS, len(guesses)))
         try:
             return dict(zip(guesses, pool.map(self._read_header, guesses, guesses.values()), strict=True))
@@ -191,7 +191,7 @@ class HubSource(ModelSource):
 
     def _download(self, file: str) -> Path:
         """Return a file of the pinned commit from the cache, after downloading it if need be."""
-        # First by the name that was asked for: the cache notes which commit a branch is at, for offline use.
+        # The requested revision first: the cache then records the commit of a branch for offline use.
         for revision in (self.revision, self.commit):
             with hub_errors(self.name, revision):
                 path = hub.hf_hub_download(
@@ -208,14 +208,14 @@ class HubSource(ModelSource):
 
 
 class _SilentProgress(tqdm):
-    """huggingface_hub's progress bars, for where standard error is not a terminal."""
+    """Disables huggingface_hub's progress bars if standard error is not a terminal."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "disable": True})
 
 
 def _is_companion(file: str, trust_remote_code: bool) -> bool:
-    """Return whether a file other than weights is needed: configs, tokenizer files, and code if it is trusted."""
+    """Whether a file is needed besides the weights: configs, tokenizer files, and code if it is trusted."""
     if "/" in file:
         return False
     if file.endswith(".py"):

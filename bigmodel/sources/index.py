@@ -26,7 +26,7 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the ``weight_map`` of the index file at `path`: tensor name -> file name inside the index's folder.
 
     Raises:
-        CheckpointNotFoundError: there is no such file.
+        CheckpointNotFoundError: the file does not exist.
         CheckpointFormatError: it is not an index, or names a file outside its folder.
     """
     path = Path(path)
@@ -101,7 +101,7 @@ def merge_weight_map(
         for name in header:
             if weight_map.setdefault(name, file) != file and (index is None or name not in index):
                 raise CheckpointFormatError(
-                    f"{source}: {name!r} is in {weight_map[name]} and in {file}; an index must choose"
+                    f"{source}: {name!r} is in {weight_map[name]} and in {file}; add an index that names one of them"
                 )
     return weight_map
 
@@ -114,8 +114,8 @@ def find_checkpoint_file(path: Path) -> Path:
     One of several shards (``...-00001-of-00003.safetensors``) is never taken for the whole checkpoint.
 
     Raises:
-        CheckpointNotFoundError: there is nothing at `path`, or no checkpoint in the folder.
-        CheckpointFormatError: several files could be meant, or the file is no checkpoint by its name.
+        CheckpointNotFoundError: `path` does not exist, or the folder holds no checkpoint.
+        CheckpointFormatError: several files qualify, or the file's suffix is not that of a checkpoint.
     """
     if path.is_file():
         if not path.name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json")):
@@ -153,7 +153,7 @@ def choose_checkpoint_file(names: Iterable[str], source: str) -> str:
     if stray:
         raise CheckpointFormatError(
             f"{source}: holds {', '.join(stray[:5])}{', ...' if len(stray) > 5 else ''} and no "
-            f"{INDEX_FILE} that says what belongs together; name one of the files, or restore the index"
+            f"{INDEX_FILE} that lists the shards of one checkpoint; name one of the files, or restore the index"
         )
     raise CheckpointNotFoundError(
         f"{source}: holds no checkpoint: no *.safetensors, no {INDEX_FILE} and no pytorch_model.bin"

@@ -247,6 +247,6 @@ HOSTILE_FOLDERS = [
     HostileFolder("config_as_weights", _config_as_weights, CheckpointFormatError, r"'config\.json' as a file of"),
     HostileFolder("index_as_weights", _index_as_weights, CheckpointFormatError, r"index\.json' as a file of"),
     HostileFolder("index_is_folder", _index_is_folder, CheckpointNotFoundError, r"there is no such file"),
-    HostileFolder("link_to_itself", _link_to_itself, CheckpointNotFoundError, r"a link that leads nowhere"),
+    HostileFolder("link_to_itself", _link_to_itself, CheckpointNotFoundError, r"is a broken link"),
     HostileFolder("bin_index_missing", _bin_index_missing, CheckpointNotFoundError, r"names the file 'pytorch_model"),
 ]

@@ -281,7 +281,7 @@ def test_tensors_that_cannot_be_mapped_in_place_need_a_folder(tmp_path: Path) ->
     torch.save({"weight": torch.arange(6.0).reshape(3, 2).t(), "bias": torch.ones(2)}, tmp_path / "pytorch_model.bin")
     model = on_meta(nn.Linear(3, 2))
     before = snapshot(model)
-    with pytest.raises(DeviceMapError, match=r"weight cannot lie on disk in place.*offload_folder=, where 24 bytes"):
+    with pytest.raises(DeviceMapError, match=r"weight cannot be used in place.*offload_folder=, to which 24 bytes"):
         load_checkpoint_in_model(model, tmp_path, {"": "disk"})
     assert snapshot(model) == before
     load_checkpoint_in_model(model, tmp_path, {"": "disk"}, offload_folder=tmp_path / "offload")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from bigmodel.checkpoint import Checkpoint, Source, load_checkpoint_in_model
+from bigmodel.checkpoint import Checkpoint, TensorSource, load_checkpoint_in_model
 from bigmodel.checkpoint.match import tie_as_declared, untie_what_differs
 from bigmodel.checkpoint.model_tensors import find_model_tensors
 from bigmodel.devices.empty import init_empty_weights
@@ -68,7 +68,7 @@ def test_unexpected_keys_are_a_warning_or_if_strict_an_error(path: Path, caplog:
     with caplog.at_level(logging.WARNING):
         load_checkpoint_in_model(on_meta(Tied()), path)
     (record,) = caplog.records
-    assert re.search(r"2 tensors that Tied has no use for: .*stray", record.getMessage())
+    assert re.search(r"2 tensors that Tied does not use: .*stray", record.getMessage())
 
 
 def test_a_buffer_that_is_never_saved_is_unexpected_in_a_checkpoint(path: Path) -> None:
@@ -186,8 +186,10 @@ def test_a_module_that_declares_nothing_is_left_alone() -> None:
     assert tie_as_declared(Tied(), targets) is targets
 
 
-def sources(checkpoint: Checkpoint) -> dict[str, Source]:
-    return {name: Source((name,), checkpoint.entry(name).dtype, checkpoint.entry(name).shape) for name in checkpoint}
+def sources(checkpoint: Checkpoint) -> dict[str, TensorSource]:
+    return {
+        name: TensorSource((name,), checkpoint.entry(name).dtype, checkpoint.entry(name).shape) for name in checkpoint
+    }
 
 
 @pytest.mark.parametrize("value", [1.0, float("nan")])

@@ -69,7 +69,7 @@ def test_fused_experts_on_disk_need_a_folder(tmp_path: Path) -> None:
     model = empty("mixtral")
     before = snapshot(model)
     with pytest.raises(
-        DeviceMapError, match=r"experts.* cannot lie on disk in place, for it is fused .*nor can 3 others"
+        DeviceMapError, match=r"experts.* cannot be used in place on disk, for it is fused .*nor can 3 others"
     ):
         load_checkpoint_in_model(model, folder, {"": "disk"})
     assert snapshot(model) == before

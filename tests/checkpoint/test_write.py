@@ -85,7 +85,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     [
         (torch.zeros(2, dtype=torch.complex128), "w", "w has the dtype torch.complex128"),
         (torch.zeros(2, device="meta"), "w", "w has no value"),
-        (torch.zeros(2), "__metadata__", "safetensors keeps for itself"),
+        (torch.zeros(2), "__metadata__", "safetensors reserves"),
     ],
 )
 def test_tensors_that_cannot_be_written_are_named(

@@ -18,7 +18,7 @@ from torch import nn
 
 from bigmodel.devices import accelerators, max_memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model, undispatch
-from bigmodel.dispatch.dispatch import for_later
+from bigmodel.dispatch.dispatch import lasting_tensors
 from bigmodel.errors import BudgetError, DeviceMapError, DispatchError
 
 from ..accelerators import at, exact, held, two
@@ -436,7 +436,7 @@ def test_a_table_that_returns_a_part_of_itself_is_right_after_later_blocks_came(
 
 def test_neither_inference_mode_nor_a_default_device_counts() -> None:
     with torch.inference_mode(), torch.device("meta"):
-        with for_later():
+        with lasting_tensors():
             made = torch.zeros(2)
         assert torch.zeros(2).is_meta, "the caller's are back afterwards"
     assert (str(made.device), made.is_inference()) == ("cpu", False)
@@ -444,5 +444,5 @@ def test_neither_inference_mode_nor_a_default_device_counts() -> None:
 
 
 def test_a_device_that_is_named_counts() -> None:
-    with for_later():
+    with lasting_tensors():
         assert torch.zeros(2, device="meta").is_meta

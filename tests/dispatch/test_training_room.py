@@ -10,7 +10,7 @@ from bigmodel.devices import virtual
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.attach.dispatched import Dispatched, dispatched
 from bigmodel.dispatch.placement.tensors import DeviceMapLookup, PlacedTensor
-from bigmodel.dispatch.training import KEPT, SHARE, check_host, has_room_on, nbytes_of
+from bigmodel.dispatch.training import TRAINING_COPIES, TRAINING_SHARE, check_host, fits_training, nbytes_of
 from bigmodel.errors import DispatchError
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -29,14 +29,16 @@ def linear(**options: object) -> tuple[Dispatched, list[PlacedTensor]]:
 @pytest.mark.parametrize(("spare", "fits"), [(0, True), (-8, False)])
 def test_an_accelerator_has_room_if_what_is_kept_takes_its_share_of_what_is_free(spare: int, fits: bool) -> None:
     found, placed = linear()
-    virtual.configure(0, capacity=NBYTES + int(KEPT * NBYTES / SHARE) + spare)
-    assert has_room_on("virtual:0", placed, placed, found) is fits
+    virtual.configure(0, capacity=NBYTES + int(TRAINING_COPIES * NBYTES / TRAINING_SHARE) + spare)
+    assert fits_training("virtual:0", placed, placed, found) is fits
 
 
 @pytest.mark.parametrize(("spare", "fits"), [(0, True), (-8, False)])
 def test_a_budget_is_the_end_of_an_accelerators_memory(spare: int, fits: bool) -> None:
-    found, placed = linear(max_memory={0: NBYTES + int(KEPT * NBYTES / SHARE) + spare, "cpu": "1GB"})
-    assert has_room_on("virtual:0", placed, placed, found) is fits
+    found, placed = linear(
+        max_memory={0: NBYTES + int(TRAINING_COPIES * NBYTES / TRAINING_SHARE) + spare, "cpu": "1GB"}
+    )
+    assert fits_training("virtual:0", placed, placed, found) is fits
 
 
 def test_the_host_is_asked_for_the_weights_and_their_gradients() -> None:

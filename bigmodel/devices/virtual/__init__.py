@@ -1,7 +1,7 @@
-"""The virtual accelerator: a device type with N devices, a capacity each, and links of a set speed.
+"""The virtual accelerator: a device type with N devices, each with a capacity and a link of a given bandwidth.
 
-It lets placement, budgets, out-of-memory behaviour and transfer overlap be tested exactly on a machine that has no
-accelerator. Elements live in host memory and operations run on the CPU, so the results are real.
+It makes placement, budgets, out-of-memory behaviour and transfer overlap testable, exactly, on a machine without an
+accelerator. Elements are in host memory and operations run on the CPU, so results are real.
 
     from bigmodel.devices import virtual
 
@@ -45,17 +45,18 @@ def enable(
 ) -> None:
     """Make `count` virtual accelerators available as ``"virtual:0"``, ``"virtual:1"``, ...
 
-    Called again, it changes capacities and links; tensors that exist stay booked. Backward passes of the threads that
-    work with virtual tensors run in these threads themselves, not in those that autograd keeps for devices.
+    Called again, it changes capacities and links; the memory of existing tensors stays allocated. A thread that uses
+    virtual tensors runs its backward passes itself, not in autograd's device threads.
 
     Args:
-        count: How many devices.
-        capacity: Bytes of each device (an int, text such as ``"1GiB"``, or None for no limit), or one for each.
+        count: Number of devices.
+        capacity: Bytes of each device (an int, text such as ``"1GiB"``, or None for no limit), or a list of one per
+            device.
         bandwidth: Bytes per second of each device's link in each direction; None for no limit.
-        latency: Seconds that each copy over a link takes beyond its bytes.
+        latency: Seconds per copy over a link, in addition to ``nbytes / bandwidth``.
 
     Raises:
-        DeviceError: A number is negative, or there is not one capacity for each device. Nothing is changed.
+        DeviceError: A number is negative, or the number of capacities differs from `count`. Nothing is changed.
         SizeError: A capacity is not a size. Nothing is changed.
     """
     if min(count, bandwidth or 0, latency) < 0:
@@ -82,7 +83,7 @@ def configure(index: int, capacity: Capacity = None, bandwidth: float | None = N
 
 
 def disable() -> None:
-    """Take all virtual accelerators away. Tensors that exist can no longer be used in new operations."""
+    """Remove all virtual accelerators. Existing tensors can no longer be used in new operations."""
     board.arenas.clear()
     board.links.clear()
 
@@ -93,7 +94,7 @@ def count() -> int:
 
 
 def enable_from_environment() -> None:
-    """Enable what the variable ``BIGMODEL_VIRTUAL`` asks for, if it is set."""
+    """Enable the virtual accelerators that the environment variable ``BIGMODEL_VIRTUAL`` describes, if it is set."""
     wanted = from_environment()
     if wanted is not None:
         count_, capacity, bandwidth = wanted
@@ -101,6 +102,6 @@ def enable_from_environment() -> None:
 
 
 def link(index: int) -> VirtualLink:
-    """Return the link of device `index`, with its counters of bytes moved; RuntimeError for one that is not there."""
+    """Return the link of device `index`, with its counters of bytes moved; RuntimeError if there is no such device."""
     board.arena(index)
     return board.links[index]

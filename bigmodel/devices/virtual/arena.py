@@ -1,4 +1,4 @@
-"""The memory of one virtual accelerator: a capacity, what is allocated of it, and the highest mark."""
+"""The memory of one virtual accelerator: its capacity, allocated bytes and their peak."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .postponing import postponed
 
 
 class Allocation:
-    """Keeps one storage on the books of its arena for as long as any tensor holds this object."""
+    """Keeps one storage counted in its arena for as long as any tensor refers to this object."""
 
     __slots__ = ("__weakref__", "nbytes")
 
@@ -24,7 +24,7 @@ class Arena:
     """Counted memory with a capacity, shared by all tensors of one virtual accelerator.
 
     Args:
-        index: Which virtual accelerator this is.
+        index: Index of the virtual accelerator.
         capacity: Bytes that may be allocated at once; None for no limit.
     """
 
@@ -37,14 +37,14 @@ class Arena:
         self._by_address: dict[int, weakref.ref[Allocation]] = {}
 
     def claim(self, held: torch.Tensor) -> Allocation | None:
-        """Book the storage under `held`, or find the booking it already has.
+        """Count the storage of `held` as allocated, or find the allocation that it has already.
 
         Returns:
-            The allocation to hold on to; None for a storage of no bytes.
+            The allocation, to be referenced as long as the storage is in use; None for a storage of 0 bytes.
 
         Raises:
-            torch.OutOfMemoryError: The storage would pass the capacity. In autograd's own code it is booked all the
-                same, and the backward pass raises this at its end.
+            torch.OutOfMemoryError: The storage would exceed the capacity. Within autograd's C++ code it is counted
+                nevertheless, and the backward pass raises this at its end.
         """
         storage = held.untyped_storage()
         nbytes = storage.nbytes()
@@ -64,7 +64,7 @@ class Arena:
             return allocation
 
     def reset_peak(self) -> None:
-        """Let the highest mark start again from what is allocated now."""
+        """Reset the peak to the bytes that are allocated now."""
         with self._lock:
             self.peak = self.allocated
 

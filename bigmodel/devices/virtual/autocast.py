@@ -1,7 +1,7 @@
-"""Autocast on the virtual accelerator: what is computed in half precision there, and what in float32.
+"""Autocast on the virtual accelerator: which operations compute in half precision, and which in float32.
 
-PyTorch keeps one list of operations for each device type and leaves those of types written in Python to them. Ours is
-CUDA's (see PyTorch's "Autocast Op Reference"), as far as training and inference of the usual layers need it.
+PyTorch keeps a list of operations per device type; a device type written in Python supplies its own. This is CUDA's
+list (see PyTorch's "Autocast Op Reference"), reduced to the operations of common layers and losses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from .tensor import TYPE
 
 DTYPES = [torch.bfloat16, torch.float16]
-"""What ``torch.autocast("virtual", dtype)`` takes."""
+"""The dtypes that ``torch.autocast("virtual", dtype)`` accepts."""
 
 _LOWER = (
     *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input"),
@@ -34,10 +34,10 @@ _KEY = "AutocastPrivateUse1"
 
 
 def register_autocast(library: torch.library.Library) -> torch.library.Library:
-    """Let the operations of ATen cast their virtual inputs within ``torch.autocast("virtual")``.
+    """Make ATen operations cast their virtual inputs within ``torch.autocast("virtual")``.
 
     Returns:
-        What lets all other operations through, to be kept as long as `library` is.
+        The library that passes all other operations through; it must live as long as `library`.
     """
     for name in _LOWER:
         library.impl(name, _casting(_overload(name), lambda: torch.get_autocast_dtype(TYPE)), _KEY)
@@ -55,7 +55,7 @@ def _overload(name: str) -> OpOverload:
 
 
 def _casting(operation: OpOverload, choose: Callable[[], torch.dtype]) -> Callable[..., Any]:
-    """Return `operation` with its virtual floating-point inputs cast; float64 is never cast, as on real devices."""
+    """Return `operation` with its virtual floating-point inputs cast to `choose()`; as on CUDA, float64 is not cast."""
     casts = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
 
     def run(*args: Any, **kwargs: Any) -> Any:

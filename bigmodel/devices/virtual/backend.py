@@ -31,10 +31,10 @@ _libraries: tuple[torch.library.Library, ...] = ()
 
 
 class BackendModule:
-    """What ``torch.virtual`` offers: the names that ``torch.cuda`` has for the same things."""
+    """The module ``torch.virtual``; its functions have the names and meanings of those in ``torch.cuda``."""
 
     def is_initialized(self) -> bool:
-        """Whether the device type is ready; it always is."""
+        """Return True: the device type needs no initialisation."""
         return True
 
     def is_available(self) -> bool:
@@ -42,53 +42,53 @@ class BackendModule:
         return bool(board.arenas)
 
     def device_count(self) -> int:
-        """How many virtual accelerators are enabled."""
+        """Return the number of enabled virtual accelerators."""
         return len(board.arenas)
 
     def current_device(self) -> int:
-        """The index that ``"virtual"`` without a number means."""
+        """Return the index that ``"virtual"`` without a number refers to."""
         return 0
 
     def set_device(self, device: object) -> None:
-        """Accepted for the sake of generic code; every operation names its device by its tensors."""
+        """Do nothing: every operation runs on the device of its tensors."""
 
     def synchronize(self, device: object = None) -> None:
-        """Return at once: operations on a virtual accelerator finish before they return."""
+        """Do nothing: operations on a virtual accelerator finish before they return."""
 
     def empty_cache(self) -> None:
-        """Return at once: freed memory is not kept."""
+        """Do nothing: freed memory is not cached."""
 
     def memory_allocated(self, device: Any = 0) -> int:
-        """Bytes held by tensors on `device`."""
+        """Return the bytes of tensors on `device`."""
         return board.arena(index_of(device)).allocated
 
     def max_memory_allocated(self, device: Any = 0) -> int:
-        """The most bytes held by tensors on `device` since the last reset."""
+        """Return the peak of `memory_allocated` since the last reset."""
         return board.arena(index_of(device)).peak
 
     def reset_peak_memory_stats(self, device: Any = 0) -> None:
-        """Start the highest mark of `device` again from what is allocated now."""
+        """Reset the peak of `device` to the bytes that are allocated now."""
         board.arena(index_of(device)).reset_peak()
 
     def mem_get_info(self, device: Any = 0) -> tuple[int, int]:
-        """Free and total bytes of `device`; without a capacity, both as if it were 1 TiB."""
+        """Return free and total bytes of `device`; without a capacity, the total is taken as 1 TiB."""
         arena = board.arena(index_of(device))
         total = arena.capacity if arena.capacity is not None else 2**40
         return total - arena.allocated, total
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """What autocast may compute in."""
+        """Return the dtypes that autocast accepts."""
         return list(DTYPES)
 
     def manual_seed_all(self, seed: int) -> None:
-        """Return at once: random numbers come from the CPU's generator."""
+        """Do nothing: random numbers come from the CPU's generator."""
 
     def _is_in_bad_fork(self) -> bool:
         return False
 
 
 def index_of(device: Any) -> int:
-    """Return the index that `device` (an int, text, a torch.device or None) means."""
+    """Return the index of `device` (an int, text, a torch.device or None)."""
     if device is None:
         return 0
     if isinstance(device, int):
@@ -108,7 +108,7 @@ def register() -> None:
             library.impl(name, _factory(_overload(name)), "PrivateUse1")
         library.impl("_copy_from", _copy_from, "PrivateUse1")
         others = register_autocast(library)
-        # Gradients of virtual tensors are Python objects, which the autograd thread of the device lets go of.
+        # Gradients of virtual tensors are Python objects, which autograd's device threads release.
         atexit.register(let_threads_finish, "pt_autograd")
         _libraries = (library, others)
 
@@ -127,5 +127,5 @@ def _factory(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 
 def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    # Reached only when autograd or a composite kernel has stripped the Python key: hand it back to the tensor class.
+    # Called only if autograd or a composite kernel has removed the Python dispatch key: delegate to the tensor class.
     return VirtualTensor.__torch_dispatch__(torch.ops.aten.copy_.default, (), (destination, source, non_blocking))

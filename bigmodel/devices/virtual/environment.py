@@ -1,4 +1,4 @@
-"""Virtual accelerators for a whole process, from outside: ``BIGMODEL_VIRTUAL=2x1GiB@8GB bigmodel plan ...``"""
+"""Virtual accelerators set by an environment variable: ``BIGMODEL_VIRTUAL=2x1GiB@8GB bigmodel plan ...``"""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _FORM = re.compile(r"(\d+)(?:x([^@]+))?(?:@(.+))?")
 
 
 def from_environment() -> tuple[int, int | None, int | None] | None:
-    """Return the count, the capacity of each (bytes) and the link's bandwidth (bytes per second) that the variable
-    ``BIGMODEL_VIRTUAL`` asks for, as in ``2``, ``2x1GiB`` or ``2x1GiB@8GB``; None when it is not set.
+    """Return the count, capacity of each (bytes) and link bandwidth (bytes per second) that ``BIGMODEL_VIRTUAL`` sets,
+    as in ``2``, ``2x1GiB`` or ``2x1GiB@8GB``; None if it is not set.
 
     Raises:
         DeviceError: The variable has another form.

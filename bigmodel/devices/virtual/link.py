@@ -6,20 +6,20 @@ import time
 from collections.abc import Callable
 
 from ..forks import new_lock
-from ..streams import due
+from ..streams import copy_ready_since
 
 
 class VirtualLink:
     """Makes copies take as long as they would on a link of the given speed.
 
     Copies over one link in one direction queue behind each other, as on a real bus; the two directions are
-    independent. The time a copy occupies the link is ``latency + nbytes / bandwidth`` seconds, beginning when it was
-    asked for, or when the link had ended the one before it: what a copy stream's thread needs to turn from one copy to
-    the next is no time of the link's, on which a real device would have gone on by itself.
+    independent. A copy occupies the link for ``latency + nbytes / bandwidth`` seconds, from the time it was ready or
+    the previous copy ended. The time in which a copy stream's thread switches to the next copy does not count: a real
+    device starts the next copy by itself.
 
     Args:
-        bandwidth: Bytes per second in each direction; None for as fast as host memory.
-        latency: Seconds per copy, paid only when there is a bandwidth.
+        bandwidth: Bytes per second in each direction; None: the speed of host memory.
+        latency: Seconds per copy; ignored without a bandwidth.
     """
 
     def __init__(self, bandwidth: float | None = None, latency: float = 0.0) -> None:
@@ -32,16 +32,13 @@ class VirtualLink:
         self._to_host = new_lock()
 
     def transfer(self, copy: Callable[[], None], nbytes: int, *, to_device: bool) -> None:
-        """Run `copy`, which moves `nbytes`, and return when the link would have finished it.
-
-        What moves nothing waits for nothing.
-        """
+        """Run `copy`, which moves `nbytes`, and return when the link would have finished it; 0 bytes take no time."""
         if nbytes == 0:
             copy()
             return
         with self._to_device if to_device else self._to_host:
-            asked, now = due(), time.perf_counter()
-            begin = now if asked is None else min(now, max(asked, self._free[to_device]))
+            ready, now = copy_ready_since(), time.perf_counter()
+            begin = now if ready is None else min(now, max(ready, self._free[to_device]))
             end = begin + self.seconds(nbytes)
             copy()
             self._free[to_device] = max(end, time.perf_counter())
@@ -57,7 +54,7 @@ class VirtualLink:
 
 
 def _sleep_until(end: float) -> None:
-    """Sleep to within the timer's slack of `end`, then spin the rest so that short copies are timed right."""
+    """Sleep until shortly before `end`, less the timer's slack, then spin, so that short copies are timed exactly."""
     slack = 60e-6
     remaining = end - time.perf_counter()
     if remaining > slack:

@@ -1,8 +1,8 @@
-"""Errors of operations that autograd's own C++ code asks for, postponed to the end of the backward pass.
+"""Errors of operations called by autograd's C++ code, postponed to the end of the backward pass.
 
-A Python error that is raised into this code is still pending while its stack is unwound. On the way PyTorch's guard of
-the device's stream calls Python, which refuses to run with an error pending, and the process ends by `std::terminate`.
-So the operation is done all the same, and the backward pass raises the error when its last node has run.
+A Python error raised into that code is still pending while its stack is unwound. During unwinding PyTorch's stream
+guard calls Python, which does not run with a pending error, and the process ends by `std::terminate`. Such an operation
+is therefore executed nevertheless, and the backward pass raises the error after its last node.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _HERE = str(Path(__file__).parent)
 
 
 def postponed(error: Exception) -> bool:
-    """Whether the running operation must not raise `error`, because the backward pass it belongs to is going to."""
-    if torch._C._current_graph_task_id() == -1 or not _asked_for_by_the_engine():
+    """Return whether `error` was postponed: the caller must not raise it, since the backward pass will."""
+    if torch._C._current_graph_task_id() == -1 or not _called_by_engine():
         return False
 
     pending = [error]
 
     def raise_error() -> NoReturn:
-        # Nothing here may refer to the error when it has been raised: its traceback refers to this frame, and all that
-        # the frames around it hold, above all what lies on the device, would stay until the garbage collector comes.
+        # No variable here may refer to the error once it is raised: its traceback refers to this frame, and the
+        # reference cycle would keep device memory alive until the next garbage collection.
         raise pending.pop()
 
     torch.autograd.Variable._execution_engine.queue_callback(raise_error)
     return True
 
 
-def _asked_for_by_the_engine() -> bool:
-    """Whether no Python code lies between autograd's engine and the operation of this package that is running."""
+def _called_by_engine() -> bool:
+    """Whether autograd's engine called the running operation of this package with no other Python code in between."""
     frame = sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back  # type: ignore[assignment]

@@ -1,8 +1,8 @@
 """The tensor of a virtual accelerator: a wrapper around a CPU tensor, with the rules of a real device.
 
-Every operation runs on the wrapped CPU tensors. What is added is what a real accelerator would add: outputs are
-booked against the device's memory, tensors of different devices do not mix, and copies to and from the host pass
-over the device's link.
+Every operation runs on the wrapped CPU tensors. The wrapper adds the rules of an accelerator: outputs count against the
+device's memory, an operation must not mix tensors of different devices, and copies to and from the host pass over the
+device's link.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPE = "virtual"
 
 aten = torch.ops.aten
 
-# Real accelerators accept host tensors of any rank in these positions.
+# Operations whose arguments may be on different devices, as on real accelerators.
 _MAY_MIX = {
     aten.copy_.default,
     aten._copy_from.default,
@@ -47,7 +47,7 @@ def _histc(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 _KERNELS: dict[OpOverload, Callable[..., Any]] = {aten.histc.default: _histc}
-"""What real accelerators can do and the CPU cannot."""
+"""Kernels for operations whose CPU version supports fewer dtypes than that of real accelerators."""
 
 
 class Board:
@@ -58,7 +58,7 @@ class Board:
         self.links: list[VirtualLink] = []
 
     def arena(self, index: int) -> Arena:
-        """Return the memory of device `index`; RuntimeError for a device that is not there."""
+        """Return the memory of device `index`; RuntimeError if there is no such device."""
         if not 0 <= index < len(self.arenas):
             raise RuntimeError(f"{TYPE}:{index} does not exist; {len(self.arenas)} virtual accelerators are enabled")
         return self.arenas[index]
@@ -69,10 +69,10 @@ _data: Any = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["
 
 
 def keep_backward_in_this_thread() -> None:
-    """Let the backward passes that the calling thread asks for run in it, whatever devices their tensors are on.
+    """Make backward passes of the calling thread run in it, whatever devices their tensors are on.
 
-    Autograd makes a thread for each device at the first backward pass of a process, and knows no device that came
-    later; of a device type written in Python it never knows more than one device.
+    Autograd creates one thread per device at the first backward pass of a process and ignores devices added later; of a
+    device type written in Python it supports one device only.
     """
     if torch._C._is_multithreading_enabled():
         torch.autograd.set_multithreading_enabled(False)
@@ -111,13 +111,13 @@ class VirtualTensor(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        """Take over the elements of `value`, which PyTorch alone would do with its shape only."""
+        """Take over the elements of `value`; PyTorch's own setter takes over only the shape."""
         _data.__set__(self, value)
         if isinstance(value, VirtualTensor):
             self.held, self._allocation = value.held, value._allocation
 
     def tolist(self) -> Any:
-        """Return the elements as nested lists of numbers, which PyTorch does for none of the subclasses by itself."""
+        """Return the elements as nested lists of numbers; PyTorch does not support this for wrapper subclasses."""
         return self.detach().cpu().tolist()
 
     def __tensor_flatten__(self) -> tuple[list[str], int]:
@@ -146,8 +146,8 @@ class VirtualTensor(torch.Tensor):
         if mode is not None:
             return run_traced(mode, VirtualTensor, func, args, kwargs)
         if torch.is_inference_mode_enabled():
-            # Composite operations arrive whole here; autograd would have taken them apart.
-            if func is aten.dropout.default:  # `decompose` would make a copy where nothing is dropped
+            # Composite operations are not decomposed yet here, since autograd does not run.
+            if func is aten.dropout.default:  # `decompose` would copy the input even where nothing is dropped
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
             parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
@@ -167,7 +167,7 @@ class VirtualTensor(torch.Tensor):
 
 
 class _Call:
-    """One operation being run: which wrappers stand for which held tensors, and on which device."""
+    """One running operation: the wrappers of its CPU tensors, and their device."""
 
     def __init__(self, func: OpOverload) -> None:
         self.func = func
@@ -197,7 +197,7 @@ class _Call:
         return value
 
     def target(self, device: torch.device | str | None) -> int | None:
-        """Return the index of the virtual accelerator that outputs go to; None when they go elsewhere."""
+        """Return the index of the virtual accelerator of the outputs; None if they are on another device."""
         if device is None:
             return self.index
         device = torch.device(device)
@@ -222,7 +222,7 @@ class _Call:
     def _new(self, held: torch.Tensor, index: int) -> VirtualTensor:
         if not torch.is_inference_mode_enabled() or not self.func.is_view:
             return VirtualTensor(held, index)
-        # A view is an inference tensor exactly when its base is one, whatever mode it is taken in.
+        # A view is an inference tensor exactly if its base is one, whatever the current mode.
         with torch.inference_mode(any(base.is_inference() for base in self.wrappers.values())):
             return VirtualTensor(held, index)
 
@@ -234,7 +234,7 @@ class _Call:
 
 
 def _over_link(call: _Call, func: OpOverload, args: tuple[Any, ...], target: int | None, run: Callable[[], Any]) -> Any:
-    """Run an operation, over the link when it moves elements between the host and a virtual accelerator."""
+    """Run an operation, over the link if it copies between the host and a virtual accelerator."""
     if func is aten.copy_.default:
         source, destination = _index_of(args[1]), _index_of(args[0])
     elif func in (aten._copy_from.default, aten._copy_from_and_resize.default):
@@ -256,7 +256,7 @@ def _over_link(call: _Call, func: OpOverload, args: tuple[Any, ...], target: int
 
 
 def user_attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return what code has set on `tensor` as attributes, leaving out what a virtual tensor is made of."""
+    """Return the attributes that user code has set on `tensor`, without those of the wrapper itself."""
     return {name: value for name, value in tensor.__dict__.items() if name not in _OWN}
 
 

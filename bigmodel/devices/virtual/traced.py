@@ -1,9 +1,9 @@
-"""Virtual tensors while torch.compile traces: what an operation would return is known, and no memory is taken for it.
+"""Virtual tensors while torch.compile traces: outputs have shapes and devices, but no elements and no memory.
 
-Dynamo calls operations on fake tensors, which have a device, a shape and no elements. A virtual tensor that holds a
-fake one then stands for a fake tensor on its own device, as what factory functions return is there. The graphs that are
-found run on real virtual tensors with ``backend="eager"``. Other backends take a tensor class apart into what it holds.
-That lies on the CPU, so that what they made would run beside the books and links of the virtual accelerator.
+Dynamo calls operations on fake tensors, which have a device and a shape but no elements. A virtual tensor that wraps a
+fake one represents a fake tensor on its virtual device. The traced graphs run on real virtual tensors with
+``backend="eager"``. Other backends unwrap a tensor subclass into its inner tensors; these are on the CPU, so the
+compiled code would bypass the memory counters and links of the virtual accelerator.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...errors import DeviceError
 
 _begun = False
-"""Whether anything was ever traced. Until then no operation's arguments need be looked at, which takes time."""
+"""Whether any tensor was ever traced. Until then the arguments of operations are not inspected, which takes time."""
 
 
 def is_traced(held: torch.Tensor) -> bool:
-    """Whether a virtual tensor that holds `held` stands for one that is not there."""
+    """Whether a virtual tensor that wraps `held` has no elements, because it is being traced."""
     global _begun
     found = isinstance(held, (FakeTensor, FunctionalTensor))
     _begun = _begun or found
@@ -31,22 +31,22 @@ def is_traced(held: torch.Tensor) -> bool:
 
 
 def mode_of(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> FakeTensorMode | None:
-    """Return the mode that the arguments of an operation are fake in; None if they are real.
+    """Return the fake-tensor mode of an operation's arguments; None if they are real.
 
     Args:
         kind: the class of virtual tensors.
-        args: of the operation.
-        kwargs: likewise.
+        args: positional arguments of the operation.
+        kwargs: its keyword arguments.
 
     Raises:
-        DeviceError: a backend is taking virtual tensors apart.
+        DeviceError: a compiler backend is unwrapping virtual tensors.
     """
     for value in tree_leaves((args, kwargs)) if _begun else ():
         held = value.held if isinstance(value, kind) else None
         if isinstance(held, FunctionalTensor):
             raise DeviceError(
-                "torch.compile cannot make code for a virtual accelerator, which has no machine code of its own: "
-                "compile with backend='eager', which traces and runs the graphs as they are"
+                "torch.compile cannot generate code for a virtual accelerator: compile with backend='eager', which "
+                "traces and runs the graphs as they are"
             )
         if isinstance(held, FakeTensor):
             return held.fake_mode

@@ -1,1 +1,1 @@
-"""Attachment: what a dispatched model's modules carry."""
+"""Attachment: the replaced forwards of a dispatched model's modules, and how they are built and removed."""

@@ -1,4 +1,4 @@
-"""Alignment: which attachments move inputs to another device, and outputs back to where they are used."""
+"""Alignment: which attachments move inputs to another device, and outputs to the device that uses them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Aligner:
     Args:
         modules: The model's modules by name, the model itself under ``""``.
         placed: Its tensors by name.
-        placement: Where they are mapped to.
-        units: What it is cut into.
-        options: How it is dispatched.
+        placement: Storage and execution devices by the device map.
+        units: Its dispatch units.
+        options: Options of the dispatch.
     """
 
     def __init__(
@@ -60,26 +60,26 @@ class Aligner:
             forward.skip_keys = {skip} if isinstance(skip, str) else set(skip or ())
 
     def _align_units(self, result: Dispatched) -> None:
-        """Bring inputs to each unit, and its output to the module around it where that computes with it."""
+        """Move inputs to each unit, and its output to the enclosing module if that computes with it."""
         for name, names, encloses in self.units:
             if encloses or not names:
                 continue
             forward = result.forward_of(name, self.modules[name])
             if forward.device is None:
                 forward.device = torch_device(self.placed[names[0]].execution_device)
-            around = combining_module(self.modules, name, self._whole)
-            if around is not None:
-                home = torch_device(self._device_around(around))
-                forward.output_device = home
-                if around:
-                    result.forward_of(around, self.modules[around]).device = home
+            enclosing = combining_module(self.modules, name, self._whole)
+            if enclosing is not None:
+                device = torch_device(self._device_of_enclosing(enclosing))
+                forward.output_device = device
+                if enclosing:
+                    result.forward_of(enclosing, self.modules[enclosing]).device = device
 
-    def _device_around(self, name: str) -> str:
-        """Return where the split module `name` computes: with its own tensors, else with the first one inside it."""
+    def _device_of_enclosing(self, name: str) -> str:
+        """Return the execution device of the split module `name`: of its own tensors, else of the first inside it."""
         return self.placed[(self._names.own(name) or self._names.inside(name))[0]].execution_device
 
     def _align_skeleton(self, result: Dispatched) -> None:
-        """Attach to the modules around streamed ones: an encoder may be called without its model."""
+        """Attach to the modules that enclose streamed ones: an encoder may be called without its model."""
         for name in list(result.attachments):
             while name:
                 name = name.rpartition(".")[0]
@@ -90,5 +90,5 @@ class Aligner:
 
 
 def _devices_of(placed: PlacedTensor) -> list[str]:
-    """Return where a tensor may be computed with."""
+    """Return the devices on which a tensor may be used in compute."""
     return [placed.execution_device, HOST] if placed.computed_below else [placed.execution_device]

@@ -1,4 +1,4 @@
-"""The attachment: what stands in for a module's forward while its model is dispatched."""
+"""The attachment: the object that replaces a module's forward while its model is dispatched."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .host_or_device import HostOrDevice
 from .untraced import leave_untraced
 
 UNTRACED = ("bigmodel.devices", "bigmodel.profile", "bigmodel.checkpoint", "bigmodel.dispatch")
-"""What torch.compile does not trace: of a dispatched model it compiles the modules' own forwards only. Each attached
-module breaks the graph once, and its forward is a graph of its own, which modules of the same kind share."""
+"""Packages that torch.compile does not trace: of a dispatched model it compiles only the modules' own forwards. Each
+attached module breaks the graph once; its forward is a separate graph, which modules of the same kind share."""
 
 
 def refuse_copy(*_: object) -> Any:
-    """Raise what copying or pickling a dispatched model raises."""
+    """Raise DispatchError: a dispatched model can be neither copied nor pickled."""
     raise DispatchError(
         "a dispatched model cannot be copied or pickled: its weights are spread over devices and streams belong to "
         "this process. Call undispatch(model) first, or save it with save_model(model, directory)"
@@ -35,13 +35,13 @@ def refuse_copy(*_: object) -> Any:
 
 
 class AttachedForward:
-    """Replaces ``module.forward``: brings inputs to the module's device and streams its weights while it runs.
+    """Replaces ``module.forward``: moves inputs to the module's device and streams its weights while it runs.
 
-    The module is held weakly, so that attaching makes no reference cycle.
+    The module is referenced weakly, to avoid a reference cycle.
 
     Args:
         module: The module whose forward is replaced.
-        device: Where it runs; inputs are moved there. None leaves inputs where they are.
+        device: Execution device; inputs are moved there. None leaves inputs on their devices.
         skip_keys: Keyword arguments that are never moved.
     """
 
@@ -56,24 +56,24 @@ class AttachedForward:
         self.skip_keys = set(skip_keys or ())
         self.blocks: list[tuple[Streamer, Block]] = []
         self.compute: Compute | None = None
-        """What computes instead of the module's own forward."""
+        """Replaces the module's own forward, as for experts; None: the module's own."""
         self.host_or_device: HostOrDevice | None = None
-        """What decides where each call is computed; None: always on `device`."""
+        """Decides the device of each call; None: always `device`."""
         self.ahead: tuple[ReadAhead, MappedBlock] | None = None
-        """What brings mapped weights into memory before the module computes with them."""
+        """Pages in mapped weights before the module computes with them."""
         self.looks_up = False
-        """The module is a table on the host that rows are looked up in, beside an accelerator."""
+        """Whether the module is a lookup table on the host of a model that runs on an accelerator."""
         self.returns_to_input = False
         self.output_device: torch.device | None = None
         self.output_dtype: torch.dtype | None = None
 
     def attach(self) -> None:
-        """Take the place of the module's forward."""
+        """Replace the module's forward."""
         leave_untraced(UNTRACED)
         self.module.forward = self
 
     def detach(self) -> None:
-        """Give the module its own forward back."""
+        """Restore the module's own forward."""
         module = self._module()
         if module is None:
             return
@@ -85,28 +85,28 @@ class AttachedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         source = first_tensor((args, kwargs)) if self.returns_to_input else None
         if self.host_or_device is not None:
-            output = self._run_where_it_pays(self.host_or_device, args, kwargs)
+            output = self._run_on_chosen_device(self.host_or_device, args, kwargs)
         else:
-            args, kwargs = self._brought(args, kwargs, self.device)
+            args, kwargs = self._inputs_on(args, kwargs, self.device)
             output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
         if self.output_dtype is not None:
             output = output.to(self.output_dtype)
         target = source.device if source is not None else self.output_device
         return output if target is None else send_to_device(output, target, skip_keys=self.skip_keys)
 
-    def _brought(
+    def _inputs_on(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if device is None or (are_all_on(args, device) and are_all_on(kwargs.values(), device)):
             return args, kwargs
         return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=self.skip_keys)
 
-    def _run_where_it_pays(self, host_or_device: HostOrDevice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_on_chosen_device(self, host_or_device: HostOrDevice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.device is not None
         device = host_or_device.device_of(args, kwargs, self.device)
         on_host = device != self.device
-        host_or_device.bring_cache(args, kwargs, device)
-        args, kwargs = self._brought(args, kwargs, device)
+        host_or_device.move_cache(args, kwargs, device)
+        args, kwargs = self._inputs_on(args, kwargs, device)
         run = self._plain if on_host else self._run
         return host_or_device.visit(on_host, lambda _: run(args, kwargs))
 
@@ -145,7 +145,7 @@ class AttachedForward:
 
 
 class RefuseConversion:
-    """Replaces ``module._apply``, through which ``.to()``, ``.cuda()``, ``.half()`` and their like all go."""
+    """Replaces ``module._apply``, which ``.to()``, ``.cuda()``, ``.half()`` and similar methods call."""
 
     def __call__(self, *args: object, **kwargs: object) -> nn.Module:
         raise DispatchError(

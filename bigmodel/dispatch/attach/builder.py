@@ -1,4 +1,4 @@
-"""Build the dispatched form of a model from its plan: move residents, build streamed blocks, attach forwards.
+"""Build the dispatched form of a model from its plan: move resident tensors, build streamed blocks, attach forwards.
 
 Weights on disk that the host computes with are paged in ahead of their module's forward (`attach_read_ahead`).
 """
@@ -50,7 +50,7 @@ class Builder:
         self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
 
     def build(self) -> Dispatched:
-        """Move what is resident, prepare what is streamed, and return the attachments, not yet in place."""
+        """Move resident tensors, prepare streamed blocks, and return the attachments, not yet attached."""
         result = Dispatched(self.main, self.resolved, self.options, frozenset(self.placed))
         result.ties = self._ties()
         try:
@@ -58,7 +58,7 @@ class Builder:
             self._refuse_torn_modules()
             self._move_residents()
             refresh_second_places(self.model)
-            # Not kept: it refers back to this builder, and would keep replaced weights alive.
+            # A local: as an attribute it would make a reference cycle, which keeps replaced weights alive.
             experts = ExpertBuilder(
                 self.modules, self.placed, self.placement, self._device_dtype, self._needs_streaming
             )
@@ -107,10 +107,9 @@ class Builder:
     def _move_residents(self) -> None:
         """Move every tensor to its storage device; offloaded tensors move to the host."""
         for placed in self.placed.values():
-            self._move(placed, self._home(placed))
+            self._move(placed, self._device_between_forwards(placed))
 
-    def _home(self, placed: PlacedTensor) -> torch.device:
-        """Return the device on which a tensor lies between forwards."""
+    def _device_between_forwards(self, placed: PlacedTensor) -> torch.device:
         if not placed.offloaded:
             return torch_device(placed.storage_device)
         if placed.is_buffer and not (self.plan.offload_buffers or placed.computed_below):
@@ -141,7 +140,7 @@ class Builder:
             return placed.offloaded and self._device_dtype(placed, tensor) != tensor.dtype
         resident = self._moved.get((storage_key(tensor), device))
         if resident is not None:
-            # A tied partner lives on the device already: one copy serves both.
+            # A tied tensor is on the device already and is used for both.
             self.undo_log.replace(placed.registry, placed.key, resident)
             return False
         return True
@@ -157,7 +156,7 @@ class Builder:
                 continue
             module = self.modules[name]
             if type(module) is nn.Embedding and not encloses and module.max_norm is None:
-                # Looking rows up where the table lies moves rows over the link, not the table.
+                # The lookup runs on the host, so that rows cross the link and not the whole table.
                 forward = result.forward_of(name, module)
                 forward.looks_up = True
                 forward.device, forward.output_device = torch_device(HOST), self.main
@@ -204,7 +203,7 @@ def attach_read_ahead(
         units: Module names in the order of the model, each with the names of its tensors.
         modules: The model's modules by name.
         placed: Its tensors by name.
-        moved: Names of tensors that are streamed to another device.
+        moved: Names of tensors that are copied to another device.
         result: Receives the attachments.
         plan: Gives the resident limit, the read-ahead window and the number of readers.
     """

@@ -29,7 +29,7 @@ class Dispatched:
     """Everything that dispatching added to one model, so that it can be removed again.
 
     Args:
-        main_device: Where its offloaded modules run.
+        main_device: Execution device of its offloaded modules.
         resolved: The resolved device map and its plan.
         options: The options of the dispatch.
         names: The names of its tensors; tensors added later are not dispatched.
@@ -118,8 +118,8 @@ class Dispatched:
         in_use = sum(streamer.in_use for streamer in self.streamers) + sum(cache.in_use for cache in self.expert_caches)
         if in_use:
             raise DispatchError(
-                "a forward of this model is running, in this thread or another: call undispatch, or dispatch the model "
-                "anew, when it has returned"
+                "a forward of this model is running, in this thread or another: undispatch it, or dispatch it again, "
+                "after that forward has returned"
             )
 
     def detach(self, model: nn.Module) -> None:
@@ -165,7 +165,7 @@ class UndoLog:
         self._replaced: list[tuple[Registry, str, torch.Tensor]] = []
 
     def replace(self, registry: Registry, key: str, tensor: torch.Tensor) -> None:
-        """Put `tensor` in the place of what `registry` holds under `key`."""
+        """Replace the tensor under `key` in `registry` by `tensor`."""
         self._replaced.append((registry, key, registry[key]))
         registry[key] = tensor
 

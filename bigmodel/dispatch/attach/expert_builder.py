@@ -69,19 +69,19 @@ class ExpertBuilder:
 
     def _is_fetched(self, placed: PlacedTensor) -> bool:
         if placed.computed_below:
-            # With few tokens the host computes the layer; with many, nearly all experts are wanted.
+            # The host computes calls of few tokens; calls of many tokens use nearly all experts.
             return False
-        put_together = isinstance(placed.registry[placed.key], FusedView)
-        return placed.offloaded and (put_together or self._needs_streaming(placed))
+        is_fused_view = isinstance(placed.registry[placed.key], FusedView)
+        return placed.offloaded and (is_fused_view or self._needs_streaming(placed))
 
     def attach(self, layers: Mapping[str, ExpertLayer], result: Dispatched, plan: Plan, pinned: PinnedBudget) -> None:
-        """Build the caches and attach the modules that compute through them.
+        """Build the expert caches and attach the modules that use them.
 
         Args:
             layers: What `find` returned.
             result: Receives the caches and attachments.
             plan: Gives the bytes of the expert cache on each device.
-            pinned: How much host memory may be pinned.
+            pinned: Budget of pinned host memory.
         """
         by_device: dict[torch.device, list[tuple[str, ExpertLayer]]] = defaultdict(list)
         for name, layer in layers.items():
@@ -110,10 +110,10 @@ class ExpertBuilder:
         own = next(placed for tensor, placed in self._placed.items() if tensor.startswith(f"{name}."))
         if own.execution_device == HOST:
             return torch.device(HOST)
-        around = f"{name.rpartition('.')[0]}."
-        resident = (p.storage_device for n, p in self._placed.items() if n.startswith(around) and not p.offloaded)
-        with_room = (device for device in resident if device_key(device) in plan.expert_cache)
-        return torch.device(next(with_room, self._placement.main_device))
+        enclosing = f"{name.rpartition('.')[0]}."
+        resident = (p.storage_device for n, p in self._placed.items() if n.startswith(enclosing) and not p.offloaded)
+        with_cache = (device for device in resident if device_key(device) in plan.expert_cache)
+        return torch.device(next(with_cache, self._placement.main_device))
 
 
 def _nbytes(layer: ExpertLayer) -> int:

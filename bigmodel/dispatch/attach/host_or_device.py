@@ -1,8 +1,8 @@
 """Blocks that are streamed to the device for calls of many tokens, and computed on the host for calls of few.
 
-Its weights lie in host memory. With many tokens, as of a prompt, they are worth bringing to the accelerator; with few,
-as in a step of generation, the activations move instead, and the block's keys and values once, when one kind of call
-follows the other.
+Their weights are in host memory. For a call of many tokens, such as a prompt, copying the weights to the accelerator
+pays; for few, as in a step of generation, the activations move to the host instead. The block's keys and values move
+whenever the device changes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from ...devices import HOST, torch_device
 from ...devices.nested import first_tensor, send_to_device
 from ..weights.visits import Visited
 
-_PARTS_OF_CACHE = ("self_attention_cache", "cross_attention_cache")
+_INNER_CACHES = ("self_attention_cache", "cross_attention_cache")
 
 
 class HostOrDevice(Visited[bool, bool]):
-    """Decides for each call of one block where it is computed, and keeps threads apart that differ in that. A visit
-    asks whether it may compute on the host (True) or the device (False), and holds that.
+    """Decides the device of each call of one block, and excludes concurrent calls on the other device.
 
-    While a block is on the device its module shows the weights there, so that nobody can compute it on the host
-    meanwhile, and the other way round.
+    A visit requests the host (True) or the device (False) and holds it. While a call runs on the device the module's
+    parameters refer to device memory, so no other thread can compute it on the host, and vice versa.
 
     Args:
         below: Calls of fewer tokens are computed on the host.
-        layers: Which layers of a key-value cache the block writes to.
+        layers: Indices of the layers of a key-value cache that the block writes to.
     """
 
     def __init__(self, below: int, layers: Collection[int]) -> None:
@@ -43,11 +42,11 @@ class HostOrDevice(Visited[bool, bool]):
         self._users = 0
 
     def device_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> torch.device:
-        """Return where a call is computed that runs on `device` if it has many tokens."""
+        """Return the device of a call: the host for fewer than `below` tokens, else `device`."""
         return torch_device(HOST) if tokens_of(args, kwargs) < self.below else device
 
-    def bring_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> None:
-        """Move the block's keys and values, in whatever cache it is called with, to `device`."""
+    def move_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: torch.device) -> None:
+        """Move the block's keys and values, in any cache among the arguments, to `device`."""
         for value in (*args, *kwargs.values()):
             for layers in _cache_layers(value):
                 for index in self.layers:
@@ -55,7 +54,7 @@ class HostOrDevice(Visited[bool, bool]):
                         move_layer(layers[index], device)
 
     def _enter(self, on_host: bool, held: list[bool]) -> None:
-        """Wait until no other thread computes the block elsewhere."""
+        """Wait until no other thread computes the block on the other device."""
         with self._lock:
             while self._users and self._on_host != on_host:
                 self._changed.wait()
@@ -72,7 +71,7 @@ class HostOrDevice(Visited[bool, bool]):
 
 
 def tokens_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Return how many tokens a module is called with: rows of the first tensor, whose last dimension are features."""
+    """Return the number of tokens of a call: the rows of its first tensor, or its elements if they are integers."""
     tensor = first_tensor((args, kwargs))
     if tensor is None:
         return 0
@@ -80,13 +79,13 @@ def tokens_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
 
 
 def layers_of(module: nn.Module) -> set[int]:
-    """Return which layers of a key-value cache a part of a transformers model writes to."""
+    """Return the indices of the layers of a key-value cache that a module of a transformers model writes to."""
     found = (getattr(part, "layer_idx", None) for part in module.modules())
     return {index for index in found if isinstance(index, int)}
 
 
 def move_layer(layer: Any, device: torch.device) -> None:
-    """Move every tensor of one layer of a cache, of whatever kind, to `device`; one not yet begun begins there."""
+    """Move every tensor of one layer of a cache, of any class, to `device`; an uninitialised one is left alone."""
     if not getattr(layer, "is_initialized", True):
         return
     for name, value in vars(layer).items():
@@ -101,11 +100,11 @@ def move_layer(layer: Any, device: torch.device) -> None:
 
 
 def _cache_layers(value: Any) -> Iterator[list[Any]]:
-    """Yield the layers of `value` if it is a cache, and of its parts if it consists of several."""
+    """Yield the layers of `value` if it is a cache, and of the caches inside it."""
     layers = getattr(value, "layers", None)
     if isinstance(layers, list):
         yield layers
-    for name in _PARTS_OF_CACHE:
-        part = getattr(value, name, None)
-        if part is not None:
-            yield from _cache_layers(part)
+    for name in _INNER_CACHES:
+        inner = getattr(value, name, None)
+        if inner is not None:
+            yield from _cache_layers(inner)

@@ -20,7 +20,7 @@ class PinnedBudget:
         self.left = limit if device.type == "cuda" else 0
 
     def take(self, nbytes: int) -> bool:
-        """Return whether `nbytes` may be pinned, and count them if so. Otherwise they stay pageable."""
+        """Return whether `nbytes` may be pinned, and count them if so."""
         if nbytes > self.left:
             return False
         self.left -= nbytes

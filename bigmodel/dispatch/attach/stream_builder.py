@@ -26,19 +26,19 @@ from .host_or_device import HostOrDevice, layers_of
 from .pinned_memory import PinnedBudget
 
 Named = tuple[str, Block, bool]
-"""A module's name, its streamed block, and whether that encloses other blocks."""
+"""A module's name, its streamed block, and whether the block encloses other blocks."""
 
 
 class StreamBuilder:
-    """Gives the streamed blocks of one model their slots, and its modules their attachments.
+    """Creates the streamers and slots of one model's streamed blocks, and attaches its modules to them.
 
     Args:
         modules: The model's modules by name.
         placed: Its tensors by name.
         units: Its dispatch units.
         plan: Gives slots, staging bytes and readers.
-        pinned: How much host memory may be pinned.
-        folder: Receives the quantised weights that are mapped to disk.
+        pinned: Budget of pinned host memory.
+        folder: Folder for quantised weights that are mapped to disk.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class StreamBuilder:
         self._folder = folder
 
     def attach(self, blocks: Sequence[Named], result: Dispatched) -> None:
-        """Stream blocks to their execution device: the main device, or the host for blocks that are only cast."""
+        """Attach blocks to streamers for their execution device: an accelerator, or the host if they are only cast."""
         by_device: dict[torch.device, list[Named]] = defaultdict(list)
         for name, block, encloses in blocks:
             by_device[self._execution_device(block)].append((name, block, encloses))
         shared = _shared_storages([block for _, block, _ in blocks])
         for device, here in by_device.items():
             sequential = [block for _, block, encloses in here if not encloses]
-            errors = carry(sequential, self._placed, self._folder, self._pinned)
+            errors = quantize_blocks(sequential, self._placed, self._folder, self._pinned)
             result.quantization_errors.update(errors)
             plan = self._plan
             streamer = Streamer(device, sequential, plan.slots, plan.staging_bytes, plan.readers)
@@ -86,8 +86,8 @@ class StreamBuilder:
         """
         names = self._tensors[name]
         below = self._placed[names[0]].computed_below
-        shown = sum(len(tensor.owners) for tensor in block.tensors)
-        if not below or block.casts or block.encloses or shown != len(names):
+        streamed = sum(len(tensor.owners) for tensor in block.tensors)
+        if not below or block.casts or block.encloses or streamed != len(names):
             return None
         return HostOrDevice(below, layers_of(self._modules[name]))
 
@@ -106,7 +106,7 @@ def _shared_storages(blocks: Sequence[Block]) -> set[object]:
 
 
 def _packs(block: Block, device: torch.device, shared: set[object]) -> bool:
-    """Whether a block's host tensors may be moved into one packed buffer of their own."""
+    """Whether a block's host tensors may be moved into one packed buffer."""
     return (
         is_accelerator(device)
         and not block.casts
@@ -122,14 +122,14 @@ logger = logging.getLogger(__name__)
 
 
 def quantized(block: Block, offload_dtype: str | None) -> Block:
-    """Return `block` quantised for the link; unchanged if no dtype is given or no tensor gets smaller."""
+    """Return `block` quantised for the link; unchanged if `offload_dtype` is None or no tensor becomes smaller."""
     if offload_dtype is None:
         return block
     packings = packings_of(block.tensors, offload_dtype)
     return block if not any(packings) else QuantizedBlock(block.name, block.tensors, packings)
 
 
-def carry(
+def quantize_blocks(
     blocks: Collection[Block], placed: Mapping[str, PlacedTensor], folder: Path | None, pinned: PinnedBudget
 ) -> dict[str, WeightError]:
     """Quantise the quantised blocks among `blocks`: into host memory, or into a file for blocks mapped to disk.
@@ -137,22 +137,22 @@ def carry(
     Args:
         blocks: The streamed blocks.
         placed: The model's tensors by name.
-        folder: Receives the file.
-        pinned: How much host memory may be pinned.
+        folder: Folder for that file.
+        pinned: Budget of pinned host memory.
 
     Returns:
         The error of each quantised weight by its name.
 
     Raises:
-        DispatchError: Something is mapped to disk and there is no folder, or a weight cannot be quantised.
+        DispatchError: A block is mapped to disk and `folder` is None, or a weight cannot be quantised.
     """
     chosen = [block for block in blocks if isinstance(block, QuantizedBlock)]
     on_disk = [block for block in chosen if any(placed[tensor.name].storage_device == DISK for tensor in block.tensors)]
     if on_disk:
         if folder is None:
             raise DispatchError(
-                f"{on_disk[0].name!r} is mapped to 'disk', where its quantised weights lie in no file yet: give "
-                "offload_dir= (offload_folder=), a folder to write them to, or leave offload_dtype away"
+                f"{on_disk[0].name!r} is mapped to 'disk', but its quantised weights are in no file yet: give "
+                "offload_dir= (offload_folder=), a folder to write them to, or leave out offload_dtype"
             )
         carry_on_disk(on_disk, folder)
     for block in chosen:
@@ -161,11 +161,11 @@ def carry(
     errors = {name: error for block in chosen for name, error in block.errors.items()}
     if errors:
         carried, exact = sum(block.carrier.nbytes for block in chosen), sum(block.nbytes for block in chosen)
-        logger.info("%s", _account(errors, carried, exact))
+        logger.info("%s", _summary(errors, carried, exact))
     return errors
 
 
-def _account(errors: Mapping[str, WeightError], carried: int, exact: int) -> str:
+def _summary(errors: Mapping[str, WeightError], carried: int, exact: int) -> str:
     mean = sum(error.relative for error in errors.values()) / len(errors)
     worst = max(errors, key=lambda name: errors[name].relative)
     return (

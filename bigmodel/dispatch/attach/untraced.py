@@ -1,8 +1,7 @@
-"""Packages whose frames Dynamo leaves as they are, named before Dynamo is imported.
+"""Packages whose frames Dynamo does not trace, registered without importing Dynamo.
 
-`torch._dynamo` takes a second to import, and a program that compiles nothing does without. Its rules are therefore
-changed at the moment somebody else imports it. On virtual accelerators ``backend="eager"`` runs what was traced; there
-is nothing for which other backends could make code.
+Importing `torch._dynamo` takes a second, and programs that compile nothing do not need it. Its rules are therefore
+extended by an import hook, when other code imports it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ RULES = "torch._dynamo.trace_rules"
 
 @functools.cache
 def leave_untraced(packages: tuple[str, ...]) -> None:
-    """Have Dynamo skip the frames of `packages`, as it skips those of torch itself: now or once it is imported."""
+    """Have Dynamo skip the frames of `packages`, as it skips those of torch itself, now or when it is imported."""
     rules = sys.modules.get(RULES)
     if rules is not None:
         _skip(rules, packages)
@@ -35,7 +34,7 @@ def _skip(rules: Any, packages: Sequence[str]) -> None:
 
 
 class _WhenImported(MetaPathFinder, Loader):
-    """Finds and loads the module of Dynamo's rules as others would, and then adds to the rules."""
+    """An import hook: loads the module of Dynamo's rules as usual, then extends the rules."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self._packages = packages

@@ -1,9 +1,9 @@
-"""The expert cache: a fixed number of slots on one device, filled by what the routers of all layers choose.
+"""The expert cache: a fixed number of slots on one device for the experts that routers choose.
 
-acquire(layer, experts, held):  find the experts in slots, fetch those that are missing, hold them all
-release(held):                  let go of them; they stay until their room is needed
+acquire(layer, experts, held):  find the experts in slots, fetch the missing ones, and hold their slots
+release(held):                  stop holding the slots; the experts stay until their slots are reused
 
-Slots are held by number, in a list that a visit of the cache begins with: see `Visited`.
+Slots are held by number, in a list that belongs to a visit of the cache: see `Visited`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .slots import ExpertSlot, ExpertSlots
 
 
 class Chosen(NamedTuple):
-    """What a visit of the cache asks for: at most as many experts of a layer as there are slots, none twice.
+    """The request of a visit: distinct experts of one layer, at most as many as there are slots.
 
     Attributes:
-        layer: Whose experts.
+        layer: The layer of the experts.
         experts: Their numbers.
-        soon: Experts of this layer that are wanted next; they are overwritten last.
+        soon: Experts of this layer that are needed next; they are evicted last.
     """
 
     layer: ExpertLayer
@@ -40,14 +40,14 @@ class Chosen(NamedTuple):
 
 
 class ExpertCache(Visited[Chosen, int]):
-    """Experts of equal size on one device. A visit holds the numbers of their slots, in their order.
+    """A cache of equally large experts on one device. A visit holds the numbers of their slots, in their order.
 
     Args:
-        device: Where they run.
+        device: Execution device.
         layers: The layers, in the order in which the model runs them, all of one signature.
-        slots: How many experts there is room for; at least one, and no more than there are.
-        staging_bytes: Host memory through which experts on disk reach the device, at most.
-        readers: How many threads read them.
+        slots: Experts that fit at once; clamped to 1 ... the number of experts.
+        staging_bytes: Limit of the host memory through which experts on disk reach the device.
+        readers: Number of threads that read them.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class ExpertCache(Visited[Chosen, int]):
 
     @property
     def in_use(self) -> int:
-        """Slots whose content forwards of this process run on now, or wait for."""
+        """Slots that forwards of this process compute with or wait for."""
         return self.slots - self._slots.free if self.is_started else 0
 
     def following(self, layer: ExpertLayer) -> ExpertLayer:
@@ -89,7 +89,7 @@ class ExpertCache(Visited[Chosen, int]):
         return self.layers[(self._number[layer] + 1) % len(self.layers)]
 
     def record(self, layer: ExpertLayer, chosen: Sequence[int]) -> None:
-        """Note which experts a layer's router chose: what is kept depends on it."""
+        """Record which experts a layer's router chose, for the eviction policy and the counters."""
         if not self.is_started:
             self.start()
         with self._lock:
@@ -112,28 +112,28 @@ class ExpertCache(Visited[Chosen, int]):
         wait: bool = True,
         soon: Iterable[int] = (),
     ) -> bool:
-        """Bring experts of one layer to the device and hold them; return whether they are held.
+        """Fetch experts of one layer and hold their slots; return whether they are held.
 
-        All are taken at once or none, so that two threads never wait for each other's.
+        All slots are acquired at once or none, so that two threads cannot deadlock.
 
         Args:
-            layer: Whose experts.
-            experts: At most as many as there are slots, none twice.
+            layer: The layer of the experts.
+            experts: Distinct experts, at most as many as there are slots.
             held: The numbers of their slots are appended, in their order.
-            wait: Wait until the room is free and the experts have arrived. Otherwise nothing is held when the room is
-                not free, and `await_arrival` remains to be called.
-            soon: Experts of this layer that are wanted next; they are overwritten last.
+            wait: Wait until slots are free and the experts have arrived. Otherwise return False if slots are not free;
+                if they are, the caller must call `await_arrival` before it computes with them.
+            soon: Experts of this layer that are needed next; they are evicted last.
 
         Raises:
-            Exception: Whatever a fetch raised; nothing is held then.
+            Exception: The error of a fetch; nothing is held then.
         """
         with self._lock:
-            slots = self._bring(layer, experts, soon)
+            slots = self._fetch_missing(layer, experts, soon)
             while slots is None:
                 if not wait:
                     return False
                 self._changed.wait()
-                slots = self._bring(layer, experts, soon)
+                slots = self._fetch_missing(layer, experts, soon)
             numbers = [slot.number for slot in slots]
             self._slots.users[numbers] += 1
             held += numbers
@@ -142,10 +142,10 @@ class ExpertCache(Visited[Chosen, int]):
         return True
 
     def await_arrival(self, held: list[int]) -> None:
-        """Make what the calling thread computes from now on come after the fetches into the slots it holds.
+        """Order all later compute of the calling thread after the fetches into the slots it holds.
 
         Raises:
-            Exception: Whatever a fetch raised; the slots are not held any more then.
+            Exception: The error of a fetch; the slots are no longer held then.
         """
         started = time.perf_counter()
         try:
@@ -154,24 +154,24 @@ class ExpertCache(Visited[Chosen, int]):
                 assert ready is not None
                 ready.wait()
         except BaseException:
-            self._give_up(held)
+            self._release_failed(held)
             raise
         self.stats.add(waited=time.perf_counter() - started)
 
-    def _give_up(self, held: list[int]) -> None:
+    def _release_failed(self, held: list[int]) -> None:
         with self._lock:
             slots = [self._slots[number] for number in held]
             self._slots.users[held] -= 1
             del held[:]
             for slot in slots:
-                # Unless the wait was interrupted and the fetch goes on: then its content is still to come.
+                # After an interrupted wait the fetch may still be running; then the slot's content is valid later.
                 if not self._slots.users[slot.number] and slot.ready is not None and slot.ready.done():
                     self._slots.forget(slot)
             self._changed.notify_all()
 
     def release(self, held: list[int], count: int | None = None) -> None:
-        """Let go of the first `count` slots held; what the calling thread computes on them ends before they are
-        overwritten. None: of all."""
+        """Stop holding the first `count` slots of `held` (None: all). They are not overwritten before the compute that
+        the calling thread has launched has finished."""
         mark = self._stream.compute_mark()
         with self._lock:
             numbers = held[:count]
@@ -182,12 +182,14 @@ class ExpertCache(Visited[Chosen, int]):
             self._changed.notify_all()
 
     def fetch_ahead(self, layer: ExpertLayer, experts: Sequence[int]) -> None:
-        """Start fetching experts that are likely to be wanted next, as far as there is room that nobody uses."""
+        """Start fetching experts that are likely to be needed next, into slots that are not in use."""
         with self._lock:
-            self._bring(layer, experts[: self._slots.free], ())
+            self._fetch_missing(layer, experts[: self._slots.free], ())
 
-    def _bring(self, layer: ExpertLayer, experts: Sequence[int], soon: Iterable[int]) -> list[ExpertSlot] | None:
-        """Return slots for `experts`, starting the fetches of those that are missing; None if they do not all fit."""
+    def _fetch_missing(
+        self, layer: ExpertLayer, experts: Sequence[int], soon: Iterable[int]
+    ) -> list[ExpertSlot] | None:
+        """Return slots for `experts`, after starting the fetches of missing ones; None if they do not all fit."""
         number, version = self._number[layer], layer.version()
         found = {expert: self._slots.find((number, expert), version) for expert in experts}
         present = {expert: slot for expert, slot in found.items() if slot is not None}
@@ -207,8 +209,8 @@ class ExpertCache(Visited[Chosen, int]):
 
 
 def expert_stats(caches: Iterable[ExpertCache]) -> dict[str, dict[str, float]]:
-    """Return by device what its caches did: hits, misses, fetches, bytes fetched from RAM and disk, seconds waited,
-    the share of chosen experts that were hits, and the bytes the caches take."""
+    """Return counters of expert caches by device: hits, misses, hit rate, fetches, bytes fetched from RAM and disk,
+    seconds waited, and bytes of device memory."""
     counted: dict[str, dict[str, float]] = {}
     for cache in caches:
         stats = cache.stats.as_dict()

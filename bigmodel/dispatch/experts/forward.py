@@ -1,13 +1,12 @@
-"""Mixture of experts: a layer computes with the experts its router chose, and only those come to the device.
+"""Forward of a mixture-of-experts layer that fetches only the experts its router chose.
 
-The experts function that transformers is configured to use, whichever it is, is called with a stand-in for the
-module: the same module in all but its fused tensors. Nothing in the model is changed meanwhile, so threads do not meet
-and an exception leaves nothing behind.
+The experts function that transformers is configured to use is called with a stand-in for the module: a shallow copy
+with other fused tensors. The model itself is not changed, so threads do not interfere and an exception leaves no trace.
 
-A class's own ("eager") function asks for one expert after another, ``gate_up_proj[expert]``: the stand-in has tensors
-that can be asked just that, and brings experts in as they are asked for. Other functions want one tensor of experts and
-their numbers for each token: they get the cache's slots, and the numbers of slots. Their results must not depend on
-how experts are numbered; those of transformers ("grouped_mm", "batched_mm") do not.
+A class's own ("eager") function indexes one expert after another, ``gate_up_proj[expert]``: its stand-in has
+`LazyTensor`s, which fetch experts as they are indexed. Other functions take one tensor of experts and the expert number
+of each token: they get the cache's slots and slot numbers. Their results must not depend on the numbering of experts;
+those of transformers' functions ("grouped_mm", "batched_mm") do not.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from ...limits import MOST_GROUPS, NEARLY_ALL_EXPERTS
 from .cache import Chosen, ExpertCache
 from .gradients import differentiable, wants_gradients
 from .layer import ExpertLayer, stand_in
-from .lazy_tensors import ExpertQueue, LazyTensor, fitting, split
+from .lazy_tensors import ExpertQueue, LazyTensor, split, wave_size
 
 
 class ExpertForward:
-    """Computes one experts module, called with args and kwargs as its forward would be, as a tuple and a dict."""
+    """Computes one experts module; called with the args (tuple) and kwargs (dict) of its forward."""
 
     def __init__(self, module: nn.Module, layer: ExpertLayer, cache: ExpertCache) -> None:
         self._module = weakref.ref(module)
@@ -42,8 +41,8 @@ class ExpertForward:
 
         Args:
             args: Hidden states (tokens, hidden size); the chosen experts and their weights, both (tokens, experts
-                per token); by whatever names the class gives them.
-            kwargs: Those of them that are given by name.
+                per token).
+            kwargs: Those of them that are passed by name; names depend on the class.
         """
         module = self._module()
         assert module is not None
@@ -61,26 +60,25 @@ class ExpertForward:
         self.cache.record(self.layer, chosen)
         fits = len(chosen) <= self.cache.slots
         if _indexes_experts(module, fits):
-            return self._lazily(module, chosen, hidden, index, weights)
+            return self._compute_lazily(module, chosen, hidden, index, weights)
         if fits and self.cache.slots <= MOST_GROUPS:
 
             def compute(slots: list[int]) -> torch.Tensor:
-                self._look_ahead(chosen)
+                self._prefetch_next_layer(chosen)
                 return self._compute(module, hidden, _renumbered(numbers, chosen, slots), weights)
 
             return self.cache.visit(Chosen(self.layer, chosen), compute)
         return self._compute_chunked(module, chosen, hidden, numbers, weights)
 
-    def _lazily(
+    def _compute_lazily(
         self, module: nn.Module, chosen: list[int], hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-
         def compute(held: list[int]) -> torch.Tensor:
             experts = ExpertQueue(self.cache, self.layer, chosen, held)
             tensors = {name: LazyTensor(experts, name, self.cache.rows[name]) for name in self.layer.names}
             if chosen and len(chosen) <= self.cache.slots:
                 experts.slot(chosen[0])
-                self._look_ahead(chosen)
+                self._prefetch_next_layer(chosen)
             output: torch.Tensor = stand_in(module, **tensors)(hidden, index, weights)
             return output
 
@@ -89,11 +87,11 @@ class ExpertForward:
     def _compute_chunked(
         self, module: nn.Module, chosen: list[int], hidden: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """Compute some experts after another, and then weigh and add up as transformers' experts functions do."""
+        """Compute chunks of experts one after another, then weight and sum as transformers' experts functions do."""
         flat = numbers.reshape(-1)
         per_token = numbers.shape[-1]
         products: list[torch.Tensor] = []
-        chunks = split(chosen, min(fitting(len(chosen), self.cache.slots), MOST_GROUPS))
+        chunks = split(chosen, min(wave_size(len(chosen), self.cache.slots), MOST_GROUPS))
 
         def compute(number: int, held: list[int]) -> None:
             self.cache.fetch_ahead(self.layer, chunks[number + 1] if number + 1 < len(chunks) else [])
@@ -115,7 +113,7 @@ class ExpertForward:
     def _compute(
         self, module: nn.Module, hidden: torch.Tensor, index: torch.Tensor, weights: torch.Tensor | None
     ) -> torch.Tensor:
-        """Call the experts function on slots of one group; without weights, each product counts once."""
+        """Call the experts function on slots of one group; without `weights`, all weights are 1."""
         if weights is None:
             weights = hidden.new_ones(index.shape)
         start = int(index.min()) // MOST_GROUPS * MOST_GROUPS if index.numel() else 0
@@ -125,7 +123,7 @@ class ExpertForward:
         output: torch.Tensor = stand_in(module, num_experts=end - start, **tensors)(hidden, index, weights)
         return output
 
-    def _look_ahead(self, chosen: list[int]) -> None:
+    def _prefetch_next_layer(self, chosen: list[int]) -> None:
         if len(chosen) >= NEARLY_ALL_EXPERTS * self.layer.experts:
             following = self.cache.following(self.layer)
             if following is not self.layer:
@@ -133,23 +131,23 @@ class ExpertForward:
 
 
 def _indexes_experts(module: nn.Module, fits: bool) -> bool:
-    """Whether the experts function that `module` is configured to use indexes the fused tensors by expert.
+    """Whether the experts function that `module` is configured to use must get lazy tensors to index by expert.
 
-    "batched_mm" does as well, to make a copy for each token. It is given slots to index as long as all experts fit.
+    "batched_mm" indexes too, to copy an expert per token. As long as all experts fit, it indexes the slots instead.
     """
     implementation = getattr(module.config, "_experts_implementation", None)
     return implementation in (None, "eager") or (implementation == "batched_mm" and not fits)
 
 
 def _renumbered(numbers: torch.Tensor, experts: list[int], slots: list[int]) -> torch.Tensor:
-    """Return `numbers` with the number of each of `experts` replaced by that of its slot."""
+    """Return `numbers` with each expert's number replaced by that of its slot."""
     slot_of = numbers.new_zeros(max(experts, default=0) + 1)
     slot_of[experts] = numbers.new_tensor(slots)
     return slot_of[numbers]
 
 
 def _by_group(experts: list[int], slots: list[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield experts and their slots such that all slots lie among the same `MOST_GROUPS`."""
+    """Yield experts and their slots, grouped such that the slots of one group span at most `MOST_GROUPS`."""
     for group in sorted({slot // MOST_GROUPS for slot in slots}):
         pairs = [(expert, slot) for expert, slot in zip(experts, slots) if slot // MOST_GROUPS == group]
         yield [expert for expert, _ in pairs], [slot for _, slot in pairs]

@@ -1,7 +1,7 @@
-"""Gradients through experts that are not kept on the device between forward and backward.
+"""Gradients through experts that do not stay on the device between forward and backward.
 
-As for streamed blocks, the forward keeps only its inputs; the backward fetches the chosen experts once more, computes
-again with gradients on, and hands each expert's gradient to its place in the host's fused tensors.
+As for streamed blocks, the forward saves only its inputs. The backward fetches the chosen experts again, recomputes the
+layer with gradients enabled, and returns gradients of the host's fused tensors.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..streaming.replay_state import Precision
 from .layer import ExpertLayer, stand_in
 
 Experts: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Hidden states, chosen experts and their weights in; the layer's output out."""
+"""Computes a layer's output from hidden states, chosen experts and their weights."""
 
 
 def wants_gradients(layer: ExpertLayer, *inputs: torch.Tensor) -> bool:
-    """Whether autograd is on and `inputs` or the experts require a gradient."""
+    """Whether autograd is enabled and `inputs` or the experts require a gradient."""
     if not torch.is_grad_enabled():
         return False
     return any(tensor.requires_grad for tensor in (*inputs, *(t.value for t in layer.fused.tensors)))
@@ -44,7 +44,7 @@ def differentiable(
         layer: Its experts on the host.
         hidden: (tokens, hidden size), on the device.
         index: (tokens, experts per token), the chosen experts.
-        weights: (tokens, experts per token), what each counts.
+        weights: (tokens, experts per token), the router's weights.
     """
     host = [tensor.value for tensor in layer.fused.tensors]
     output: torch.Tensor = _Visit.apply((compute, module, layer), hidden, index, weights, *host)
@@ -83,7 +83,7 @@ class _Visit(torch.autograd.Function):
 
 
 def _copies(layer: ExpertLayer, chosen: list[int], device: torch.device) -> list[torch.Tensor]:
-    """Return fused tensors of the chosen experts alone, leaves that require a gradient where the host's do."""
+    """Return fused tensors of the chosen experts only, as leaves that require gradients like the host's tensors."""
     memory = torch.empty(len(chosen), layer.layout.nbytes, dtype=torch.uint8, device=device)
     for row, expert in enumerate(chosen):
         layer.block(expert).fetch(memory[row])
@@ -92,7 +92,7 @@ def _copies(layer: ExpertLayer, chosen: list[int], device: torch.device) -> list
 
 
 def _spread(gradient: torch.Tensor, chosen: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of the host's fused tensor from that of the chosen experts; it is zero for all others."""
+    """Return the gradient of the host's fused tensor, given that of the chosen experts; zero for all others."""
     whole = torch.zeros(host.shape, dtype=host.dtype, device=host.device)
     whole[chosen] = gradient.to(host.device, host.dtype)
     return whole

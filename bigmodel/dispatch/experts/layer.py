@@ -1,5 +1,5 @@
-"""The experts of one layer: on the host, fused tensors whose first dimension counts the experts; for a call, a stand-in
-for their module that has other tensors in their place.
+"""The experts of one layer: fused tensors on the host, indexed by expert in their first dimension, and a stand-in for
+their module with other tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..weights.layout import Layout, Place
 
 
 class ExpertLayer:
-    """One module's experts. Each is a block that can be fetched by itself.
+    """One module's experts, each a block that can be fetched separately.
 
     Args:
         name: The module's name in the model.
@@ -35,12 +35,12 @@ class ExpertLayer:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert as it lies on the host."""
+        """Bytes of one expert on the host."""
         return sum(t.value.nbytes for t in self.fused.tensors) // self.experts
 
     @property
     def whole_bytes(self) -> int:
-        """Bytes of a slot that would hold all experts at once."""
+        """Bytes of a packed buffer of all experts."""
         return Layout.of((t.device_dtype, t.value.shape) for t in self.fused.tensors).nbytes
 
     @property
@@ -50,7 +50,7 @@ class ExpertLayer:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Equal for two layers whose experts fit the same slots."""
+        """Names and layout of an expert's tensors; layers with equal signatures can share a cache."""
         return tuple(zip(self.names, self.layout.places))
 
     def version(self) -> tuple[int, int]:
@@ -61,15 +61,15 @@ class ExpertLayer:
         return self._replacements, self.fused.version()
 
     def block(self, expert: int) -> Block:
-        """Return one expert as a block, laid out as `layout` says."""
+        """Return one expert as a block with the layout `layout`."""
         if expert not in self._blocks:
-            # A block outlives the forward that asks for it first: its views are no inference tensors, which count no
-            # versions, even if that forward runs in inference mode.
+            # A block outlives the forward that creates it. Its views must not be inference tensors, which have no
+            # version counter, even if that forward runs in inference mode.
             with torch.inference_mode(False):
-                self._blocks[expert] = self._made(expert)
+                self._blocks[expert] = self._make_block(expert)
         return self._blocks[expert]
 
-    def _made(self, expert: int) -> Block:
+    def _make_block(self, expert: int) -> Block:
         tensors: list[HostTensor] = []
         places: list[Place] = []
         for fused, place in zip(self.fused.tensors, self.layout.places):
@@ -81,7 +81,7 @@ class ExpertLayer:
         return block
 
     def as_plain_block(self) -> Block:
-        """Return all experts as one block of tensors that lie in one place each."""
+        """Return all experts as one block of plain tensors, without fused views."""
         tensors = []
         for fused in self.fused.tensors:
             value = fused.value.detach()
@@ -90,26 +90,26 @@ class ExpertLayer:
         return Block(self.name, tensors)
 
     def rows(self, memory: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return by name the fused tensors that lie in `memory`, uint8 of shape (experts, bytes of `layout`)."""
+        """Return the fused tensors, by name, as views of `memory`, uint8 of shape (experts, bytes of `layout`)."""
         return {
             name: memory[:, place.offset : place.offset + place.nbytes].view(place.dtype).view(-1, *place.shape)
             for name, place in zip(self.names, self.layout.places)
         }
 
     def pin(self) -> None:
-        """Move fused tensors that lie in memory into pinned memory, each staying the Parameter that it is."""
+        """Move fused tensors that are in memory into pinned memory; Parameters stay the same objects."""
         for tensor in self.fused.tensors:
             if not lies_on_disk(tensor.value) and not tensor.value.is_pinned():
                 tensor.value.data = tensor.value.data.contiguous().pin_memory()
 
 
 def _parts(value: torch.Tensor, expert: int) -> list[PartOfTensor]:
-    """Return the tensors that an expert's share of the fused tensor `value` consists of."""
+    """Return the tensors that make up an expert's slice of the fused tensor `value`."""
     return value.parts_of(expert) if isinstance(value, FusedView) else [PartOfTensor(value[expert], ())]
 
 
 def _place_of(part: PartOfTensor, whole: Place) -> Place:
-    """Return where a part of one expert's tensor lies, given where that tensor does. Parts are runs of its rows."""
+    """Return the place of a part, a range of rows, of one expert's tensor, given the place of that tensor."""
     if not part.index:
         return whole
     (rows,) = part.index
@@ -120,11 +120,11 @@ def _place_of(part: PartOfTensor, whole: Place) -> Place:
 
 
 def stand_in(module: nn.Module, **attributes: Any) -> Any:
-    """Return the class's own forward, bound to an object that is `module` in all but `attributes`.
+    """Return the class's own forward, bound to a shallow copy of `module` with other `attributes`.
 
     Args:
-        module: Left as it is.
-        attributes: What is different; may stand in the place of parameters.
+        module: Not changed.
+        attributes: Attributes of the copy; may replace parameters.
     """
     other = object.__new__(type(module))
     other.__dict__.update(module.__dict__)

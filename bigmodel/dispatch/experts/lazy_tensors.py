@@ -1,4 +1,4 @@
-"""Lazy tensors: they stand for a layer's fused tensors, and fetch the experts that a function indexes them with."""
+"""Lazy tensors: they replace a layer's fused tensors, and fetch the experts that a function indexes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from .layer import ExpertLayer
 
 
 class ExpertQueue:
-    """The experts of one call in the order in which they are asked for, in waves: as many at once as there is room
-    for, and the next wave on its way if there is room for that, too.
+    """Fetches the experts of one call in waves, in the order of their use, and the next wave ahead if it fits.
 
     Args:
-        cache: Where they are brought to.
-        layer: Whose experts.
-        chosen: Their numbers.
-        held: What the call's visit of the cache holds: first the slots of the present wave, then of the next.
+        cache: The cache that they are fetched to.
+        layer: The layer of the experts.
+        chosen: Their numbers, in the order of their use.
+        held: The slots held by the call's visit of the cache: first those of the present wave, then of the next.
     """
 
     def __init__(self, cache: ExpertCache, layer: ExpertLayer, chosen: list[int], held: list[int]) -> None:
         self._cache = cache
         self._layer = layer
-        self._waves = split(chosen, fitting(len(chosen), cache.slots))
+        self._waves = split(chosen, wave_size(len(chosen), cache.slots))
         self._wave_of = {expert: number for number, wave in enumerate(self._waves) for expert in wave}
         self._slot_of: dict[int, int] = {}
         self._held = held
@@ -31,25 +30,27 @@ class ExpertQueue:
         self._gathered: dict[str, torch.Tensor] = {}
 
     def slot(self, expert: int) -> int:
-        """Return the slot of `expert`, when it has arrived there."""
+        """Return the slot of `expert`, after waiting for its arrival."""
         if expert not in self._slot_of:
-            self._turn_to(self._wave_of[expert])
+            self._enter_wave(self._wave_of[expert])
         return self._slot_of[expert]
 
     def gather(self, index: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return a copy of the shares of many experts in each fused tensor by name. What was copied for the first name
-        serves the others, so that each expert comes in once."""
+        """Return copies of the slices of the experts `index`, by name of fused tensor.
+
+        All names are copied on the first call, so that each expert is fetched once.
+        """
         if not self._gathered:
             rows = self._cache.rows
             self._gathered = {name: row.new_empty(len(index), *row.shape[1:]) for name, row in rows.items()}
-            # One by one: several at once would be gathered in memory of their own first, which no plan has room for.
+            # One by one: a gather would allocate another buffer, which no plan counts.
             for place in torch.argsort(index, stable=True).tolist():
                 slot = self.slot(int(index[place]))
                 for name, copied in self._gathered.items():
                     copied[place].copy_(rows[name][slot])
         return self._gathered
 
-    def _turn_to(self, number: int) -> None:
+    def _enter_wave(self, number: int) -> None:
         """Hold the wave with this number, and start fetching the one after it."""
         self._slot_of = {}
         wave = self._waves[number]
@@ -70,8 +71,8 @@ class ExpertQueue:
 
 
 class LazyTensor:
-    """What stands for the fused tensor `name`. It can be indexed with the number of an expert, which gives its share,
-    or with several, which gives a copy of theirs."""
+    """Replaces the fused tensor `name`. Indexing it with one expert's number returns a view of its slice; with a tensor
+    of numbers, a copy of their slices."""
 
     def __init__(self, experts: ExpertQueue, name: str, rows: torch.Tensor) -> None:
         self._experts = experts
@@ -86,8 +87,8 @@ class LazyTensor:
         return self._rows[self._experts.slot(int(index))]
 
 
-def fitting(count: int, slots: int) -> int:
-    """Return how many of `count` experts to hold at once, so that there is room for the next ones to arrive."""
+def wave_size(count: int, slots: int) -> int:
+    """Return how many of `count` experts to hold at once, such that slots are left to fetch the next ones."""
     return count if count <= slots else max(1, slots // 2)
 
 

@@ -1,12 +1,12 @@
-"""Eviction policy: the expert that is expected to be wanted last gives up its slot.
+"""Eviction policy of expert caches: evict the expert whose next use is expected last.
 
-Layers are visited in a cycle, once per token, so what was used last is wanted again last of all: keeping the most
-recently used (LRU) hits nothing as soon as a token uses more experts than there is room for. Here the wait for an
-expert is estimated instead. If its layer chooses it with probability p at each visit, the next choice is expected
-after d + (1/p - 1) rounds of the model, where d is the part of a round until its layer is visited next.
+Layers are visited in a cycle, once per token, so the most recently used expert is needed again last of all: LRU has no
+hits once a token uses more experts than there are slots. This policy estimates the time until the next use instead. If
+a layer chooses an expert with probability p at each visit, the next use is expected after d + (1/p - 1) rounds of the
+model, where d is the fraction of a round until the layer is visited next.
 
-p is estimated from how often the layer chose the expert lately, and for the experts of its last choice at least as
-the share of such experts that were chosen again the next time: routers differ in how much they repeat themselves.
+p is the expert's recent frequency of being chosen by its layer. For experts of the layer's last choice it is at least
+the fraction of such experts that were chosen again at the next visit, which differs between routers.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 NEWEST = 0.05
-"""Weight of the newest visit in an estimated frequency, which so looks back over some 20 tokens."""
+"""Weight of the newest visit in the moving average of frequencies, which so covers about 20 tokens."""
 
 
 class ExpertPolicy:
-    """Estimates for every expert of every layer when it will be wanted again.
+    """Estimates the time until the next use of every expert of every layer.
 
     Args:
-        layers: How many layers have experts.
-        experts: The most experts of a layer.
+        layers: Number of layers with experts.
+        experts: Largest number of experts of a layer.
     """
 
     def __init__(self, layers: int, experts: int) -> None:
@@ -39,7 +39,7 @@ class ExpertPolicy:
         self._position = 0
 
     def visit(self, layer: int, chosen: Sequence[int]) -> None:
-        """Note that a forward has come to `layer`, whose router chose the experts `chosen`."""
+        """Record that the router of `layer` chose the experts `chosen` in a forward."""
         indices = list(chosen)
         last = self._last[layer]
         if last.any():
@@ -52,7 +52,7 @@ class ExpertPolicy:
         self._position = layer
 
     def waits(self, layers: Integers, experts: Integers) -> Floats:
-        """Return for each pair of a layer and an expert the expected wait, in rounds of the model."""
+        """Return the expected time until the next use of each pair of layer and expert, in rounds of the model."""
         chance = np.maximum(self._frequency[layers, experts], self._last[layers, experts] * self._repeats[layers])
         ahead = (layers - self._position - 1) % self._layers + 1
         waits: Floats = ahead / self._layers + 1.0 / np.maximum(chance, 1e-12) - 1.0

@@ -1,4 +1,4 @@
-"""The slots of an expert cache: who uses them, and which to overwrite next."""
+"""The slots of an expert cache: their users, and which to overwrite next."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class ExpertSlots(SlotCache[Key, ExpertSlot]):
 
     Args:
         memory: uint8, (slots, bytes of an expert).
-        policy: Says for how long an expert will not be wanted.
-        mark: What must end before the memory is first written to: a device that computes behind the host may not be
-            done yet with what lay there before. None: nothing.
+        policy: Estimates the time until the next use of an expert.
+        mark: The event to wait for before the memory is first written: an asynchronous device may still use the
+            previous contents of that memory. None: no event.
     """
 
     def __init__(self, memory: torch.Tensor, policy: ExpertPolicy, mark: Event | None = None) -> None:
@@ -39,7 +39,8 @@ class ExpertSlots(SlotCache[Key, ExpertSlot]):
         self._policy = policy
         self._contents = np.full((2, len(self.slots)), -1)
         self.users = np.zeros(len(self.slots), dtype=np.int64)
-        """How many forwards compute with what is in each slot, or wait for it: counted for many slots at once."""
+        """Number of forwards that compute with each slot's content or wait for it: an array, to update many at once.
+        """
 
     def __getitem__(self, number: int) -> ExpertSlot:
         return self.slots[number]
@@ -49,16 +50,16 @@ class ExpertSlots(SlotCache[Key, ExpertSlot]):
 
     @property
     def free(self) -> int:
-        """How many slots nobody uses."""
+        """Number of slots that are not in use."""
         return int(np.count_nonzero(self.users == 0))
 
     def overwritable(self, count: int, keep: Iterable[ExpertSlot], later: Iterable[Key]) -> list[ExpertSlot] | None:
-        """Return `count` slots to overwrite, None if there are not so many.
+        """Return `count` slots to overwrite; None if there are fewer.
 
         Args:
-            count: How many.
-            keep: Slots that are not to be overwritten, beside those in use.
-            later: Experts whose slots are overwritten last of all.
+            count: Number of slots.
+            keep: Slots that must not be overwritten, in addition to those in use.
+            later: Experts whose slots are overwritten last.
         """
         if not count:
             return []
@@ -73,7 +74,7 @@ class ExpertSlots(SlotCache[Key, ExpertSlot]):
         return [self.slots[number] for number in longest]
 
     def placed(self, key: Key, slot: ExpertSlot) -> None:
-        """Note for the policy that an expert lies in `slot`."""
+        """Record for the policy that the expert `key` is in `slot`."""
         self._contents[:, slot.number] = key
 
     def forget(self, slot: ExpertSlot) -> None:

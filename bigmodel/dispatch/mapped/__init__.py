@@ -1,1 +1,1 @@
-"""Mechanism: blocks that the host computes with in memory-mapped files."""
+"""Mechanism: blocks in memory-mapped files that the host computes with in place."""

@@ -1,4 +1,4 @@
-"""Mapped blocks: weights that are computed with in place, in memory-mapped files."""
+"""Mapped blocks: weights in memory-mapped files, used in place by the host."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ..weights.block import Registry
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """One place where the model refers to a mapped tensor. What is put there later is followed.
+    """One reference of the model to a mapped tensor. It is read on each use, since the user may replace the tensor.
 
     Attributes:
         registry: A module's own ``_parameters`` or ``_buffers``.
         key: The name in it.
-        is_buffer: A forward may write to it.
-        is_sparse: A forward uses only some of its rows, so that bringing all of it in would not pay.
+        is_buffer: Whether a forward may write to it.
+        is_sparse: Whether a forward uses only some of its rows, so that it is not paged in as a whole.
     """
 
     registry: Registry
@@ -32,14 +32,14 @@ class Owner:
     is_sparse: bool = False
 
     def mapped(self) -> torch.Tensor | None:
-        """Return the tensor, None if what is there now lies in no file."""
+        """Return the tensor; None if the present one is not in a mapped file."""
         tensor = self.registry.get(self.key)
         return None if tensor is None or mapped_region(tensor) is None else tensor.detach()
 
 
 @dataclass(frozen=True)
-class Step:
-    """Adjacent bytes of mapped tensors that are paged in at once."""
+class PageInStep:
+    """Adjacent bytes of mapped tensors that are paged in by one call."""
 
     tensors: tuple[torch.Tensor, ...]
     nbytes: int
@@ -47,29 +47,29 @@ class Step:
 
 @dataclass(frozen=True)
 class _Extent:
-    """How far a file reaches that a block needs."""
+    """The end, in bytes, of a block's tensors in one file."""
 
     file: SourceFile
     end: int
 
 
 class MappedBlock:
-    """The mapped weights of one module, and how many of them are in memory.
+    """The mapped weights of one module, and their state of page-in.
 
     Args:
         name: The module's name in the model.
-        owners: Where the model refers to them.
-        files: The files they lie in, opened here to see whether they are cut short.
+        owners: The model's references to them.
+        files: Their files, opened here to detect truncation.
 
     Attributes:
-        nbytes: Bytes of the weights that are paged in whole.
-        steps: What is not paged in yet.
-        running: How many steps are being paged in now (each thread pages in one at a time).
-        held: Bytes that have been paged in or are being paged in.
-        users: How many forwards compute with it now.
-        has_sparse: Some of it is paged in by use alone.
-        planned: Steps have been made since it was last dropped.
-        failure: Why it could not be paged in.
+        nbytes: Bytes of the weights that are paged in as a whole.
+        steps: Steps that are not paged in yet.
+        running: Number of steps that are being paged in now (each thread pages in one at a time).
+        paged_in: Bytes that have been paged in or are being paged in.
+        users: Number of forwards that compute with it now.
+        has_sparse: Whether some of its tensors are paged in only by use.
+        planned: Whether steps have been made since it was last dropped.
+        failure: The error of its page-in, if any.
     """
 
     def __init__(self, name: str, owners: list[Owner], files: SourceFiles) -> None:
@@ -78,20 +78,20 @@ class MappedBlock:
         self._extents = _extents(owners, files)
         self.has_sparse = any(owner.is_sparse for owner in owners)
         self.nbytes = sum(tensor.nbytes for tensor in self._dense())
-        self.steps: deque[Step] = deque()
+        self.steps: deque[PageInStep] = deque()
         self.running = 0
-        self.held = 0
+        self.paged_in = 0
         self.users = 0
         self.planned = False
         self.failure: Exception | None = None
         self._probe: torch.Tensor | None = None
 
     def __repr__(self) -> str:
-        return f"MappedBlock({self.name!r}, {self.nbytes} bytes, {self.held} in memory)"
+        return f"MappedBlock({self.name!r}, {self.nbytes} bytes, {self.paged_in} in memory)"
 
     @property
     def files(self) -> str:
-        """Names of the files it lies in."""
+        """Names of its files."""
         return ", ".join(str(extent.file.path) for extent in self._extents) or "a file without a name"
 
     @property
@@ -101,16 +101,16 @@ class MappedBlock:
 
     @property
     def may_drop(self) -> bool:
-        """Whether there is anything that could be let go of now."""
-        return self.held > 0 and not self.users and not self.running
+        """Whether some of its memory can be released now."""
+        return self.paged_in > 0 and not self.users and not self.running
 
     def seems_in_memory(self) -> bool:
-        """Whether its first page is in memory: a hint, got in about a microsecond, that the others are, too."""
+        """Whether its first page is in memory, which suggests that the others are too. Takes about a microsecond."""
         return self._probe is None or is_page_cached(self._probe.data_ptr())
 
     def check_files(self) -> None:
-        """Raise CheckpointFormatError if a file has become shorter than the weights in it need: touching a page
-        that is not there any more would end the process."""
+        """Raise CheckpointFormatError if a file has been truncated: accessing a page beyond its end would terminate the
+        process."""
         for extent in self._extents:
             size = extent.file.size()
             if size < extent.end:
@@ -120,22 +120,21 @@ class MappedBlock:
                 )
 
     def plan(self, step_bytes: int) -> None:
-        """Make the steps, of at most `step_bytes` each, that page all of it in."""
+        """Divide its page-in into steps of at most `step_bytes`."""
         dense = self._dense()
         self._probe = dense[0] if dense else None
         self.steps = deque(_steps(dense, step_bytes))
-        self.held, self.planned, self.failure = 0, True, None
+        self.paged_in, self.planned, self.failure = 0, True, None
 
     def forget(self) -> None:
-        """Assume that nothing of it is in memory."""
+        """Treat it as not in memory."""
         self.steps.clear()
-        self.held, self.planned = 0, False
+        self.paged_in, self.planned = 0, False
 
     def drop(self) -> int:
-        """Let go of its memory, except for weights that were written to; return how many bytes that were.
+        """Release its memory, except for modified weights; return the number of bytes.
 
-        A page that was written to exists in memory only. Buffers are kept for the same reason: a forward in another
-        thread may write one at this very moment.
+        A modified page exists in memory only. Buffers are not released: a forward in another thread may be writing one.
         """
         dropped = 0
         for owner in self._owners:
@@ -147,7 +146,7 @@ class MappedBlock:
         return dropped
 
     def _dense(self) -> list[torch.Tensor]:
-        """Return the tensors that are used whole, each once, in the order of their addresses."""
+        """Return the tensors that are used as a whole, each once, in the order of their addresses."""
         found = {}
         for owner in self._owners:
             tensor = None if owner.is_sparse else owner.mapped()
@@ -166,22 +165,22 @@ def _extents(owners: list[Owner], files: SourceFiles) -> list[_Extent]:
     return [_Extent(file, end) for file, end in ends.items()]
 
 
-def _steps(tensors: list[torch.Tensor], step_bytes: int) -> list[Step]:
-    """Cut tensors, in the order of their addresses, into steps of at most `step_bytes`."""
-    steps: list[Step] = []
+def _steps(tensors: list[torch.Tensor], step_bytes: int) -> list[PageInStep]:
+    """Divide tensors, in the order of their addresses, into steps of at most `step_bytes`."""
+    steps: list[PageInStep] = []
     parts: list[torch.Tensor] = []
-    room = step_bytes
+    left = step_bytes
     for tensor in tensors:
         flat, start = _flat(tensor), 0
         while start < flat.numel():
-            part = flat[start : start + room]
+            part = flat[start : start + left]
             parts.append(part)
-            start, room = start + part.numel(), room - part.numel()
-            if room == 0:
-                steps.append(Step(tuple(parts), step_bytes))
-                parts, room = [], step_bytes
+            start, left = start + part.numel(), left - part.numel()
+            if left == 0:
+                steps.append(PageInStep(tuple(parts), step_bytes))
+                parts, left = [], step_bytes
     if parts:
-        steps.append(Step(tuple(parts), step_bytes - room))
+        steps.append(PageInStep(tuple(parts), step_bytes - left))
     return steps
 
 

@@ -1,4 +1,4 @@
-"""Page-in: have the kernel read pages of a mapped block, and watch for pages that it has evicted since."""
+"""Page-in: have the kernel read the pages of a mapped block, and detect pages that it has evicted since."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from ...checkpoint import populate
 from ...errors import CheckpointError, CheckpointFormatError
 from ..transfer.page_cache import is_page_cached, major_faults
 from ..weights.stats import StreamStats
-from .mapped_block import MappedBlock, Step
+from .mapped_block import MappedBlock, PageInStep
 
 
-def page_in(block: MappedBlock, step: Step, stats: StreamStats) -> Exception | None:
-    """Have the kernel read the pages of `step`, a part of `block`, that are not in memory; return the error, if any.
+def page_in(block: MappedBlock, step: PageInStep, stats: StreamStats) -> Exception | None:
+    """Page in one step of a block; return the error, if any.
 
     Args:
-        block: Named in what is returned.
-        step: What to bring in.
-        stats: Where bytes and seconds are counted.
+        block: The block, for the error message.
+        step: The pages to read.
+        stats: Counters of bytes and seconds.
     """
-    # Two pages stand for all: to look at each would leave the disk idle.
+    # Only the first and the last page are checked: checking all would leave the disk idle.
     first, last = step.tensors[0], step.tensors[-1]
     if not (is_page_cached(first.data_ptr()) and is_page_cached(last.data_ptr() + last.nbytes - 1)):
         stats.add(from_disk=step.nbytes)
@@ -36,15 +36,15 @@ def page_in(block: MappedBlock, step: Step, stats: StreamStats) -> Exception | N
 
 
 LOOK_SECONDS = 0.05
-"""Seconds between checks for evicted pages: with the processor's caches full of weights a check takes some tens of
-microseconds, and a page that is missed in between costs time and nothing else."""
+"""Seconds between checks for evicted pages. With CPU caches full of weights a check takes tens of microseconds; an
+eviction that is noticed late costs time only."""
 
 
 class PageWatch:
-    """Watches for pages that the kernel evicted since everything was in memory.
+    """Detects that the kernel has evicted pages since all blocks were paged in.
 
     Attributes:
-        all_ready: Everything has been paged in, and no page was seen to be missing since.
+        all_ready: Whether all blocks have been paged in and no eviction was detected since.
     """
 
     def __init__(self) -> None:
@@ -53,15 +53,15 @@ class PageWatch:
         self._looked = float("-inf")
 
     def begin(self) -> None:
-        """Note that everything is in memory now."""
+        """Record that all blocks are in memory now."""
         self._faults = major_faults()
         self.all_ready = True
 
     def seems_complete(self, block: MappedBlock) -> bool:
-        """Whether no page was missing at the last check, which is now if the last one is long past.
+        """Whether the last check, repeated after `LOOK_SECONDS`, found no evicted page.
 
         Args:
-            block: What is wanted now, and so checked.
+            block: The block to be used now, whose first page is checked.
         """
         now = time.monotonic()
         if now - self._looked < LOOK_SECONDS:
@@ -70,7 +70,7 @@ class PageWatch:
         return not self._lost_pages(block)
 
     def has_lost(self, block: MappedBlock) -> bool:
-        """Return whether pages have been evicted since all were there; if so, not all are ready any more."""
+        """Return whether pages have been evicted since all blocks were in memory; if so, clear `all_ready`."""
         if not (self.all_ready and self._lost_pages(block)):
             return False
         self.all_ready = False

@@ -1,14 +1,13 @@
-"""For a model that computes on the host with weights on disk: bring its next blocks into memory ahead of their use.
+"""Read-ahead for a model that computes on the host with weights on disk: blocks are paged in ahead of their use.
 
-    enter:  wait until the block is in memory; from here on threads bring in what follows it
-    leave:  it may be dropped again, should the budget demand it
+    enter:  wait until the block is in memory; reader threads then page in the blocks after it
+    leave:  allow the block to be dropped, if the budget requires it
 
-Weights are never copied: they are views of memory-mapped files, and bringing one in means asking the kernel to read its
-pages. Two threads do, each in large steps: one alone leaves the disk idle whenever the model's own computing takes its
-core. Once all blocks are in memory, and as long as no page of the process is taken away, entering one costs a few
-microseconds.
+Weights are never copied: they are views of memory-mapped files, and page-in means having the kernel read their pages.
+Several threads do so, in large steps; with one the disk would be idle whenever the model's compute takes its core. Once
+all blocks are in memory, and until the kernel evicts a page, entering a block takes a few microseconds.
 
-Which blocks stay where not all of them may is `residency`'s to decide.
+`residency` decides which blocks stay in memory if not all of them may.
 """
 
 from __future__ import annotations
@@ -26,16 +25,15 @@ from .residency import Residency
 
 
 class ReadAhead(Visited[MappedBlock, MappedBlock]):
-    """Brings mapped blocks into memory ahead of their use. A visit holds its block, unless all blocks stay anyway.
+    """Pages in mapped blocks ahead of their use. A visit holds its block, unless all blocks are in memory.
 
     Weights may be written at any time, except while another thread is in the forward of a model under a budget.
 
     Args:
-        blocks: In the order in which they are expected the first time; later the order is what was last observed.
-        budget: Bytes that the process's resident set may take. None: blocks are dropped only if memory cannot hold
-            them all.
-        ahead: How much of the next block is brought in while one is computed with, in bytes.
-        readers: How many threads bring them in.
+        blocks: The blocks, in the order expected at first; later the observed order is used.
+        budget: Limit of the process's resident set in bytes. None: blocks are dropped only if memory cannot hold all.
+        ahead: Bytes of the next block that are paged in while one is computed with.
+        readers: Number of threads.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class ReadAhead(Visited[MappedBlock, MappedBlock]):
 
     def _forked(self) -> None:
         super()._forked()
-        for block in self.blocks:  # what other threads of the parent were doing with them
+        for block in self.blocks:  # other threads of the parent do not exist in the child
             block.forget()
             block.users = block.running = 0
 
@@ -69,10 +67,10 @@ class ReadAhead(Visited[MappedBlock, MappedBlock]):
         self._watch = PageWatch()
 
     def _enter(self, block: MappedBlock, held: list[MappedBlock]) -> None:
-        """Bring `block` into memory if need be.
+        """Page in `block` if it is not in memory.
 
         Raises:
-            CheckpointFormatError: A file was cut short or cannot be read.
+            CheckpointFormatError: A file was truncated or cannot be read.
         """
         block.check_files()
         self._order.visit(block)
@@ -82,10 +80,10 @@ class ReadAhead(Visited[MappedBlock, MappedBlock]):
         self._page_in(block, held)
 
     def _leave(self, held: list[MappedBlock]) -> None:
-        """Let the block be dropped again.
+        """Allow the block to be dropped again.
 
-        Blocks are dropped only while forwards are inside one, and under the lock: what a thread writes to weights
-        after its forward cannot meet a drop that looked at them before.
+        Blocks are dropped only while a forward is inside one, and under the lock: a write to weights after the last
+        forward cannot race with a drop that found them unmodified.
         """
         if not held:
             return
@@ -121,20 +119,20 @@ class ReadAhead(Visited[MappedBlock, MappedBlock]):
         self.stats.add(waited=time.perf_counter() - started)
 
     def _notice_loss(self, block: MappedBlock) -> None:
-        """Bring everything in again if pages have been taken away. What is still there costs next to nothing."""
+        """Page in all blocks again if pages were evicted. For those still in memory this takes little time."""
         if self._watch.has_lost(block):
             for other in self.blocks:
                 if not other.running:
                     other.forget()
 
     def _count(self, block: MappedBlock) -> None:
-        if block.is_ready or block.running or block.held:
+        if block.is_ready or block.running or block.paged_in:
             self.stats.hits += 1
         else:
             self.stats.misses += 1
 
     def _wake(self) -> None:
-        """Have all threads at work, if there may be any."""
+        """Start all reader threads, unless all blocks are in memory."""
         if all(block.is_ready for block in self._residency.order):
             self._notice_ready()
             return
@@ -154,10 +152,10 @@ class ReadAhead(Visited[MappedBlock, MappedBlock]):
             raise
 
     def _page_in_steps(self) -> None:
-        """Bring in step after step, until there is none that should be."""
+        """Page in one step after another, until none is due."""
         while True:
             with self._lock:
-                # Dropped is only while forwards are inside: see `leave`.
+                # Blocks may be dropped only while a forward is inside: see `_leave`.
                 found = self._residency.next_step(self._waited_for, may_drop=self._inside > 0)
                 if found is None:
                     self._notice_ready()
@@ -165,7 +163,7 @@ class ReadAhead(Visited[MappedBlock, MappedBlock]):
                     return
                 block, step = found
                 block.running += 1
-                block.held += step.nbytes
+                block.paged_in += step.nbytes
             failure = page_in(block, step, self.stats)
             with self._lock:
                 block.running -= 1

@@ -1,9 +1,9 @@
-"""Which mapped blocks are in memory: how many of their bytes may be, what comes in next, and what goes for it.
+"""Residency of mapped blocks: the capacity for them, which step is paged in next, and which block is dropped for it.
 
-Where not all of them may stay, most do and the others take turns; dropping the least recently used one would mean to
-read every block in every cycle. Those that stay are spread between the others, so that the disk is busy while a forward
-computes with them. Of those that take turns the one that was used last is wanted again last of all, and is the first to
-go (Belady 1966).
+If not all blocks fit, most stay and the others alternate. Dropping the least recently used block would read every block
+in every cycle. The blocks that stay are spread evenly between the others, so that the disk is busy while a forward
+computes with them. Of the alternating blocks the most recently used one is needed again last, and is dropped first
+(Belady 1966).
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from ...limits import READ_AHEAD_BYTES, RESIDENT_SHARE
 from ...plan import read_ahead_window
 from ..transfer.page_cache import resident_bytes
 from ..weights.stats import StreamStats
-from .mapped_block import MappedBlock, Step
+from .mapped_block import MappedBlock, PageInStep
 
 STEP_BYTES = 64 * 2**20
-"""Bytes asked of the kernel at once: so many that the time between two requests does not count."""
+"""Bytes per request to the kernel: large, so that the time between requests is negligible."""
 
 FINE_STEP_BYTES = 8 * 2**20
-"""The same under a budget, which large steps would overshoot."""
+"""Bytes per request under a budget, which larger steps would overshoot."""
 
 MARGIN = 1 / 128
-"""Share of the budget left free for what the process comes to take besides, until the next look at what it takes."""
+"""Share of the budget left free for other allocations of the process until the next measurement."""
 
 
 class Residency:
-    """Decides; whoever calls holds the lock that the blocks are changed under.
+    """Decides which blocks to page in and to drop. The caller holds the lock that guards the blocks.
 
     Args:
-        blocks: All of them.
-        budget: Bytes that the process's resident set may take. None: what is free on the machine.
-        stats: Where dropped bytes are counted.
-        ahead: How much of the next block has room beside the one that is computed with, in bytes.
+        blocks: All mapped blocks.
+        budget: Limit of the process's resident set in bytes. None: the machine's free memory.
+        stats: Counter of dropped bytes.
+        ahead: Bytes of the next block that must fit in addition to the one that is computed with.
 
     Attributes:
-        order: The blocks as they are expected to be wanted, the one that is wanted now first.
+        order: The blocks in the expected order of use, the present one first.
     """
 
     def __init__(
@@ -53,41 +53,41 @@ class Residency:
         self._rank = {blocks[place]: rank for rank, place in enumerate(spread_order(len(blocks)))}
         self._needs = _needs([block.nbytes for block in sorted(blocks, key=self._rank.__getitem__)], ahead)
         self._staying = 0
-        self._room = 0
+        self._capacity = 0
         self._measured = float("-inf")
 
     def measure(self) -> None:
-        """Find out how many bytes of blocks may be in memory."""
+        """Update the capacity: how many bytes of blocks may be in memory."""
         if self._budget is not None:
             resident = resident_bytes()
-            self._let_go(of_sparse=resident > self._budget)
-            other = resident - self._held()
-            self._room = max(int(self._budget * (1 - MARGIN)) - other, self._least)
+            self._drop_unused(sparse=resident > self._budget)
+            other = resident - self._paged_in()
+            self._capacity = max(int(self._budget * (1 - MARGIN)) - other, self._least)
         elif time.monotonic() - self._measured > 1.0:
             self._measured = time.monotonic()
-            self._room = max(int(RESIDENT_SHARE * free_memory_bytes(HOST)), self._least)
-        self._staying = max((stay for stay, need in enumerate(self._needs) if need <= self._room), default=0)
+            self._capacity = max(int(RESIDENT_SHARE * free_memory_bytes(HOST)), self._least)
+        self._staying = max((stay for stay, need in enumerate(self._needs) if need <= self._capacity), default=0)
 
-    def next_step(self, waited_for: Sequence[MappedBlock], may_drop: bool) -> tuple[MappedBlock, Step] | None:
-        """Take what is to be brought in next; None if nothing is, or there is no room for it now.
+    def next_step(self, waited_for: Sequence[MappedBlock], may_drop: bool) -> tuple[MappedBlock, PageInStep] | None:
+        """Remove and return the step to page in next; None if there is none, or it does not fit now.
 
         Args:
-            waited_for: Blocks that forwards are waiting for: these come in whatever room there is.
-            may_drop: Whether others may be dropped for it now.
+            waited_for: Blocks that forwards are waiting for: they are paged in regardless of the capacity.
+            may_drop: Whether other blocks may be dropped for it now.
         """
         for block in waited_for:
             if self._has_step(block):
-                self._make_room(block.steps[0].nbytes, -1, may_drop)
+                self._drop_until_fits(block.steps[0].nbytes, -1, may_drop)
                 return block, block.steps.popleft()
         for distance, block in enumerate(self.order):
             if not block.is_ready and block.failure is None and self._has_step(block):
-                if self._make_room(block.steps[0].nbytes, distance, may_drop):
+                if self._drop_until_fits(block.steps[0].nbytes, distance, may_drop):
                     return block, block.steps.popleft()
                 return None
         return None
 
     def prepare(self, block: MappedBlock) -> None:
-        """Make the steps that bring `block` in, if that was not done since it was last dropped."""
+        """Divide the page-in of `block` into steps, unless that was done since it was last dropped."""
         if not block.planned:
             block.plan(self._step_bytes)
 
@@ -95,54 +95,54 @@ class Residency:
         self.prepare(block)
         return bool(block.steps)
 
-    def _make_room(self, nbytes: int, distance: int, may_drop: bool) -> bool:
-        """Drop what is wanted later than at `distance` until `nbytes` more have room; return whether they have."""
-        while self._held() + nbytes > self._room:
+    def _drop_until_fits(self, nbytes: int, distance: int, may_drop: bool) -> bool:
+        """Drop blocks that are needed later than at `distance` until `nbytes` more fit; return whether they do."""
+        while self._paged_in() + nbytes > self._capacity:
             if not (may_drop and self._drop_one(distance)):
                 return False
         return True
 
     def _drop_one(self, distance: int) -> bool:
-        """Drop the block that is wanted last of all, and later than at `distance`; return whether there was one.
+        """Drop the block that is needed last, and later than at `distance`; return whether there was one.
 
-        One that is to stay goes only for what a forward waits for.
+        Blocks that should stay are dropped only for a block that a forward waits for.
         """
         later = {block: place for place, block in enumerate(self.order)}
         never = len(self.order)
         candidates = [b for b in self._blocks if b.may_drop and later.get(b, never) > distance]
-        taking_turns = [b for b in candidates if self._rank[b] >= self._staying]
-        if taking_turns or distance >= 0:
-            candidates = taking_turns
+        alternating = [b for b in candidates if self._rank[b] >= self._staying]
+        if alternating or distance >= 0:
+            candidates = alternating
         if not candidates:
             return False
         last = max(candidates, key=lambda block: later.get(block, never))
         self._stats.add(dropped=last.drop())
         return True
 
-    def _let_go(self, of_sparse: bool) -> None:
-        """Forget blocks whose pages the kernel has taken away, and drop rows that forwards looked up here and there:
-        nobody knows which those are, so under pressure all go."""
+    def _drop_unused(self, sparse: bool) -> None:
+        """Forget blocks whose pages the kernel has evicted. With `sparse`, also drop tables whose rows were looked up:
+        which rows are in memory is unknown, so all are dropped."""
         for block in self._blocks:
             if block.users or block.running:
                 continue
-            if block.held and not block.seems_in_memory():
+            if block.paged_in and not block.seems_in_memory():
                 block.forget()
-            if of_sparse and block.has_sparse:
+            if sparse and block.has_sparse:
                 self._stats.add(dropped=block.drop())
 
-    def _held(self) -> int:
-        return sum(block.held for block in self._blocks)
+    def _paged_in(self) -> int:
+        return sum(block.paged_in for block in self._blocks)
 
 
 def _needs(sizes: Sequence[int], ahead: int) -> list[int]:
-    """Return the memory needed if none of the blocks of these sizes stays, if the first one does, the first two, ..."""
+    """Return the bytes needed if the first 0, 1, 2, ... of the blocks of these sizes stay in memory."""
     return [sum(sizes[:stay]) + read_ahead_window(sizes[stay:], ahead) for stay in range(len(sizes) + 1)]
 
 
 def spread_order(count: int) -> list[int]:
-    """Return the places 0 to `count` - 1 in an order whose beginning, however long, is spread evenly over them.
+    """Return the numbers 0 to `count` - 1 in an order of which every prefix is spread evenly over the range.
 
-    It is that of their binary digits read backwards (van der Corput 1935).
+    They are sorted by their reversed binary digits (van der Corput 1935).
     """
     digits = max(1, (count - 1).bit_length())
     return sorted(range(count), key=lambda place: int(f"{place:0{digits}b}"[::-1], 2))

@@ -1,1 +1,1 @@
-"""Where every tensor of a model goes, by a device map or a plan."""
+"""Placement: the storage and execution device of every tensor of a model, by a device map or a plan."""

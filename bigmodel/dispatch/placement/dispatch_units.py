@@ -16,7 +16,7 @@ from .tensors import PlacedTensor
 
 
 class DispatchUnit(NamedTuple):
-    """A module, the names of the tensors that belong to it here, and whether modules inside it are units too."""
+    """A module, the names of its tensors that belong to this unit, and whether modules inside it are units too."""
 
     name: str
     tensors: list[str]
@@ -29,13 +29,13 @@ def find_dispatch_units(
     placed: Mapping[str, PlacedTensor],
     no_split_module_classes: Collection[str] | None = None,
 ) -> list[DispatchUnit]:
-    """Cut `model` into dispatch units: its profile units, and where the map splits one, its parts on one device each.
+    """Split `model` into dispatch units: its profile units, each split further until all its tensors share a device.
 
     Args:
         model: The model.
         modules: Its modules by name.
-        placed: Its tensors by name, with the devices they are mapped to.
-        no_split_module_classes: Classes that stay whole; None finds them.
+        placed: Its tensors by name, with their devices.
+        no_split_module_classes: Classes whose modules are never split; None detects them.
     """
     names = NameTree(placed)
     found: list[DispatchUnit] = []
@@ -52,21 +52,24 @@ def find_dispatch_units(
 def dispatch_units_of_parts(
     parts: Collection[str], modules: Mapping[str, nn.Module], tensors: Iterable[str]
 ) -> list[DispatchUnit]:
-    """Return the dispatch units of a plan: of each part, the tensors that lie in no smaller part.
+    """Return the dispatch units of a plan: for each part, its tensors that belong to no smaller part.
 
     Args:
-        parts: Names of modules and tensors, in the order they run.
+        parts: Names of modules and tensors, in the order in which they run.
         modules: The model's modules by name.
-        tensors: Names of its tensors, each in one of the parts.
+        tensors: Names of its tensors.
+
+    Raises:
+        DeviceMapError: A tensor belongs to no part, so the plan is of another model.
     """
     inside: dict[str, list[str]] = {part: [] for part in parts}
     for name in tensors:
         owner = owner_of(name, inside)
         if owner is None:
-            raise DeviceMapError(f"the plan has no part for {name!r}: make it of this model")
+            raise DeviceMapError(f"the plan has no part for {name!r}: it is of another model; make a plan of this one")
         inside[owner].append(name)
-    around = {outer for part in parts for outer in itself_and_around(part) if outer != part}
-    found = [DispatchUnit(name, own, name in around) for name, own in inside.items() if name in modules]
+    enclosing = {outer for part in parts for outer in itself_and_around(part) if outer != part}
+    found = [DispatchUnit(name, own, name in enclosing) for name, own in inside.items() if name in modules]
     direct: dict[str, list[str]] = defaultdict(list)
     for name in inside:
         if name not in modules:
@@ -77,9 +80,9 @@ def dispatch_units_of_parts(
 def _split_if_mixed(
     name: str, modules: Mapping[str, nn.Module], placed: Mapping[str, PlacedTensor], names: NameTree
 ) -> Iterator[DispatchUnit]:
-    """Yield a unit whole when the map puts it on one device, else its own tensors and then its children."""
+    """Yield a module as one unit if the map puts it on one device; else its own tensors, and then its children."""
     inside = names.inside(name)
-    # What is streamed from memory and what from disk can be streamed together.
+    # Weights in RAM and on disk can be streamed together.
     if len({placed[n].place for n in inside}) <= 1:
         yield DispatchUnit(name, inside, False)
         return
@@ -92,7 +95,7 @@ def _split_if_mixed(
 
 
 class NameTree:
-    """Answers which tensors lie inside a module, in time that does not grow with the model."""
+    """Finds the tensors inside a module in time that does not grow with the model."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._order = {name: position for position, name in enumerate(names)}
@@ -102,11 +105,11 @@ class NameTree:
         """Return the names of all tensors in `module`, in the model's order."""
         if not module:
             return list(self._order)
-        # "/" is the character after ".": all names that begin with the module's lie between the two.
+        # "/" is the character after ".", so all names that begin with "MODULE." sort between the two.
         first, end = bisect_left(self._sorted, f"{module}."), bisect_left(self._sorted, f"{module}/")
         return sorted(self._sorted[first:end], key=self._order.__getitem__)
 
     def own(self, module: str) -> list[str]:
-        """Return the names of the tensors that `module` itself holds."""
+        """Return the names of the tensors directly in `module`, not in its children."""
         start = len(module) + 1 if module else 0
         return [name for name in self.inside(module) if "." not in name[start:]]

@@ -1,8 +1,8 @@
-"""Checkpoints that store experts one by one, used where they lie.
+"""Checkpoints that store experts one by one, used in place.
 
-A model of transformers v5 has the experts of a layer as one tensor; most checkpoints have them apart. To load those
-for the disk the loader would have to write the fused tensors to another file. Here it is shown a checkpoint that
-holds them already: as `FusedView`s of the very files.
+A model of transformers v5 has the experts of a layer as one tensor; most checkpoints store them separately. To map them
+to disk the loader would have to write the fused tensors to another file. Instead it gets a `Checkpoint` that contains
+the fused tensors, as `FusedView`s of the original files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...checkpoint import Checkpoint, Conversion, Source, convert_keys, load_checkpoint_in_model
+from ...checkpoint import Checkpoint, Conversion, TensorSource, convert_keys, load_checkpoint_in_model
 from ...checkpoint.checkpoint import Shard
 from ...checkpoint.device_lookup import DeviceLookup
 from ...devices import DISK, DeviceLike
@@ -26,30 +26,30 @@ _FILE = "fused experts"
 
 
 class FusedShard:
-    """Stands beside the files of a checkpoint and holds tensors put together from theirs."""
+    """A virtual shard of a checkpoint, whose tensors are fused views of tensors in its files."""
 
-    def __init__(self, checkpoint: Checkpoint, sources: Mapping[str, Source]) -> None:
+    def __init__(self, checkpoint: Checkpoint, sources: Mapping[str, TensorSource]) -> None:
         self.path = checkpoint.path
         self._checkpoint = checkpoint
         self._sources = dict(sources)
 
     def keys(self) -> KeysView[str]:
-        """Names of the fused tensors."""
+        """Return the names of the fused tensors."""
         return self._sources.keys()
 
     def entry(self, name: str) -> TensorEntry:
-        """Dtype and shape of a fused tensor. Its offset is that of its first part, its alignment being the same."""
+        """Return dtype and shape of a fused tensor, with the offset of its first part, which has the same alignment."""
         source = self._sources[name]
         nbytes = sum(self._checkpoint.entry(key).nbytes for key in source.keys)
         return TensorEntry(name, source.dtype, source.shape, self._checkpoint.entry(source.keys[0]).offset, nbytes)
 
     def tensor(self, name: str, resident: bool = False) -> torch.Tensor:
-        """A fused tensor; nothing is read."""
+        """Return a fused tensor; nothing is read."""
         source = self._sources[name]
         assert source.fusion is not None
-        pieces = source.fusion.parts()
-        assert pieces is not None
-        parts = [PartOfTensor(self._checkpoint.tensor(piece.key, resident), piece.index) for piece in pieces]
+        fused_parts = source.fusion.parts()
+        assert fused_parts is not None
+        parts = [PartOfTensor(self._checkpoint.tensor(part.key, resident), part.index) for part in fused_parts]
         return FusedView(parts, source.shape)
 
 
@@ -59,13 +59,13 @@ def load_in_place(
     device_map: Mapping[str, DeviceLike] | None,
     **options: Any,
 ) -> None:
-    """Load `checkpoint` into `model` as `load_checkpoint_in_model` does, except that experts which the map puts on
-    disk and the checkpoint stores one by one are left where they lie.
+    """Load `checkpoint` into `model` as `load_checkpoint_in_model` does, but leave experts that are mapped to disk, and
+    stored one by one, in their files.
 
     Args:
         model: Any module.
         checkpoint: A folder or file.
-        device_map: Device by module name; None loads everything to where it is.
+        device_map: Device by module name; None loads every tensor to its present device.
         options: Further arguments of `load_checkpoint_in_model`.
     """
     opened = Checkpoint.open(Path(checkpoint))
@@ -75,27 +75,27 @@ def load_in_place(
         opened = with_fused_views(opened, conversion, device_map)
     load_checkpoint_in_model(model, opened, device_map=device_map, **options)
     if conversion is not None and conversion.used is not None:
-        # The loader saw no conversion of the experts, but a model saved by transformers shall have its old layout.
+        # The loader did not convert the experts, but transformers needs the conversions to save in the same layout.
         model._weight_conversions = conversion.used  # type: ignore[assignment]
 
 
 def with_fused_views(
     checkpoint: Checkpoint, conversion: Conversion, device_map: Mapping[str, DeviceLike]
 ) -> Checkpoint:
-    """Return `checkpoint` with the fused tensors that go to disk in the place of the tensors they are made of."""
-    placement = DeviceLookup(device_map)
+    """Return `checkpoint` with tensors to be fused that are mapped to disk replaced by fused views of them."""
+    devices = DeviceLookup(device_map)
     fused = {
         name: source
         for name, source in conversion.sources.items()
         if source.fusion is not None
-        and placement.find(name) == DISK
+        and devices.find(name) == DISK
         and source.fusion.parts() is not None
         and all(checkpoint.is_mappable(key) for key in source.keys)
     }
     if not fused:
         return checkpoint
-    taken = {key for source in fused.values() for key in source.keys}
-    weight_map = {key: checkpoint.file(key) for key in checkpoint if key not in taken} | dict.fromkeys(fused, _FILE)
+    replaced = {key for source in fused.values() for key in source.keys}
+    weight_map = {key: checkpoint.file(key) for key in checkpoint if key not in replaced} | dict.fromkeys(fused, _FILE)
     shards: dict[str, Shard] = {**checkpoint.shards, _FILE: FusedShard(checkpoint, fused)}
     return Checkpoint(checkpoint.path, shards, weight_map)
 

@@ -1,4 +1,4 @@
-"""The plan of a given device map: how offloaded modules reach their execution devices, and the bytes of weights."""
+"""The plan of a given device map: execution devices, slots, expert caches and the bytes of weights."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ NOTE = "the device map was given: weights and slots are counted, activations and
 
 
 def plan_of_map(model: nn.Module, placement: DeviceMapLookup, asked: PlanArguments) -> Plan:
-    """Return the plan of a device map that was given, one part for each unit that it cuts the model into.
+    """Return the plan of a given device map, with one part per dispatch unit.
 
     Args:
         model: Any module, also on meta.
         placement: The map.
-        asked: What was asked for beside it.
+        asked: Arguments given together with the map.
 
     Raises:
         DeviceMapError: The map does not cover the model.
@@ -39,8 +39,8 @@ def plan_of_map(model: nn.Module, placement: DeviceMapLookup, asked: PlanArgumen
     modules = dict(model.named_modules(remove_duplicate=False))
     placed = {each.name: each for each in placement.tensors(model)}
     found = find_dispatch_units(model, modules, placed, asked.no_split_module_classes)
-    cut = [each for each in found if each.tensors]
-    modules_of_units = [_as_unit(each, modules[each.name]) for each in cut]
+    units = [each for each in found if each.tensors]
+    modules_of_units = [_as_unit(each, modules[each.name]) for each in units]
     profile = Profile(
         name=type(model).__name__,
         units=tuple(profile_units(model, asked.dtype, units=modules_of_units)),
@@ -52,16 +52,17 @@ def plan_of_map(model: nn.Module, placement: DeviceMapLookup, asked: PlanArgumen
     budgets = asked.max_memory or {}
     plan = assemble(
         profile,
-        _assignment(profile.units, cut, placed, placement, asked),
+        _assignment(profile.units, units, placed, placement, asked),
         budgets,
         STRATEGY,
-        reasons=dict.fromkeys(range(len(cut)), "as the device map has it"),
+        reasons=dict.fromkeys(range(len(units)), "as the device map has it"),
         pinned_memory=asked.pinned_memory,
         resident_limit=budgets.get(HOST),
     )
-    room = max(plan.expert_cache.values(), default=None)
-    everywhere = {} if room is None else dict.fromkeys(plan.devices, room)  # some may be fetched to where routers lie
-    return replace(plan, expert_cache=everywhere, notes=(NOTE,))
+    cache_bytes = max(plan.expert_cache.values(), default=None)
+    # On every device: experts are fetched to the device of their router.
+    expert_cache = {} if cache_bytes is None else dict.fromkeys(plan.devices, cache_bytes)
+    return replace(plan, expert_cache=expert_cache, notes=(NOTE,))
 
 
 def _as_unit(each: DispatchUnit, module: nn.Module) -> UnitModule:
@@ -70,14 +71,14 @@ def _as_unit(each: DispatchUnit, module: nn.Module) -> UnitModule:
 
 
 def _assignment(
-    units: Sequence[UnitProfile],
-    cut: Sequence[DispatchUnit],
+    profiles: Sequence[UnitProfile],
+    units: Sequence[DispatchUnit],
     placed: Mapping[str, PlacedTensor],
     placement: DeviceMapLookup,
     asked: PlanArguments,
 ) -> Assignment:
-    firsts = [placed[each.tensors[0]] for each in cut]
-    looked_up = [unit.is_lookup and each.offloaded for unit, each in zip(units, firsts, strict=True)]
+    firsts = [placed[each.tensors[0]] for each in units]
+    looked_up = [profile.is_lookup and each.offloaded for profile, each in zip(profiles, firsts, strict=True)]
     computes = [device_key(each.execution_device) for each in firsts]
     found = Assignment(
         storage=tuple(device_key(each.storage_device) for each in firsts),
@@ -88,8 +89,8 @@ def _assignment(
         computed_below={index: each.computed_below for index, each in enumerate(firsts) if each.computed_below},
     )
     slot_sizes = [
-        unit.slot_bytes(found.stream_buffers or index in found.computed_below)
-        for index, unit in enumerate(units)
-        if found.streamed(index) and not unit.is_tensor
+        profile.slot_bytes(found.stream_buffers or index in found.computed_below)
+        for index, profile in enumerate(profiles)
+        if found.streamed(index) and not profile.is_tensor
     ]
     return replace(found, slots=min(asked.slots, len(slot_sizes)), slot_bytes=max(slot_sizes, default=0))

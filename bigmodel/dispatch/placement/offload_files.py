@@ -1,4 +1,4 @@
-"""Offload files: weights mapped to disk that lie in no file yet are written once, then used like a checkpoint."""
+"""Offload files: weights mapped to disk that are in no file yet are written once, then used like a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .tensors import DeviceMapLookup, PlacedTensor
 
 
 def write_to_disk(model: nn.Module, placement: DeviceMapLookup, folder: str | Path | None) -> None:
-    """Write the weights that are mapped to disk and do not lie in a memory-mapped file yet to a file in `folder`, and
-    let the model's parameters view that file instead. Its space is free again when they are gone.
+    """Write weights that are mapped to disk but are in no memory-mapped file yet to a file in `folder`, and make the
+    model's parameters views of it. Its space is freed with them.
 
     Raises:
-        DispatchError: Something must be written and no folder was given.
+        DispatchError: Weights must be written and `folder` is None.
     """
     places = [
         placed
@@ -45,9 +45,9 @@ def write_to_disk(model: nn.Module, placement: DeviceMapLookup, folder: str | Pa
     for placed in places:
         first.setdefault(storage_key(placed.tensor), placed)
     views = offload(Path(folder), [Outgoing.of(placed.name, placed.tensor) for placed in first.values()])
-    shown = {key: like(placed.tensor, views[placed.name]) for key, placed in first.items()}
+    replacements = {key: like(placed.tensor, views[placed.name]) for key, placed in first.items()}
     for placed in places:
-        placed.registry[placed.key] = shown[storage_key(placed.tensor)]
+        placed.registry[placed.key] = replacements[storage_key(placed.tensor)]
 
 
 def fill_meta(

@@ -1,4 +1,6 @@
-"""What dispatching may be told beside the device map: what a plan decides, and what concerns no memory and no time."""
+"""Arguments of dispatching besides the device map: those that a plan decides, and options without effect on memory or
+time.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ from ...profile.model.quantized import check_offload_dtype
 
 @dataclass(frozen=True)
 class Options:
-    """What dispatching may be told that no plan decides.
+    """Options of dispatching that no plan decides.
 
     Attributes:
         skip_keys: Keyword arguments that are never moved between devices.
-        no_split_module_classes: Classes whose modules compute with what is inside them; None finds them.
-        force_hooks: Attach to the root even where nothing needs it.
-        offload_folder: Where weights for the disk are written that lie in no file as they are wanted.
+        no_split_module_classes: Classes whose modules are never split; None detects them.
+        force_hooks: Attach to the root module even if no attachment is needed.
+        offload_folder: Folder for quantised weights that are mapped to disk.
     """
 
     skip_keys: Collection[str] | str | None = None
@@ -37,21 +39,21 @@ class Options:
 
 @dataclass(frozen=True)
 class PlanArguments:
-    """Arguments of dispatching that a plan decides. None leaves the decision to the plan, or to its default.
+    """Arguments of dispatching that a plan decides. None leaves the decision to the plan, or to the default.
 
-    Beside a plan each must agree with it (`check`); otherwise the plan is made with them.
+    Given together with a plan, each must agree with it (`check`); otherwise a plan is made with them.
 
     Attributes:
-        main_device: Where offloaded modules run.
+        main_device: Execution device of offloaded modules.
         max_memory: Budgets by device key, in bytes.
         no_split_module_classes: Classes that are placed and streamed as a whole.
         offload: One of `OFFLOADS`.
-        offload_buffers: Buffers of offloaded modules lie with their weights and are streamed.
-        offload_dtype: What streamed weights are quantised to on their way.
+        offload_buffers: Whether buffers of offloaded modules are stored with their weights and streamed.
+        offload_dtype: Integer dtype to which streamed weights are quantised for the link.
         expert_cache: Bytes of each device for experts that are fetched one by one.
         pinned_memory: Bytes of host memory that may be pinned.
-        dtype: What floating-point weights are cast to where they run.
-        slots: How many streamed modules may be on the main device at once.
+        dtype: Dtype of floating-point weights on their execution device.
+        slots: Streamed modules that may be on the main device at once.
     """
 
     main_device: DeviceLike | None = None
@@ -79,12 +81,12 @@ class PlanArguments:
         pinned_memory: int | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> PlanArguments:
-        """Return arguments as people give them: sizes in bytes or as text, budgets by whatever names devices have.
+        """Return the arguments, parsed: sizes may be ints or text, budgets may use any device names.
 
         Raises:
-            SizeError: A size is none.
-            DeviceError: A budget is of no device.
-            PlanError: Another argument makes no sense.
+            SizeError: A size cannot be read.
+            DeviceError: A key of `max_memory` is not a device.
+            PlanError: Another argument is invalid.
         """
         if offload is not None and offload not in OFFLOADS:
             raise PlanError(f"offload is {offload!r}; use one of {', '.join(OFFLOADS)}")
@@ -104,7 +106,7 @@ class PlanArguments:
 
     @classmethod
     def of(cls, plan: Plan) -> PlanArguments:
-        """Return the arguments with which another device map is planned as `plan` was."""
+        """Return the arguments that give another device map the settings of `plan`."""
         budgets = {key: device.budget for key, device in plan.devices.items() if device.budget is not None}
         return cls(
             main_device=plan.main_device,
@@ -132,7 +134,7 @@ class PlanArguments:
             if size != budget:
                 yield f"max_memory[{key!r}]", format_size(size), _size(budget)
         if self.offload not in (None, "auto", offload_of(plan)) and offload_of(plan) is not None:
-            yield "offload", repr(self.offload), f"parts for which it is {offload_of(plan)!r}"
+            yield "offload", repr(self.offload), f"parts with offload={offload_of(plan)!r}"
         for name in ("offload_buffers", "offload_dtype"):
             given, planned = getattr(self, name), getattr(plan, name)
             if given not in (None, planned):
@@ -147,11 +149,11 @@ class PlanArguments:
 
 
 LOOKUP = "Embedding"
-"""Class of tables that rows are looked up in, which run where they lie whatever else is done."""
+"""Class name of lookup tables, which always run on their storage device."""
 
 
 def offload_of(plan: Plan) -> str | None:
-    """Return the way in which a plan offloads: "stream", "compute", or "auto" for both; None where nothing is."""
+    """Return how a plan offloads: "stream", "compute", or "auto" for both; None if it offloads nothing."""
     if plan.main_device == HOST:
         return None
     if plan.computed_below:
@@ -163,7 +165,7 @@ def offload_of(plan: Plan) -> str | None:
 
 
 def dtype_of(plan: Plan) -> torch.dtype | None:
-    """Return the dtype that a plan has weights cast to where they run; None if they stay as they are."""
+    """Return the dtype to which a plan casts weights on their execution device; None if they are not cast."""
     return None if plan.dtype is None else torch_dtype(plan.dtype)
 
 

@@ -1,4 +1,4 @@
-"""What people may give as a device map, spelt out."""
+"""Resolves every accepted form of a device map to devices by module name and a plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from ...devices import DISK, HOST, DeviceLike, device_key
+from ...devices import DISK, HOST, DeviceLike, check_present, device_key
 from ...errors import DeviceError, PlanError
 from ...plan import STRATEGIES, Plan, check_device_map, plan
 from ...profile import find_no_split_classes, profile_units
@@ -24,14 +24,14 @@ DeviceMap: TypeAlias = "str | int | torch.device | Mapping[str, DeviceLike] | Pl
 
 @dataclass(frozen=True)
 class ResolvedMap:
-    """A device map spelt out.
+    """A resolved device map.
 
     Attributes:
-        devices: Where each module is held.
-        plan: What it was taken from, or what was made of it: how weights get to where they run, and what that takes.
-        main_device: Where offloaded modules run; None: the first accelerator of the map, else the host.
-        execution: Those offloaded modules that run on the host, beside an accelerator that others run on.
-        computed_below: For streamed modules that the host computes in calls of few tokens: of fewer than how many.
+        devices: Storage device of each module.
+        plan: The plan that the map was taken from, or that was made of it.
+        main_device: Execution device of offloaded modules; None: the first accelerator of the map, else the host.
+        execution: Offloaded modules that run on the host instead, by name.
+        computed_below: Streamed modules whose calls of fewer than so many tokens the host computes, by name.
     """
 
     devices: dict[str, DeviceLike]
@@ -42,50 +42,49 @@ class ResolvedMap:
 
     @property
     def keys(self) -> dict[str, int | str]:
-        """Where each module is held, as device keys."""
+        """Storage device of each module, as device keys."""
         return {name: device_key(device) for name, device in self.devices.items()}
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether what the host computes with is brought into its budget in turns, as some of it lies on disk."""
+        """Whether the host computes with weights on disk under a memory limit, so that they are paged in by turns."""
         on_disk = DISK in self.placement.devices.values()
         return on_disk and self.placement.main_device == HOST and self.plan.resident_limit is not None
 
     @property
     def placement(self) -> DeviceMapLookup:
-        """Where everything goes by it."""
+        """Lookup of storage and execution devices by this map."""
         return DeviceMapLookup(self.devices, self.main_device, self.execution, self.computed_below)
 
 
 def resolve_device_map(
     model: nn.Module, device_map: DeviceMap, arguments: PlanArguments | None = None, **planned: Any
 ) -> ResolvedMap:
-    """Return `device_map` spelt out, with its plan: the one that was given, or one that is made here.
+    """Resolve `device_map`, and return it with its plan: the one given, or one made here.
 
     Args:
-        model: What it is for.
-        device_map: As `dispatch_model` takes it.
-        arguments: What was asked for beside it.
-        planned: `batch_size`, `context_length` and `per_pass`, as `plan` takes them, where only a strategy is named.
+        model: The model to be dispatched.
+        device_map: As for `dispatch_model`.
+        arguments: Arguments given together with the map.
+        planned: `batch_size`, `context_length` and `per_pass`, as for `plan`; used if `device_map` is a strategy.
 
     Raises:
-        DeviceError: `device_map` is a word that names neither a strategy nor a device.
+        DeviceError: `device_map` is neither a strategy nor a device, or names an accelerator that this machine does not
+            have.
         DeviceMapError: It does not cover the model.
-        PlanError: An argument contradicts the plan, or does not go with this map.
-        BudgetError: The model does not fit.
+        PlanError: An argument contradicts the plan, or cannot be used with this map.
+        BudgetError: The model does not fit the budgets.
     """
     asked = arguments or PlanArguments()
     if isinstance(device_map, Plan):
         asked.check(device_map)
         _check_parts(model, device_map, asked.no_split_module_classes)
-        return _planned(model, device_map)
+        return _map_of_plan(model, device_map)
     if isinstance(device_map, str) and device_map in STRATEGIES:
-        return _planned(model, _made(model, device_map, asked, planned))
-    devices = dict(device_map) if isinstance(device_map, Mapping) else {"": _device(device_map)}
+        return _map_of_plan(model, _make_plan(model, device_map, asked, planned))
+    devices = dict(device_map) if isinstance(device_map, Mapping) else {"": _checked_device(device_map)}
     if asked.offload == "auto":
-        raise PlanError(
-            "offload='auto' is decided by a plan: give device_map='auto', or a plan made with offload='auto'"
-        )
+        raise PlanError("offload='auto' needs a plan: give device_map='auto', or a plan made with offload='auto'")
     execution = dict.fromkeys(devices, HOST) if asked.offload == "compute" else {}
     return resolve_given(model, devices, asked, execution)
 
@@ -97,25 +96,27 @@ def resolve_given(
     execution: Mapping[str, DeviceLike] | None = None,
     computed_below: Mapping[str, int] | None = None,
 ) -> ResolvedMap:
-    """Return a map of devices that somebody gave, with the plan that it makes.
+    """Return a given map of devices, with the plan made of it.
 
     Args:
-        model: What it is for.
-        devices: Where each module is held.
-        arguments: What was asked for beside it.
+        model: The model to be dispatched.
+        devices: Storage device of each module.
+        arguments: Arguments given together with the map.
         execution: As for `ResolvedMap`.
         computed_below: As for `ResolvedMap`.
 
     Raises:
-        DeviceMapError: It does not cover the model.
+        DeviceError: This machine does not have one of the devices.
+        DeviceMapError: The map does not cover the model.
     """
     asked = arguments or PlanArguments()
     placement = DeviceMapLookup(devices, asked.main_device, execution, computed_below)
+    _check_present(placement)
     plan = plan_of_map(model, placement, asked)
     return ResolvedMap(dict(devices), plan, asked.main_device, execution or {}, computed_below or {})
 
 
-def _made(model: nn.Module, strategy: str, asked: PlanArguments, planned: dict[str, Any]) -> Plan:
+def _make_plan(model: nn.Module, strategy: str, asked: PlanArguments, planned: dict[str, Any]) -> Plan:
     common: dict[str, Any] = {
         "max_memory": asked.max_memory,
         "main_device": asked.main_device,
@@ -128,14 +129,16 @@ def _made(model: nn.Module, strategy: str, asked: PlanArguments, planned: dict[s
     }
     offload = asked.offload or "stream"
     if offload != "stream" and strategy != "auto":
-        raise PlanError(f"offload={offload!r} goes with device_map='auto' or a device by module, not {strategy!r}")
+        raise PlanError(
+            f"offload={offload!r} works with device_map='auto' or a device by module, not with {strategy!r}"
+        )
     # Whether the host should compute a part depends on measured speeds.
     objective = None if offload == "stream" else "latency"
     return plan(model, strategy=strategy, objective=objective, offload=offload, **common, **planned)
 
 
 def _check_parts(model: nn.Module, given: Plan, classes: Collection[str] | None) -> None:
-    """Raise PlanError if `classes` are to stay whole and the plan cuts the model otherwise."""
+    """Raise PlanError if the plan splits modules of `classes`, or has larger parts."""
     if classes is None:
         return
     parts = {part.name for part in given.parts}
@@ -143,13 +146,13 @@ def _check_parts(model: nn.Module, given: Plan, classes: Collection[str] | None)
     differing = next((unit.name for unit in others if unit.name not in parts), None)
     if differing is not None:
         raise PlanError(
-            f"no_split_module_classes is {sorted(classes)}, by which {differing!r} is one part, but the plan has "
-            f"{len(parts)} others: leave the argument out, or make the plan with it"
+            f"no_split_module_classes is {sorted(classes)}, by which {differing!r} is one part, but it is none of the "
+            f"plan's {len(parts)} parts: leave the argument out, or make the plan with it"
         )
 
 
-def _device(name: DeviceLike) -> DeviceLike:
-    """Return `name` if it names a device, which somebody who mistyped a strategy's name is told it does not."""
+def _checked_device(name: DeviceLike) -> DeviceLike:
+    """Return `name` if it is a device; otherwise raise DeviceError, which also lists the strategies."""
     try:
         device_key(name)
     except DeviceError as error:
@@ -159,20 +162,28 @@ def _device(name: DeviceLike) -> DeviceLike:
     return name
 
 
-def _planned(model: nn.Module, made: Plan) -> ResolvedMap:
+def _map_of_plan(model: nn.Module, made: Plan) -> ResolvedMap:
     check_device_map(model, made.device_map)
-    # Tables that rows are looked up in run on the host by themselves, and nothing around them need know.
+    # Lookup tables run on their storage device in any case, so they need no entry.
     modules = dict(model.named_modules())
     on_host = [name for name, key in made.execution.items() if key == HOST != made.main_device]
     execution = {name: HOST for name in on_host if not (name in modules and is_lookup(modules[name]))}
-    return ResolvedMap(dict(made.device_map), made, made.main_device, execution, made.computed_below)
+    resolved = ResolvedMap(dict(made.device_map), made, made.main_device, execution, made.computed_below)
+    _check_present(resolved.placement)
+    return resolved
+
+
+def _check_present(placement: DeviceMapLookup) -> None:
+    """Raise DeviceError if this machine lacks a device of the map, or the main device."""
+    for device in (*placement.devices.values(), placement.main_device):
+        check_present(device)
 
 
 def whole_classes(
     model: nn.Module, no_split: Collection[str] | None, preload: Collection[str] | None
 ) -> Collection[str] | None:
-    """Return the classes whose modules stay in one piece: those named as not to be split, else those found by
-    themselves, and those whose weights are to be loaded as a whole. None when nothing was named."""
+    """Return the classes whose modules are never split: `no_split`, or the detected ones if it is None, and `preload`.
+    None if neither is given."""
     if no_split is None and not preload:
         return None
     found = find_no_split_classes(model) if no_split is None else no_split

@@ -1,4 +1,4 @@
-"""Storage and execution device of every tensor of a model, looked up in a device map. Nothing is moved here."""
+"""Storage and execution device of every tensor of a model, by a device map. Nothing is moved here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class PlacedTensor:
-    """One parameter or buffer at one place of the model, with its storage and its execution device.
+    """One parameter or buffer at one place of the model, with its storage and execution device.
 
-    Calls of its module with fewer tokens than `computed_below` are computed on the host nevertheless.
+    The host computes calls of its module with fewer tokens than `computed_below`.
     """
 
     name: str
@@ -35,12 +35,12 @@ class PlacedTensor:
 
     @property
     def offloaded(self) -> bool:
-        """Whether the map keeps the tensor on the host or the disk."""
+        """Whether the tensor is stored on the host or on disk."""
         return self.storage_device in (HOST, DISK)
 
     @property
     def place(self) -> tuple[str, str]:
-        """Tensors of one dispatch unit agree in this; RAM and disk count as one place."""
+        """Storage and execution device, the same for all tensors of a dispatch unit; RAM and disk count as one."""
         return HOST if self.offloaded else self.storage_device, self.execution_device
 
 
@@ -48,10 +48,10 @@ class DeviceMapLookup:
     """Looks up the devices of modules and tensors in a device map with canonical device names.
 
     Args:
-        device_map: Device by module name; ``""`` is the whole model. The longest name that leads to a tensor counts.
-        main_device: Where offloaded modules run; None takes the accelerator of the lowest number in the map, and the
-            host if there is none.
-        execution: Offloaded modules, by name, that run on the host and not on the main device.
+        device_map: Device by module name; ``""`` is the whole model. The longest matching name decides.
+        main_device: Execution device of offloaded modules; None: the accelerator with the lowest index in the map, or
+            the host if there is none.
+        execution: Offloaded modules, by name, that run on the host instead of the main device.
         computed_below: Tokens by module name, for streamed modules: the host computes calls with fewer.
     """
 
@@ -68,10 +68,10 @@ class DeviceMapLookup:
         self._computed_below = dict(computed_below or {})
 
     def storage_device(self, name: str) -> str:
-        """Return the device of the module or tensor `name`.
+        """Return the storage device of the module or tensor `name`.
 
         Raises:
-            DeviceMapError: No entry of the map leads to it.
+            DeviceMapError: No entry of the map covers it.
         """
         found = _nearest(name, self.devices)
         if found is not None:
@@ -81,7 +81,7 @@ class DeviceMapLookup:
         )
 
     def execution_device(self, name: str) -> str:
-        """Return the device on which the module or tensor `name` is computed with."""
+        """Return the execution device of the module or tensor `name`."""
         device = self.storage_device(name)
         if device not in (HOST, DISK):
             return device
@@ -93,7 +93,7 @@ class DeviceMapLookup:
         return (_nearest(name, self._computed_below) or 0) if streamed else 0
 
     def tensors(self, model: nn.Module) -> Iterator[PlacedTensor]:
-        """Yield every tensor of `model`; a tied one once for each of its places."""
+        """Yield every tensor of `model`; a tied one once per name."""
         for prefix, module in model.named_modules(remove_duplicate=False):
             dot = f"{prefix}." if prefix else ""
             for registry, is_buffer in ((module._parameters, False), (module._buffers, True)):
@@ -111,7 +111,7 @@ class DeviceMapLookup:
 
 
 def _nearest(name: str, found: Mapping[str, T]) -> T | None:
-    """Return what is found for `name`, else for the module that it lies in, and so on."""
+    """Return the value of the longest key in `found` that is `name` or a module around it; None without any."""
     owner = owner_of(name, found)
     return None if owner is None else found[owner]
 

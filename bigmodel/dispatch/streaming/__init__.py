@@ -1,1 +1,1 @@
-"""Mechanism: blocks that visit a device through slots."""
+"""Mechanism: blocks that are streamed to a device through slots."""

@@ -1,14 +1,13 @@
 """Gradients through a streamed block.
 
-Between its forward and its backward a streamed block's weights leave the device, so autograd cannot keep them. The
-forward therefore keeps only the block's inputs; the backward streams the block in again, computes it once more with
-gradients on, and hands the gradients of its weights to the host parameters.
+Between its forward and its backward a streamed block's weights leave the device, so autograd cannot save them. The
+forward therefore saves only the block's inputs; the backward streams the block in again, recomputes it with gradients
+enabled, and moves the gradients of its weights to the host parameters.
 
-What is on the device meanwhile: from forward to backward the inputs of every block; in a block's backward its slot
-(the same slots as in forward), all that autograd keeps of that one block, and the gradients of its weights, which go
-to the host together when the block is done. Whatever raises, the slot is given back and the host's weights are shown
-again; of gradients, those of blocks that backward had already passed remain, as after any backward that raised:
-`zero_grad()` before the next.
+Device memory holds, from forward to backward, the inputs of every block; during a block's backward also its slot (the
+same slots as in forward), the activations that autograd saves for this one block, and the gradients of its weights,
+which move to the host together at its end. After an exception the slot is released and the module's parameters are the
+host tensors again; gradients of blocks whose backward has finished remain, as after any backward that raised.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from ...profile.training.recompute import Gradients, RecomputedCall, gradients_o
 from ..weights.block import Block, version_of
 from ..weights.parameters import like
 from ..weights.quantized_block import QuantizedBlock
-from .replay_state import Surroundings, refuse_hidden_tensors, unchanged_buffers
+from .replay_state import ReplayState, refuse_hidden_tensors, unchanged_buffers
 from .streamer import Streamer
 
 Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 def wants_gradients(block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether autograd is on and anything that goes into `block` requires a gradient."""
+    """Whether autograd is enabled and any weight or input of `block` requires a gradient."""
     if not torch.is_grad_enabled():
         return False
     with DisableTorchFunctionSubclass():
@@ -52,29 +51,29 @@ def run_with_gradients(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Compute `module` while `block`, its weights, is on the device; gradients flow where they are wanted.
+    """Compute `module` while `block`, its weights, is on the device, with gradients.
 
     Args:
-        streamer: What brings the block to the device.
+        streamer: Streams the block to the device.
         block: The module's weights.
         module: The module, for its buffers.
-        compute: The module's plain forward, called with args and kwargs as a tuple and a dict.
-        args: What the module was called with.
-        kwargs: Likewise.
+        compute: The module's plain forward; takes args as a tuple and kwargs as a dict.
+        args: Positional arguments of the call.
+        kwargs: Keyword arguments of the call.
     """
     if block.recomputed_by == threading.get_ident():
-        return compute(args, kwargs)  # the module has called itself; its leaves are shown already
+        return compute(args, kwargs)  # the module has called itself; it refers to the leaves already
     streamer.adopt_replaced(block)
     if not wants_gradients(block, args, kwargs):
         return streamer.run(block, compute, args, kwargs)
     if block.encloses:
         return _through_copies(streamer, block, compute, args, kwargs)
     host = [tensor.value for tensor in (*block.tensors, *block.nested)]
-    return _Call(streamer, block, module, compute, args, kwargs).run(host)
+    return _BlockCall(streamer, block, module, compute, args, kwargs).run(host)
 
 
-class _Call(RecomputedCall):
-    """One call of one block."""
+class _BlockCall(RecomputedCall):
+    """One call of one streamed block, recomputed in backward."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class _Call(RecomputedCall):
         self._block = block
         self._module = module
         self._compute = compute
-        self._surroundings = Surroundings(streamer.device)
+        self._replay_state = ReplayState(streamer.device)
         self._versions = _versions(block)
 
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,21 +107,21 @@ class _Call(RecomputedCall):
         for (then, version), (now, version_now) in zip(self._versions, _versions(self._block), strict=True):
             if then is not now or version != version_now:
                 raise DispatchError(
-                    f"weights of {self._block.name!r} were changed between its forward and its backward, which needs "
-                    "them to compute it once more: call backward before the optimizer's step"
+                    f"weights of {self._block.name!r} were changed between its forward and its backward, which "
+                    "recomputes it with them: call backward before the optimizer's step"
                 )
 
     def _gradients_in(self, memory: torch.Tensor, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
-        """Return the gradients of the inputs, and on the host those of the weights, which lie in `memory` now."""
+        """Return the gradients of the inputs and, on the host, of the weights, whose values are in `memory`."""
         block = self._block
         weights = trainable_views(block, memory)
-        # The module shows one thread's leaves at a time.
+        # The module can refer to the leaves of one thread at a time.
         with block.recomputing(), unchanged_buffers(self._module):
             block.show(weights)
             args, kwargs = self.arguments_again(inputs)
-            with torch.enable_grad(), self._surroundings.restored():
+            with torch.enable_grad(), self._replay_state.restored():
                 outputs = self.tensors_of(self._compute(args, kwargs))
-            # What is fetched by itself within the block takes part as the host tensor that it is.
+            # Tensors that are fetched separately, such as experts, take part as host tensors.
             nested = [tensor.value for tensor in block.nested]
             with _reentrant_checkpoints_named():
                 found = gradients_of(outputs, received, [*inputs, *weights, *nested])
@@ -133,13 +132,13 @@ class _Call(RecomputedCall):
 
 
 def _versions(block: Block) -> list[tuple[torch.Tensor, int]]:
-    """Return what changes when one of the weights of `block` is replaced or written to."""
+    """Return the weights of `block` with their version counters, to detect replacements and writes."""
     with DisableTorchFunctionSubclass():
         return [(t.value, version_of(t.value)) for t in (*block.tensors, *block.nested) if not t.is_buffer]
 
 
 def _refuse_quantized(block: Block) -> None:
-    """Raise for weights that are computed with rounded: a gradient would be that of other weights than are changed."""
+    """Raise DispatchError if quantised weights require gradients: these would be gradients of the rounded weights."""
     name = block.refuse_training() if isinstance(block, QuantizedBlock) else None
     if name is not None:
         raise DispatchError(
@@ -149,11 +148,11 @@ def _refuse_quantized(block: Block) -> None:
 
 
 def refuse_second_derivatives() -> None:
-    """Raise in a backward whose gradients shall be differentiated again: they come without a graph."""
+    """Raise DispatchError in a backward with create_graph=True: the gradients have no graph."""
     if torch.is_grad_enabled():
         raise DispatchError(
-            "create_graph=True: gradients through a streamed module cannot be differentiated once more, as its weights "
-            "leave the device again. Map what needs it to an accelerator, or leave create_graph=True away"
+            "create_graph=True: gradients through a streamed module cannot be differentiated again, since its weights "
+            "leave the device. Map the module to an accelerator, or leave out create_graph=True"
         )
 
 
@@ -165,17 +164,17 @@ def _reentrant_checkpoints_named() -> Iterator[None]:
         if "use_reentrant=True" not in str(error):
             raise
         raise DispatchError(
-            "a streamed block holds a checkpoint with use_reentrant=True, through which PyTorch gives no gradients of "
-            "single tensors. Pass use_reentrant=False, or leave checkpointing off: streamed blocks keep nothing but "
-            "their inputs between forward and backward anyway"
+            "a streamed block uses checkpointing with use_reentrant=True, with which PyTorch cannot compute gradients "
+            "of given tensors. Pass use_reentrant=False, or leave checkpointing off: streamed blocks save only their "
+            "inputs between forward and backward anyway"
         ) from error
 
 
 def _through_copies(
     streamer: Streamer, block: Block, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Compute with device copies that autograd keeps. For the few tensors a module holds itself around other blocks:
-    computing all of those once more would cost far more than keeping these."""
+    """Compute with device copies that autograd saves. For a block that encloses others: saving its few own tensors is
+    cheaper than recomputing all blocks inside it."""
 
     def run() -> Any:
         for tensor in block.tensors:
@@ -187,8 +186,8 @@ def _through_copies(
 
 
 def trainable_views(block: Block, memory: torch.Tensor) -> list[torch.Tensor]:
-    """Return fresh leaves viewing `memory` that require a gradient where the host tensors do."""
+    """Return new leaves that view `memory` and require gradients like the host tensors."""
     with DisableTorchFunctionSubclass():
         leaves = [like(t.value, view.detach()) for t, view in zip(block.tensors, block.layout.views(memory))]
-        # What was put in a parameter's place need not be one.
+        # A plain tensor may have replaced a parameter.
         return [leaf.requires_grad_(t.value.requires_grad) for leaf, t in zip(leaves, block.tensors)]

@@ -1,5 +1,6 @@
-"""What a second computation needs in order to be the first one again: random numbers, precision, buffers; and outputs
-through which gradients can flow.
+"""State that makes a recomputation equal to the first computation: random state, autocast settings, buffers.
+
+Also checks outputs for tensors that would get no gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ...errors import DispatchError
 
 
 class Precision:
-    """The autocast settings, for a device and the host, of the moment in which it is made."""
+    """The autocast settings, for a device and the host, at the time of its creation."""
 
     def __init__(self, device: torch.device) -> None:
         kinds = [kind for kind in sorted({"cpu", device.type}) if torch.amp.is_autocast_available(kind)]
@@ -24,15 +25,15 @@ class Precision:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Within this context the settings are as they were then; afterwards as they were before."""
+        """Restore these settings within this context."""
         with ExitStack() as stack:
             for kind, enabled, dtype in self._settings:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
             yield
 
 
-class Surroundings:
-    """The random state and the precision in which a block was first computed."""
+class ReplayState:
+    """The random state and autocast settings of a block's first computation."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,7 +43,7 @@ class Surroundings:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Within this context all is as it was then; afterwards as it was before."""
+        """Restore that state within this context."""
         devices = [self._device] if self._device_state is not None else []
         with torch.random.fork_rng(devices=devices), self._precision.restored():
             torch.set_rng_state(self._host_state)
@@ -53,9 +54,9 @@ class Surroundings:
 
 @contextmanager
 def unchanged_buffers(module: nn.Module) -> Iterator[None]:
-    """Give `module` its buffers back with the values they had: the second computation must not count twice in
-    statistics, whether it writes to them or puts others in their place."""
-    kept = [
+    """Restore the buffers of `module` and their values at the end of this context: a recomputation must not update
+    statistics a second time, by writing to buffers or replacing them."""
+    saved = [
         (part._buffers, name, buffer, buffer.clone())
         for part in module.modules()
         for name, buffer in part._buffers.items()
@@ -65,31 +66,31 @@ def unchanged_buffers(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for registry, name, buffer, value in kept:
+            for registry, name, buffer, value in saved:
                 registry[name] = buffer
-                # Some kernels (batch norm's) write without raising the tensor's version, so values are compared.
+                # Some kernels (batch norm's) write without incrementing the version counter, so values are compared.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
 
 
 def refuse_hidden_tensors(output: Any, arguments: Any) -> None:
-    """Raise for tensors that gradients are wanted for and that lie in an object whose inside nobody knows.
+    """Check that every tensor in a module's output can be found, so that it gets a gradient.
 
     Args:
-        output: What a module returned.
-        arguments: What it was called with; what is handed through, as a cache is, may hold what it likes.
+        output: The output.
+        arguments: The arguments of the call; objects passed through, such as caches, are not checked.
 
     Raises:
-        DispatchError: There is one.
+        DispatchError: A tensor is an attribute of an object of an unknown class.
     """
     known = {id(leaf) for leaf in iter_leaves(arguments, registered=True)}
     for leaf in iter_leaves(output, registered=True):
         if isinstance(leaf, torch.Tensor) or id(leaf) in known:
             continue
-        hidden = [name for name, held in getattr(leaf, "__dict__", {}).items() if isinstance(held, torch.Tensor)]
+        hidden = [name for name, value in getattr(leaf, "__dict__", {}).items() if isinstance(value, torch.Tensor)]
         if hidden:
             raise DispatchError(
                 f"a streamed module returned a {type(leaf).__name__}, through whose {hidden[0]!r} no gradient would "
-                "flow: return a tensor, tuple, list, dict or dataclass, or make the class known with "
+                "flow: return a tensor, tuple, list, dict or dataclass, or register the class with "
                 "torch.utils._pytree.register_pytree_node"
             )

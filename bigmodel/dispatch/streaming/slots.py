@@ -1,8 +1,8 @@
-"""Slots: device memory in which blocks take turns, and which of them holds what.
+"""Slots: fixed pieces of device memory that hold one block at a time, and the cache that assigns blocks to them.
 
-`SlotCache` is the mechanism, for streamed blocks and for experts: what lies in each slot, who uses it, what must end
-before it is overwritten. Which slot is overwritten next is the policy of whoever derives from it: `BlockSlots` gives up
-the block that was wanted longest ago.
+`SlotCache` is the mechanism for streamed blocks and experts: the content of each slot, its users, and the events that
+must pass before it is overwritten. Subclasses define the eviction policy: `BlockSlots` evicts the least recently used
+block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..weights.visits import VisitOrder
 K = TypeVar("K", bound=Hashable)
 
 EXPECTED = 3
-"""How many blocks on disk are read ahead of those that have slots, as far as staging memory holds them."""
+"""Blocks on disk that are read ahead beyond those in slots, as far as staging memory holds them."""
 
 
 @dataclass(eq=False)
@@ -31,12 +31,12 @@ class Slot(Generic[K]):
     """Device memory that holds one block at a time.
 
     Attributes:
-        memory: uint8.
-        content: What lies in it, or is on its way there.
+        memory: The memory, uint8.
+        content: The block in it, or being fetched into it.
         version: The content's version when its fetch began.
-        ready: The content's arrival.
-        marks: Computations that must end before the content is overwritten.
-        users: How many forwards compute with the content now, or wait for it.
+        ready: The event of the content's arrival.
+        marks: Events that must pass before the content is overwritten.
+        users: Number of forwards that compute with the content or wait for it.
     """
 
     memory: torch.Tensor
@@ -47,7 +47,7 @@ class Slot(Generic[K]):
     users: int = 0
 
     def mark(self, computation: Event) -> None:
-        """Have the content stay until `computation` has ended, too."""
+        """Do not overwrite the content before `computation` has finished."""
         if self.marks or not computation.done():
             self.marks = [each for each in (*self.marks, computation) if not each.done()]
 
@@ -56,7 +56,7 @@ S = TypeVar("S", bound=Slot)  # type: ignore[type-arg]
 
 
 class SlotCache(ABC, Generic[K, S]):
-    """A fixed number of slots, all empty at first. Not to be used by several threads at once."""
+    """A fixed number of slots, all empty at first. Not thread-safe."""
 
     def __init__(self, slots: Sequence[S]) -> None:
         self.slots = list(slots)
@@ -64,13 +64,13 @@ class SlotCache(ABC, Generic[K, S]):
 
     @abstractmethod
     def is_used(self, slot: S) -> bool:
-        """Whether a forward computes with what is in `slot`, or waits for it."""
+        """Whether a forward computes with the content of `slot` or waits for it."""
 
     def __contains__(self, content: K) -> bool:
         return content in self._slot_of
 
     def find(self, content: K, version: object) -> S | None:
-        """Return the slot that holds `content` or will; None if there is none, or the host's tensors have changed."""
+        """Return the slot of `content`, arrived or being fetched; None if it has none, or if host tensors changed."""
         slot = self._slot_of.get(content)
         if slot is not None and slot.version != version and not self.is_used(slot):
             self.forget(slot)
@@ -78,16 +78,16 @@ class SlotCache(ABC, Generic[K, S]):
         return slot
 
     def holds(self, content: K | None, slot: S) -> bool:
-        """Whether `slot` is the one that holds `content` or will."""
+        """Whether `slot` is the slot of `content`."""
         return content is not None and self._slot_of.get(content) is slot
 
     def fill(self, slot: S, content: K, version: object, fetch: Callable[[torch.Tensor, list[Event]], Event]) -> None:
-        """Start bringing `content` into `slot`.
+        """Start fetching `content` into `slot`.
 
         Args:
-            slot: Nobody uses it.
-            content: What it will hold.
-            version: What tells whether the host's tensors have changed since.
+            slot: A slot that is not in use.
+            content: Its new content.
+            version: Version of the host's tensors, to detect later changes.
             fetch: Starts the copy into the given memory after the given events; returns the event of its arrival.
         """
         self.forget(slot)
@@ -96,7 +96,7 @@ class SlotCache(ABC, Generic[K, S]):
         self._slot_of[content] = slot
 
     def forget(self, slot: S) -> None:
-        """Note that nothing lies in `slot`."""
+        """Mark `slot` as empty."""
         if slot.content is not None:
             self._slot_of.pop(slot.content, None)
         slot.content = None
@@ -107,12 +107,12 @@ class BlockSlot(Slot[Block]):
     """A slot for streamed blocks.
 
     Attributes:
-        last_use: Orders slots by when they were last wanted.
-        transient: It serves one visit only.
-        prefetched: Its content was fetched before anybody asked for it.
-        shown: The model refers to its content.
-        views: For each block that was here, its tensors in this memory.
-        storage: Tells its memory from other memory.
+        last_use: Time of the last use, as a counter.
+        transient: Whether it serves one visit only.
+        prefetched: Whether its content was fetched before it was requested.
+        shown: Whether the model's parameters refer to its content.
+        views: For each block that was here, its tensors as views of this memory.
+        storage: Identifies its memory (see `storage_of`).
     """
 
     last_use: int = 0
@@ -126,8 +126,8 @@ class BlockSlot(Slot[Block]):
         self.storage = storage_of(self.memory)
 
     def show(self, block: Block) -> None:
-        """Make the model refer to the tensors of `block`, the content, that lie here."""
-        # Who came first may show the same weights as leaves that gradients flow to.
+        """Make the model's parameters refer to the tensors of `block`, the content."""
+        # A recomputation in another thread may have set them to leaves that receive gradients.
         if not self.shown:
             views = self.views.get(block)
             if views is None:
@@ -136,10 +136,10 @@ class BlockSlot(Slot[Block]):
             block.show(views)
 
     def show_host(self) -> None:
-        """Make the model refer to the host tensors of the content again, with the state that forwards have written.
+        """Make the model's parameters refer to the host tensors again, after copying written buffers to the host.
 
         Raises:
-            Exception: Whatever keeping the state raised; the host tensors are shown all the same.
+            DispatchError: As for `Block.keep_state`; the parameters are reset nevertheless.
         """
         block = self.content
         if self.shown and block is not None:
@@ -154,19 +154,19 @@ class BlockSlot(Slot[Block]):
 
 
 class BlockSlots(SlotCache[Block, BlockSlot]):
-    """The slots of a streamer, and what is fetched into them ahead of its use.
+    """The slots of a streamer, and prefetching into them.
 
     Args:
-        memory: Of each slot: uint8, large enough for any block that takes turns in them.
+        memory: Memory of each slot, uint8, large enough for any of the blocks.
         stream: The copy stream that writes to it.
         fetcher: Fetches blocks over that stream.
-        order: Which block is expected after which.
+        order: The expected order of blocks.
     """
 
     def __init__(
         self, memory: Sequence[torch.Tensor], stream: CopyStream, fetcher: Fetcher, order: VisitOrder[Block]
     ) -> None:
-        # A device that computes behind the host may not be done yet with what lay in this memory before.
+        # An asynchronous device may still use the previous contents of this memory.
         super().__init__([BlockSlot(each, marks=[stream.compute_mark()]) for each in memory])
         self._stream = stream
         self._fetcher = fetcher
@@ -177,11 +177,11 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
 
     @property
     def in_use(self) -> int:
-        """How many blocks forwards run on now, or wait for."""
+        """Number of blocks that forwards compute with or wait for."""
         return sum(slot.users > 0 for slot in list(self._slot_of.values()))
 
     def find_current(self, block: Block) -> BlockSlot | None:
-        """Return the slot that holds `block` as its host tensors are now, or will; None if there is none."""
+        """Return the slot of `block` with the present values of its host tensors; None if there is none."""
         slot = self._slot_of.get(block)
         if slot is None or slot.users:
             return slot
@@ -195,19 +195,19 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
         return least_wanted([slot for slot in self.slots if slot.users == 0])
 
     def transient(self, block: Block, device: torch.device) -> BlockSlot:
-        """Return a slot of its own for one visit of `block`."""
-        with torch.inference_mode(False):  # other threads write to it and use it, whatever mode they are in
+        """Return a new slot for one visit of `block`."""
+        with torch.inference_mode(False):  # threads in other modes also write to it
             memory = torch.empty(block.layout.nbytes, dtype=torch.uint8, device=device)
         return BlockSlot(memory, marks=[self._stream.compute_mark()], transient=True)
 
     def fetch(self, block: Block, slot: BlockSlot, ahead: bool = False) -> None:
-        """Start fetching `block` into `slot`, `ahead` of anybody's asking for it or not."""
+        """Start fetching `block` into `slot`; `ahead` marks a prefetch."""
         block.adopt_replaced()
         self.fill(slot, block, block.version(), lambda memory, after: self._fetcher.fetch(block, memory, after))
         slot.prefetched = ahead
 
     def prefetch(self, block: Block) -> None:
-        """Start fetching the blocks that follow `block`, into slots whose content is wanted later than theirs."""
+        """Start fetching the blocks expected after `block`, into slots whose content is needed later."""
         wanted = {block}
         for successor in self._order.after(block, len(self.slots) - 1):
             wanted.add(successor)
@@ -219,23 +219,23 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
             try:
                 self.fetch(successor, free, ahead=True)
             except Exception:
-                # Nobody needs it yet. The forward that does will fetch it, and raise the error.
+                # The forward that needs the block will fetch it again and raise the error.
                 return
 
     def beyond(self, block: Block) -> list[Block]:
-        """Return the blocks after `block` that will be fetched next when there is room for them."""
+        """Return the blocks after `block` that will be fetched next, when slots become free."""
         following = self._order.after(block, len(self.slots) + EXPECTED)
         return [successor for successor in following if successor not in self._slot_of][:EXPECTED]
 
     def show_host(self) -> None:
-        """Make the model refer to the host tensors of every block that is shown on the device."""
+        """Make the model's parameters refer to the host tensors of all blocks."""
         for block, slot in list(self._slot_of.items()):
             if slot.shown:
                 block.show_host()
 
 
 def least_wanted(slots: Sequence[BlockSlot]) -> BlockSlot | None:
-    """Return the slot to overwrite: an empty one, else the one wanted longest ago; None if there are no slots."""
+    """Return the slot to overwrite: an empty one, else the least recently used; None if there are no slots."""
     if len(slots) <= 1:
         return slots[0] if slots else None
     return min(slots, key=lambda slot: (slot.content is not None, slot.last_use))

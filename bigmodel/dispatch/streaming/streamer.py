@@ -1,10 +1,10 @@
-"""The mechanism that makes streamed blocks visit a device: slots, fetches, prefetch.
+"""The streamer: brings blocks to a device through slots, and prefetches the next ones.
 
-    enter:  find the block in a slot, or take a free slot and fetch it; start fetching what comes next; wait for the
-            block's own fetch; show its weights to the module
-    leave:  show the host weights again; the slot keeps its content until somebody needs the room
+    enter:  find the block in a slot, or fetch it into a free one; start prefetching the next blocks; wait for the
+            block's arrival; make the module's parameters refer to the slot
+    leave:  make the parameters refer to the host tensors again; the content stays until the slot is reused
 
-Which block comes next is learned. A wrong guess costs the time of one fetch and nothing else.
+The order of blocks is learned. A wrong prediction costs the time of one fetch.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from .slots import BlockSlot, BlockSlots
 T = TypeVar("T")
 
 
-class _Thread(threading.local):
-    """How many blocks the calling thread holds."""
+class _ThreadHolds(threading.local):
+    """Number of blocks that the calling thread holds."""
 
-    holds: int = 0
+    count: int = 0
 
 
 class Streamer(Visited[Block, BlockSlot]):
     """Streams blocks to one device through a fixed number of slots. A visit holds the slot of its block.
 
     Args:
-        device: Where the blocks run.
-        blocks: The blocks that take turns in the slots. Blocks that enclose others get room of their own while
-            they run, and need not be named here.
-        slots: How many blocks may be on the device at once; at least one.
-        staging_bytes: Host memory through which blocks on disk reach it, at most.
-        readers: How many threads read them.
+        device: Execution device.
+        blocks: The blocks that share the slots. A block that encloses others gets a transient slot while it runs, and
+            is not listed here.
+        slots: Blocks that may be on the device at once; at least one.
+        staging_bytes: Limit of the host memory through which blocks on disk reach the device.
+        readers: Number of threads that read them.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Streamer(Visited[Block, BlockSlot]):
     def _start(self) -> None:
         super()._start()
         self._waiting = 0
-        self._thread = _Thread()
+        self._holds = _ThreadHolds()
         self.stats = StreamStats()
         self._stream: CopyStream = copy_stream(self.device)
         self._fetcher = Fetcher(self._stream, self.device, self.stats, self.blocks, *self._reading)
@@ -76,21 +76,21 @@ class Streamer(Visited[Block, BlockSlot]):
 
     def _forked(self) -> None:
         super()._forked()
-        # What other threads were computing with lies on the device, and they are not here to show the host again.
+        # Parameters of blocks in use by other threads refer to the device, and those threads do not exist in the child.
         self._slots.show_host()
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of device memory that the slots take, and what is staged on the way to them."""
+        """Bytes of device memory of the slots, and of the staging buffers for quantised blocks."""
         return sum(memory.nbytes for memory in self._memory) + self._fetcher.staging_bytes
 
     @property
     def in_use(self) -> int:
-        """How many blocks forwards run on now, in whatever thread of this process."""
+        """Number of blocks that forwards of this process compute with now."""
         return self._slots.in_use if self.is_started else 0
 
     def adopt_replaced(self, block: Block) -> None:
-        """Take over what the user put in the place of host tensors, unless a forward shows the device's there now."""
+        """Adopt tensors by which the user has replaced host tensors, unless a forward is using the block."""
         if not self.is_started:
             self.start()
         with self._lock:
@@ -98,15 +98,15 @@ class Streamer(Visited[Block, BlockSlot]):
                 block.adopt_replaced()
 
     def run(self, block: Block, compute: Callable[..., T], *args: Any) -> T:
-        """Return what ``compute(*args)`` returns while `block`'s weights are on the device, weights in it copied.
+        """Return ``compute(*args)``, computed while `block` is on the device; weights in the output are copied.
 
         Raises:
-            Exception: Whatever the fetch or `compute` raised; nothing is held then.
+            Exception: The error of the fetch or of `compute`; the slot is released.
         """
         return self.visit(block, lambda held: copied_out_of(compute(*args), held[0].storage))
 
     def _enter(self, block: Block, held: list[BlockSlot]) -> None:
-        """Bring `block` to the device and show it."""
+        """Fetch `block` if needed, and make the model's parameters refer to it."""
         slot = self._take(block, held)
         prefetched = slot.prefetched
         try:
@@ -114,55 +114,55 @@ class Streamer(Visited[Block, BlockSlot]):
         except Exception:
             if not prefetched:
                 raise
-            # That happened before anybody needed the block. Whether it can be had now is what counts.
+            # The prefetch failed; a new fetch may succeed.
             self._leave(held)
             self._await(block, self._take(block, held))
 
     def _take(self, block: Block, held: list[BlockSlot]) -> BlockSlot:
-        """Return the slot that holds `block` or will, marked as in use, and start fetching what follows."""
+        """Return the slot of `block`, marked as in use, and start prefetching the next blocks."""
         with self._lock:
             slot = self._find_or_fetch(block)
             slot.users += 1
-            self._thread.holds += 1
+            self._holds.count += 1
             held.append(slot)
             self._clock += 1
             slot.last_use = self._clock
             alone = self._order.visit(block)
             self._slots.prefetch(block)
             if self._fetcher.reads_files:
-                # Where threads take turns nobody knows what comes next of all.
+                # With several threads the next block is unpredictable.
                 self._fetcher.expect(self._slots.beyond(block) if alone else ())
         return slot
 
     def _find_or_fetch(self, block: Block) -> BlockSlot:
-        """Return the slot that holds `block` or will; if there is none, one in which its fetch was started."""
+        """Return the slot of `block`; if it has none, wait for a free slot and start its fetch."""
         while True:
             slot = self._slots.find_current(block)
             if slot is not None:
                 self.stats.hits += 1
                 return slot
-            free = self._room_for(block)
+            free = self._free_slot_for(block)
             if free is not None:
                 self.stats.misses += 1
                 self._slots.fetch(block, free)
                 return free
-            # While this thread waits another may fetch the same block: look for it again afterwards.
+            # Another thread may fetch the same block meanwhile, so it is looked up again.
             self._waiting += 1
             try:
                 self._changed.wait()
             finally:
                 self._waiting -= 1
 
-    def _room_for(self, block: Block) -> BlockSlot | None:
+    def _free_slot_for(self, block: Block) -> BlockSlot | None:
         """Return a slot to fetch `block` into; None if one must be waited for."""
         free = None if block.encloses else self._slots.free()
-        # A thread that holds a block may hold what others wait for: waiting for a slot could last for ever.
-        if free is None and (block.encloses or self._thread.holds):
+        # A thread that holds a slot must not wait for another: two such threads would deadlock.
+        if free is None and (block.encloses or self._holds.count):
             return self._slots.transient(block, self.device)
         return free
 
     def _await(self, block: Block, slot: BlockSlot) -> None:
-        """Wait for `block`'s arrival in `slot` and show it there."""
+        """Wait for `block`'s arrival in `slot`, and make the model's parameters refer to it."""
         ready = slot.ready
         assert ready is not None
         started = time.perf_counter()
@@ -170,7 +170,7 @@ class Streamer(Visited[Block, BlockSlot]):
             ready.wait()
         except BaseException:
             with self._lock:
-                # Unless the wait was interrupted and the fetch goes on: then its content is still to come.
+                # After an interrupted wait the fetch may still be running; then the slot's content is valid later.
                 if self._slots.holds(block, slot) and ready.done():
                     self._slots.forget(slot)
             raise
@@ -180,7 +180,8 @@ class Streamer(Visited[Block, BlockSlot]):
             slot.show(block)
 
     def _leave(self, held: list[BlockSlot]) -> None:
-        """Show the host's weights again; who computes with the slot's content must end before it is overwritten."""
+        """Release the slot: its last user resets the model's parameters to the host tensors. It is not overwritten
+        before the launched compute has finished."""
         with self._lock:
             if held:
                 slot = held[0]
@@ -190,7 +191,7 @@ class Streamer(Visited[Block, BlockSlot]):
                     if slot.transient:
                         self._slots.forget(slot)
                 slot.users -= 1
-                self._thread.holds -= 1
+                self._holds.count -= 1
                 del held[:]
             if self._waiting:
                 self._changed.notify_all()

@@ -1,1 +1,1 @@
-"""Mechanism: how bytes get from files and host memory to a device."""
+"""Mechanism: transfers of blocks from files and host memory to a device."""

@@ -1,12 +1,11 @@
-"""From disk to an accelerator: reader threads, staging slots on the host, the copy stream, all at work at once.
+"""Pipeline from disk to an accelerator: reader threads, staging slots on the host, and the copy stream.
 
-    readers   fill staging slots with chunks of files, several at once, in the order in which blocks were asked for
-    pump      hands each filled slot to the copy stream, in that order too
-    stream    drains it into device memory; then the staging slot is free for another chunk
+    readers   fill staging slots with chunks of files, several at once, in the order of requests
+    pump      submits each filled slot to the copy stream, in the same order
+    stream    copies it to device memory; then the staging slot is free for another chunk
 
-So a block takes as long as the slowest of the three needs for its bytes, not as all of them one after another, and
-reading goes on into the next block while the last one's bytes are still being copied, also if that block has to wait
-for its room on the device.
+The stages overlap, so a block takes as long as the slowest of them. Reading continues with the next block while the
+previous one is still being copied, even if the next block must wait for its slot on the device.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ from .staging import StagingSlot, StagingSlots
 class DiskReader:
     """Reads blocks from their files into device memory.
 
-    Its threads end when nobody holds it any more.
+    Its threads end when it is garbage-collected.
 
     Args:
-        link: Over which staged bytes reach the device.
-        policy: Whether reads go past the page cache.
-        stats: Where bytes and seconds are counted.
-        pin: Stage in pinned memory, from which a GPU copies at full speed beside the host.
+        link: Copy stream to the device.
+        policy: Decides whether reads bypass the page cache.
+        stats: Counters of bytes and seconds.
+        pin: Stage in pinned memory, from which a GPU copies asynchronously at full speed.
         chunk_bytes: Bytes of one read and of one staging slot; a multiple of `FILE_ALIGNMENT`.
-        readers: How many threads read.
+        readers: Number of reader threads.
     """
 
     def __init__(
@@ -72,13 +71,13 @@ class DiskReader:
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix="disk reader")
 
     def fetch(self, transfer: Transfer, after: Sequence[Event]) -> Event:
-        """Start bringing a block into its slot once the events `after` are done; return the event of its arrival."""
+        """Start fetching a block into its slot after the events `after`; return the event of its arrival."""
         job = ReadJob(transfer, after)
         with self._lock:
             for older in self._jobs:
                 if older.transfer.memory is transfer.memory:
-                    # It was a wrong guess: nobody waits for it any more.
-                    older.settle(CancelledError())
+                    # A prefetch whose slot is reused: no thread waits for it.
+                    older.set_outcome(CancelledError())
             self._jobs.append(job)
             if not self._pumping:
                 self._pump_thread.submit(self._pump)
@@ -86,17 +85,17 @@ class DiskReader:
         return ReadEvent(job)
 
     def expect(self, blocks: Sequence[Block]) -> None:
-        """Say which blocks will be fetched after those that are; they are read ahead into what staging memory is
-        free. If others are fetched instead, that costs the time of those reads and nothing else."""
+        """Announce the blocks that will be fetched next; they are read ahead into free staging memory. If others are
+        fetched instead, the time of those reads is lost."""
         self._speculative.expect(blocks)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a fetch is under way."""
+        """Whether a fetch is running."""
         return self._pumping
 
     def _pump(self) -> None:
-        """Keep all staging slots busy and queue one copy after another, until no job is left."""
+        """Start reads into all free staging slots and submit one copy after another, until no job is left."""
         try:
             while True:
                 self._fill()
@@ -110,7 +109,7 @@ class DiskReader:
         except BaseException as error:
             with self._lock:
                 for job in (*self._jobs, *(stage.job for stage in self._stages)):
-                    job.settle(error)
+                    job.set_outcome(error)
                 self._jobs.clear()
                 self._stages.clear()
                 self._speculative = SpeculativeReads()
@@ -118,8 +117,8 @@ class DiskReader:
             raise
 
     def _fill(self) -> None:
-        """Start the next reads, as many as there are free slots: for what was asked for first."""
-        # The job first: what was read ahead in vain gives its slots back only then.
+        """Start as many reads as there are free staging slots, for requested blocks first."""
+        # `_current_job` comes first: it may free the slots of useless speculative reads.
         while (job := self._current_job()) is not None and self._staging.free:
             assert job.chunks
             self._stages.append(Stage(job, self._begin(job.chunks.popleft())))
@@ -127,7 +126,7 @@ class DiskReader:
             while self._staging.free and self._speculative.next_read(self._plan, self._begin):
                 pass
         except OSError:
-            # Nobody needs it yet. Who does is told what is wrong.
+            # The fetch that needs the block will raise the error.
             self._speculative.expect(())
 
     def _begin(self, chunk: Chunk) -> Read:
@@ -138,7 +137,7 @@ class DiskReader:
         return plan_reads(block, self._files, self._chunk_bytes)
 
     def _current_job(self) -> ReadJob | None:
-        """Return the first job that is not read to its end, its reads planned."""
+        """Return the first job with reads left to start, after planning its reads."""
         while True:
             with self._lock:
                 while self._jobs and self._jobs[0].is_read:
@@ -149,7 +148,7 @@ class DiskReader:
             self._open(job)
 
     def _open(self, job: ReadJob) -> None:
-        """Find out how a job is read, and take over what was read of it ahead."""
+        """Plan the reads of a job, and adopt its speculative reads."""
         try:
             reads = self._plan(job.block)
         except OSError as error:
@@ -158,9 +157,9 @@ class DiskReader:
         job.open(reads)
         in_memory = sum(job.block.tensors[index].value.nbytes for index in reads.from_memory)
         self._stats.add(from_disk=reads.nbytes, from_ram=in_memory)
-        # Copies in the order of the jobs: the first waits for the slot's memory, which others must not be held up by.
+        # Copies are queued in the order of jobs; the first copy of each waits until its device slot is free.
         self._stages.append(Stage(job))
-        begun = self._speculative.asked(job.block, reads)
+        begun = self._speculative.take(job.block, reads)
         if reads.chunks and not begun:
             self._drop_speculative()
         assert job.chunks is not None
@@ -169,7 +168,7 @@ class DiskReader:
             self._stages.append(Stage(job, read))
 
     def _drop_speculative(self) -> None:
-        """Take back the slots of what was read ahead in vain."""
+        """Free the staging slots of useless speculative reads."""
         reads = self._speculative.drop()
         wait([read.staged for read in reads if not read.staged.cancel()])
         self._staging.free.extend(read.slot for read in reads)
@@ -188,11 +187,11 @@ class DiskReader:
         return staged
 
     def _drain(self, stage: Stage) -> None:
-        """Queue the copy of what has been read, as soon as it has."""
+        """Wait until a chunk is read, and submit its copy."""
         job, read = stage.job, stage.read
         try:
             copies = stage.copies()
-            if job.copied.done():  # it failed meanwhile
+            if job.copied.done():  # the job has failed
                 return
             event = self._link.submit(partial(stage.copy, copies), job.before())
             if read is not None:
@@ -209,4 +208,4 @@ class DiskReader:
 
     def _finish(self, job: ReadJob, outcome: Event | Exception) -> None:
         with self._lock:
-            job.settle(outcome)
+            job.set_outcome(outcome)

@@ -1,4 +1,4 @@
-"""How a block's bytes get from where they lie to device memory."""
+"""Fetches of blocks to a device, from host memory or from disk."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ from .staging import chunk_of
 
 
 class Fetcher:
-    """Fetches blocks to one device: from host memory straight over its link, from disk by way of staging memory.
+    """Fetches blocks to one device: from host memory over its link, from disk through staging memory.
 
     Args:
         stream: The copy stream of the device.
-        device: Where blocks go.
-        stats: Where bytes and seconds are counted.
-        blocks: The blocks that are fetched again and again; how many bytes of them lie on disk decides whether the
-            page cache is worth filling.
-        staging_bytes: Host memory through which blocks on disk pass, at most.
-        readers: How many threads read them.
+        device: Target device.
+        stats: Counters of bytes and seconds.
+        blocks: The blocks that are fetched repeatedly; their bytes on disk decide whether reads use the page cache.
+        staging_bytes: Limit of the staging memory on the host.
+        readers: Number of reader threads.
     """
 
     def __init__(
@@ -53,27 +52,27 @@ class Fetcher:
 
     @property
     def reads_files(self) -> bool:
-        """Whether any of the blocks lies on disk."""
+        """Whether any of the blocks is on disk."""
         return bool(self._on_disk)
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of device memory in which quantised blocks arrive."""
+        """Bytes of device memory of the staging buffers for quantised blocks."""
         return self._quantized.nbytes
 
     def expect(self, blocks: Sequence[Block]) -> None:
-        """Say which blocks will be fetched next, as soon as there is room: what lies on disk is read ahead."""
+        """Announce the blocks that will be fetched next; those on disk are read ahead."""
         self._reader().expect([block for block in map(_carried, blocks) if block.on_disk])
 
     def fetch(self, block: Block, memory: torch.Tensor, after: Sequence[Event]) -> Event:
-        """Start bringing `block` into `memory` once the events `after` are done; return the event of its arrival.
+        """Start fetching `block` into `memory` after the events `after`; return the event of its arrival.
 
-        Waiting for that event raises what went wrong: CheckpointFormatError for a file that was cut short, OSError
+        Errors are stored and re-raised in the waiter of that event: CheckpointFormatError for a truncated file, OSError
         for one that cannot be read.
         """
         transfer = self._quantized.start(block, memory) if isinstance(block, QuantizedBlock) else None
         if block.on_disk or (self._disk is not None and self._disk.is_busy):
-            # Behind reads that are under way, so that memory is never written by an older fetch after a newer one.
+            # Queued behind running reads, so that an older fetch never overwrites a newer one.
             self._stats.add(fetches=1)
             return self._reader().fetch(transfer or Transfer(block, memory), after)
         if transfer is not None:
@@ -92,5 +91,5 @@ class Fetcher:
 
 
 def _carried(block: Block) -> Block:
-    """Return the block whose bytes are copied for `block`."""
+    """Return the block whose bytes are copied for `block`: its carrier if it is quantised."""
     return block.carrier if isinstance(block, QuantizedBlock) else block

@@ -1,4 +1,4 @@
-"""Files that weights are read from: opened once, shared by all blocks, read past the page cache or shown out of it."""
+"""Files of weights: opened once, shared by all blocks, read directly from disk or viewed in the page cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class SourceFile:
-    """One file of a checkpoint, open for reading until nobody holds this object any more.
+    """One file of a checkpoint, open for reading until this object is garbage-collected.
 
     Args:
         path: Its name, for messages.
@@ -37,22 +37,22 @@ class SourceFile:
 
     @property
     def can_bypass(self) -> bool:
-        """Whether the file can be read past the page cache."""
+        """Whether the file supports reads that bypass the page cache."""
         return self._direct != self._descriptor
 
     def size(self) -> int:
-        """Return how many bytes long the file is now."""
-        # Asked before every use of a mapped block; a whole fstat would take several times as long.
+        """Return the present size of the file in bytes."""
+        # Called before every use of a mapped block; fstat would take several times as long.
         return os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def read(self, memory: memoryview, offset: int, needed: int, bypass: bool = False) -> None:
         """Fill `memory` with the file's bytes from `offset` on.
 
         Args:
-            memory: Where they go. For `bypass` its address, its length and `offset` are multiples of `FILE_ALIGNMENT`.
-            offset: The first byte, counted from the beginning of the file.
-            needed: How many bytes must be there; the rest of `memory` may lie beyond the end of the file.
-            bypass: Read from the disk itself, leaving the page cache as it is.
+            memory: Target. With `bypass` its address, its length and `offset` must be multiples of `FILE_ALIGNMENT`.
+            offset: Offset in the file in bytes.
+            needed: Bytes that the file must provide; the rest of `memory` may lie beyond the end of the file.
+            bypass: Read directly from disk, without the page cache.
 
         Raises:
             CheckpointFormatError: The file ends too early.
@@ -64,7 +64,7 @@ class SourceFile:
             try:
                 count = os.preadv(self._direct if aligned else self._descriptor, [memory[done:]], offset + done)
             except OSError as error:
-                if aligned and error.errno == errno.EINVAL:  # the file system promised more than it does
+                if aligned and error.errno == errno.EINVAL:  # the file system accepts O_DIRECT on open only
                     bypass = False
                     continue
                 raise OSError(error.errno, f"weights cannot be read ({error.strerror})", str(self.path)) from error
@@ -72,33 +72,33 @@ class SourceFile:
                 raise self._cut_short(offset + done, offset + needed)
             done += count
 
-    def show(self, offset: int, needed: int) -> torch.Tensor | None:
-        """Bring bytes of the file into the page cache and return them as they lie there: uint8, not to be written to.
+    def view_cached(self, offset: int, needed: int) -> torch.Tensor | None:
+        """Read bytes of the file into the page cache and return a view of them there: uint8, read-only.
 
-        The map that shows them is this object's own: nobody writes to it, so that `release` forgets nothing that is
-        not in the file. Whoever touches them asks `check_length` first.
+        The view belongs to a private map that nobody writes to, so `release` cannot lose data. Callers must call
+        `check_length` before they access it.
 
         Args:
-            offset: The first byte, counted from the beginning of the file.
-            needed: How many bytes must be there; what is returned reaches to the end of the last page.
+            offset: Offset in the file in bytes.
+            needed: Bytes that the file must provide; the view extends to the end of the last page.
 
         Returns:
-            None where that cannot be: no such map, a file cut short, a disk that fails. `read` tells why.
+            None if the file cannot be mapped, is truncated, or the disk fails; `read` raises the reason.
         """
         end = offset + needed
         try:
             whole = self._whole()
             if end > min(whole.nbytes, self.size()):
                 return None
-            shown = whole.tensor(torch.uint8, (min(end + -end % FILE_ALIGNMENT, whole.nbytes) - offset,), offset)
-            populate([shown])
+            view = whole.tensor(torch.uint8, (min(end + -end % FILE_ALIGNMENT, whole.nbytes) - offset,), offset)
+            populate([view])
         except (CheckpointError, OSError):
             return None
-        return shown
+        return view
 
     def check_length(self, end: int) -> None:
-        """Raise CheckpointFormatError if the file ends before byte `end`: to touch the bytes of a map that are not
-        there any more would end the process."""
+        """Raise CheckpointFormatError if the file ends before byte `end`: accessing a map beyond the end of its file
+        would terminate the process."""
         size = self.size()
         if size < end:
             raise self._cut_short(size, end)
@@ -106,7 +106,7 @@ class SourceFile:
     def _whole(self) -> MappedFile:
         with self._lock:
             if self._map is None:
-                # By way of /proc, for the same reason as in `_open_direct`.
+                # Through /proc, as in `_open_direct`.
                 self._map = MappedFile(Path(f"/proc/self/fd/{self._descriptor}"), track=False)
             return self._map
 
@@ -118,13 +118,13 @@ class SourceFile:
 
 
 class SourceFiles:
-    """The open files of one streamer, each opened when its first byte is wanted."""
+    """The open files of one streamer, each opened on first use."""
 
     def __init__(self) -> None:
         self._files: dict[tuple[Path, int, int], SourceFile] = {}
 
     def get(self, region: MappedRegion) -> SourceFile | None:
-        """Return the file of `region`; None if it is not there any more or another has taken its name."""
+        """Return the file of `region`; None if it was removed or replaced."""
         key = (region.path, region.device, region.inode)
         if key not in self._files:
             descriptor = region.open()
@@ -135,11 +135,11 @@ class SourceFiles:
 
 
 def _open_direct(descriptor: int) -> int:
-    """Return a second descriptor of the same file that bypasses the page cache, or the same one where there is none."""
+    """Return a second descriptor of the file that bypasses the page cache; `descriptor` itself if that fails."""
     if not _DIRECT:
         return descriptor
     try:
-        # By way of /proc, so that it is the same file even if another has taken its name meanwhile.
+        # Through /proc, which opens the same file even if another has its name now.
         return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | _DIRECT | os.O_CLOEXEC)
     except OSError:
         return descriptor

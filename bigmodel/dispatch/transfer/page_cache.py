@@ -1,4 +1,4 @@
-"""The page cache: which mapped pages are in memory, and whether weights are read through it or past it."""
+"""The page cache: which mapped pages are in memory, and whether reads of weights use it or bypass it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if _libc is not None:
 def is_cached(address: int, nbytes: int) -> bool:
     """Whether all pages of a mapping, from the one at `address` on, are in memory.
 
-    Where the kernel does not say (not Linux; a file that this process could not write to) the answer is True: such
-    bytes are then read through the cache, which is correct in either case.
+    Where the kernel does not tell (not Linux; a file without write permission) the answer is True: the bytes are then
+    read through the cache, which is correct in either case.
     """
     if _libc is None:
         return True
@@ -32,12 +32,12 @@ def is_cached(address: int, nbytes: int) -> bool:
     found = (ctypes.c_ubyte * pages)()
     if _libc.mincore(start, pages * mmap.PAGESIZE, found):
         return True
-    # The lowest bit of each byte tells; the others are reserved.
+    # Only the lowest bit of each byte is defined.
     return all(byte & 1 for byte in set(bytes(found)))
 
 
 def is_page_cached(address: int) -> bool:
-    """Whether the page of a mapping that `address` lies on is in memory. Costs about a microsecond."""
+    """Whether the mapped page at `address` is in memory. Takes about a microsecond."""
     found = ctypes.c_ubyte()
     if _libc is None or _libc.mincore(address - address % mmap.PAGESIZE, mmap.PAGESIZE, ctypes.byref(found)):
         return True
@@ -45,7 +45,7 @@ def is_page_cached(address: int) -> bool:
 
 
 def major_faults() -> int:
-    """Return how often this process has touched a page that had to be read from disk first."""
+    """Return the number of this process's major page faults: accesses to pages that had to be read from disk."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
@@ -58,18 +58,18 @@ def resident_bytes() -> int:
 
 
 class ReadPolicy:
-    """Decides for each read whether it goes past the page cache.
+    """Decides for each read whether it bypasses the page cache.
 
-    Bytes that are in the cache are read from there. Others are read through it if everything that will be read fits
-    into memory, for then the next pass finds it there. If not, the cache would have thrown them out again by then (a
-    cycle longer than an LRU cache never hits), and whichever way the disk has proved faster is taken.
+    Cached bytes are read from the cache. Others are read through it if all blocks fit into memory, so that the next
+    pass finds them there. Otherwise they would be evicted before the next pass (cyclic access to more than the capacity
+    of an LRU cache has no hits), and the read uses the mode, buffered or direct, that was measured to be faster.
 
     Args:
-        nbytes: How many bytes are read again and again.
+        nbytes: Bytes that are read repeatedly.
     """
 
     RETRY = 32
-    """Every so many cold reads the way that is not preferred is tried again."""
+    """Every 32nd cold read uses the slower mode, to measure it again."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -77,10 +77,10 @@ class ReadPolicy:
         self._pace = {True: 0.0, False: 0.0}
         self._cold = 0
         self._fits = True
-        self._asked = float("-inf")
+        self._checked = float("-inf")
 
     def bypasses(self, cached: bool) -> bool:
-        """Whether the next read should go past the cache, which holds its bytes or does not (`cached`)."""
+        """Whether the next read should bypass the cache, given whether its bytes are cached."""
         if cached or self._all_fits():
             return False
         with self._lock:
@@ -98,7 +98,7 @@ class ReadPolicy:
 
     def _all_fits(self) -> bool:
         now = time.monotonic()
-        if now - self._asked > 1.0:
-            self._asked = now
+        if now - self._checked > 1.0:
+            self._checked = now
             self._fits = self.nbytes < 0.8 * free_memory_bytes(HOST)
         return self._fits

@@ -1,4 +1,4 @@
-"""Transfers: what is copied to a device for a block, to where, and how quantised weights are restored there."""
+"""Transfers: the copies that bring one block to a device, and the restoring of quantised weights there."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..weights.block import Block
 from ..weights.quantized_block import QuantizedBlock
 
 PARTS = 2
-"""Parts in which a quantised block comes over the link: after the last byte half of it remains to be restored."""
+"""Parts in which a quantised block crosses the link: the first is restored while the second is copied."""
 
 PART_BYTES = 256 * 2**10
-"""Least bytes of a part: each takes a copy and a kernel of its own."""
+"""Smallest part in bytes: each part takes a copy and a kernel launch."""
 
 
 class Transfer:
-    """One fetch of a block that is copied into its slot as it is.
+    """One fetch of a block that is copied directly into its slot.
 
     Attributes:
-        block: Whose bytes are copied.
-        into: The device memory that they are copied to.
-        memory: The slot that holds the block afterwards.
+        block: The block to copy.
+        into: Target of the copy in device memory.
+        memory: Memory of the slot that holds the block afterwards.
     """
 
     def __init__(self, block: Block, memory: torch.Tensor) -> None:
@@ -35,24 +35,24 @@ class Transfer:
         self.memory = memory
 
     def before(self, after: Sequence[Event]) -> Sequence[Event]:
-        """Return what must be done before the first copy, given what must be before the slot is overwritten."""
+        """Return the events that must pass before the first copy, given those for overwriting the slot."""
         return after
 
     def finish(self, copied: Event) -> Event:
-        """Return the event of the block's being there, given that of its last copy. Called once that is queued."""
+        """Return the event of the block's arrival, given that of its last copy. Called once that is queued."""
         return copied
 
 
 class QuantizedTransfer(Transfer):
-    """One fetch of a quantised block: its carrier is copied into staging memory and restored from there.
+    """One fetch of a quantised block: its carrier is copied into a staging buffer on the device and restored from it.
 
-    From host memory it comes in parts, each of which is restored while the next one is on its way.
+    From host memory it is copied in parts, each of which is restored while the next one is copied.
 
     Args:
         block: The block.
-        memory: The slot that it is restored into.
-        staging: Lends the memory.
-        buffer: Which part of it.
+        memory: Memory of the slot that it is restored into.
+        staging: The staging memory.
+        buffer: The staging buffer to use.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class QuantizedTransfer(Transfer):
         return self._restore(0, self.block.layout.nbytes, copied)
 
     def run(self, link: CopyStream, after: Sequence[Event]) -> Event:
-        """Copy the block from host memory, part by part; return the event of its being there."""
+        """Copy the block from host memory, part by part; return the event of its arrival."""
         before, nbytes = self.before(after), self.block.layout.nbytes
         part = max(PART_BYTES, -(-nbytes // PARTS))
         for begin in range(0, nbytes, part):
             end = min(begin + part, nbytes)
             copied = link.submit(partial(self._copy, begin, end), before, end - begin)
             before = ()
-            # What is restored of one part comes after what was of those before, and fails if that did.
+            # Parts are restored in order; an error of one is raised in the next.
             self._after = (self._restore(begin, end, copied),)
         return self._after[0]
 
@@ -97,17 +97,17 @@ class QuantizedTransfer(Transfer):
 
 @dataclass(eq=False)
 class _Buffer:
-    """Room for one carrier; `restored` is when what it held last is needed no more."""
+    """Staging memory for one carrier; `restored` is the event after which its last content is no longer needed."""
 
     memory: torch.Tensor
     restored: Event
 
 
 class QuantizedTransfers:
-    """Device memory in which the carriers of quantised blocks arrive in turns, and the stream that restores them.
+    """Staging buffers on a device for the carriers of quantised blocks, and the stream that restores them.
 
     Args:
-        device: Where.
+        device: The device.
         blocks: The blocks whose carriers must fit.
     """
 
@@ -116,21 +116,21 @@ class QuantizedTransfers:
         scratch = max((block.scratch_bytes for block in blocks), default=0)
         memory = torch.empty(RESTORE_BUFFERS * carried + scratch, dtype=torch.uint8, device=device)
         self.nbytes = memory.nbytes
-        """Bytes of device memory that it takes."""
+        """Bytes of device memory of the buffers."""
         self.stream = copy_stream(device)
-        """What restores, beside copies and computing."""
-        # A device that computes behind the host may not be done yet with what lay in this memory before.
+        """Stream that restores, concurrent with copies and compute."""
+        # An asynchronous device may still use the previous contents of this memory.
         unused = self.stream.compute_mark()
-        rooms = [memory[index * carried : (index + 1) * carried] for index in range(RESTORE_BUFFERS)]
-        self._buffers = [_Buffer(room, unused) for room in rooms]
+        slices = [memory[index * carried : (index + 1) * carried] for index in range(RESTORE_BUFFERS)]
+        self._buffers = [_Buffer(each, unused) for each in slices]
         self._scratch = memory[RESTORE_BUFFERS * carried :]
 
     def start(self, block: QuantizedBlock, memory: torch.Tensor) -> QuantizedTransfer:
-        """Return the fetch of `block` into `memory`; what changed since it was carried last is carried anew."""
+        """Return the fetch of `block` into `memory`, after quantising changed weights again."""
         block.refresh()
         self._buffers.append(self._buffers.pop(0))
         return QuantizedTransfer(block, memory, self, self._buffers[-1])
 
     def restore(self, block: QuantizedBlock, staged: torch.Tensor, memory: torch.Tensor, begin: int, end: int) -> None:
-        """Write the part of `block` that is `staged` in these bytes into `memory`."""
+        """Restore the part of `block` whose bytes `begin` to `end` are in `staged` into `memory`."""
         block.restore(staged, memory, self._scratch, begin, end)

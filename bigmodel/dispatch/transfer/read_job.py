@@ -1,4 +1,4 @@
-"""Read jobs: a block on its way from disk to a device, with what is left to read and to copy, and its outcome."""
+"""Read jobs: the state of a block's fetch from disk to a device: reads and copies left, and its outcome."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from .read_plan import Chunk, ReadPlan
 from .staging import StagingSlot
 
 Copies = list[tuple[torch.Tensor, torch.Tensor]]
-"""What to copy: (to, from) pairs."""
+"""Copies as pairs of target and source."""
 
 
 class ReadJob:
     """One fetch of a block, part or all of which is read from files.
 
     Args:
-        transfer: What it is for.
-        after: What must be done before its first copy.
+        transfer: The transfer that it serves.
+        after: Events that must pass before its first copy.
 
     Attributes:
-        block: Whose bytes are read.
-        memory: The device memory that they are copied to.
-        chunks: What is still to be read; None until it is its turn and its reads are planned.
-        from_memory: Tensors that are copied from memory.
-        left: How many copies are not queued yet.
-        copied: Becomes the event of the last one.
-        failure: What a copy raised.
+        block: The block to read.
+        memory: Target of the copies in device memory.
+        chunks: Chunks whose reads have not begun; None until its reads are planned.
+        from_memory: Indices of tensors that are copied from memory.
+        left: Number of copies not submitted yet.
+        copied: Future of the event of the last copy.
+        failure: The error of a copy, if any.
     """
 
     def __init__(self, transfer: Transfer, after: Sequence[Event]) -> None:
@@ -48,11 +48,11 @@ class ReadJob:
 
     @property
     def is_read(self) -> bool:
-        """Whether nothing of it is left to be read: all reads have begun, or it has failed."""
+        """Whether all its reads have begun, or it has failed."""
         return self.copied.done() or (self.chunks is not None and not self.chunks)
 
-    def settle(self, outcome: Event | BaseException) -> None:
-        """Set the outcome, unless there is one already. Not to be called by several threads at once."""
+    def set_outcome(self, outcome: Event | BaseException) -> None:
+        """Set the outcome, unless it is set already. Not thread-safe."""
         if self.copied.done():
             return
         if isinstance(outcome, BaseException):
@@ -61,16 +61,16 @@ class ReadJob:
             self.copied.set_result(outcome)
 
     def before(self) -> Sequence[Event]:
-        """Return what the next copy must wait for; asked for each in turn, and only the first has to wait."""
+        """Return the events that the next copy must wait for: only the first copy has any."""
         after, self._after = self._after, None
         return () if after is None else self.transfer.before(after)
 
     def open(self, reads: ReadPlan) -> None:
-        """Take over how the block is read."""
+        """Adopt the plan of its reads."""
         self.chunks, self.from_memory, self.left = deque(reads.chunks), reads.from_memory, 1 + len(reads.chunks)
 
     def copy_from_memory(self) -> None:
-        """Copy the tensors that are not read from a file."""
+        """Copy the tensors that are not read from files."""
         if len(self.from_memory) == len(self.block.tensors):
             self.block.fetch(self.memory)
             return
@@ -79,7 +79,7 @@ class ReadJob:
             views[index].copy_(self.block.tensors[index].value.detach(), non_blocking=True)
 
     def copies(self, chunk: Chunk, staged: torch.Tensor) -> Copies:
-        """Return what has to be copied of a staged chunk, and where it belongs in device memory."""
+        """Return the copies from a staged chunk to device memory."""
         found = []
         for segment in chunk.segments:
             source = staged[segment.offset : segment.offset + segment.nbytes]
@@ -97,12 +97,12 @@ class ReadJob:
 
 @dataclass
 class Read:
-    """A chunk that is being staged.
+    """The read of one chunk.
 
     Attributes:
-        chunk: Which.
-        slot: Where.
-        staged: Becomes its bytes.
+        chunk: The chunk.
+        slot: The staging slot.
+        staged: Future of its bytes.
     """
 
     chunk: Chunk
@@ -117,22 +117,22 @@ class Read:
 
 @dataclass
 class Stage:
-    """One turn of the link for a job: what is copied from memory (`read` is None), or a chunk once it is staged."""
+    """One submission to the link for a job: its tensors from memory (`read` is None), or one staged chunk."""
 
     job: ReadJob
     read: Read | None = None
 
     def copies(self) -> Copies:
-        """Wait until the chunk is staged; return what has to be copied of it.
+        """Wait until the chunk is staged; return its copies.
 
         Raises:
-            Exception: Whatever reading raised.
+            Exception: The error of the read.
         """
         return [] if self.read is None else self.job.copies(self.read.chunk, self.read.staged.result())
 
     def copy(self, copies: Copies) -> None:
-        """Copy it to the device. Errors are stored and re-raised in whoever waits for the block; the staging slot is
-        free all the same."""
+        """Run the copies. Errors are stored and re-raised in the waiter of the block; the staging slot is freed in any
+        case."""
         try:
             with torch.no_grad():
                 if self.read is None:
@@ -146,7 +146,7 @@ class Stage:
 
 
 class ReadEvent:
-    """The event of a block's arrival: waiting for it waits for the disk, then for the last copy."""
+    """The event of a block's arrival: a wait covers its reads, then the last copy."""
 
     def __init__(self, job: ReadJob) -> None:
         self._job = job

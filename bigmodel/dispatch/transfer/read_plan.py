@@ -1,4 +1,4 @@
-"""Which reads bring a block's bytes from its files: big, aligned, in file order."""
+"""Plans the reads of a block from its files: large, aligned, in file order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..weights.block import Block
 from .files import SourceFile, SourceFiles
 
 CHUNK_BYTES = 8 * 2**20
-"""Bytes of one read: enough to run a disk and a link at their full speed, and a multiple of `FILE_ALIGNMENT`."""
+"""Bytes of one read: enough for the full bandwidth of disk and link; a multiple of `FILE_ALIGNMENT`."""
 
 GAP_BYTES = 64 * 2**10
-"""Tensors this close to each other in a file are read as one: a second read would cost more than what lies between."""
+"""Tensors with a gap of at most so many bytes in a file share a read: a second read would cost more than the gap."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Segment:
     """A run of bytes of one tensor within a chunk.
 
     Attributes:
-        tensor: Which tensor of the block.
-        start: First byte, counted from the tensor's beginning.
-        offset: First byte, counted from the chunk's beginning.
-        nbytes: How many.
+        tensor: Index of the tensor in the block.
+        start: Offset in the tensor, in bytes.
+        offset: Offset in the chunk, in bytes.
+        nbytes: Length in bytes.
     """
 
     tensor: int
@@ -40,11 +40,11 @@ class Chunk:
     """One read.
 
     Attributes:
-        file: What to read.
-        offset: First byte in the file, a multiple of `FILE_ALIGNMENT`.
-        needed: How many bytes hold the segments.
-        address: Where the same bytes are mapped.
-        segments: What is in it.
+        file: The file.
+        offset: Offset in the file in bytes, a multiple of `FILE_ALIGNMENT`.
+        needed: Bytes from the offset to the end of the last segment.
+        address: Address at which the same bytes are mapped.
+        segments: The segments of tensors in it.
     """
 
     file: SourceFile
@@ -55,7 +55,7 @@ class Chunk:
 
     @property
     def nbytes(self) -> int:
-        """Bytes to ask for: those needed, rounded up to a multiple of `FILE_ALIGNMENT`."""
+        """Bytes to request: `needed`, rounded up to a multiple of `FILE_ALIGNMENT`."""
         return -(-self.needed // FILE_ALIGNMENT) * FILE_ALIGNMENT
 
 
@@ -64,9 +64,9 @@ class ReadPlan:
     """How a block is read.
 
     Attributes:
-        chunks: What to read from files.
-        from_memory: Tensors to copy from memory instead: they lie in no file (any more), or were written to since.
-        nbytes: Bytes of the tensors that are read.
+        chunks: Reads from files.
+        from_memory: Indices of tensors to copy from memory instead: they are in no file, or were modified.
+        nbytes: Bytes of the tensors that are read from files.
     """
 
     chunks: tuple[Chunk, ...]
@@ -75,77 +75,80 @@ class ReadPlan:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TensorRange:
+    """The byte range of one tensor in its file."""
+
     file: SourceFile
     offset: int
     nbytes: int
     tensor: int
     base: int
-    """Where the file's byte 0 is mapped."""
+    """Address at which the file's byte 0 is mapped."""
 
 
 def plan_reads(block: Block, files: SourceFiles, chunk_bytes: int) -> ReadPlan:
-    """Return how `block` is read, given as few and as large reads as its tensors' places allow."""
-    runs: list[_Run] = []
+    """Return the reads of `block`, of at most `chunk_bytes` each and as few as its tensors' offsets allow."""
+    ranges: list[_TensorRange] = []
     from_memory: list[int] = []
     for index, tensor in enumerate(block.tensors):
-        run = _run(index, tensor.value, files)
-        if run is None:
+        found = _range_of(index, tensor.value, files)
+        if found is None:
             from_memory.append(index)
         else:
-            runs.append(run)
-    runs.sort(key=lambda run: (str(run.file.path), run.base, run.offset))
-    return ReadPlan(tuple(_chunks(runs, chunk_bytes)), tuple(from_memory), sum(run.nbytes for run in runs))
+            ranges.append(found)
+    ranges.sort(key=lambda each: (str(each.file.path), each.base, each.offset))
+    return ReadPlan(tuple(_chunks(ranges, chunk_bytes)), tuple(from_memory), sum(each.nbytes for each in ranges))
 
 
-def _run(index: int, value: torch.Tensor, files: SourceFiles) -> _Run | None:
+def _range_of(index: int, value: torch.Tensor, files: SourceFiles) -> _TensorRange | None:
     region = mapped_region(value)
     if region is None or not value.is_contiguous() or not is_untouched(value):
         return None
     file = files.get(region)
     if file is None:
         return None
-    return _Run(file, region.offset, region.nbytes, index, value.data_ptr() - region.offset)
+    return _TensorRange(file, region.offset, region.nbytes, index, value.data_ptr() - region.offset)
 
 
-def _chunks(runs: list[_Run], chunk_bytes: int) -> list[Chunk]:
+def _chunks(ranges: list[_TensorRange], chunk_bytes: int) -> list[Chunk]:
     chunks: list[Chunk] = []
     builder: _ChunkBuilder | None = None
-    for run in runs:
-        position, end = run.offset, run.offset + run.nbytes
+    for each in ranges:
+        position, end = each.offset, each.offset + each.nbytes
         while position < end:
-            if builder is None or not builder.reaches(run, position):
+            if builder is None or not builder.reaches(each, position):
                 if builder is not None:
                     chunks.append(builder.chunk())
-                builder = _ChunkBuilder(run, position, chunk_bytes)
-            position = builder.add(run, position)
+                builder = _ChunkBuilder(each, position, chunk_bytes)
+            position = builder.add(each, position)
     if builder is not None:
         chunks.append(builder.chunk())
     return chunks
 
 
 class _ChunkBuilder:
-    """A chunk that is still growing."""
+    """Collects the segments of one chunk."""
 
-    def __init__(self, run: _Run, position: int, limit: int) -> None:
-        self._first = run
+    def __init__(self, first: _TensorRange, position: int, limit: int) -> None:
+        self._first = first
         self._begin = position - position % FILE_ALIGNMENT
         self._end = position
         self._limit = limit
-        self._pieces: list[Segment] = []
+        self._segments: list[Segment] = []
 
-    def reaches(self, run: _Run, position: int) -> bool:
-        """Whether what lies at `position` of the run's file can be part of this chunk."""
-        same = run.file is self._first.file and run.base == self._first.base
+    def reaches(self, tensor: _TensorRange, position: int) -> bool:
+        """Whether the byte at `position` of the tensor's file can belong to this chunk."""
+        same = tensor.file is self._first.file and tensor.base == self._first.base
         return same and position < self._begin + self._limit and position - self._end <= GAP_BYTES
 
-    def add(self, run: _Run, position: int) -> int:
-        """Take as much of `run`, from `position` on, as there is room for; return where it stopped."""
-        stop = min(run.offset + run.nbytes, self._begin + self._limit)
-        self._pieces.append(Segment(run.tensor, position - run.offset, position - self._begin, stop - position))
+    def add(self, tensor: _TensorRange, position: int) -> int:
+        """Add the tensor's bytes from `position` on, up to the limit of the chunk; return the position after them."""
+        stop = min(tensor.offset + tensor.nbytes, self._begin + self._limit)
+        start = position - tensor.offset
+        self._segments.append(Segment(tensor.tensor, start, position - self._begin, stop - position))
         self._end = max(self._end, stop)
         return stop
 
     def chunk(self) -> Chunk:
-        first = self._first
-        return Chunk(first.file, self._begin, self._end - self._begin, first.base + self._begin, tuple(self._pieces))
+        first, nbytes = self._first, self._end - self._begin
+        return Chunk(first.file, self._begin, nbytes, first.base + self._begin, tuple(self._segments))

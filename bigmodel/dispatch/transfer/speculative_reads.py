@@ -1,7 +1,7 @@
-"""Speculative reads: blocks that are expected next are read from disk before anybody asks for them.
+"""Speculative reads: blocks that are expected next are read from disk before they are requested.
 
-A block is asked for when there is room for it on the device. Until then its bytes can wait in staging memory, where
-some would be empty otherwise: so neither disk nor link waits for the other's first byte of each block.
+A block is requested when a slot on the device is free. Until then its first bytes wait in staging memory that would
+otherwise be unused, so that the link need not wait for the disk at the start of each block.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .read_plan import Chunk, ReadPlan
 
 @dataclass
 class _Speculation:
-    """A block that is expected: how it is read, what of that has begun, and what has not."""
+    """The reads of one expected block, and those that have begun."""
 
     block: Block
     reads: ReadPlan
@@ -30,8 +30,8 @@ class _Speculation:
 
 
 class SpeculativeReads:
-    """Which blocks are expected, and what is read of them already. `expect` may be called by any thread, everything
-    else by one thread only."""
+    """The expected blocks and their speculative reads. `expect` may be called by any thread, the other methods by one
+    thread only."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class SpeculativeReads:
         self._speculations: deque[_Speculation] = deque()
 
     def expect(self, blocks: Sequence[Block]) -> None:
-        """Say which blocks will be asked for next, in this order."""
+        """Announce the blocks that will be requested next, in this order."""
         with self._lock:
             self._expected = deque(blocks)
 
@@ -47,8 +47,8 @@ class SpeculativeReads:
         """Begin the next read; return whether there was one.
 
         Args:
-            plan: How a block is read.
-            begin: Begins with a chunk.
+            plan: Plans the reads of a block.
+            begin: Starts the read of a chunk.
         """
         if not self._speculations or self._speculations[-1].next_chunk is None:
             block = self._next_expected()
@@ -61,10 +61,10 @@ class SpeculativeReads:
         last.begun.append(begin(last.next_chunk))
         return True
 
-    def asked(self, block: Block, reads: ReadPlan) -> list[Read]:
-        """Say that a block was asked for, which is to be read like this; return those reads that have begun.
+    def take(self, block: Block, reads: ReadPlan) -> list[Read]:
+        """Return the speculative reads of a requested block that have begun; none if they do not match `reads`.
 
-        It is expected no more, nor is what was expected before it.
+        The block, and those expected before it, are no longer expected.
         """
         with self._lock:
             if block in self._expected:
@@ -77,13 +77,13 @@ class SpeculativeReads:
         return self._speculations.popleft().begun
 
     def drop(self) -> list[Read]:
-        """Give up all speculative reads; return the reads that have begun."""
+        """Discard all speculative reads; return those that have begun."""
         begun = [read for each in self._speculations for read in each.begun]
         self._speculations.clear()
         return begun
 
     def _next_expected(self) -> Block | None:
-        """Return the first block that is expected after those that are read already."""
+        """Return the first expected block without speculative reads."""
         begun = {each.block for each in self._speculations}
         with self._lock:
             return next((block for block in self._expected if block not in begun), None)

@@ -1,8 +1,7 @@
-"""Where chunks of files wait on the host for the link to a device.
+"""Staging memory: host memory in which chunks of files wait for the link to a device.
 
-A slot holds one chunk in one of two ways. It is read into memory of the slot's own, which a GPU copies from at full
-speed if it is pinned. Or it is shown where the page cache has it: a device that copies from all memory alike is spared
-a copy by the processor, which is what such copies and the model's own computing compete for.
+A slot stages a chunk in one of two ways: it reads it into the slot's own memory, which may be pinned for a GPU; or it
+views the chunk in the page cache, which saves a CPU copy on devices that copy from any memory at the same speed.
 """
 
 from __future__ import annotations
@@ -19,78 +18,78 @@ from .page_cache import is_cached
 from .read_plan import CHUNK_BYTES, Chunk
 
 SLOTS = STAGING_BYTES // CHUNK_BYTES
-"""Slots: those being filled, those full, and those being drained."""
+"""Number of slots: some being filled, some full, some being drained."""
 
 MIN_CHUNK_BYTES = 64 * 2**10
-"""Bytes of one read for a model so small that its blocks are hardly larger."""
+"""Smallest size of a read in bytes, for models with very small blocks."""
 
-SHOWN_BYTES = 2**20
-"""From this size on a chunk is shown in place: the kernel takes longer to put up a smaller one than to copy it."""
+VIEW_BYTES = 2**20
+"""Chunks of at least so many bytes are viewed in the page cache: mapping a smaller one takes longer than copying it."""
 
 
 def chunk_of(staging_bytes: int) -> int:
-    """Return the bytes of one read, such that all slots together take so many, if that is not too few.
+    """Return the bytes of one read such that all slots together take `staging_bytes`, within the limits of a read.
 
-    It is a page or two more, so that a block that does not begin with a page takes no read of its own for its end.
+    It is one or two pages more, so that a block that does not begin on a page boundary needs no extra read for its end.
     """
     share = staging_bytes // SLOTS
     return min(max(share + -share % FILE_ALIGNMENT + FILE_ALIGNMENT, MIN_CHUNK_BYTES), CHUNK_BYTES)
 
 
 class StagingSlot:
-    """Room for one chunk on its way.
+    """Staging for one chunk.
 
     Args:
-        memory: What it shares with others.
-        number: Which part of it is its own.
+        memory: Memory shared by all slots.
+        number: Index of this slot's part of it.
 
     Attributes:
-        drained: The copy that must end before it is filled again.
+        drained: The event of the copy that must finish before the slot is filled again.
     """
 
     def __init__(self, memory: _Memory, number: int) -> None:
         self.drained: Event | None = None
         self._memory = memory
         self._number = number
-        self._shown: torch.Tensor | None = None
+        self._view: torch.Tensor | None = None
         self._chunk: Chunk | None = None
 
     def fill(self, chunk: Chunk, bypass: bool) -> torch.Tensor:
-        """Stage a chunk, once what was staged before is drained; return its bytes.
+        """Stage a chunk and return its bytes. The slot must be empty (see `empty`).
 
         Args:
-            chunk: What to stage.
-            bypass: Read it past the page cache.
+            chunk: The chunk to stage.
+            bypass: Bypass the page cache.
 
         Raises:
-            CheckpointFormatError: The file ends too early.
+            CheckpointFormatError: The file is truncated.
             OSError: The disk cannot be read.
         """
-        if not bypass and not self._memory.pin and chunk.needed >= SHOWN_BYTES:
-            self._shown, self._chunk = chunk.file.show(chunk.offset, chunk.needed), chunk
-            if self._shown is not None:
-                return self._shown
+        if not bypass and not self._memory.pin and chunk.needed >= VIEW_BYTES:
+            self._view, self._chunk = chunk.file.view_cached(chunk.offset, chunk.needed), chunk
+            if self._view is not None:
+                return self._view
         staged = self._memory.part(self._number)
         window = memoryview(staged.numpy())  # type: ignore[arg-type]
         chunk.file.read(window[: chunk.nbytes], chunk.offset, chunk.needed, bypass)
         return staged
 
     def empty(self) -> None:
-        """Wait until what is staged is drained, and let go of it."""
+        """Wait until the staged chunk is drained, and release it."""
         if self.drained is not None:
             self.drained.synchronize()
-        if self._shown is not None:
-            release(self._shown)
-            self._shown = None
+        if self._view is not None:
+            release(self._view)
+            self._view = None
 
     @property
     def is_lost(self) -> bool:
-        """Whether what is shown has left the page cache: copying it would read it page by page."""
-        return self._shown is not None and not is_cached(self._shown.data_ptr(), self._shown.nbytes)
+        """Whether the viewed chunk was evicted from the page cache: copying it would read it page by page."""
+        return self._view is not None and not is_cached(self._view.data_ptr(), self._view.nbytes)
 
     def check(self) -> None:
-        """Raise CheckpointFormatError if what is shown is not there any more, its file having been cut short."""
-        if self._shown is not None and self._chunk is not None:
+        """Raise CheckpointFormatError if the file of the viewed chunk was truncated."""
+        if self._view is not None and self._chunk is not None:
             self._chunk.file.check_length(self._chunk.offset + self._chunk.needed)
 
 
@@ -99,10 +98,10 @@ class StagingSlots:
 
     Args:
         chunk_bytes: Bytes of a chunk; a multiple of `FILE_ALIGNMENT`.
-        pin: Read chunks into pinned memory, rather than show them in place.
+        pin: Read chunks into pinned memory, instead of viewing them in the page cache.
 
     Attributes:
-        free: Those that can be filled, once they are drained: the one that was given back first comes first.
+        free: Slots that can be filled once they are drained, in the order of their release.
     """
 
     def __init__(self, chunk_bytes: int, pin: bool) -> None:
@@ -111,7 +110,7 @@ class StagingSlots:
 
 
 class _Memory:
-    """Memory of all slots, taken when the first chunk is read into it; aligned as reads past the page cache need it."""
+    """Memory of all slots, allocated on first use and aligned for reads that bypass the page cache."""
 
     def __init__(self, parts: int, chunk_bytes: int, pin: bool) -> None:
         self.pin = pin
@@ -123,10 +122,10 @@ class _Memory:
     def part(self, number: int) -> torch.Tensor:
         with self._lock:
             if self._whole is None:
-                self._whole = self._taken()
+                self._whole = self._allocate()
         return self._whole[number * self._chunk_bytes : (number + 1) * self._chunk_bytes]
 
-    def _taken(self) -> torch.Tensor:
+    def _allocate(self) -> torch.Tensor:
         nbytes = self._parts * self._chunk_bytes
         if self.pin:
             return torch.empty(nbytes, dtype=torch.uint8, device=HOST, pin_memory=True)

@@ -1,1 +1,1 @@
-"""What a streamed or mapped block is: its weights, their layout in memory, their quantised form."""
+"""Streamed blocks: their weights, layout in memory and quantised form; visits and counters."""

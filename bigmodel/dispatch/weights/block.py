@@ -1,7 +1,7 @@
-"""A streamed block: weights that lie on the host and visit the device for the time of one forward.
+"""A streamed block: weights that are stored on the host and copied to the device for the duration of one forward.
 
-Between forwards every parameter of the block is the host tensor it was placed as. During a forward the module's
-slots in ``_parameters`` (or ``_buffers``) hold views of device memory instead. Nothing is ever on meta.
+Between forwards every parameter of the block is its host tensor. During a forward the module's entries in
+``_parameters`` (or ``_buffers``) are views of device memory instead. No tensor is ever on meta.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from .outside_use import follow, follows
 from .parameters import SecondPlace, like
 
 Registry = dict[str, Any]
-"""A module's own ``_parameters`` or ``_buffers``. Held instead of the module, so that no cycle keeps it alive."""
+"""A module's own ``_parameters`` or ``_buffers``. Referenced instead of the module, to avoid reference cycles."""
 
 
 @dataclass
 class HostTensor:
-    """One tensor of a block: the host tensor, and every place in the model that refers to it.
+    """One tensor of a block: the host tensor, and every reference of the model to it.
 
     Attributes:
         value: The tensor on the host.
-        device_dtype: What it is cast to on the device.
+        device_dtype: Its dtype on the device.
         owners: The registries and keys that refer to it.
-        is_buffer: It is state that a forward may write, and is copied back after each one.
-        name: Its name in the model, the first of several.
-        second_places: Where else recurrent layers refer to it.
+        is_buffer: Whether a forward may write it; it is then copied back after each forward.
+        name: Its first name in the model.
+        second_places: Further references in recurrent layers.
     """
 
     value: torch.Tensor
@@ -56,11 +56,11 @@ class HostTensor:
 
 
 class Block:
-    """The tensors of one streamed module and how they lie side by side in a packed buffer.
+    """The tensors of one streamed module, and their layout in a packed buffer.
 
     Args:
         name: The module's name in the model.
-        tensors: Its tensors, each once, in the order in which they lie there.
+        tensors: Its tensors, each once, in the order of the layout.
     """
 
     def __init__(self, name: str, tensors: list[HostTensor]) -> None:
@@ -73,12 +73,12 @@ class Block:
         self.packed: torch.Tensor | None = None
         self._on_disk: bool | None = None
         self.encloses = False
-        """Other blocks run within this one's forward, so it must not occupy a slot that they wait for."""
+        """Whether other blocks run within this one's forward; it must then not occupy a slot that they wait for."""
         self.recomputed_by: int | None = None
-        """The thread that computes the block once more for its gradients now."""
+        """The thread that is recomputing the block for its gradients."""
         self._recomputing = new_rlock()
         self.nested: list[HostTensor] = []
-        """Tensors within the module that are no part of the block but fetched by themselves, as experts are."""
+        """Tensors of the module that are fetched separately, such as experts; not part of `tensors`."""
 
     def __repr__(self) -> str:
         return f"Block({self.name!r}, {len(self.tensors)} tensors, {self.layout.nbytes} bytes)"
@@ -91,10 +91,9 @@ class Block:
         return self._on_disk
 
     def pack(self, pin: bool) -> None:
-        """Move the host tensors into one packed (pinned) buffer of their own, so that one copy fetches them.
+        """Move the host tensors into one packed buffer, optionally pinned, so that one copy fetches them.
 
-        The tensors keep their identity: a Parameter stays the same Parameter. Blocks whose tensors are cast on the
-        way, are tied to other places or lie in a memory map stay as they are.
+        Parameters stay the same objects. Not for tensors that are cast, tied to other blocks or in a mapped file.
         """
         packed = torch.empty(self.layout.nbytes, dtype=torch.uint8, device=HOST, pin_memory=pin)
         for tensor, view in zip(self.tensors, self.layout.views(packed)):
@@ -103,7 +102,7 @@ class Block:
         self.packed = packed
 
     def version(self) -> int:
-        """Return a number that grows whenever a host tensor is written in place (other than through ``.data``)."""
+        """Return the sum of the host tensors' version counters; writes through ``.data`` do not increase it."""
         with DisableTorchFunctionSubclass():
             try:
                 return sum([t.value._version for t in self.tensors])
@@ -111,7 +110,7 @@ class Block:
                 return sum(version_of(t.value) for t in self.tensors)
 
     def adopt_replaced(self) -> bool:
-        """Take over parameters that the user put in the place of the host tensors; return whether there were any.
+        """Adopt parameters by which the user has replaced host tensors; return whether there were any.
 
         Raises:
             DispatchError: A replacement has another shape or dtype, or lies on another device.
@@ -134,11 +133,11 @@ class Block:
         return replaced
 
     def device_views(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """Return what the module sees while its weights are in `memory`: parameters or buffers viewing it."""
+        """Return the block's parameters and buffers as views of `memory`."""
         return [like(t.value, view, requires_grad=False) for t, view in zip(self.tensors, self.layout.views(memory))]
 
     def fetch(self, memory: torch.Tensor) -> None:
-        """Copy the block's tensors into `memory`, in as few copies as they allow."""
+        """Copy the block's tensors into `memory`: in one copy if they are packed."""
         if self.packed is not None:
             whole = memory if memory.numel() == self.layout.nbytes else memory[: self.layout.nbytes]
             whole.copy_(self.packed, non_blocking=True)
@@ -148,15 +147,15 @@ class Block:
                 view.copy_(tensor.value.detach(), non_blocking=True)
 
     def show(self, tensors: list[torch.Tensor]) -> None:
-        """Make the model refer to these tensors, one for each of the block's own."""
+        """Make the model refer to `tensors`, one for each of the block's own."""
         for tensor, shown in zip(self.tensors, tensors):
             tensor.show(shown)
 
     def keep_state(self) -> None:
-        """Copy what a forward has written into the buffers that the model refers to, or put there, to the host.
+        """Copy buffers that a forward has written or replaced to the host.
 
         Raises:
-            DispatchError: A buffer was removed, or another has taken its place that does not fit.
+            DispatchError: A buffer was removed, or replaced by one of another shape or dtype.
         """
         if not self.has_state:
             return
@@ -168,13 +167,13 @@ class Block:
                     if current is None or (current.shape, current.dtype) != (tensor.value.shape, tensor.device_dtype):
                         raise DispatchError(
                             f"{key!r} of {self.name!r} was removed or changed its shape or dtype in the forward, which "
-                            "a buffer that is streamed cannot: dispatch the model with offload_buffers=False"
+                            "is not supported for streamed buffers: dispatch the model with offload_buffers=False"
                         )
                     tensor.value.copy_(current)
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:
-        """Within this context the calling thread alone computes the block once more for its gradients."""
+        """Within this context only the calling thread recomputes the block for its gradients."""
         with self._recomputing:
             self.recomputed_by = threading.get_ident()
             try:
@@ -189,7 +188,7 @@ class Block:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was written in place; 0 for those of inference mode, where nobody counts."""
+    """Return a tensor's version counter; 0 for inference tensors, which have none."""
     try:
         return tensor._version
     except RuntimeError:

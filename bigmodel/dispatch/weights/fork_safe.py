@@ -1,4 +1,4 @@
-"""Objects whose threads and locks belong to one process, and are made anew in a forked child."""
+"""Objects whose threads and locks belong to one process, and are created again in a forked child."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _started: weakref.WeakSet[ForkSafe] = weakref.WeakSet()
 
 
 class ForkSafe(ABC):
-    """Something whose threads and locks serve the process that started it.
+    """Base class of objects with threads and locks of one process.
 
-    A fork copies locks as they are, but only the thread that forks: locks that other threads held are never released
-    in the child, and what those threads were doing is never finished. A child therefore starts the object anew before
-    its first use.
+    A fork copies locks in their current state, but only the forking thread: locks held by other threads are never
+    released in the child, and their work is never finished. A child therefore starts the object again before its first
+    use.
 
     Attributes:
-        is_started: Whether what `_start` makes belongs to this process. Users call `start` first if it does not.
+        is_started: Whether it was started in this process. If not, users call `start` first.
     """
 
     is_started = False
 
     def start(self) -> None:
-        """Start, unless another thread has done so meanwhile."""
+        """Start, unless another thread has done so."""
         with _starting:
             if not self.is_started:
                 self._start()
@@ -35,10 +35,10 @@ class ForkSafe(ABC):
 
     @abstractmethod
     def _start(self) -> None:
-        """Make what belongs to one process."""
+        """Create the threads, locks and state of one process."""
 
     def _forked(self) -> None:
-        """Note that this is a child now, and restore what must hold before any use. No device is touched."""
+        """Mark it as not started, in a forked child, and restore invariants. Must not use any device."""
         self.is_started = False
 
 

@@ -1,9 +1,8 @@
 """Fused views: the experts of a layer as one tensor, although a checkpoint stores them one by one.
 
-A tensor's elements lie evenly spaced in memory, and those of a checkpoint do not, so the whole can be had only by
-copying gigabytes. A `FusedView` is the whole without the copy. It is a real tensor: it can be read, indexed, compared,
-saved and written to. Every operation on it puts together what it needs, uses that, and forgets it; indexing its first
-dimension puts together the chosen part alone.
+Separately stored experts do not form a strided tensor, so a fused tensor would need a copy of gigabytes. A `FusedView`
+represents it without the copy. It is a real tensor: it can be read, indexed, compared, saved and written to. Every
+operation builds the dense tensor temporarily; indexing the first dimension builds only the selected part.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class PartOfTensor:
-    """One tensor and what to index the whole with to get its place."""
+    """One tensor, and the index of its place in the whole."""
 
     value: torch.Tensor
     index: tuple[int | slice, ...]
 
 
 class FusedView(torch.Tensor):
-    """The CPU tensor of a given shape that `parts`, plain CPU tensors of one dtype, fill without overlap."""
+    """A CPU tensor of the given shape made up of `parts`, plain CPU tensors of one dtype that do not overlap."""
 
     parts: tuple[PartOfTensor, ...]
 
@@ -42,14 +41,14 @@ class FusedView(torch.Tensor):
         return view
 
     def dense(self) -> torch.Tensor:
-        """Return a plain copy of the whole."""
+        """Return a plain copy of the whole tensor."""
         whole = torch.empty(self.shape, dtype=self.dtype, device=HOST)
         for part in self.parts:
             whole[part.index].copy_(part.value)
         return whole
 
     def parts_of(self, first: int) -> list[PartOfTensor]:
-        """Return the parts of the element `first` of the first dimension; all of them have their place in one."""
+        """Return the parts of the element `first` of the first dimension. No part spans several elements."""
         found = []
         for part in self.parts:
             position, *rest = part.index
@@ -58,11 +57,11 @@ class FusedView(torch.Tensor):
         return found
 
     def data_ptr(self) -> int:
-        """Raise RuntimeError: there is no one place in memory."""
-        raise RuntimeError("this tensor lies in several places of a checkpoint; use .clone(), which is in one")
+        """Raise RuntimeError: the elements are not in one place."""
+        raise RuntimeError("this tensor consists of several tensors of a checkpoint; use .clone(), which is contiguous")
 
     def untyped_storage(self) -> torch.UntypedStorage:
-        """Return the storage of the first part: enough to tell whether two tensors share memory, its usual use."""
+        """Return the storage of the first part, which suffices to detect shared memory, its usual purpose."""
         return self.parts[0].value.untyped_storage()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -118,7 +117,7 @@ def _select(view: FusedView, position: int) -> torch.Tensor:
 
 
 def _plain(value: Any, dense: dict[int, tuple[FusedView, torch.Tensor]]) -> Any:
-    """Return `value` with every `FusedView` put together, and note each in `dense`."""
+    """Return `value` with every `FusedView` replaced by its dense copy, and record both in `dense`."""
     if isinstance(value, FusedView):
         return dense.setdefault(id(value), (value, value.dense()))[1]
     if isinstance(value, (list, tuple)):
@@ -127,7 +126,7 @@ def _plain(value: Any, dense: dict[int, tuple[FusedView, torch.Tensor]]) -> Any:
 
 
 def lies_on_disk(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a host tensor lie in a memory-mapped file."""
+    """Whether a host tensor views a memory-mapped file."""
     if isinstance(tensor, FusedView):
         return all(mapped_region(part.value) is not None for part in tensor.parts)
     return mapped_region(tensor) is not None

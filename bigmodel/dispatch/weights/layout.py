@@ -1,4 +1,4 @@
-"""How the tensors of a block lie side by side in one packed buffer, so that one copy moves them all."""
+"""The layout of a block's tensors in one packed buffer, so that one copy moves them all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...limits import ALIGNMENT
 
 @dataclass(frozen=True)
 class Place:
-    """Where one tensor lies in a packed buffer: `offset` and `nbytes` in bytes, its dtype and shape."""
+    """The place of one tensor in a packed buffer: `offset` and `nbytes` in bytes, its dtype and shape."""
 
     offset: int
     nbytes: int
@@ -29,7 +29,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[torch.dtype, torch.Size]]) -> Layout:
-        """Lay tensors of the given dtypes and shapes out one after another, each aligned."""
+        """Lay out tensors of the given dtypes and shapes one after another, each aligned."""
         places: list[Place] = []
         offset = 0
         for dtype, shape in tensors:
@@ -44,7 +44,7 @@ class Layout:
 
 
 def largest(layouts: Sequence[Layout]) -> int:
-    """Return the bytes of a packed buffer that any of `layouts` fits into."""
+    """Return the bytes of a packed buffer that each of `layouts` fits into."""
     return max((layout.nbytes for layout in layouts), default=0)
 
 

@@ -1,8 +1,8 @@
-"""Quantisation of one weight to small integers in one run of bytes, and back.
+"""Quantisation of one weight to integers in one packed buffer, and back.
 
-torchao chooses scales and rounds: symmetric for ``int8``, with a zero point for ``int4``. The way back,
-``(integer - zero point) * scale``, is done here, because it must write into existing memory and allocate next to none:
-it runs on the device, on the copy stream, while another block computes.
+torchao chooses scales and rounds: symmetric for ``int8``, with a zero point for ``int4``. The inverse,
+``(integer - zero point) * scale``, is implemented here, because it must write into existing memory and allocate almost
+none: it runs on the device, on a copy stream, while another block computes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...profile.model.quantized import GROUP, UNPACK_GROUPS, quantized_parts, sc
 from .layout import Layout
 
 PACK_GROUPS = 4 * 2**10
-"""Groups that are quantised at once: few enough to stay in a core's cache."""
+"""Groups that are quantised at once: few enough to fit a core's cache."""
 
 _HALF = GROUP // 2
 
@@ -39,12 +39,12 @@ class WeightError:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a weight lies in `layout.nbytes` bytes once it is quantised.
+    """The quantised form of one weight, of `layout.nbytes` bytes.
 
     Attributes:
         offload_dtype: ``"int8"`` or ``"int4"``.
-        groups: How many groups of `GROUP` elements it has.
-        layout: Where scales, zero points and integers lie.
+        groups: Number of groups of `GROUP` elements.
+        layout: Places of scales, zero points and integers.
     """
 
     offload_dtype: str
@@ -53,7 +53,7 @@ class Packing:
 
     @classmethod
     def of(cls, weight: torch.Tensor, offload_dtype: str) -> Packing | None:
-        """Return the packing of `weight`; None for a tensor that is not worth quantising."""
+        """Return the packing of `weight`; None for a tensor that quantising would not make smaller."""
         parts = quantized_parts(tuple(weight.shape), weight.dtype, offload_dtype)
         if parts is None:
             return None
@@ -62,14 +62,14 @@ class Packing:
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of memory that `unpack` needs beside its arguments."""
+        """Bytes of scratch memory that `unpack` needs."""
         return scratch_bytes(self.groups, self.offload_dtype)
 
     def pack(self, weight: torch.Tensor, packed: torch.Tensor, name: str = "weight") -> WeightError:
         """Quantise `weight` into `packed`, a uint8 tensor of `layout.nbytes` on the host.
 
         Raises:
-            DispatchError: It holds an infinity or a NaN, which would spoil a whole group; names `name`.
+            DispatchError: It holds an infinity or a NaN, which would affect a whole group; the message contains `name`.
         """
         groups = weight.detach().reshape(-1, GROUP)
         scales, *zeros, integers = self.layout.views(packed)
@@ -88,8 +88,8 @@ class Packing:
             furthest = float(torch.linalg.vector_norm(difference, math.inf))
             if not math.isfinite(furthest):
                 raise DispatchError(
-                    f"{name} holds a value (infinite, NaN, or near the end of its dtype) that no {self.offload_dtype} "
-                    "can stand for; leave offload_dtype away, or mend the weight"
+                    f"{name} holds a value (infinite, NaN, or near the end of its dtype's range) that "
+                    f"{self.offload_dtype} cannot represent; leave out offload_dtype, or repair the weight"
                 )
             error = math.hypot(error, float(torch.linalg.vector_norm(difference, dtype=torch.float64)))
             norm = math.hypot(norm, float(torch.linalg.vector_norm(exact, dtype=torch.float64)))
@@ -97,21 +97,21 @@ class Packing:
         return WeightError(error / norm if norm else 0.0, largest)
 
     def groups_within(self, nbytes: int) -> int:
-        """Return how many groups the first `nbytes` of the packed weight are enough for."""
+        """Return the number of groups that the first `nbytes` of the packed weight contain completely."""
         integers = self.layout.places[-1]
         return min(max((nbytes - integers.offset) * self.groups // integers.nbytes, 0), self.groups)
 
     def unpack(
         self, packed: torch.Tensor, weight: torch.Tensor, scratch: torch.Tensor, first: int = 0, end: int | None = None
     ) -> None:
-        """Write what `packed` stands for into `weight`, on the device that both lie on.
+        """Restore `packed` into `weight`, on the device of both.
 
         Args:
-            packed: uint8, what `pack` wrote.
-            weight: Contiguous; of any floating dtype.
-            scratch: uint8 of at least `scratch_bytes`; its content is lost.
-            first: The first group to write.
-            end: The one behind the last; None: all.
+            packed: uint8, written by `pack`.
+            weight: Contiguous, of any floating-point dtype.
+            scratch: uint8 of at least `scratch_bytes`; overwritten.
+            first: First group to write.
+            end: End of the groups to write, exclusive; None: all.
         """
         groups = weight.view(-1, GROUP)
         scales, *zeros, integers = self.layout.views(packed)
@@ -120,11 +120,11 @@ class Packing:
                 torch.mul(integers[some], scales[some], out=groups[some])
                 continue
             halves, zero = integers[some], zeros[0][some]
-            room = scratch[: halves.numel()].view(halves.shape)
-            centred = room.view(torch.int8)
-            torch.bitwise_and(halves, 15, out=room)
+            integer = scratch[: halves.numel()].view(halves.shape)
+            centred = integer.view(torch.int8)
+            torch.bitwise_and(halves, 15, out=integer)
             torch.mul(centred.sub_(zero), scales[some], out=groups[some][:, :_HALF])
-            torch.bitwise_right_shift(halves, 4, out=room)
+            torch.bitwise_right_shift(halves, 4, out=integer)
             torch.mul(centred.sub_(zero), scales[some], out=groups[some][:, _HALF:])
 
     def _steps(self, size: int, first: int = 0, end: int | None = None) -> Iterator[slice]:
@@ -133,24 +133,24 @@ class Packing:
             yield slice(begin, min(begin + size, end))
 
     def _round(self, exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return scale, zero point and integers of float32 groups; the integers of ``int4`` one to a byte."""
+        """Return scale, zero point and integers of float32 groups; one integer per byte, also for ``int4``."""
         ao = torchao_primitives()
         if self.offload_dtype == "int4":
             kind, dtype, low, high = ao.MappingType.ASYMMETRIC, torch.uint8, 0, 15
         else:
             kind, dtype, low, high = ao.MappingType.SYMMETRIC, torch.int8, -128, 127
         block = (1, GROUP)
-        # The least scale that torchao allows of itself would be too coarse for very small weights.
+        # torchao's default minimum of scales would be too coarse for very small weights.
         tiny = torch.finfo(torch.float32).tiny
         scale, zero = ao.choose_qparams_affine(exact, kind, block, dtype, low, high, tiny, torch.float32, torch.int8)
         return scale, zero, ao.quantize_affine(exact, block, scale, zero, dtype, low, high)
 
 
 def torchao_primitives() -> Any:
-    """Return the module of torchao that rounds.
+    """Return torchao's module of quantisation primitives.
 
     Raises:
-        DispatchError: It is not installed.
+        DispatchError: torchao is not installed.
     """
     try:
         from torchao.quantization import quant_primitives

@@ -1,7 +1,7 @@
-"""Parameters that keep their class and attributes when their values move, also in recurrent layers.
+"""Moves parameters without losing their class and attributes, also in recurrent layers.
 
-``nn.LSTM`` and its like refer to each weight under its name and in ``_flat_weights``. Assigning an attribute keeps the
-two in step; what is put into ``_parameters`` directly, as dispatching does, has to be put into the list as well.
+Recurrent layers (``nn.LSTM``, ...) refer to each weight by name and in the list ``_flat_weights``. Assigning an
+attribute updates both; dispatching writes to ``_parameters`` directly, so it must update the list too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from .outside_use import PLAIN
 
 
 def like(original: torch.Tensor, value: torch.Tensor, requires_grad: bool | None = None) -> torch.Tensor:
-    """Return `value` as what `original` is: a Parameter with its attributes, or a plain tensor.
+    """Return `value` as a Parameter with the class and attributes of `original`; as it is if that is a plain tensor.
 
     Args:
-        original: The tensor whose place `value` takes.
-        value: The new elements; used as they are, not copied.
+        original: The tensor that `value` replaces.
+        value: The new elements; not copied.
         requires_grad: Whether the new Parameter requires a gradient; None takes it from `original`.
     """
     if not isinstance(original, nn.Parameter):
@@ -43,18 +43,18 @@ def moved_like(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | 
 
 
 SecondPlace = tuple[list[Any], int]
-"""A list of weights, and which of them."""
+"""A list of weights and an index in it."""
 
 
 def second_places(module: nn.Module, key: str) -> list[SecondPlace]:
-    """Return where else `module` refers to its parameter `key`."""
+    """Return further references of `module` to its parameter `key`."""
     if not isinstance(module, nn.RNNBase) or key not in module._flat_weights_names:
         return []
     return [(module._flat_weights, module._flat_weights_names.index(key))]
 
 
 def refresh_second_places(model: nn.Module) -> None:
-    """Let all recurrent layers of `model` compute with the parameters that they have by name."""
+    """Update ``_flat_weights`` of all recurrent layers of `model` from their parameters."""
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
             module._flat_weights[:] = [module._parameters.get(name) for name in module._flat_weights_names]

@@ -1,8 +1,8 @@
-"""A streamed block whose weights cross the link as small integers.
+"""A streamed block whose weights cross the link quantised.
 
-Its tensors stay what and where they are: exact, in host memory or in the checkpoint. What is fetched in their place is
-its carrier, a block of the quantised ones, which lies in memory of its own or in a file without a name. On the device
-the carrier arrives in staging memory and is restored from there into the slot.
+Its tensors stay exact, in host memory or in the checkpoint. Instead of them its carrier is fetched: a block of
+quantised weights, in separate host memory or in an unlinked file. On the device the carrier arrives in staging memory
+and is restored from there into the slot.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class QuantizedBlock(Block):
     Args:
         name: The module's name in the model.
         tensors: Its tensors, each once.
-        packings: For each how it is quantised; None for one that is carried as it is.
+        packings: Packing of each tensor; None for one that is not quantised.
 
     Attributes:
-        carrier: What is fetched, once `carry_in_memory` or `carry_on_disk` has made it.
-        errors: For each quantised weight, by its name, how far it is from what it was.
+        carrier: The block that is fetched; created by `carry_in_memory` or `carry_on_disk`.
+        errors: Quantisation error of each quantised weight, by name.
     """
 
     def __init__(self, name: str, tensors: list[HostTensor], packings: list[Packing | None]) -> None:
@@ -42,16 +42,16 @@ class QuantizedBlock(Block):
 
     @property
     def on_disk(self) -> bool:
-        """Whether its carrier lies in a file."""
+        """Whether its carrier is in a file."""
         return self.carrier.on_disk
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of device memory that restoring needs beside the carrier and the slot."""
+        """Bytes of device memory that restoring needs in addition to the carrier and the slot."""
         return max((packing.scratch_bytes for packing in self.packings if packing is not None), default=0)
 
     def carry_in_memory(self, pin: bool) -> None:
-        """Quantise into host memory, pinned or not."""
+        """Create the carrier in host memory, optionally pinned."""
         kinds = [_kind(tensor, packing) for tensor, packing in zip(self.tensors, self.packings)]
         carried = [HostTensor(torch.empty(shape, dtype=dtype, device="meta"), dtype) for dtype, shape in kinds]
         carrier = Block(self.name, carried)
@@ -62,7 +62,7 @@ class QuantizedBlock(Block):
         self.refresh()
 
     def outgoing(self) -> list[Outgoing]:
-        """Return what has to be written for `carry_on_disk`, each quantised when its turn comes."""
+        """Return the tensors to write for `carry_on_disk`, each quantised when it is written."""
         return [
             Outgoing(tensor.name, torch.uint8, (packing.layout.nbytes,), partial(self._packed, index, packing))
             for index, (tensor, packing) in enumerate(zip(self.tensors, self.packings))
@@ -70,13 +70,13 @@ class QuantizedBlock(Block):
         ]
 
     def carry_on_disk(self, written: dict[str, torch.Tensor]) -> None:
-        """Take views of a file that holds what `outgoing` gave, by name, for the carrier."""
+        """Create the carrier from views of the file that contains the tensors of `outgoing`, by name."""
         values = [written.get(tensor.name, tensor.value) for tensor in self.tensors]
         self.carrier = Block(self.name, [HostTensor(value, value.dtype) for value in values])
         self._carried = [(tensor.value, version_of(tensor.value)) for tensor in self.tensors]
 
     def refresh(self) -> None:
-        """Carry anew what was written to or replaced since it was carried last."""
+        """Quantise weights again that were written or replaced since."""
         for index, tensor in enumerate(self.tensors):
             carried = self._carried[index]
             if carried is None or carried[0] is not tensor.value or carried[1] != version_of(tensor.value):
@@ -86,14 +86,14 @@ class QuantizedBlock(Block):
     def restore(
         self, staged: torch.Tensor, memory: torch.Tensor, scratch: torch.Tensor, begin: int = 0, end: int | None = None
     ) -> None:
-        """Write the weights that the carrier in `staged` stands for into `memory`; all three lie on the device.
+        """Restore the weights from the carrier in `staged` into `memory`; all arguments are on the device.
 
         Args:
-            staged: uint8, the carrier's bytes as its layout has them.
-            memory: uint8, where the block's own layout begins.
+            staged: uint8, the carrier's packed buffer.
+            memory: uint8, the block's packed buffer.
             scratch: uint8, of at least `scratch_bytes`.
-            begin: What the bytes of the carrier up to this one are enough for was restored before.
-            end: Up to this one they are there; None: all are.
+            begin: Bytes of the carrier that were restored by previous calls.
+            end: Bytes of the carrier that have arrived; None: all.
         """
         layout, end = self.carrier.layout, self.carrier.layout.nbytes if end is None else end
         with torch.no_grad():
@@ -129,18 +129,18 @@ class QuantizedBlock(Block):
 
     def _pack(self, tensor: HostTensor, packing: Packing, packed: torch.Tensor) -> None:
         self.errors[tensor.name] = packing.pack(tensor.value, packed, tensor.name)
-        _let_go(tensor.value)
+        _release_pages(tensor.value)
 
 
 def carry_on_disk(blocks: Collection[QuantizedBlock], folder: Path) -> None:
-    """Quantise `blocks` into one file in `folder`, which has no name and vanishes with them."""
+    """Quantise `blocks` into one unlinked file in `folder`, which is deleted with them."""
     written = offload(folder, [outgoing for block in blocks for outgoing in block.outgoing()])
     for block in blocks:
         block.carry_on_disk(written)
 
 
 def packings_of(tensors: Iterable[HostTensor], offload_dtype: str) -> list[Packing | None]:
-    """Return for each tensor how it is quantised; None for what stays as it is: buffers, vectors, small ones."""
+    """Return the packing of each tensor; None for those that are not quantised: buffers, vectors, small tensors."""
     return [None if tensor.is_buffer else Packing.of(tensor.value, offload_dtype) for tensor in tensors]
 
 
@@ -150,10 +150,10 @@ def _kind(tensor: HostTensor, packing: Packing | None) -> tuple[torch.dtype, tor
     return torch.uint8, torch.Size([packing.layout.nbytes])
 
 
-def _let_go(weight: torch.Tensor) -> None:
-    """Let the kernel have the pages of a checkpoint back that quantising has brought in.
+def _release_pages(weight: torch.Tensor) -> None:
+    """Release the pages of a mapped weight that quantising has read.
 
-    They were all just read, so that memory of any other kind shows as such, and is left alone.
+    All its pages are in memory now, so `is_untouched` is False for a tensor that is not mapped; that is left alone.
     """
     if type(weight.detach()) is torch.Tensor and is_untouched(weight):
         release(weight)

@@ -9,19 +9,19 @@ from contextlib import contextmanager
 
 
 class StreamStats:
-    """Counters of one device's weights since they were last reset. Threads may share them.
+    """Transfer counters of one device's weights since the last reset. Thread-safe.
 
     Attributes:
         bytes_from_ram: Bytes fetched from host memory.
         bytes_from_disk: Bytes fetched from files; for a model that runs on the host, bytes paged in ahead of use.
         bytes_dropped: Bytes whose memory was released to keep the host's budget.
-        fetches: Blocks fetched, prefetched ones included.
-        hits: Visited blocks that were there or on their way.
-        misses: Visited blocks whose fetch began only then.
-        seconds_waited: Seconds that forwards waited for weights (on devices with streams of their own the device
-            waits for copies instead, and this counts the waiting for the disk alone).
-        seconds_reading: Seconds during which files were being read.
-        seconds_on_link: Seconds during which the link to the device was copying weights.
+        fetches: Blocks fetched, including prefetches.
+        hits: Visits of blocks that had arrived or were being fetched.
+        misses: Visits of blocks whose fetch began only then.
+        seconds_waited: Seconds that forwards waited for weights. On devices with streams the device waits for copies,
+            and this counts only the waits for the disk.
+        seconds_reading: Seconds during which at least one thread read files.
+        seconds_on_link: Seconds during which the link copied weights.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class StreamStats:
         waited: float = 0.0,
         on_link: float = 0.0,
     ) -> None:
-        """Raise counters: bytes from RAM, from disk and dropped, blocks fetched, seconds waited and on the link."""
+        """Increase counters: bytes from RAM, from disk and dropped, blocks fetched, seconds waited and on the link."""
         with self._lock:
             self.bytes_from_ram += from_ram
             self.bytes_from_disk += from_disk
@@ -64,7 +64,7 @@ class StreamStats:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Count the time within this context as reading; several at once count once."""
+        """Count the time within this context as reading; concurrent contexts count once."""
         with self._lock:
             self._readers += 1
             if self._readers == 1:
@@ -79,23 +79,23 @@ class StreamStats:
 
     @property
     def hit_rate(self) -> float:
-        """Hits as a share of all visits; 0 before the first."""
+        """Hits as a fraction of all visits; 0 before the first."""
         return self.hits / max(1, self.hits + self.misses)
 
     @property
     def link_busy(self) -> float:
-        """Share of the time since the last reset during which the link was copying."""
+        """Fraction of the time since the last reset during which the link was copying."""
         return min(1.0, self.seconds_on_link / max(1e-9, time.perf_counter() - self._began))
 
     def as_dict(self) -> dict[str, float]:
-        """Return the counters by name, with the hit rate and the share of time that the link was busy."""
+        """Return the counters by name, with `hit_rate` and `link_busy`."""
         with self._lock:
             counters = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return {**counters, "hit_rate": self.hit_rate, "link_busy": self.link_busy}
 
 
 def together(stats: Sequence[StreamStats]) -> dict[str, float]:
-    """Return the counters of weights that reach one device in several ways, added up."""
+    """Return the sums of the counters of several streamers or readers of one device."""
     found = [each.as_dict() for each in stats]
     total = {name: sum(counters[name] for counters in found) for name in found[0]}
     total["hit_rate"] = total["hits"] / max(1, total["hits"] + total["misses"])

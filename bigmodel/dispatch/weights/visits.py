@@ -1,4 +1,4 @@
-"""Visits: a forward enters weights, computes with them and leaves them; and which visit is expected after which."""
+"""Visits: the protocol by which a forward acquires, uses and releases weights; and the predicted order of visits."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ B = TypeVar("B")
 
 
 class Visited(ForkSafe, Generic[R, H]):
-    """Something that forwards of several threads enter and leave, wherever Ctrl-C interrupts them.
+    """Base class of resources that forwards of several threads enter and leave, safe against Ctrl-C at any point.
 
-    Python raises KeyboardInterrupt between two bytecodes, at calls and at backward jumps only. The protocol rests on
-    that:
+    Python raises KeyboardInterrupt only at calls and backward jumps. The protocol relies on that:
 
-    - A visit has a list of what it holds, empty at first.
-    - `_enter` appends to the list and raises the counts that go with it without a call in between: both happen or
-      neither does. It may raise before or after.
-    - `_leave` gives back what is in the list; it lowers the counts and empties the list in the same way. When it is
-      interrupted or fails it is called again, and then does what is left to do.
+    - A visit has a list of the resources that it holds, empty at first.
+    - `_enter` appends to the list and increments the matching use counts without a call in between, so both happen or
+      neither. It may raise before or after.
+    - `_leave` releases the resources in the list; it decrements the counts and empties the list in the same way. If it
+      is interrupted or fails it is called again, and completes the rest.
 
-    So counts and lists agree at every moment, and nothing stays held after a visit.
+    Counts and lists therefore agree at any time, and a visit leaves nothing held.
 
-    Type parameters: what a visit asks for, and what it then holds.
+    Type parameters: the request of a visit, and the resource that it holds.
 
     Attributes:
-        _lock: Guards all that threads share; a subclass's `_start` may rely on it.
-        _changed: Notified when something is given back.
+        _lock: Guards all shared state; available to a subclass's `_start`.
+        _changed: Notified when a resource is released.
     """
 
     def _start(self) -> None:
@@ -43,17 +42,17 @@ class Visited(ForkSafe, Generic[R, H]):
 
     @abstractmethod
     def _enter(self, request: R, held: list[H]) -> None:
-        """Wait for what `request` asks for and add it to `held`."""
+        """Wait for the requested resource and append it to `held`."""
 
     @abstractmethod
     def _leave(self, held: list[H]) -> None:
-        """Give back what is in `held` and empty it; there may be nothing in it."""
+        """Release the resources in `held`, possibly none, and empty it."""
 
     def visit(self, request: R, compute: Callable[[list[H]], T]) -> T:
-        """Return what `compute` returns, called with what is held for it.
+        """Return ``compute(held)``, called while the requested resources are held.
 
         Raises:
-            Exception: Whatever entering, `compute` or leaving raised; nothing is held then.
+            Exception: The error of entering, `compute` or leaving; nothing is held then.
         """
         if not self.is_started:
             self.start()
@@ -70,7 +69,7 @@ class Visited(ForkSafe, Generic[R, H]):
 
     @contextmanager
     def use(self, request: R) -> Iterator[list[H]]:
-        """Hold what `request` asks for within this context. Code that Ctrl-C may interrupt calls `visit` instead."""
+        """Hold the requested resources within this context. Not safe against Ctrl-C; use `visit` for that."""
         if not self.is_started:
             self.start()
         held: list[H] = []
@@ -81,39 +80,39 @@ class Visited(ForkSafe, Generic[R, H]):
             self._leave(held)
 
 
-class _Thread(threading.local):
-    """What the calling thread has visited last."""
+class _LastVisit(threading.local):
+    """The block that the calling thread has visited last."""
 
-    last: object = None
+    block: object = None
 
 
 class VisitOrder(Generic[B]):
-    """Says which blocks are expected after which. Threads may share it.
+    """Predicts the order of blocks. Thread-safe.
 
-    After each block, the block is expected that a thread visited after it the last time. A guess may be wrong, as
-    after a block that was skipped or repeated.
+    The predicted successor of a block is the one that a thread visited after it the last time. A prediction may be
+    wrong, for example after a block that was skipped or repeated.
 
     Args:
-        blocks: In the order in which they are expected at first; after the last one the first.
+        blocks: The blocks in the order predicted at first, cyclically.
     """
 
     def __init__(self, blocks: Sequence[B]) -> None:
         self._next: dict[object, B] = dict(zip(blocks, [*blocks[1:], *blocks[:1]]))
-        self._thread = _Thread()
+        self._thread = _LastVisit()
         self._last: object = None
 
     def visit(self, block: B) -> bool:
-        """Note that the calling thread visits `block`; return whether no other has visited one since it did so."""
+        """Record that the calling thread visits `block`; return whether no other thread made a visit since its last."""
         thread = self._thread
-        last = thread.last
+        last = thread.block
         if last is not None and last is not block:
             self._next[last] = block
         alone, self._last = self._last is last, block
-        thread.last = block
+        thread.block = block
         return alone
 
     def after(self, block: B, most: int) -> list[B]:
-        """Return what is expected after `block`, at most so many, each once and without `block` itself."""
+        """Return the predicted successors of `block`, at most `most`, each once and without `block` itself."""
         found: dict[B, None] = {}
         following = self._next.get(block)
         while len(found) < most and following is not None and following is not block and following not in found:

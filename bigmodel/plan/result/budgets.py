@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...devices import DISK, HOST, DeviceLike, accelerators, format_size, get_max_memory, normalize_device, parse_size
-from ...devices.budgets import budgets_given
+from ...devices.budgets import budget_items
 from ...errors import BudgetError, DeviceError, SizeError
 from ...limits import PLANNED_SHARE
 
@@ -35,7 +35,7 @@ def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> di
         return get_max_memory(max_memory)
     numbered: dict[Key, int] = {}
     others: dict[DeviceLike, int | str] = {}
-    for device, size in budgets_given(max_memory):
+    for device, size in budget_items(max_memory):
         number = _number(device)
         if number is None:
             others[device] = size

@@ -63,7 +63,7 @@ def test_queued_copies_follow_each_other_without_a_pause(monkeypatch: pytest.Mon
     for event in events:
         event.wait()
     assert clock.now == pytest.approx(3 * 0.02, abs=1e-4)
-    assert streams.due() is None
+    assert streams.copy_ready_since() is None
 
 
 def test_a_copy_stream_that_was_idle_begins_when_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:

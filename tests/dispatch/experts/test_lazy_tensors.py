@@ -11,7 +11,7 @@ import torch
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.dispatch.experts.cache import Chosen, ExpertCache
 from bigmodel.dispatch.experts.layer import ExpertLayer
-from bigmodel.dispatch.experts.lazy_tensors import ExpertQueue, LazyTensor, fitting, split
+from bigmodel.dispatch.experts.lazy_tensors import ExpertQueue, LazyTensor, split, wave_size
 
 from .test_layer import layer
 
@@ -72,6 +72,6 @@ def test_a_lazy_tensor_has_the_device_and_dtype_of_what_it_stands_for() -> None:
 
 
 def test_half_of_the_slots_is_left_for_what_comes_next_unless_all_fit() -> None:
-    assert [fitting(4, slots) for slots in (1, 2, 3, 4, 9)] == [1, 1, 1, 4, 4]
+    assert [wave_size(4, slots) for slots in (1, 2, 3, 4, 9)] == [1, 1, 1, 4, 4]
     assert split([1, 2, 3, 4, 5], 2) == [[1, 2], [3, 4], [5]]
     assert split([], 2) == []

@@ -196,7 +196,7 @@ def test_the_visit_order_is_learned(tmp_path: Path, populated: Populated, monkey
 
 def under_budget(blocks: list[MappedBlock], budget: int, monkeypatch: pytest.MonkeyPatch) -> ReadAhead:
     """Return a reader for a process that holds nothing but its blocks."""
-    monkeypatch.setattr(residency, "resident_bytes", lambda: sum(block.held for block in blocks))
+    monkeypatch.setattr(residency, "resident_bytes", lambda: sum(block.paged_in for block in blocks))
     return ReadAhead(blocks, budget)
 
 
@@ -210,7 +210,7 @@ def test_the_budget_holds_and_most_blocks_that_fit_stay(
         for n, block in enumerate(blocks):
             with reader.use(block) as held:
                 assert held
-                assert sum(block.held for block in blocks) <= 5 * MIB
+                assert sum(block.paged_in for block in blocks) <= 5 * MIB
                 assert registries[n]["weight"].unique().tolist() == [n]
         if turn == 0:
             wait_until_idle()
@@ -228,7 +228,7 @@ def test_a_block_larger_than_the_budget_is_paged_in(tmp_path: Path, monkeypatch:
     for n, block in enumerate(blocks):
         with reader.use(block) as held:
             assert held
-            assert sum(block.held for block in blocks) <= read_ahead_window([MIB] * 3)
+            assert sum(block.paged_in for block in blocks) <= read_ahead_window([MIB] * 3)
             assert registries[n]["weight"][-1] == n
 
 

@@ -25,7 +25,7 @@ def blocks(tmp_path: Path) -> list[MappedBlock]:
 
 def within(blocks: list[MappedBlock], budget: int, monkeypatch: pytest.MonkeyPatch) -> Residency:
     """Return what decides for a process that is made of nothing but blocks."""
-    monkeypatch.setattr(residency, "resident_bytes", lambda: sum(block.held for block in blocks))
+    monkeypatch.setattr(residency, "resident_bytes", lambda: sum(block.paged_in for block in blocks))
     found = Residency(blocks, int(budget / (1 - MARGIN)) + 1, StreamStats())
     found.order = list(blocks)
     return found
@@ -37,7 +37,7 @@ def page_in_all(decides: Residency, waited_for: list[MappedBlock], may_drop: boo
     decides.measure()
     while (found := decides.next_step([b for b in waited_for if not b.is_ready], may_drop)) is not None:
         block, step = found
-        block.held += step.nbytes
+        block.paged_in += step.nbytes
         came.append(block)
     return came
 
@@ -78,7 +78,7 @@ def test_resident_blocks_are_spread_between_those_that_take_turns(
         paged_in = page_in_all(decides, [block])
         block.users = 0
         came += paged_in if turn >= 6 else []
-        assert sum(each.held for each in blocks) <= 4 * MIB
+        assert sum(each.paged_in for each in blocks) <= 4 * MIB
     assert sorted(block.name for block in came) == ["1", "1", "2", "2", "3", "3", "5", "5"]
 
 
@@ -100,7 +100,7 @@ def test_blocks_in_use_are_never_dropped(blocks: list[MappedBlock], monkeypatch:
     decides.order = [*blocks[2:], *blocks[:2]]
     came = page_in_all(decides, [blocks[2]])
     assert came == [blocks[2]], "room or no room, for a forward waits for it"
-    assert all(block.held for block in blocks[:3])
+    assert all(block.paged_in for block in blocks[:3])
 
 
 def test_with_no_budget_all_comes_in(blocks: list[MappedBlock], monkeypatch: pytest.MonkeyPatch) -> None:

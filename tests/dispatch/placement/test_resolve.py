@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bigmodel.dispatch import dispatch_model, get_plan, undispatch
+from bigmodel.dispatch import cpu_offload, dispatch_model, get_plan, undispatch
 from bigmodel.dispatch.placement.options import PlanArguments
 from bigmodel.dispatch.placement.resolve import resolve_device_map
 from bigmodel.errors import DeviceError, PlanError
@@ -26,6 +26,19 @@ def test_one_device_is_for_the_whole_model() -> None:
 def test_a_word_that_is_neither_a_strategy_nor_a_device_is_told_what_there_is() -> None:
     with pytest.raises(DeviceError, match=r"'balanced_high', which is neither a strategy \(auto, .*\) nor a device"):
         resolve_device_map(stack(), "balanced_high")
+
+
+@pytest.mark.parametrize("device_map", ["cuda:77", {"": "cuda:77"}, {"0": "cpu", "": "virtual:77"}])
+def test_a_device_that_is_not_present_is_named_with_those_that_are(device_map: object) -> None:
+    with pytest.raises(DeviceError, match=r"^device '(cuda|virtual):77' is not present; this machine has .*'cpu'.*$"):
+        dispatch_model(stack(), device_map)  # type: ignore[arg-type]
+
+
+def test_a_main_device_that_is_not_present_is_named() -> None:
+    with pytest.raises(DeviceError, match="device 'cuda:77' is not present"):
+        dispatch_model(stack(), "cpu", main_device="cuda:77")
+    with pytest.raises(DeviceError, match="device 'cuda:77' is not present"):
+        cpu_offload(stack(), "cuda:77")
 
 
 @pytest.mark.usefixtures("every_accelerator")

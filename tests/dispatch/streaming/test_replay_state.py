@@ -10,7 +10,7 @@ from torch import nn
 
 from bigmodel.dispatch.streaming.replay_state import (
     Precision,
-    Surroundings,
+    ReplayState,
     refuse_hidden_tensors,
     unchanged_buffers,
 )
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 def test_random_numbers_are_drawn_again_and_those_of_others_go_on() -> None:
     torch.manual_seed(0)
-    surroundings = Surroundings(torch.device(at(0)))
+    surroundings = ReplayState(torch.device(at(0)))
     first, following = torch.rand(3), torch.rand(3)
     torch.manual_seed(0)
     torch.rand(3)

@@ -104,9 +104,9 @@ def test_a_file_cut_short_shows_nothing_and_is_told_from_a_whole_one(tmp_path: P
     path = tmp_path / "file"
     path.write_bytes(b"x" * 20_000)
     file = opened(path)
-    assert file.show(10_000, 5_000) is not None
+    assert file.view_cached(10_000, 5_000) is not None
     os.truncate(path, 12_000)
-    assert file.show(10_000, 5_000) is None
+    assert file.view_cached(10_000, 5_000) is None
     file.check_length(12_000)
     with pytest.raises(CheckpointFormatError, match=r"file: ends at byte 12000, but .* up to byte 15000.* cut short"):
         file.check_length(15_000)

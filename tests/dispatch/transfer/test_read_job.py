@@ -123,8 +123,8 @@ def test_how_it_ended_is_said_once(tmp_path: Path, outcome: PastEvent | BaseExce
     job = job_of(block_of(tmp_path))
     read = ReadEvent(job)
     assert not read.done()
-    job.settle(outcome)
-    job.settle(OSError("told too late"))
+    job.set_outcome(outcome)
+    job.set_outcome(OSError("too late"))
     assert job.is_read
     assert read.done()
     if isinstance(outcome, BaseException):
@@ -140,7 +140,7 @@ def test_how_it_ended_is_said_once(tmp_path: Path, outcome: PastEvent | BaseExce
 def test_a_block_has_arrived_when_its_last_copy_has(tmp_path: Path) -> None:
     job, last = job_of(block_of(tmp_path)), Waiting()
     read = ReadEvent(job)
-    job.settle(last)
+    job.set_outcome(last)
     assert not read.done()
     read.wait()
     assert last.waited
@@ -159,7 +159,7 @@ def test_errors_of_a_copy_are_raised_in_the_waiter(
 
     monkeypatch.setattr(StagingSlot, "check", fail)
     stage.copy(stage.copies())
-    job.settle(PastEvent())
+    job.set_outcome(PastEvent())
     for wait in (ReadEvent(job).wait, ReadEvent(job).synchronize):
         with pytest.raises(OSError, match="cut short"):
             wait()

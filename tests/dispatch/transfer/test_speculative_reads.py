@@ -55,7 +55,7 @@ def test_expected_blocks_are_read_one_after_the_other_and_no_others(
     reads_ahead(reads, plan, len(plan(first).chunks) + len(plan(second).chunks))
     assert not reads.next_read(plan, begin)
     for block in (first, second):
-        begun = reads.asked(block, plan(block))
+        begun = reads.take(block, plan(block))
         assert [read.chunk for read in begun] == list(plan(block).chunks)
 
 
@@ -66,9 +66,9 @@ def test_a_block_that_is_asked_for_takes_over_what_has_begun_and_is_expected_no_
     reads = SpeculativeReads()
     reads.expect([first, second])
     reads_ahead(reads, plan, 1)
-    assert len(reads.asked(first, plan(first))) == 1
+    assert len(reads.take(first, plan(first))) == 1
     reads_ahead(reads, plan, 1)
-    assert reads.asked(second, plan(second))[0].chunk == plan(second).chunks[0]
+    assert reads.take(second, plan(second))[0].chunk == plan(second).chunks[0]
     assert not reads.next_read(plan, begin)
 
 
@@ -79,7 +79,7 @@ def test_a_wrong_guess_gives_nothing_but_what_is_to_be_dropped(
     reads = SpeculativeReads()
     reads.expect([first, second])
     reads_ahead(reads, plan, 3)
-    assert reads.asked(third, plan(third)) == []
+    assert reads.take(third, plan(third)) == []
     assert len(reads.drop()) == 3
     assert reads.drop() == []
 
@@ -92,7 +92,7 @@ def test_reads_from_before_a_write_are_not_used(
     reads.expect([first])
     reads_ahead(reads, plan, 1)
     registry["weight"].data[5] = 9
-    assert reads.asked(first, plan(first)) == []
+    assert reads.take(first, plan(first)) == []
 
 
 def test_failed_speculative_reads_are_made_again(
@@ -109,7 +109,7 @@ def test_failed_speculative_reads_are_made_again(
         return read
 
     assert reads.next_read(plan, fail)
-    assert reads.asked(first, plan(first)) == []
+    assert reads.take(first, plan(first)) == []
 
 
 def test_blocks_of_which_nothing_is_read_are_passed_over(
@@ -120,5 +120,5 @@ def test_blocks_of_which_nothing_is_read_are_passed_over(
     reads = SpeculativeReads()
     reads.expect([first, second])
     reads_ahead(reads, plan, 1)
-    assert reads.asked(first, plan(first)) == []
-    assert len(reads.asked(second, plan(second))) == 1
+    assert reads.take(first, plan(first)) == []
+    assert len(reads.take(second, plan(second))) == 1

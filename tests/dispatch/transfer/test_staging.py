@@ -37,7 +37,7 @@ def chunks(tmp_path: Path) -> list[Chunk]:
 
 @pytest.fixture
 def every_chunk_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging_slots, "SHOWN_BYTES", 0)
+    monkeypatch.setattr(staging_slots, "VIEW_BYTES", 0)
 
 
 def weight_bytes(chunk: Chunk, staged: torch.Tensor) -> list[int]:
@@ -50,7 +50,7 @@ def weight_bytes(chunk: Chunk, staged: torch.Tensor) -> list[int]:
 def test_a_chunk_is_staged_bit_by_bit_each_way(
     chunks: list[Chunk], shown: int, bypass: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging_slots, "SHOWN_BYTES", shown)
+    monkeypatch.setattr(staging_slots, "VIEW_BYTES", shown)
     slots = StagingSlots(CHUNK, pin=False).free
     for chunk, slot in zip(chunks, slots):
         start = chunk.segments[0].start
