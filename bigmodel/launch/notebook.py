@@ -156,7 +156,7 @@ def _forget_parent() -> None:
     """Reset the state inherited by a forked process that is invalid in it."""
     import torch
 
-    from bigmodel.train.state.accelerator_state import AcceleratorState
+    from bigmodel.train.accelerator_state import AcceleratorState
     from bigmodel.train.state.gradient import GradientState
 
     # The inherited states describe the parent, which is not a rank.

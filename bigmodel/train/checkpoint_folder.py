@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bigmodel.atomic_files import sync_folder, written_atomically
 from bigmodel.errors import CheckpointError, CheckpointFormatError, CheckpointNotFoundError
-from bigmodel.train.operations.collectives import gather_object
+from bigmodel.train.collectives import gather_object
 from bigmodel.train.state.ranks import RankOperations
 
 _PARTIAL = ".partial"

@@ -4,11 +4,11 @@ from bigmodel.plan.accelerate_api import clean_device_map as clean_device_map
 from bigmodel.profile.model.dtypes import CustomDtype as CustomDtype
 from bigmodel.profile.model.dtypes import dtype_byte_size as dtype_byte_size
 from bigmodel.profile.model.tensors import retie_parameters as retie_parameters
-from bigmodel.train.operations.collectives import pad_input_tensors as pad_input_tensors
-from bigmodel.train.operations.nested import find_device as find_device
-from bigmodel.train.operations.nested import honor_type as honor_type
-from bigmodel.train.operations.nested import is_namedtuple as is_namedtuple
-from bigmodel.train.operations.nested import is_torch_tensor as is_torch_tensor
+from bigmodel.train.collectives import pad_input_tensors as pad_input_tensors
+from bigmodel.train.nested import find_device as find_device
+from bigmodel.train.nested import honor_type as honor_type
+from bigmodel.train.nested import is_namedtuple as is_namedtuple
+from bigmodel.train.nested import is_torch_tensor as is_torch_tensor
 from bigmodel.train.wrappers import compile_regions as compile_regions
 
 from .available import is_aim_available as is_aim_available

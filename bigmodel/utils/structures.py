@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bigmodel.devices import format_size, parse_size
-from bigmodel.train.operations.nested import convert_to_fp32, find_batch_size, recursively_apply
+from bigmodel.train.nested import convert_to_fp32, find_batch_size, recursively_apply
 
 
 @dataclass(frozen=True)

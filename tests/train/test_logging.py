@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from bigmodel.errors import TrainError
+from bigmodel.train.accelerator_state import AcceleratorState
 from bigmodel.train.logging import get_logger, tqdm
-from bigmodel.train.state.accelerator_state import AcceleratorState
 from bigmodel.train.state.partial import PartialState
 
 

@@ -12,7 +12,7 @@ import torch
 
 from bigmodel.errors import TrainError
 from bigmodel.train import PartialState, set_seed, synchronize_rng_state, synchronize_rng_states
-from bigmodel.train.operations.collectives import gather, gather_object
+from bigmodel.train.collectives import gather, gather_object
 from bigmodel.train.seeding import full_state, host_state, set_full_state, set_host_state
 from tests.train.multiprocess import on_ranks
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bigmodel.errors import TrainError
+from bigmodel.train.accelerator_state import AcceleratorState
 from bigmodel.train.configuration import DataLoaderConfiguration, ProjectConfiguration
 from bigmodel.train.data.loader import DataLoaderShard
 from bigmodel.train.dispatched import DispatchedModels
@@ -16,7 +17,6 @@ from bigmodel.train.handlers import AutocastKwargs, ProfileKwargs
 from bigmodel.train.optimizer import AcceleratedOptimizer
 from bigmodel.train.precision.scaling import LossScaler
 from bigmodel.train.scheduler import AcceleratedScheduler
-from bigmodel.train.state.accelerator_state import AcceleratorState
 from bigmodel.train.state.gradient import GradientState
 from bigmodel.train.state.ranks import RankOperations
 from bigmodel.train.strategies.base import Strategy

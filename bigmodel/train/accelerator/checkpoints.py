@@ -19,7 +19,7 @@ from bigmodel.train.accelerator.base import AcceleratorCore
 from bigmodel.train.accelerator.run_state import read_run_state, write_run_state
 from bigmodel.train.checkpoint_files import save_any, write_safetensors
 from bigmodel.train.checkpoint_folder import raise_on_all
-from bigmodel.train.operations.collectives import gather_object
+from bigmodel.train.collectives import gather_object
 from bigmodel.train.wrappers import bare_model
 
 _CHECKPOINTS = "checkpoints"

@@ -17,6 +17,7 @@ from bigmodel.train.accelerator.gathering import Exchange
 from bigmodel.train.accelerator.preparing import Preparing
 from bigmodel.train.accelerator.stepping import Stepping
 from bigmodel.train.accelerator.tracking import Tracking
+from bigmodel.train.accelerator_state import AcceleratorState, Plugins
 from bigmodel.train.configuration import (
     DataLoaderConfiguration,
     GradientAccumulationPlugin,
@@ -32,7 +33,6 @@ from bigmodel.train.handlers import (
     ProfileKwargs,
 )
 from bigmodel.train.precision.scaling import LossScaler
-from bigmodel.train.state.accelerator_state import AcceleratorState, Plugins
 from bigmodel.train.state.gradient import GradientState
 from bigmodel.train.strategies.base import StrategySettings, make_strategy
 from bigmodel.train.types import RNGType

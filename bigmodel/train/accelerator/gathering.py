@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bigmodel.devices.nested import first_tensor
 from bigmodel.train.accelerator.base import AcceleratorCore
+from bigmodel.train.collectives import gather, gather_object, gather_uneven, pad_across_processes, reduce
 from bigmodel.train.data.loader import DataLoaderShard
-from bigmodel.train.operations.collectives import gather, gather_object, gather_uneven, pad_across_processes, reduce
-from bigmodel.train.operations.nested import map_members
+from bigmodel.train.nested import map_members
 from bigmodel.train.state.gradient import GradientState
 from bigmodel.train.state.partial import PartialState
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from bigmodel.devices.nested import first_tensor
 from bigmodel.errors import TrainError
 from bigmodel.train.data.steps import Step
-from bigmodel.train.operations.nested import concatenate, find_batch_size, recursively_apply
+from bigmodel.train.nested import concatenate, find_batch_size, recursively_apply
 
 
 class BatchPart(NamedTuple):

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from bigmodel.errors import TrainError
 from bigmodel.train.data.steps import Step
-from bigmodel.train.operations.nested import find_batch_size
+from bigmodel.train.nested import find_batch_size
 
 
 class TailSample(NamedTuple):

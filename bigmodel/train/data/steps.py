@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from bigmodel.devices import copy_stream
 from bigmodel.devices.nested import iter_tensors
-from bigmodel.train.operations.nested import find_batch_size, send_to_device
+from bigmodel.train.nested import find_batch_size, send_to_device
 
 
 class Step(NamedTuple):

@@ -13,7 +13,7 @@ from torch import nn
 
 from bigmodel.errors import TrainError
 from bigmodel.train.handlers import AORecipeKwargs, AutocastKwargs
-from bigmodel.train.operations.nested import convert_to_fp32
+from bigmodel.train.nested import convert_to_fp32
 from bigmodel.train.types import PrecisionType
 
 _DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}

@@ -1,1 +1,1 @@
-"""State: which process this is, how it trains, and where its training loop stands."""
+"""State: the rank of this process, its process group, and the state of gradient accumulation."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from bigmodel.errors import TrainError
-from bigmodel.train.operations.nested import map_members
+from bigmodel.train.nested import map_members
 
 
 def share_bounds(length: int, num_processes: int, process_index: int) -> tuple[int, int]:

@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigmodel.dispatch.streaming.replay_state import (
-    Precision,
-    ReplayState,
-    refuse_hidden_tensors,
-    unchanged_buffers,
-)
+from bigmodel.dispatch.streaming.replay_state import Precision, ReplayState, refuse_hidden_tensors, unchanged_buffers
 from bigmodel.errors import DispatchError
 
 from ...accelerators import at

@@ -24,7 +24,7 @@ from bigmodel.train import (
     prepare_data_loader,
 )
 from bigmodel.train.accelerator.stepping import uneven_batches
-from bigmodel.train.operations.collectives import gather, gather_object
+from bigmodel.train.collectives import gather, gather_object
 from tests.train.multiprocess import fresh_states, on_ranks
 
 

@@ -21,9 +21,9 @@ from bigmodel.train import (
     set_seed,
 )
 from bigmodel.train.accelerator.gathering import gather_for_metrics
+from bigmodel.train.collectives import gather_object
 from bigmodel.train.data.prepare import iterable_style, map_style
 from bigmodel.train.data.request import LoaderRequest
-from bigmodel.train.operations.collectives import gather_object
 from tests.train.multiprocess import on_ranks, run_on_ranks
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bigmodel.errors import TrainError
 from bigmodel.train import PartialState
-from bigmodel.train.operations.collectives import gather_object
+from bigmodel.train.collectives import gather_object
 from bigmodel.train.state.ranks import RankOperations, process_share
 from tests.train.multiprocess import on_ranks
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bigmodel.train.state.accelerator_state import AcceleratorState
+from bigmodel.train.accelerator_state import AcceleratorState
 from bigmodel.train.state.gradient import GradientState
 from bigmodel.train.state.partial import PartialState
 

@@ -9,7 +9,7 @@ import torch
 
 from bigmodel.errors import TrainError
 from bigmodel.train import AcceleratorState, DistributedType, PartialState
-from bigmodel.train.state.accelerator_state import Plugins, choose_kind
+from bigmodel.train.accelerator_state import Plugins, choose_kind
 
 
 def test_it_has_what_partial_state_has_and_more() -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bigmodel.errors import TrainError
-from bigmodel.train.operations.nested import recursively_apply
+from bigmodel.train.nested import recursively_apply
 from bigmodel.train.state.partial import PartialState
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -9,7 +9,7 @@ import torch
 
 from bigmodel.errors import TrainError
 from bigmodel.train import PartialState
-from bigmodel.train.operations.collectives import (
+from bigmodel.train.collectives import (
     DistributedOperationException,
     broadcast,
     broadcast_object_list,

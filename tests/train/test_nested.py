@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bigmodel.errors import TrainError
-from bigmodel.train.operations.nested import (
+from bigmodel.train.nested import (
     concatenate,
     convert_to_fp32,
     find_batch_size,

@@ -1,1 +1,0 @@
-"""Operations on nested tensors, within a process and across processes."""
