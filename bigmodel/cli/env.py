@@ -13,7 +13,7 @@ def env(
         Path | None, typer.Option("--config_file", "--config-file", help="The configuration to show.")
     ] = None,
 ) -> None:
-    """Print versions, the machine and the configuration in force."""
+    """Print versions, the machine and the active configuration."""
     from ..launch.report import environment_report
 
     typer.echo(environment_report(config_file))

@@ -63,7 +63,7 @@ def generate(
     options = EngineOptions(max_sequences=1, max_queue=0, prefix_cache=False, row_multiple=1)
     engine = build_engine(loaded.model, codec, loaded.plan, options, draft_model=loaded.draft_model)
     params = SamplingParams(
-        _room(len(ids), max_tokens, engine), temperature, top_p, top_k, seed=seed, stop=tuple(stop or ())
+        _max_new_tokens(len(ids), max_tokens, engine), temperature, top_p, top_k, seed=seed, stop=tuple(stop or ())
     )
     sink = _Events()
     summary = _run(engine, Request("cli", ids, params, sink), sink)
@@ -72,7 +72,7 @@ def generate(
 
 
 def _text(prompt: str) -> str:
-    """The prompt, read from standard input where it is only a dash."""
+    """Return the prompt, read from standard input if it is a dash."""
     from bigmodel.errors import ServeError
 
     try:
@@ -83,8 +83,8 @@ def _text(prompt: str) -> str:
     return text
 
 
-def _room(prompt: int, wanted: int, engine: Engine) -> int:
-    """Most tokens that may be generated after ``prompt`` tokens."""
+def _max_new_tokens(prompt: int, wanted: int, engine: Engine) -> int:
+    """Return the number of tokens that may be generated after ``prompt`` tokens, at most ``wanted``."""
     from bigmodel.errors import ServeError
 
     longest = engine.core.max_length
@@ -106,7 +106,7 @@ class _Events:
 
 
 def _run(engine: Engine, request: Request, sink: _Events) -> str:
-    """Generate and print; speed and time to first token as text."""
+    """Generate and print; return speed and time to first token as text."""
     import time
 
     from bigmodel.errors import ServeError
@@ -137,7 +137,7 @@ def _run(engine: Engine, request: Request, sink: _Events) -> str:
 
 
 def _peaks(model: Any) -> str:
-    """Peak memory of every device that holds or computes part of the model."""
+    """Return the peak memory of every device that stores or computes part of the model, as text."""
     from bigmodel.devices import accelerators, format_size, max_memory_allocated
 
     devices = [*accelerators(), "cpu"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def print_tables(*shown: object) -> None:
-    """Print what rich can draw, as wide as the terminal; in a pipe there is none to fit into."""
+    """Print rich renderables, as wide as the terminal; without limit in a pipe."""
     from rich.console import Console
 
     console = Console()

@@ -1,4 +1,4 @@
-"""Configuration files, and starting training scripts on processes, GPUs and machines."""
+"""Launch: configuration files, and starting training scripts on processes, GPUs and machines."""
 
 from __future__ import annotations
 

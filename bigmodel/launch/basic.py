@@ -34,7 +34,7 @@ def write_basic_config(mixed_precision: str = "no", save_location: str | Path | 
     """Write `basic_config` to `save_location` (default: the default configuration file), unless it exists.
 
     Returns:
-        The path written, or None when a file was there already and has been left alone.
+        The path written; None if the file exists already, which is not changed.
     """
     path = Path(save_location) if save_location else default_config_path()
     if path.exists():

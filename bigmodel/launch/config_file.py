@@ -23,7 +23,7 @@ def default_config_path() -> Path:
 
 
 def find_default_config() -> Path | None:
-    """The default file in force: ours, else the one accelerate would read, else None."""
+    """The default configuration file: this library's, else the one that accelerate would read, else None."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     hub_home = Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface")
     candidates = [

@@ -1,4 +1,4 @@
-"""From settings to environment variables: how the launcher configures `Accelerator()` in each process."""
+"""Environment variables with which the launcher configures `Accelerator()` in each process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _kind(config: LaunchConfig, cpu: bool) -> dict[str, str]:
 
 
 def _threads(config: LaunchConfig, processes_here: int) -> int:
-    """Threads for each process: as set, else as the environment says, else an equal share of the cores."""
+    """Threads of each process: as configured, else as in the environment, else an equal share of the cores."""
     if config.num_cpu_threads_per_process:
         return config.num_cpu_threads_per_process
     inherited = os.environ.get("OMP_NUM_THREADS", "")

@@ -1,4 +1,4 @@
-"""What `bigmodel env` prints: versions, the machine and the configuration in force, for a bug report."""
+"""The output of `bigmodel env`: versions, the machine and the active configuration, for a bug report."""
 
 from __future__ import annotations
 

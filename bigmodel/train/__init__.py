@@ -1,4 +1,4 @@
-"""Train: the Accelerator and everything it prepares. The names are listed in `__init__.pyi`."""
+"""Train: the Accelerator and the objects that it prepares. The names are listed in `__init__.pyi`."""
 
 from bigmodel.lazy_names import lazy_names
 

@@ -13,12 +13,13 @@ from bigmodel.train.handlers import KwargsHandler
 
 @dataclass
 class ProjectConfiguration:
-    """Where a project writes.
+    """Folders of a project and naming of its checkpoints.
 
     Attributes:
-        project_dir: the project's folder; `logging_dir` is that of its logs, the project's own by default.
+        project_dir: the project's folder.
+        logging_dir: the folder of its logs; `project_dir` by default.
         automatic_checkpoint_naming: `save_state` writes `project_dir/checkpoints/checkpoint_<iteration>`.
-        total_limit: keep at most this many automatic checkpoints, the newest.
+        total_limit: largest number of automatic checkpoints to keep; older ones are removed.
         iteration: the number of the next automatic checkpoint.
         save_on_each_node: the main process of every machine writes, for folders that machines do not share.
     """
@@ -36,7 +37,7 @@ class ProjectConfiguration:
         self.set_directories(self.project_dir)
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
-        """Set the project's folder, and the logging folder where it has none of its own."""
+        """Set the project's folder, and the logging folder if that is not set."""
         self.project_dir = None if project_dir is None else os.fspath(project_dir)
         if self.logging_dir is None:
             self.logging_dir = self.project_dir
@@ -47,15 +48,15 @@ class DataLoaderConfiguration:
     """How prepared data loaders share the data among processes.
 
     Attributes:
-        split_batches: the loader's batch size is the whole batch, split among processes, instead of each one's.
-        dispatch_batches: the main process reads and sends every process its part. None: only for an iterable
+        split_batches: the loader's batch size is that of all processes together, instead of each process's.
+        dispatch_batches: the main process reads the data and sends each process its part. None: only for an iterable
             dataset that cannot be sharded.
-        even_batches: every process gets as many samples as the others; the last batches are filled with repeated
-            samples, which `gather_for_metrics` drops.
-        use_seedable_sampler: shuffle epoch e by seed + e, whatever the global generator's state.
+        even_batches: all processes get equally many samples; the last batches are filled with repeated samples, which
+            `gather_for_metrics` drops.
+        use_seedable_sampler: shuffle epoch e with seed + e, independent of the global generator.
         data_seed: that seed; None: drawn from the global generator.
         non_blocking: copy batches to the device asynchronously. On accelerators with pinned memory.
-        use_stateful_dataloader: use torchdata's `StatefulDataLoader`; a loaded state resumes in mid-epoch by itself.
+        use_stateful_dataloader: use torchdata's `StatefulDataLoader`, which resumes in mid-epoch after `load_state`.
     """
 
     split_batches: bool = False
@@ -72,10 +73,10 @@ class GradientAccumulationPlugin(KwargsHandler):
     """Gradient accumulation.
 
     Attributes:
-        num_steps: backward passes to one optimizer step.
-        adjust_scheduler: the scheduler counts the accumulating passes, too.
-        sync_with_dataloader: the end of a data loader closes the window early.
-        sync_each_batch: communicate gradients at every pass (less memory with sharded parameters, more traffic).
+        num_steps: backward passes per optimizer step.
+        adjust_scheduler: the scheduler also counts the accumulating passes.
+        sync_with_dataloader: the end of a data loader ends the accumulation window early.
+        sync_each_batch: synchronize gradients at every pass (less memory with sharded parameters, more communication).
     """
 
     num_steps: int | None = None

@@ -1,4 +1,4 @@
-"""Training models that `dispatch_model` has spread over an accelerator, host memory and disk."""
+"""Training of models that `dispatch_model` has distributed over an accelerator, host memory and disk."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from bigmodel.train.strategies.remap import ParameterMap
 
 
 class DispatchedModels:
-    """Makes dispatched models ready for the optimizers that will train them, in whatever order they are prepared."""
+    """Prepares dispatched models for the optimizers that will train them, in any order of `prepare` calls."""
 
     def __init__(self) -> None:
         self._parameters = ParameterMap()
 
     def ready(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Let every weight that `optimizers` change lie where it can be trained, and point them at it.
+        """Move the weights that `optimizers` change to where they can be trained, and update the optimizers' references.
 
-        See `bigmodel.dispatch.prepare_training` for what moves where.
+        See `bigmodel.dispatch.prepare_training` for the moves.
 
         Raises:
-            TrainError: the host has no room for them.
+            TrainError: the weights and their gradients do not fit the host's memory.
         """
         dispatched = [model for model in models if _is_dispatched(model)]
         if not dispatched:
@@ -59,11 +59,11 @@ def check_one_process(model: nn.Module, several: bool, over_devices: bool) -> No
     """Refuse a model that several processes cannot share.
 
     Args:
-        several: There is more than one process.
-        over_devices: Parts of the model lie on different devices.
+        several: Whether there is more than one process.
+        over_devices: Whether parts of the model are on different devices.
 
     Raises:
-        TrainError: the model is spread over devices or streamed.
+        TrainError: there are several processes, and the model is on several devices or streamed.
     """
     if several and (over_devices or _is_streamed(model)):
         raise TrainError(
@@ -78,7 +78,7 @@ def _is_dispatched(model: nn.Module) -> bool:
 
 def _is_streamed(model: nn.Module) -> bool:
     if not _is_dispatched(model):
-        return False  # without what loading models takes: most processes that train do not need it
+        return False  # without importing bigmodel.dispatch, which most training processes do not need
     from bigmodel.dispatch import is_streamed
 
     return is_streamed(model)

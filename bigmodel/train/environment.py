@@ -1,7 +1,7 @@
-"""The environment variables through which a launcher configures the processes it starts.
+"""The environment variables through which a launcher configures the processes that it starts.
 
-torchrun's own (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) say who a process is. The
-others keep accelerate's names, so that either launcher can start either library's scripts.
+torchrun's (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) give a process its rank. The
+others have accelerate's names, so that either launcher can start scripts of either library.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _FALSE = frozenset({"0", "false", "f", "no", "n", "off", ""})
 
 
 def flag(name: str, default: bool = False) -> bool:
-    """Read a yes-or-no variable. Raises TrainError when its value is neither."""
+    """Return the value of a boolean variable. Raises TrainError if it is not one."""
     value = os.environ.get(name)
     return default if value is None else read_flag(name, value)
 
 
 def read_flag(name: str, value: str) -> bool:
-    """Read yes or no. Raises TrainError, calling the value `name`, when it is neither."""
+    """Parse a boolean. Raises TrainError, which contains `name`, if `value` is not one."""
     lowered = value.strip().lower()
     if lowered in _TRUE:
         return True
@@ -46,7 +46,7 @@ def read_flag(name: str, value: str) -> bool:
 
 
 def integer(name: str, default: int) -> int:
-    """Read a whole number. Raises TrainError when the value is not one."""
+    """Return the value of an integer variable. Raises TrainError if it is not one."""
     value = os.environ.get(name)
     if value is None or value == "":
         return default
@@ -57,13 +57,13 @@ def integer(name: str, default: int) -> int:
 
 
 def text(name: str, default: str) -> str:
-    """Read a string; an empty variable counts as unset."""
+    """Return the value of a text variable; an empty one counts as unset."""
     return os.environ.get(name) or default
 
 
 @contextmanager
 def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set `variables` in this process's environment, and put back what was there at the end."""
+    """Set `variables` in this process's environment within this context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""Dataclasses passed to the Accelerator in `kwargs_handlers`: arguments for the PyTorch objects it makes."""
+"""Dataclasses passed to the Accelerator in `kwargs_handlers`: arguments of the PyTorch objects that it creates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bigmodel.train.types import DDPCommunicationHookType
 
 @dataclass
 class KwargsHandler:
-    """Base of the handlers: a dataclass that can tell which of its fields were changed."""
+    """Base class of the handlers: a dataclass that knows which of its fields differ from their defaults."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by name."""

@@ -1,4 +1,4 @@
-"""Local SGD: processes train apart and average their parameters now and then."""
+"""Local SGD: processes train independently and average their parameters periodically."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ class LocalSGD:
         self.local_sgd_steps = local_sgd_steps
         self.enabled = enabled and accelerator.use_distributed
         self.num_steps = 0
-        self._apart = ExitStack()
+        self._no_sync = ExitStack()
 
     def __enter__(self) -> LocalSGD:
         if self.enabled:
-            self._apart.enter_context(self.accelerator.no_sync(self.model))
+            self._no_sync.enter_context(self.accelerator.no_sync(self.model))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._apart.close()
+        self._no_sync.close()
         if self.enabled and kind is None:
             self._average()
 
     def step(self) -> None:
-        """Count an optimizer step, and average the parameters when it is time."""
+        """Count an optimizer step, and average the parameters every `local_sgd_steps` steps."""
         if not self.enabled or not self.accelerator.sync_gradients:
             return
         self.num_steps += 1

@@ -1,4 +1,4 @@
-"""Logging and progress bars that know ranks: shown by the main process only, or by every process."""
+"""Rank-aware logging and progress bars: on the main process only, or on every process."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from bigmodel.errors import TrainError
 
 
 class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose calls take two more arguments.
+    """A logger whose methods take two further arguments.
 
     `main_process_only` (default True): only the main process logs. `in_order` (default False): every process logs, one
-    after the other; all of them must make the call.
+    after the other; all of them must call the method.
     """
 
     def log(self, level: int, msg: object, *args: Any, **kwargs: Any) -> None:
-        """Log on the processes that should.
+        """Log on the processes that `main_process_only` and `in_order` select.
 
         Raises:
-            TrainError: the state that knows ranks was not made: no Accelerator and no PartialState yet.
+            TrainError: neither an Accelerator nor a PartialState was created.
         """
         from bigmodel.train.state.partial import PartialState
 
@@ -50,7 +50,7 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
             self.warning(msg, *args, **kwargs)
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Pass everything on as it is."""
+        """Return the arguments unchanged."""
         return msg, kwargs
 
     def __init__(self, logger: logging.Logger) -> None:
@@ -63,10 +63,11 @@ class MultiProcessAdapter(logging.LoggerAdapter[logging.Logger]):
 
 
 def get_logger(name: str, log_level: str | int | None = None) -> MultiProcessAdapter:
-    """The rank-aware logger called `name`.
+    """Return the rank-aware logger `name`.
 
     Args:
-        log_level: "DEBUG", "INFO", ...; default: what ACCELERATE_LOG_LEVEL says, else the logger's own.
+        name: name of the logger.
+        log_level: "DEBUG", "INFO", ...; by default that of ACCELERATE_LOG_LEVEL, else the logger's own.
     """
     level = log_level or os.environ.get("ACCELERATE_LOG_LEVEL")
     logger = logging.getLogger(name)
@@ -85,7 +86,7 @@ def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
         TrainError: the package tqdm is not installed, or the flag was passed as the first argument (an old order).
     """
     if args and isinstance(args[0], bool):
-        raise TrainError("tqdm takes what to iterate over first; pass main_process_only by its name")
+        raise TrainError("the first argument of tqdm is the iterable; pass main_process_only by name")
     try:
         from tqdm.auto import tqdm as bar
     except ImportError as error:

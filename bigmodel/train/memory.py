@@ -1,4 +1,4 @@
-"""Giving memory back, and finding a batch size that fits."""
+"""Releasing memory, and finding a batch size that fits."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = (
     "out of memory",
-    "CUDNN_STATUS_NOT_SUPPORTED",  # cuDNN's word for a workspace that did not fit
+    "CUDNN_STATUS_NOT_SUPPORTED",  # cuDNN's error if a workspace does not fit
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
 )
 
 
 def release_memory(*objects: Any) -> list[None]:
-    """Forget objects, collect garbage and empty the device's cache.
+    """Drop references to objects, collect garbage and empty the device's cache.
 
     Returns:
         One None for each object: `model, optimizer = release_memory(model, optimizer)`.
@@ -38,14 +38,14 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:
-    """Give cached memory of the accelerators back to the system."""
+    """Release cached memory of the accelerators to the system."""
     if garbage_collection:
         gc.collect()
     release_cached_memory()
 
 
 def should_reduce_batch_size(exception: BaseException) -> bool:
-    """Whether an exception says that memory ran out."""
+    """Whether an exception reports that memory ran out."""
     if isinstance(exception, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(exception, RuntimeError) and any(sign in str(exception) for sign in _OUT_OF_MEMORY)
@@ -56,15 +56,15 @@ def find_executable_batch_size(
     starting_batch_size: int = 128,
     reduce_batch_size_fn: Callable[[], int] | None = None,
 ) -> Callable[..., Any]:
-    """Decorate a function so that it is tried with smaller and smaller batches until memory suffices.
+    """Decorate a function so that it is retried with smaller batches until memory suffices.
 
     Args:
         function: takes the batch size as its first argument, which callers leave out.
-        starting_batch_size: the first size tried.
-        reduce_batch_size_fn: called without arguments, returns the next size; 0.9 of the last by default.
+        starting_batch_size: the first batch size.
+        reduce_batch_size_fn: returns the next batch size; by default 0.9 times the last.
 
     Raises:
-        TypeError: `function` has no argument for the batch size, or a caller gave one.
+        TypeError: `function` has no argument for the batch size, or a caller passed one.
         TrainError: not even a batch of one fits.
     """
     if function is None:
@@ -84,7 +84,7 @@ def find_executable_batch_size(
             signature.bind_partial(None, *args, **kwargs)
         except TypeError as error:
             raise TypeError(
-                f"the batch size ({names[0]}) is given to {function.__name__} by its decorator, leave it out: {error}"
+                f"the decorator passes the batch size ({names[0]}) to {function.__name__}, leave it out: {error}"
             ) from None
         batch_size = tried = starting_batch_size
         while batch_size > 0:
@@ -94,7 +94,7 @@ def find_executable_batch_size(
             except Exception as error:
                 if not should_reduce_batch_size(error):
                     raise
-            # Outside of `except`, so that the frames that held the memory are gone.
+            # Outside of `except`, so that the frames of the exception, which refer to tensors, are released.
             tried = batch_size
             smaller = reduce_batch_size_fn() if reduce_batch_size_fn is not None else int(batch_size * 0.9)
             logger.info("a batch of %d does not fit; trying %d", batch_size, smaller)

@@ -1,8 +1,8 @@
-"""The optimizer that `prepare` returns: it steps when an accumulation window closes."""
+"""The optimizer that `prepare` returns: it steps at the end of an accumulation window."""
 
 from __future__ import annotations
 
-import _signal as signal  # what the module `signal` turns into enums, at ten times the price of the call itself
+import _signal as signal  # the module `signal` converts results to enums, which takes ten times as long as the call
 import inspect
 import threading
 from collections.abc import Callable
@@ -19,37 +19,36 @@ from bigmodel.train.strategies.base import Strategy
 
 
 class DeferredInterrupt:
-    """A context in which a Ctrl-C takes effect at the end of the body; a second one does at once.
+    """A context that defers Ctrl-C to the end of its body; a second Ctrl-C takes effect at once.
 
-    Only where Ctrl-C would raise KeyboardInterrupt in the body: in the main thread, unless the program handles the
-    signal itself.
+    It has no effect outside the main thread, or if the program handles the signal itself.
     """
 
     def __enter__(self) -> None:
-        self._came = False
+        self._received = False
         self._deferring = (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         )
         if self._deferring:
-            signal.signal(signal.SIGINT, self._note)
+            signal.signal(signal.SIGINT, self._on_signal)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._deferring:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            if self._came and kind is None:
+            if self._received and kind is None:
                 raise KeyboardInterrupt
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._came:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._received:
             raise KeyboardInterrupt
-        self._came = True
+        self._received = True
 
 
 def move_state_to_parameters(optimizer: Optimizer) -> None:
-    """Put the state of an optimizer that has stepped, or was loaded, where its parameters have been moved.
+    """Move the state of an optimizer that has stepped, or was loaded, to the devices of its parameters.
 
     Scalars stay: PyTorch counts steps on the host.
     """
@@ -60,16 +59,16 @@ def move_state_to_parameters(optimizer: Optimizer) -> None:
 
 
 class AcceleratedOptimizer(Optimizer):
-    """An `Optimizer` by type; what it has not itself it takes from `optimizer`.
+    """An `Optimizer` by type, which delegates to `optimizer`.
 
     Args:
-        optimizer: the optimizer that does the steps.
-        strategy: how they are done.
+        optimizer: the user's optimizer.
+        strategy: performs the steps.
         scaler: the fp16 loss scaler, or None.
     """
 
     def __init__(self, optimizer: Optimizer, strategy: Strategy, scaler: LossScaler | None = None) -> None:
-        # Optimizer.__init__ is not run: this is one by type, and delegates to the one inside.
+        # Optimizer.__init__ is not called, since this class delegates to `optimizer`.
         self.optimizer = optimizer
         self.scaler = scaler
         self.strategy = strategy
@@ -114,10 +113,10 @@ class AcceleratedOptimizer(Optimizer):
         return self._step_was_skipped
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Apply the gradients if this pass closes an accumulation window, and they did not overflow.
+        """Apply the gradients if this pass ends an accumulation window and they did not overflow.
 
-        A Ctrl-C takes effect when the step has been made, so that weights and the optimizer's state belong together;
-        at once where a `closure`, which may compute for long, is given.
+        Ctrl-C takes effect after the step, so that weights and optimizer state stay consistent; with a `closure`, which
+        may compute for long, at once.
         """
         if not self.gradient_state.sync_gradients:
             return
@@ -125,7 +124,7 @@ class AcceleratedOptimizer(Optimizer):
             self._step_was_skipped = not self.strategy.optimizer_step(self.optimizer, self.scaler, closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients if this pass closes an accumulation window."""
+        """Clear the gradients if this pass ends an accumulation window."""
         if self.gradient_state.sync_gradients:
             self.strategy.zero_grad(self.optimizer, set_to_none)
 
@@ -138,7 +137,7 @@ class AcceleratedOptimizer(Optimizer):
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
         self.optimizer.load_state_dict(state_dict)
 
     def train(self) -> None:

@@ -1,4 +1,4 @@
-"""The learning-rate scheduler that `prepare` returns: it steps when its optimizer did."""
+"""The learning-rate scheduler that `prepare` returns: it steps only if its optimizer did."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bigmodel.train.state.gradient import GradientState
 
 
 class AcceleratedScheduler:
-    """A scheduler in step with accumulation, skipped steps and the number of processes.
+    """A scheduler that respects accumulation, skipped steps and the number of processes.
 
-    A schedule is written for one process that sees every batch. `data_processes` processes see as many batches in one
-    optimizer step, so the schedule moves by that many; with `split_batches` batches are those of one process, and it
-    moves by one. A `ReduceLROnPlateau` is told each metric once.
+    A schedule is written for one process that reads all batches. In one optimizer step `data_processes` processes read
+    as many batches, so the schedule advances by that many; with `split_batches` they share one batch, and it advances
+    by one. A `ReduceLROnPlateau` gets each metric once.
 
     Args:
-        scheduler: the scheduler.
-        optimizers: the prepared optimizers whose steps it follows.
-        step_with_optimizer: whether `step` is called at each pass of the loop beside the optimizer's; else it is
-            passed on as it is.
+        scheduler: the user's scheduler.
+        optimizers: the prepared optimizers that it belongs to.
+        step_with_optimizer: whether the loop calls `step` together with the optimizer's; otherwise each call advances
+            the schedule by one.
         split_batches: whether batches are split among processes.
-        data_processes: processes that read different data.
+        data_processes: number of processes that read different data.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AcceleratedScheduler:
         self._moves = 1 if split_batches or isinstance(scheduler, ReduceLROnPlateau) else data_processes
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Move the schedule on, if the optimizers made a step."""
+        """Advance the schedule, if the optimizers made a step."""
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
             return
@@ -53,7 +53,7 @@ class AcceleratedScheduler:
         if any(optimizer.step_was_skipped for optimizer in self.optimizers):
             return
         for _ in range(self._moves):
-            # OneCycleLR has an end, which several processes reach before the last of their steps.
+            # OneCycleLR raises beyond its last step, which several processes reach early.
             total = getattr(self.scheduler, "total_steps", None)
             if total is None or self.scheduler.last_epoch + 1 < total:
                 self.scheduler.step(*args, **kwargs)
@@ -75,7 +75,7 @@ class AcceleratedScheduler:
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
         self.scheduler.load_state_dict(state_dict)
 
     def __getattr__(self, name: str) -> Any:

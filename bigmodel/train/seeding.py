@@ -33,9 +33,10 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
 
 def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torch.Generator | None = None) -> None:
-    """Give every process the state that one generator has on process 0.
+    """Set one generator on every process to its state on process 0.
 
-    Raises TrainError for "generator" without a generator, or an unknown type.
+    Raises:
+        TrainError: the type is "generator" without a `generator`, or unknown.
     """
     state = PartialState()
     kind = _kind(rng_type)
@@ -54,7 +55,7 @@ def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torc
 
 
 def synchronize_rng_states(rng_types: Iterable[RNGType | str], generator: torch.Generator | None = None) -> None:
-    """Give every process the states that these generators have on process 0."""
+    """Set these generators on every process to their states on process 0."""
     for rng_type in rng_types:
         synchronize_rng_state(rng_type, generator)
 
@@ -84,7 +85,7 @@ def host_state() -> dict[str, Any]:
 
 
 def set_host_state(state: dict[str, Any]) -> None:
-    """Take back what `host_state` gave."""
+    """Restore the states that `host_state` returned."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
@@ -103,7 +104,7 @@ def full_state() -> dict[str, Any]:
 
 
 def set_full_state(state: dict[str, Any]) -> None:
-    """Take back what `full_state` gave; generators of devices that are not here are left alone."""
+    """Restore the states that `full_state` returned; those of absent devices are ignored."""
     set_host_state(state)
     if "cuda" in state and torch.cuda.is_available():
         for index, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):

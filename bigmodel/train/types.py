@@ -19,7 +19,7 @@ class _StringEnum(str, Enum):
 
 
 class DistributedType(_StringEnum):
-    """How the processes of a run share one training job."""
+    """The kinds of distributed training."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -39,7 +39,7 @@ class PrecisionType(_StringEnum):
 
 
 class RNGType(_StringEnum):
-    """The random number generators that can be kept in step across processes."""
+    """The random number generators that can be synchronised across processes."""
 
     TORCH = "torch"
     CUDA = "cuda"
@@ -48,7 +48,7 @@ class RNGType(_StringEnum):
 
 
 class DynamoBackend(_StringEnum):
-    """The backends of `torch.compile` that PyTorch and its makers' packages register; NO compiles nothing."""
+    """The backends of `torch.compile` that PyTorch and related packages register; NO compiles nothing."""
 
     NO = "NO"
     EAGER = "EAGER"

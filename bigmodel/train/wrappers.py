@@ -1,4 +1,4 @@
-"""Wrappers around a prepared model: `torch.compile`, and removing every wrapper again."""
+"""Wrappers of a prepared model: compiling it with `torch.compile`, and unwrapping it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bigmodel.train.precision.mixed import MixedPrecisionForward
 
 
 def compile_model(model: nn.Module, plugin: TorchDynamoPlugin) -> nn.Module:
-    """Compile a model as the plugin says."""
+    """Compile a model with the plugin's settings."""
     kwargs = plugin.compile_kwargs()
     if not plugin.use_regional_compilation:
         return torch.compile(model, **kwargs)  # type: ignore[return-value]
@@ -21,9 +21,9 @@ def compile_model(model: nn.Module, plugin: TorchDynamoPlugin) -> nn.Module:
 
 
 def compile_regions(model: nn.Module, **compile_kwargs: Any) -> nn.Module:
-    """Compile, in place, each block of every `ModuleList` of blocks of one class; a model without any, whole.
+    """Compile, in place, each block of every `ModuleList` of blocks of one class; without any, the whole model.
 
-    Blocks of one class share their compiled code, so that the time to compile does not grow with depth.
+    Blocks of one class share compiled code, so that compile time does not grow with depth.
     """
     found = False
     for module in list(model.modules()):
@@ -35,7 +35,7 @@ def compile_regions(model: nn.Module, **compile_kwargs: Any) -> nn.Module:
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the model that `torch.compile` was given, where it has made this one."""
+    """Return the model inside a `torch.compile` wrapper; `model` itself if it is not compiled."""
     return getattr(model, "_orig_mod", model)
 
 
@@ -45,7 +45,14 @@ def bare_model(
     keep_fp32_wrapper: bool = True,
     keep_torch_compile: bool = True,
 ) -> nn.Module:
-    """Return the user's model inside compilation and the strategy's wrapper (taken off by `unwrap`)."""
+    """Return the user's model, without the strategy's wrapper (removed by `unwrap`).
+
+    Args:
+        model: the prepared model.
+        unwrap: removes the strategy's wrapper.
+        keep_fp32_wrapper: keep the forward in mixed precision.
+        keep_torch_compile: keep the model compiled.
+    """
     compiled = model if hasattr(model, "_orig_mod") else None
     inner = unwrap(uncompiled(model))
     if hasattr(inner, "_orig_mod"):
@@ -56,4 +63,4 @@ def bare_model(
         return inner
     if uncompiled(compiled) is inner:
         return compiled
-    return type(compiled)(inner, compiled.dynamo_ctx)  # the prepared model keeps its wrapper
+    return type(compiled)(inner, compiled.dynamo_ctx)  # a new wrapper: the prepared model keeps its own

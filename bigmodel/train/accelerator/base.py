@@ -1,4 +1,4 @@
-"""The state that all parts of the Accelerator share, and the properties that show it."""
+"""State shared by all parts of the Accelerator, and its public properties."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class AcceleratorCore(RankOperations):
 
     @property
     def num_processes(self) -> int:  # type: ignore[override]
-        """How many processes train."""
+        """Number of processes."""
         return int(self.state.num_processes)
 
     @property
     def process_index(self) -> int:  # type: ignore[override]
-        """The number of this process."""
+        """Rank of this process."""
         return int(self.state.process_index)
 
     @property
     def local_process_index(self) -> int:  # type: ignore[override]
-        """The number of this process on its machine."""
+        """Rank of this process on its machine."""
         return int(self.state.local_process_index)
 
     @property
@@ -78,12 +78,12 @@ class AcceleratorCore(RankOperations):
         return self._scaler.torch_scaler if self._scaler is not None else None
 
     def wait_for_everyone(self) -> None:
-        """Return when every process has called it."""
+        """Wait until every process has called this."""
         self.state.wait_for_everyone()
 
     @property
     def _writes_files(self) -> bool:
-        """Whether this process writes what one process writes for all."""
+        """Whether this process writes the files that one process writes for all."""
         each = self.project_configuration.save_on_each_node
         return self.is_local_main_process if each else self.is_main_process
 
@@ -92,7 +92,7 @@ class AcceleratorCore(RankOperations):
 
     @property
     def distributed_type(self) -> DistributedType:
-        """How the processes train together."""
+        """The kind of distributed training."""
         return self.state.distributed_type
 
     @property
@@ -117,17 +117,17 @@ class AcceleratorCore(RankOperations):
 
     @property
     def split_batches(self) -> bool:
-        """Whether a loader's batch is split among processes."""
+        """Whether batches are split among processes."""
         return self.dataloader_config.split_batches
 
     @property
     def dispatch_batches(self) -> bool | None:
-        """Whether the main process reads for all."""
+        """Whether the main process reads the data for all."""
         return self.dataloader_config.dispatch_batches
 
     @property
     def even_batches(self) -> bool:
-        """Whether the last round of batches is filled up."""
+        """Whether the last batches are filled with repeated samples."""
         return self.dataloader_config.even_batches
 
     @even_batches.setter
@@ -136,7 +136,7 @@ class AcceleratorCore(RankOperations):
 
     @property
     def use_seedable_sampler(self) -> bool:
-        """Whether epochs are shuffled by seed + epoch."""
+        """Whether epochs are shuffled with seed + epoch."""
         return self.dataloader_config.use_seedable_sampler
 
     @property
@@ -146,7 +146,7 @@ class AcceleratorCore(RankOperations):
 
     @property
     def use_stateful_dataloader(self) -> bool:
-        """Whether loaders go on by themselves after `load_state`."""
+        """Whether loaders resume in mid-epoch after `load_state`."""
         return self.dataloader_config.use_stateful_dataloader
 
     @property
@@ -166,7 +166,7 @@ class AcceleratorCore(RankOperations):
 
     @property
     def sync_gradients(self) -> bool:
-        """Whether the current pass closes an accumulation window."""
+        """Whether the current pass ends an accumulation window."""
         return self.gradient_state.sync_gradients
 
     @sync_gradients.setter
@@ -176,7 +176,7 @@ class AcceleratorCore(RankOperations):
 
     @property
     def gradient_accumulation_steps(self) -> int:
-        """Backward passes to one optimizer step."""
+        """Backward passes per optimizer step."""
         return self.gradient_state.num_steps
 
     @gradient_accumulation_steps.setter
@@ -192,12 +192,12 @@ class AcceleratorCore(RankOperations):
 
     @property
     def fp8_backend(self) -> str | None:
-        """What computes in fp8: "AO" (torchao), or None without fp8."""
+        """The fp8 implementation: "AO" (torchao), or None without fp8."""
         return "AO" if self.mixed_precision == "fp8" else None
 
     @property
     def should_save_model(self) -> bool:
-        """Whether this process holds a full copy of what is to be saved."""
+        """Whether this process has a full copy of the model to save."""
         return self.strategy.should_save_model
 
     @property
@@ -212,7 +212,7 @@ class AcceleratorCore(RankOperations):
 
     @property
     def is_composable_parallelism_enabled(self) -> bool:
-        """Whether ranks form a mesh."""
+        """Whether there is a device mesh."""
         return self.torch_device_mesh is not None
 
     def _mesh_rank(self, *names: str) -> int:
@@ -222,17 +222,17 @@ class AcceleratorCore(RankOperations):
 
     @property
     def tensor_parallel_rank(self) -> int:
-        """This process's number among those that share each layer."""
+        """Rank of this process in its tensor-parallel group."""
         return self._mesh_rank("tp")
 
     @property
     def data_parallel_rank(self) -> int:
-        """This process's number among those that read different data."""
+        """Rank of this process among those that read different data."""
         return self.strategy.data_parallel()[1]
 
     @property
     def data_parallel_shard_rank(self) -> int:
-        """This process's number among those that share one copy of the parameters."""
+        """Rank of this process among those that share one copy of the parameters."""
         return self._mesh_rank("dp_shard")
 
     @property

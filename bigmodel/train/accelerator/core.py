@@ -1,4 +1,4 @@
-"""The Accelerator: one object between a training loop and the processes and devices it runs on.
+"""The Accelerator: adapts one training loop to processes, devices and precisions.
 
 This module checks the constructor's arguments and builds the state and the strategy from them.
 """
@@ -39,33 +39,33 @@ from bigmodel.train.types import RNGType
 
 
 class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking):
-    """Lets one training loop run on a CPU, a GPU, or many processes, in the precision asked for.
+    """Runs one training loop on a CPU, a GPU, or many processes, in a given precision.
 
     Args:
         device_placement: move models and batches to this process's device.
-        split_batches: as in `DataLoaderConfiguration`, which is the place for it.
-        mixed_precision: "no", "fp16", "bf16" or "fp8"; by default as launched, else "no".
-        gradient_accumulation_steps: backward passes to one optimizer step.
-        cpu: train on the CPU although there is an accelerator.
-        dataloader_config: how data loaders share the data.
+        split_batches: as in `DataLoaderConfiguration`, where it should be set.
+        mixed_precision: "no", "fp16", "bf16" or "fp8"; by default the launcher's setting, else "no".
+        gradient_accumulation_steps: backward passes per optimizer step.
+        cpu: train on the CPU even if there is an accelerator.
+        dataloader_config: how data loaders share the data among processes.
         deepspeed_plugin: train with DeepSpeed.
-        deepspeed_plugins: the same for several models: plugins by name.
+        deepspeed_plugins: train several models with DeepSpeed: plugins by name.
         fsdp_plugin: train with FSDP2.
         torch_tp_plugin: train with tensor parallelism.
         megatron_lm_plugin: not supported.
-        rng_types: generators that all processes share at the start of each epoch ("torch", "cuda", "generator").
+        rng_types: generators to synchronise at the start of each epoch ("torch", "cuda", "generator").
         log_with: trackers, by name or as objects, or "all".
         project_dir: the project's folder.
-        project_config: where and how the project writes.
-        gradient_accumulation_plugin: accumulation in detail, instead of the number of steps.
-        step_scheduler_with_optimizer: schedulers are stepped at each pass of the loop beside their optimizer.
-        kwargs_handlers: arguments for PyTorch objects that are made here (see `bigmodel.train.handlers`).
+        project_config: the project's folders and the naming of checkpoints.
+        gradient_accumulation_plugin: settings of gradient accumulation, instead of `gradient_accumulation_steps`.
+        step_scheduler_with_optimizer: whether the loop steps schedulers together with their optimizers.
+        kwargs_handlers: arguments of PyTorch objects that are created here (see `bigmodel.train.handlers`).
         dynamo_backend: compile models with `torch.compile` and this backend.
-        dynamo_plugin: settings of that compilation.
-        parallelism_config: sizes of the mesh of processes.
+        dynamo_plugin: settings of `torch.compile`.
+        parallelism_config: sizes of the device mesh.
 
     Raises:
-        TrainError: arguments that contradict each other, or that this machine cannot fulfil.
+        TrainError: arguments contradict each other, or this machine does not support them.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking):
             _accumulation_plugin(gradient_accumulation_steps, gradient_accumulation_plugin)
         )
         self._make_strategy()
-        self._begin()
+        self._reset()
         self._choose_trackers(log_with)
 
     def _make_strategy(self) -> None:
@@ -132,7 +132,7 @@ class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking):
             kwargs = self.handlers.get(GradScalerKwargs, GradScalerKwargs()).to_kwargs()
             self._scaler = LossScaler(self.strategy.make_grad_scaler(**kwargs))
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.step = 0
         self._trigger = False
         self._dispatched = DispatchedModels()
@@ -145,7 +145,7 @@ class Accelerator(Preparing, Stepping, Exchange, Saving, Checkpoints, Tracking):
 
 
 def _by_class(handlers: Sequence[KwargsHandler] | None) -> dict[type, Any]:
-    """Return the handlers by class. Raises TrainError for something else, or two of one class."""
+    """Return the handlers by class. Raises TrainError for other objects, or two handlers of one class."""
     result: dict[type, Any] = {}
     for handler in handlers or ():
         if not isinstance(handler, KwargsHandler):
@@ -157,7 +157,7 @@ def _by_class(handlers: Sequence[KwargsHandler] | None) -> dict[type, Any]:
 
 
 def _accumulation_plugin(steps: int, plugin: GradientAccumulationPlugin | None) -> GradientAccumulationPlugin:
-    """Return how gradients accumulate. Raises TrainError when it is said twice."""
+    """Return the settings of gradient accumulation. Raises TrainError if both arguments are given."""
     if plugin is None:
         return GradientAccumulationPlugin(num_steps=environment.integer(environment.GRADIENT_ACCUMULATION_STEPS, steps))
     if steps != 1:
@@ -169,17 +169,17 @@ def _accumulation_plugin(steps: int, plugin: GradientAccumulationPlugin | None) 
 def _loader_configuration(
     configuration: DataLoaderConfiguration | None, split_batches: bool | None
 ) -> DataLoaderConfiguration:
-    """Return how data loaders are prepared; `split_batches` is the argument of old."""
+    """Return the configuration of data loaders; `split_batches` is a deprecated argument of the Accelerator."""
     configuration = configuration or DataLoaderConfiguration()
     if split_batches is not None:
         configuration.split_batches = split_batches
     if configuration.data_seed is not None and not configuration.use_seedable_sampler:
-        raise TrainError("data_seed is used by the seedable sampler; set use_seedable_sampler=True, too")
+        raise TrainError("data_seed needs the seedable sampler; set use_seedable_sampler=True too")
     return configuration
 
 
 def _project_configuration(configuration: ProjectConfiguration | None, project_dir: Any) -> ProjectConfiguration:
-    """Return where the project writes."""
+    """Return the configuration of the project's folders."""
     configuration = configuration or ProjectConfiguration(project_dir=project_dir)
     if project_dir is not None and configuration.project_dir is None:
         configuration.set_directories(project_dir)
@@ -187,14 +187,14 @@ def _project_configuration(configuration: ProjectConfiguration | None, project_d
 
 
 def _dynamo_plugin(backend: Any, plugin: TorchDynamoPlugin | None) -> TorchDynamoPlugin:
-    """Return how models are compiled. Raises TrainError when it is said twice."""
+    """Return the settings of `torch.compile`. Raises TrainError if both arguments are given."""
     if plugin is not None and backend is not None:
         raise TrainError("give either dynamo_backend or dynamo_plugin, not both")
     return plugin or TorchDynamoPlugin(backend=None if backend is None else str(backend))
 
 
 def _rng_types(names: Sequence[Any] | None) -> list[RNGType]:
-    """Return the generators to synchronise; by default the loaders' own. Raises TrainError on unknown names."""
+    """Return the generators to synchronise; by default those of the loaders. Raises TrainError for unknown names."""
     if names is None:
         return [RNGType.GENERATOR]
     unknown = [name for name in names if str(name) not in RNGType.list()]
@@ -204,7 +204,7 @@ def _rng_types(names: Sequence[Any] | None) -> list[RNGType]:
 
 
 def _deepspeed_plugins(plugin: Any, plugins: Any) -> Any:
-    """Return the DeepSpeed plugin or plugins. Raises TrainError when both arguments are given."""
+    """Return the DeepSpeed plugin or plugins. Raises TrainError if both arguments are given."""
     if plugin is not None and plugins is not None:
         raise TrainError("give either deepspeed_plugin or deepspeed_plugins, not both")
     return plugin if plugins is None else plugins

@@ -27,7 +27,7 @@ class Exchange(AcceleratorCore):
         return gather(tensor)
 
     def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
-        """Gather what was computed from the current batch, exactly one entry for each sample of the dataset.
+        """Gather results computed from the current batch, exactly one entry per sample of the dataset.
 
         See `bigmodel.train.accelerator.gathering.gather_for_metrics`.
         """
@@ -42,11 +42,11 @@ class Exchange(AcceleratorCore):
         return pad_across_processes(tensor, dim=dim, pad_index=pad_index, pad_first=pad_first)
 
     def set_trigger(self) -> None:
-        """Raise this process's flag, to be seen by every process in `check_trigger`."""
+        """Set this process's flag, which every process sees in `check_trigger`."""
         self._trigger = True
 
     def check_trigger(self) -> bool:
-        """Return whether any process raised its flag since the last check; all flags are lowered then.
+        """Return whether any process has set its flag since the last check, and clear all flags.
 
         Every process must call it.
         """
@@ -60,8 +60,8 @@ class Exchange(AcceleratorCore):
 def gather_for_metrics(data: Any, use_gather_object: bool = False) -> Any:
     """Return the data of all processes without that of repeated samples.
 
-    In the last, uneven, round each process cuts its own part before it is sent: tensors and lists whose length is the
-    batch's (or a multiple of it) lose their repeated samples; a scalar stays unless all its samples are repeated.
+    In the last, uneven, round each process removes repeated samples before sending: from tensors and lists whose length
+    is the batch's or a multiple of it; a scalar is removed only if all its samples are repeated.
 
     Args:
         data: nested lists, tuples and dicts of tensors, and lists of other objects (strings, numbers, ...).

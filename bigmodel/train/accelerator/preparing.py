@@ -1,4 +1,4 @@
-"""`prepare`: readies models, optimizers, loaders and schedulers for the run. `unwrap_model` undoes it."""
+"""`prepare`: adapts models, optimizers, loaders and schedulers to the run. `unwrap_model` undoes it."""
 
 from __future__ import annotations
 
@@ -25,16 +25,20 @@ from bigmodel.train.wrappers import bare_model, compile_model
 
 
 class PreparingModels(AcceleratorCore):
-    """What `prepare` does with models."""
+    """Preparation of models."""
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
     ) -> nn.Module:
-        """Move a model to the device, run its forward in the precision in force, wrap and compile it.
+        """Move a model to the device, set its forward's precision, wrap and compile it.
 
         Args:
-            device_placement: whether to move it; as the Accelerator says by default.
-            evaluation_mode: the model will not be trained, and needs no wrapper for gradients.
+            model: the model.
+            device_placement: whether to move it; None: the Accelerator's setting.
+            evaluation_mode: the model will not be trained, so it needs no wrapper for gradients.
+
+        Raises:
+            TrainError: the model is dispatched over devices and there are several processes.
         """
         if self._has_prepared(model):
             return model
@@ -47,13 +51,14 @@ class PreparingModels(AcceleratorCore):
         """Return the model that was given to `prepare`.
 
         Args:
-            keep_fp32_wrapper: keep its forward in mixed precision; else give back the plain forward.
+            model: the prepared model.
+            keep_fp32_wrapper: keep its forward in mixed precision; otherwise restore the plain forward.
             keep_torch_compile: keep it compiled.
         """
         return bare_model(model, self.strategy.unwrap, keep_fp32_wrapper, keep_torch_compile)
 
     def verify_device_map(self, model: nn.Module) -> bool:
-        """Whether the model, or a part of it, is dispatched over several devices (unless told to ignore that)."""
+        """Whether the model or a part of it is dispatched over several devices (False with `BYPASS_DEVICE_MAP`)."""
         if environment.flag(environment.BYPASS_DEVICE_MAP):
             return False
         return any(len(set(getattr(module, "hf_device_map", {}).values())) > 1 for module in model.modules())
@@ -62,12 +67,12 @@ class PreparingModels(AcceleratorCore):
         return any(model is known for known in self._models)
 
     def _ready_dispatched(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Let dispatched models be trained by these optimizers; with several processes they are refused later."""
+        """Prepare dispatched models for these optimizers; with several processes they are refused later."""
         if not self.state.use_distributed:
             self._dispatched.ready(models, optimizers)
 
     def _in_precision(self, model: nn.Module) -> nn.Module:
-        """Check that the model can be trained here, and let its forward run in the precision in force."""
+        """Check that the model can be trained here, and set its forward's precision."""
         check_one_process(model, self.state.use_distributed, self.verify_device_map(model))
         if self.mixed_precision == "fp8":
             model = convert_to_fp8(model, self.device, self.handlers.get(AORecipeKwargs))
@@ -76,7 +81,7 @@ class PreparingModels(AcceleratorCore):
         return model
 
     def _place_and_wrap(self, model: nn.Module, placed: bool, evaluation_mode: bool = False) -> nn.Module:
-        placed = placed and not hasattr(model, "hf_device_map")  # a dispatched model lies where it should
+        placed = placed and not hasattr(model, "hf_device_map")  # a dispatched model is not moved
         wrapped = self.strategy.prepare_model(model, device_placement=placed, evaluation_mode=evaluation_mode)
         return self._finish_model(wrapped)
 
@@ -88,27 +93,27 @@ class PreparingModels(AcceleratorCore):
 
 
 def those(kind: type[Any], objects: Sequence[Any]) -> list[Any]:
-    """Return those of `objects` that are of one kind."""
+    """Return those of `objects` that are of class `kind`."""
     return [obj for obj in objects if isinstance(obj, kind)]
 
 
 def is_model(obj: Any) -> bool:
-    """Whether it is a model."""
+    """Whether `obj` is a model."""
     return isinstance(obj, nn.Module)
 
 
 def is_loader(obj: Any) -> bool:
-    """Whether it is a data loader."""
+    """Whether `obj` is a data loader."""
     return isinstance(obj, DataLoader)
 
 
 def is_optimizer(obj: Any) -> bool:
-    """Whether it is an optimizer."""
+    """Whether `obj` is an optimizer."""
     return isinstance(obj, torch.optim.Optimizer)
 
 
 def is_scheduler(obj: Any) -> bool:
-    """Whether it is a scheduler, or at least behaves like one."""
+    """Whether `obj` is a scheduler, by type or by its methods."""
     return isinstance(obj, LRScheduler) or (
         not isinstance(obj, (AcceleratedScheduler, torch.optim.Optimizer, nn.Module, DataLoader))
         and all(hasattr(obj, name) for name in ("step", "state_dict", "load_state_dict", "get_last_lr"))
@@ -116,30 +121,30 @@ def is_scheduler(obj: Any) -> bool:
 
 
 ORDER: tuple[Callable[[Any], bool], ...] = (is_loader, is_model, is_optimizer)
-"""The order in which kinds are prepared; schedulers follow last, for they look for their optimizers."""
+"""The order in which kinds are prepared; schedulers come last, since they look up their optimizers."""
 
 
 class Preparing(PreparingModels):
     """The `prepare` family."""
 
     def prepare(self, *args: Any, device_placement: Sequence[bool] | None = None) -> Any:
-        """Prepare any of models, optimizers, data loaders and schedulers, given in any order.
+        """Prepare models, optimizers, data loaders and schedulers, given in any order.
 
-        A dispatched model stays where it was dispatched, and is streamed again in each backward pass. Weights that the
-        optimizer changes are kept where that is possible: those on disk become private copies in host memory (the
-        checkpoint never changes), those on an accelerator without room for their gradients and the optimizer's state
-        move to the host, and the optimizer's state is where the weights are. Adapters that were added to the model
-        after it was dispatched get their place.
+        A dispatched model keeps its device map, and is streamed again in each backward pass. Of the weights that the
+        optimizer changes, those on disk become private copies in host memory (the checkpoint never changes), and those
+        on an accelerator without memory for their gradients and optimizer state move to the host. The optimizer's state
+        is on the devices of the weights. Adapters added to the model after it was dispatched are dispatched too.
 
         Args:
-            args: the objects; anything else is given back as it is.
+            args: the objects; objects of other kinds are returned unchanged.
             device_placement: for each object, whether to move it to the device. Only for models and data loaders.
 
         Returns:
-            The prepared objects in the order given; the object itself where there is one.
+            The prepared objects in the same order; for one argument, the object itself.
 
         Raises:
-            TrainError: a dispatched model cannot be trained here; the message says what stands in the way.
+            TrainError: `device_placement` has another length, or a dispatched model cannot be trained here; the message
+                gives the reason.
         """
         if device_placement is None:
             device_placement = [self.device_placement] * len(args)
@@ -167,7 +172,7 @@ class Preparing(PreparingModels):
         return isinstance(obj, nn.Module) and self._has_prepared(obj)
 
     def _register(self, prepared: Any) -> Any:
-        """Take what the strategy prepared with other objects into the Accelerator's lists."""
+        """Add an object that the strategy has prepared together with others to the Accelerator's lists."""
         if isinstance(prepared, nn.Module):
             return self._finish_model(prepared)
         if isinstance(prepared, Optimizer):
@@ -182,7 +187,7 @@ class Preparing(PreparingModels):
         return self.prepare_optimizer(obj)
 
     def prepare_optimizer(self, optimizer: Optimizer, device_placement: bool | None = None) -> AcceleratedOptimizer:
-        """Wrap an optimizer. What it knows of its parameters is moved to where they are now."""
+        """Wrap an optimizer, and move its state to the devices of its parameters."""
         if isinstance(optimizer, AcceleratedOptimizer):
             return optimizer
         self._ready_dispatched(self._models, [optimizer])
@@ -192,7 +197,7 @@ class Preparing(PreparingModels):
         return wrapped
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
-        """Wrap a scheduler; it follows the prepared optimizer it was made for, or else all of them."""
+        """Wrap a scheduler; it follows the prepared optimizer that it was created for, else all prepared optimizers."""
         if isinstance(scheduler, AcceleratedScheduler):
             return scheduler
         own = [
@@ -216,7 +221,7 @@ class Preparing(PreparingModels):
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
     ) -> DataLoaderShard:
-        """Return a loader that gives this process its part of the data, on its device."""
+        """Return a loader of this process's part of the data, on its device."""
         if isinstance(data_loader, DataLoaderShard):
             return data_loader
         config = self.dataloader_config
@@ -241,7 +246,7 @@ class Preparing(PreparingModels):
         return prepared
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoaderShard:
-        """Return a loader like this one that leaves out its first batches, to finish an interrupted epoch."""
+        """Return a copy of the loader that skips its first batches, to finish an interrupted epoch."""
         return skip_first_batches(dataloader, num_batches)
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:

@@ -22,11 +22,11 @@ from bigmodel.train.wrappers import uncompiled
 
 
 class Stepping(AcceleratorCore):
-    """What a training loop calls at each step."""
+    """The methods that a training loop calls at each step."""
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:
-        """Run one pass of an accumulation window; gradients are communicated in its last pass alone.
+        """Run one pass of an accumulation window; gradients are synchronized only in its last pass.
 
         Args:
             models: the prepared models whose gradients accumulate.
@@ -52,7 +52,7 @@ class Stepping(AcceleratorCore):
         return self.strategy.no_sync(uncompiled(model))
 
     def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward communicates gradients although the forward ran under `no_sync`."""
+        """Return a context whose backward synchronizes gradients even if the forward ran under `no_sync`."""
         return self.strategy.trigger_sync_in_backward(uncompiled(model))
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
@@ -69,7 +69,7 @@ class Stepping(AcceleratorCore):
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Divide gradients by the fp16 loss scale, those of `optimizer` (one or several) or of all optimizers.
 
-        Nothing happens in the middle of an accumulation window: scaled gradients are still to be added.
+        In the middle of an accumulation window this does nothing, since scaled gradients will be added.
         """
         if self._scaler is None or not self.gradient_state.sync_gradients:
             return
@@ -80,9 +80,9 @@ class Stepping(AcceleratorCore):
     def clip_grad_norm_(
         self, parameters: Iterable[Tensor] | Tensor, max_norm: float, norm_type: float = 2.0
     ) -> Tensor | None:
-        """Scale gradients so that their total norm is at most `max_norm`. Return the norm before.
+        """Scale gradients so that their total norm is at most `max_norm`. Return the norm before scaling.
 
-        In the middle of an accumulation window the norm is only measured: what is to be clipped is the sum.
+        In the middle of an accumulation window the norm is only measured, since the sum is to be clipped.
         """
         sync = self.gradient_state.sync_gradients
         self.unscale_gradients()
@@ -110,12 +110,12 @@ class Stepping(AcceleratorCore):
             optimizer.fused_backward(loss, learning_rate)
 
     def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
-        """Return a context that computes in the precision in force."""
+        """Return a context that computes in the Accelerator's precision."""
         return autocast_context(self.mixed_precision, self.device, autocast_handler or self.autocast_handler)
 
     @contextmanager
     def profile(self, profile_handler: ProfileKwargs | None = None) -> Iterator[torch.profiler.profile]:
-        """Profile the body. With an `output_trace_dir` a Chrome trace of each process is left there."""
+        """Profile the body. With an `output_trace_dir` each process writes a Chrome trace there."""
         handler = profile_handler or self.profile_handler or ProfileKwargs()
         with handler.build() as profiler:
             yield profiler
@@ -127,11 +127,11 @@ class Stepping(AcceleratorCore):
 
     @contextmanager
     def join_uneven_inputs(self, joinables: list[Any], even_batches: bool | None = None) -> Iterator[None]:
-        """Let processes that run out of batches earlier take part in the others' communication.
+        """Let processes that run out of batches early take part in the communication of the others.
 
         Args:
             joinables: the prepared models.
-            even_batches: for the body, whether prepared loaders of map-style datasets fill up their last round.
+            even_batches: for the body, whether prepared loaders of map-style datasets fill their last round.
         """
         bare = [uncompiled(model) for model in joinables]
         with uneven_batches(self._dataloaders, even_batches), self.strategy.join(bare):
@@ -153,7 +153,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def uneven_batches(loaders: Sequence[DataLoaderShard], even_batches: bool | None) -> Iterator[None]:
-    """Within the body, set whether loaders of map-style datasets fill up their last round; None changes nothing."""
+    """Within the body, set whether loaders of map-style datasets fill their last round; None changes nothing."""
     changed = []
     if even_batches is not None:
         for loader in loaders:

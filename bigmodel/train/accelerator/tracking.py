@@ -10,7 +10,7 @@ from bigmodel.train.accelerator.base import AcceleratorCore
 
 
 class Tracking(AcceleratorCore):
-    """Starting trackers, logging to all of them, ending them."""
+    """Starts trackers, logs to all of them, and finishes them."""
 
     log_with: list[Any]
     trackers: list[Any]
@@ -47,9 +47,12 @@ class Tracking(AcceleratorCore):
         )
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return the tracker called `name`, or with `unwrap` the library's own object in it.
+        """Return the tracker `name`, or with `unwrap` the library's own object in it.
 
-        On processes that do not track, an object that does nothing. Raises TrainError for an unknown name.
+        On processes that do not track, returns an object that does nothing.
+
+        Raises:
+            TrainError: no such tracker was started.
         """
         for tracker in self.trackers:
             if tracker.name == name:
@@ -77,7 +80,7 @@ class Tracking(AcceleratorCore):
             tracker.log(values, step=step, **(log_kwargs or {}).get(tracker.name, {}))
 
     def end_training(self) -> None:
-        """Finish the trackers, all of them also where one fails, and leave the process group."""
+        """Finish all trackers, even if one fails, and leave the process group."""
         trackers, self.trackers = self.trackers, []
         with ExitStack() as last_first:
             last_first.callback(self.state.destroy_process_group)

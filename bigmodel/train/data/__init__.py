@@ -1,1 +1,1 @@
-"""Data loading: each process's part of the data, in an order that can be repeated."""
+"""Data loading: each process's part of the data, in a reproducible order."""

@@ -1,4 +1,4 @@
-"""PyTorch's `DataLoader` or torchdata's `StatefulDataLoader` behind one class, and one that skips batches."""
+"""One class around PyTorch's `DataLoader` or torchdata's `StatefulDataLoader`, and one that skips batches."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from bigmodel.train.data.request import stateful_loader_class
 
 
 class DataLoaderAdapter(DataLoader[Any]):
-    """A `DataLoader` by type; what it has not itself it takes from `base_dataloader`.
+    """A `DataLoader` by type, which delegates to `base_dataloader`.
 
     Args:
         dataset: the dataset.
-        use_stateful_dataloader: the loader inside is torchdata's, with `state_dict` and `load_state_dict`.
-        batch_sampler: that of the loader inside.
-        kwargs: further arguments of the loader inside.
+        use_stateful_dataloader: `base_dataloader` is torchdata's, with `state_dict` and `load_state_dict`.
+        batch_sampler: batch sampler of `base_dataloader`.
+        kwargs: further arguments of `base_dataloader`.
 
     Raises:
-        TrainError: a stateful loader is asked for, and torchdata is not installed.
+        TrainError: a stateful loader is requested, and torchdata is not installed.
     """
 
     def __init__(
         self, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **kwargs: Any
     ) -> None:
-        # DataLoader.__init__ is not run: this is one by type, and delegates to the one inside.
+        # DataLoader.__init__ is not called, since this class delegates to `base_dataloader`.
         kind: Any = stateful_loader_class() if use_stateful_dataloader else DataLoader
         self.use_stateful_dataloader = use_stateful_dataloader
         self.base_dataloader = kind(dataset, batch_sampler=batch_sampler, **kwargs)
@@ -45,9 +45,9 @@ class DataLoaderAdapter(DataLoader[Any]):
 
 
 class SkipDataLoader(DataLoaderAdapter):
-    """Leaves out the first `skip_batches` batches of every pass.
+    """Skips the first `skip_batches` batches of every pass.
 
-    It reads them all the same; `skip_first_batches` does not, where the dataset can be indexed.
+    It reads them nevertheless; `skip_first_batches` does not, if the dataset can be indexed.
     """
 
     def __init__(self, dataset: Any, skip_batches: int = 0, use_stateful_dataloader: bool = False, **kwargs: Any):
@@ -62,7 +62,7 @@ class SkipDataLoader(DataLoaderAdapter):
 
 
 def get_sampler(dataloader: DataLoader[Any]) -> Sampler[Any] | None:
-    """Return what gives a loader, prepared or not, the order of its samples; None for an iterable dataset."""
+    """Return the sampler of a loader, prepared or not; None for an iterable dataset."""
     if getattr(dataloader, "base_dataloader", None) is not None:
         dataloader = dataloader.base_dataloader  # type: ignore[attr-defined]
     sampler: Any = dataloader.batch_sampler if dataloader.batch_sampler is not None else dataloader.sampler

@@ -1,8 +1,8 @@
-"""Map-style datasets: which batch of sample indices each process reads, and how many of its samples are real.
+"""Map-style datasets: the batches of sample indices of each process, and how many of their samples are real.
 
-Batches are dealt in rounds: of W processes, process r reads batches r, W + r, 2W + r, ... so that the processes'
-batches, concatenated, are the sampler's own order. An incomplete last round is filled with samples of the first one;
-the number of real samples in each batch is kept, so that metrics count every sample once.
+Batches are distributed in rounds: of W processes, process r reads batches r, W + r, 2W + r, ..., so that the processes'
+batches, concatenated, have the sampler's order. An incomplete last round is filled with samples of the first round; the
+number of real samples in each batch is recorded, so that metrics count every sample once.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, NamedTuple, Protocol
 from torch.utils.data import DataLoader
 
 from bigmodel.errors import TrainError
-from bigmodel.train.data.steps import Step
+from bigmodel.train.data.steps import LoaderStep
 
 
 class IndexBatch(NamedTuple):
     """One process's batch.
 
     Attributes:
-        indices: what the data loader fetches; the first `real` of them are this process's own.
-        rows, real: how many indices, and how many are not repeated ones.
+        indices: indices for the data loader to fetch; the first `real` of them are not repeated.
+        rows, real: number of indices, and how many of them are not repeated.
         uneven: whether any process's batch of this round has repeated samples or another length.
         total_real: real samples of all processes in this round.
     """
@@ -36,7 +36,7 @@ class IndexBatch(NamedTuple):
 
 
 class BatchStream:
-    """One pass over a process's batches. Reads one batch of indices ahead, so that the last is known as such."""
+    """One pass over a process's batches. Reads one batch of indices ahead, to recognise the last one."""
 
     def __init__(self, batches: Iterator[IndexBatch], skip: int, on_start: Callable[[], None] | None) -> None:
         self._batches = batches
@@ -44,11 +44,11 @@ class BatchStream:
         self._on_start = on_start
         self._ahead: IndexBatch | None = None
         self._started = False
-        self.notes: deque[IndexBatch] = deque()
+        self.pending: deque[IndexBatch] = deque()
         self.produced = 0
 
     def start(self) -> None:
-        """Draw the order of this pass, unless it is drawn."""
+        """Draw the order of this pass, unless that was done."""
         if self._started:
             return
         self._started = True
@@ -58,7 +58,7 @@ class BatchStream:
 
     @property
     def exhausted(self) -> bool:
-        """Whether there is no batch after those produced."""
+        """Whether all batches have been produced."""
         return self._started and self._ahead is None
 
     def __iter__(self) -> BatchStream:
@@ -71,25 +71,25 @@ class BatchStream:
             raise StopIteration
         self._ahead = next(self._batches, None)
         self.produced += 1
-        self.notes.append(current._replace(indices=None))
+        self.pending.append(current._replace(indices=None))
         return current.indices
 
 
 class BatchSource(Protocol):
-    """A batch sampler: batches of indices, over and over."""
+    """A batch sampler: an iterable of batches of indices."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
 
 class BatchSamplerShard:
-    """A batch sampler that gives one process its batches of another.
+    """A batch sampler of one process's share of another batch sampler's batches.
 
     Args:
-        batch_sampler: gives lists of indices (or anything, whole, where it has no `batch_size`).
-        num_processes: how many processes share the batches.
-        process_index: which of them this is.
-        split_batches: every batch is cut in `num_processes` parts, instead of dealing whole batches.
-        even_batches: fill the last round so that every process has as many batches, and samples, as the others.
+        batch_sampler: yields lists of indices (or any objects, which are not split, if it has no `batch_size`).
+        num_processes: number of processes that share the batches.
+        process_index: index of this process.
+        split_batches: split every batch into `num_processes` parts, instead of distributing whole batches.
+        even_batches: fill the last round so that all processes have equally many batches and samples.
         on_start: called just before a pass draws its order.
 
     Raises:
@@ -123,7 +123,7 @@ class BatchSamplerShard:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in one process's batch, or None where batches vary."""
+        """Samples in one process's batch; None if batches vary."""
         if self.split_batches and self.whole_batch_size is not None:
             return self.whole_batch_size // self.num_processes
         return self.whole_batch_size
@@ -143,7 +143,7 @@ class BatchSamplerShard:
         return rounds + (self.even_batches or self.process_index < left)
 
     def _process_misses_last(self) -> int:
-        """1 where the last, short, batch has no sample for this process and none is filled in."""
+        """Return 1 if the last, short, batch has no sample for this process and is not filled; else 0."""
         sampler = getattr(self.batch_sampler, "sampler", None)
         if self.even_batches or self.drop_last or not isinstance(sampler, Sized) or not self.whole_batch_size:
             return 0
@@ -157,7 +157,7 @@ class BatchSamplerShard:
     def _batches(self) -> Iterator[IndexBatch]:
         if self.num_processes == 1:
             return (_whole(batch) for batch in iter(self.batch_sampler))
-        return self._split() if self.split_batches else self._deal()
+        return self._split() if self.split_batches else self._distribute()
 
     def _split(self) -> Iterator[IndexBatch]:
         whole, size = self.whole_batch_size or 0, self.batch_size or 0
@@ -173,7 +173,7 @@ class BatchSamplerShard:
             if part:
                 yield IndexBatch(part, len(part), real, total < whole, total)
 
-    def _deal(self) -> Iterator[IndexBatch]:
+    def _distribute(self) -> Iterator[IndexBatch]:
         first: list[Any] = []
         for group, is_last in _rounds(iter(self.batch_sampler), self.num_processes):
             first = first or group
@@ -229,8 +229,8 @@ def _whole(batch: Any) -> IndexBatch:
 class MapSource:
     """A map-style dataset read through a `BatchSamplerShard`.
 
-    The end is known from the indices, so without workers no batch is fetched before the loop asks for it: random
-    transforms draw exactly when they would in a loop without this library.
+    The end is known from the indices, so without workers no batch is fetched before the loop requests it: random
+    transforms draw in the same order as in a loop without this library.
     """
 
     def __init__(self, base: DataLoader[Any], shard: BatchSamplerShard) -> None:
@@ -243,7 +243,7 @@ class MapSource:
     def __len__(self) -> int:
         return len(self.shard)
 
-    def open(self, skip: int) -> Iterator[Step]:
+    def open(self, skip: int) -> Iterator[LoaderStep]:
         self.shard.skip = skip
         try:
             iterator = iter(self.base)
@@ -252,11 +252,11 @@ class MapSource:
             stream.start()
         finally:
             self.shard.skip = 0
-        return _with_notes(iterator, stream)
+        return _loader_steps(iterator, stream)
 
 
-def _with_notes(batches: Iterator[Any], stream: BatchStream) -> Iterator[Step]:
-    for given, batch in enumerate(batches, 1):
-        _, rows, real, uneven, total_real = stream.notes.popleft()
-        last = stream.exhausted and given == stream.produced
-        yield Step(batch, last, uneven, rows, real, total_real)
+def _loader_steps(batches: Iterator[Any], stream: BatchStream) -> Iterator[LoaderStep]:
+    for number, batch in enumerate(batches, 1):
+        _, rows, real, uneven, total_real = stream.pending.popleft()
+        last = stream.exhausted and number == stream.produced
+        yield LoaderStep(batch, last, uneven, rows, real, total_real)

@@ -1,4 +1,4 @@
-"""Batches that process 0 reads, divides among the processes, and sends to the others."""
+"""Batches that process 0 reads, splits among the processes, and sends to the others."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader
 
 from bigmodel.devices.nested import first_tensor
 from bigmodel.errors import TrainError
-from bigmodel.train.data.steps import Step
+from bigmodel.train.data.steps import LoaderStep
 from bigmodel.train.nested import concatenate, find_batch_size, recursively_apply
 
 
 class BatchPart(NamedTuple):
-    """One process's part of a round; see `Step` for the fields."""
+    """One process's part of a round; fields as in `LoaderStep`."""
 
     batch: Any
     uneven: bool
@@ -31,9 +31,18 @@ class BatchPart(NamedTuple):
 def one_each(
     group: list[Any], first: list[Any], processes: int, even: bool, drop_last: bool, size: int | None = None
 ) -> list[BatchPart]:
-    """Give each process one batch of `group`; fill what is missing from `first`, or leave the round out.
+    """Assign each process one batch of a round.
 
-    `size` is the number of rows of a whole batch, that of the first one by default.
+    Args:
+        group: the batches of the round, at most one per process.
+        first: the batches of the first round, with which an incomplete round is filled.
+        processes: number of processes.
+        even: whether all processes must get equally many rows.
+        drop_last: return no parts for an incomplete round.
+        size: rows of a full batch; None: those of the first batch.
+
+    Raises:
+        TrainError: the round is incomplete and neither filled nor dropped.
     """
     rows = [find_batch_size(batch) or 1 for batch in group]
     size, total = size or find_batch_size(first[0]) or 1, sum(rows)
@@ -45,10 +54,10 @@ def one_each(
         raise TrainError("with dispatch_batches every process needs a batch at each step; use even_batches=True")
     parts = []
     for rank in range(processes):
-        there = rank < len(group)
-        batch = group[rank] if there else first[rank % len(first)]
-        real = rows[rank] if there else 0
-        if even and there and real < size:
+        has_own = rank < len(group)
+        batch = group[rank] if has_own else first[rank % len(first)]
+        real = rows[rank] if has_own else 0
+        if even and has_own and real < size:
             batch = _filled(batch, first[0], size - real)
         parts.append(BatchPart(batch, True, find_batch_size(batch) or 1, real, total))
     return parts
@@ -62,9 +71,18 @@ def cut_evenly(
     slice_fn: Callable[..., Any] | None = None,
     size: int | None = None,
 ) -> list[BatchPart]:
-    """Cut one batch in a part for each process, filling a short one from `first`.
+    """Split one batch into a part for each process.
 
-    `size` is the number of rows of a whole batch, that of the first one by default.
+    Args:
+        batch: the batch.
+        first: the first batch, with which a short one is filled.
+        processes: number of processes.
+        even: whether all processes must get equally many rows.
+        slice_fn: as for `DispatchSource`; None slices every tensor.
+        size: rows of a full batch; None: those of the first batch.
+
+    Raises:
+        TrainError: the batch cannot be split, or leaves a process without rows.
     """
     whole, total = size or find_batch_size(first), find_batch_size(batch)
     if whole is None or total is None:
@@ -79,13 +97,13 @@ def cut_evenly(
     parts = []
     for rank in range(processes):
         bounds = slice(rank * share, (rank + 1) * share)
-        part = slice_fn(batch, bounds, rank, processes) if slice_fn else _cut(batch, bounds)
+        part = slice_fn(batch, bounds, rank, processes) if slice_fn else _sliced(batch, bounds)
         real = min(max(total - rank * share, 0), share)
         parts.append(BatchPart(part, total < whole, find_batch_size(part) or 0, real, total))
     return parts
 
 
-def _cut(batch: Any, bounds: slice) -> Any:
+def _sliced(batch: Any, bounds: slice) -> Any:
     rows = find_batch_size(batch)
 
     def is_rows(leaf: Any) -> bool:
@@ -95,30 +113,30 @@ def _cut(batch: Any, bounds: slice) -> Any:
 
 
 def _filled(batch: Any, first: Any, missing: int) -> Any:
-    """Return `batch` with `missing` more rows, those of `first`; as it is where rows cannot be joined."""
+    """Return `batch` with `missing` more rows, taken from `first`; unchanged if their rows cannot be concatenated."""
     rows = find_batch_size(batch) or 0
-    pieces = [batch]
+    parts = [batch]
     while missing > 0:
-        piece = _cut(first, slice(0, missing))
-        pieces.append(piece)
-        missing -= find_batch_size(piece) or missing
+        part = _sliced(first, slice(0, missing))
+        parts.append(part)
+        missing -= find_batch_size(part) or missing
     try:
-        return _join(pieces, rows)
+        return _joined(parts, rows)
     except (RuntimeError, TypeError):  # rows of other lengths (padded differently): keep the short batch
         return batch
 
 
-def _join(pieces: list[Any], rows: int) -> Any:
-    first = pieces[0]
+def _joined(parts: list[Any], rows: int) -> Any:
+    first = parts[0]
     if isinstance(first, list) and len(first) == rows and _holds_no_tensor(first):
-        return [item for piece in pieces for item in piece]
+        return [item for part in parts for item in part]
     if isinstance(first, Tensor):
-        return torch.cat(pieces) if first.ndim else first
+        return torch.cat(parts) if first.ndim else first
     if isinstance(first, dict):
-        return type(first)({key: _join([piece[key] for piece in pieces], rows) for key in first})
+        return type(first)({key: _joined([part[key] for part in parts], rows) for key in first})
     if isinstance(first, (list, tuple)) and not hasattr(first, "_fields"):
-        return type(first)(_join([piece[i] for piece in pieces], rows) for i in range(len(first)))
-    return concatenate(pieces) if first_tensor(first) is not None else first
+        return type(first)(_joined([part[i] for part in parts], rows) for i in range(len(first)))
+    return concatenate(parts) if first_tensor(first) is not None else first
 
 
 def _holds_no_tensor(leaf: list[Any]) -> bool:
@@ -133,25 +151,33 @@ Slicer = Callable[..., Any]
 
 
 class _Failure:
+    """Sent instead of data after an error on process 0."""
+
     def __init__(self, text: str) -> None:
         self.text = text
 
 
 class _Placeholder:
+    """Shape and dtype of a tensor that is sent separately."""
+
     def __init__(self, tensor: Tensor) -> None:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
 
 
 class DispatchSource:
-    """Process 0 reads a round of batches, and every process gets its part of it.
+    """A source whose data process 0 reads, round by round, sending every process its part.
 
-    Tensors go through `group` as bytes of CPU memory; everything else is pickled between the processes of the run.
+    Tensors are sent through `group` as bytes of CPU memory; all other objects are pickled.
 
     Args:
-        base: reads the data; iterated over on process 0 alone.
-        group: a process group for CPU tensors, used by nothing else.
-        split_batches: cut each batch in parts instead of dealing whole batches.
-        slice_fn: cuts a batch: (data, slice, process_index, num_processes) -> part.
+        base: reads the data; iterated over on process 0 only.
+        group: a process group for CPU tensors, used only for this.
+        num_processes: number of processes.
+        process_index: rank of this process.
+        split_batches: split each batch into parts instead of distributing whole batches.
+        even_batches: fill an incomplete last round with rows of the first.
+        drop_last: drop an incomplete last round.
+        slice_fn: slices a batch: (data, slice, process_index, num_processes) -> part.
     """
 
     def __init__(
@@ -180,32 +206,32 @@ class DispatchSource:
             return whole
         return whole // self._processes if self._drop_last else -(-whole // self._processes)
 
-    def open(self, skip: int) -> Iterator[Step]:
+    def open(self, skip: int) -> Iterator[LoaderStep]:
         if self._index != 0:
             return self._receive()
         stride = 1 if self._split else self._processes
-        with self._announcing_failure():
+        with self._reporting_failure():
             batches = islice(iter(self.base), skip * stride, None)
             ahead = list(islice(batches, stride))
         return self._read(batches, ahead, stride)
 
-    def _read(self, batches: Iterator[Any], ahead: list[Any], stride: int) -> Iterator[Step]:
+    def _read(self, batches: Iterator[Any], ahead: list[Any], stride: int) -> Iterator[LoaderStep]:
         first = ahead
-        with self._announcing_failure():
+        with self._reporting_failure():
             while ahead:
                 group, ahead = ahead, list(islice(batches, stride))
                 parts = self._parts(group, first)
                 if parts:
                     yield self._send(parts, last=not ahead)
-        self._announce([None] * self._processes)
+        self._scatter([None] * self._processes)
 
     @contextmanager
-    def _announcing_failure(self) -> Iterator[None]:
-        """Tell the other processes of an error here, where they wait for data."""
+    def _reporting_failure(self) -> Iterator[None]:
+        """Send an error in the body to the other processes, which wait for data."""
         try:
             yield
         except Exception as error:
-            self._announce([_Failure(f"{type(error).__name__}: {error}")] * self._processes)
+            self._scatter([_Failure(f"{type(error).__name__}: {error}")] * self._processes)
             raise
 
     def _parts(self, group: list[Any], first: list[Any]) -> list[BatchPart]:
@@ -214,26 +240,26 @@ class DispatchSource:
             return cut_evenly(group[0], first[0], self._processes, self._even, self._slice_fn, size)
         return one_each(group, first, self._processes, self._even, self._drop_last, size)
 
-    def _send(self, parts: list[BatchPart], last: bool) -> Step:
+    def _send(self, parts: list[BatchPart], last: bool) -> LoaderStep:
         buffers: list[list[Tensor]] = []
         headers: list[Any] = []
         for part in parts:
             tensors: list[Tensor] = []
             skeleton = recursively_apply(lambda leaf, into=tensors: into.append(leaf) or _Placeholder(leaf), part.batch)
             buffers.append(tensors)
-            headers.append((skeleton, Step(None, last, part.uneven, part.rows, part.real, part.total_real)))
-        self._announce(headers)
-        waiting = []
+            headers.append((skeleton, LoaderStep(None, last, part.uneven, part.rows, part.real, part.total_real)))
+        self._scatter(headers)
+        sends = []
         for rank in range(1, self._processes):
             for tensor in buffers[rank]:
-                waiting.append(dist.isend(_as_bytes(tensor.cpu().contiguous()), rank, group=self._group))
-        for work in waiting:
+                sends.append(dist.isend(_as_bytes(tensor.cpu().contiguous()), rank, group=self._group))
+        for work in sends:
             assert work is not None
             work.wait()
         return headers[0][1]._replace(batch=parts[0].batch)
 
-    def _receive(self) -> Iterator[Step]:
-        while (header := self._announce(None)) is not None:
+    def _receive(self) -> Iterator[LoaderStep]:
+        while (header := self._scatter(None)) is not None:
             if isinstance(header, _Failure):
                 raise TrainError(f"process 0 failed while reading the data: {header.text}")
             skeleton, step = header
@@ -247,7 +273,8 @@ class DispatchSource:
         dist.recv(_as_bytes(tensor), 0, group=self._group)
         return tensor
 
-    def _announce(self, headers: list[Any] | None) -> Any:
+    def _scatter(self, headers: list[Any] | None) -> Any:
+        """Return this process's header of those that process 0 gives, one per process."""
         mine: list[Any] = [None]
         dist.scatter_object_list(mine, headers, src=0, group=self._group)
         return mine[0]

@@ -1,7 +1,7 @@
 """Iterable datasets: each process's part of a stream.
 
-A dataset that can be sharded gives each process a part of its own (`ShardedSource`); of any other, every process reads
-all samples and keeps its own (`IterableDatasetShard`). One batch is read ahead, so that the last one is known as such.
+A dataset with a `shard` method gives each process its own part (`ShardedSource`); of any other, every process reads all
+samples and keeps its own (`IterableDatasetShard`). One batch is read ahead, to recognise the last one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from bigmodel.errors import TrainError
-from bigmodel.train.data.steps import Step
+from bigmodel.train.data.steps import LoaderStep
 from bigmodel.train.nested import find_batch_size
 
 
 class TailSample(NamedTuple):
-    """A sample of the last round: whether it is this process's own, and how many samples the round has in all."""
+    """A sample of the last round: whether it is not a repeated one, and the number of samples of the round."""
 
     value: Any
     own: bool
@@ -29,7 +29,7 @@ class TailSample(NamedTuple):
 
 
 class CountedBatch:
-    """A collated batch of the last round and how many of its rows are own; unwrapped before the loop sees it."""
+    """A collated batch of the last round, with its number of rows that are not repeated; unwrapped by `as_step`."""
 
     def __init__(self, batch: Any, rows: int, real: int, total_real: int) -> None:
         self.batch, self.rows, self.real, self.total_real = batch, rows, real, total_real
@@ -43,7 +43,7 @@ class CountedBatch:
 
 
 class CountingCollate:
-    """A collate function that counts own samples in batches of the last round."""
+    """A collate function that counts the samples that are not repeated in batches of the last round."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
@@ -61,12 +61,15 @@ class CountingCollate:
 class IterableDatasetShard(IterableDataset[Any]):
     """The samples of one process: of every round of `num_processes` batches, its own batch.
 
-    Samples of the last, incomplete, round are given as `TailSample`; use `CountingCollate` to collate them.
+    Samples of the last, incomplete, round are yielded as `TailSample`; use `CountingCollate` to collate them.
 
     Args:
         dataset: the dataset, the same on every process.
-        batch_size: samples in one process's batch, or in all processes' batches together with `split_batches`.
-        drop_last: leave out an incomplete round.
+        batch_size: samples in one process's batch; with `split_batches`, in the batches of all processes together.
+        drop_last: drop an incomplete round.
+        num_processes: number of processes.
+        process_index: rank of this process.
+        split_batches: see `batch_size`.
         even_batches: fill an incomplete round with samples of the first one.
     """
 
@@ -87,7 +90,7 @@ class IterableDatasetShard(IterableDataset[Any]):
         self.round = self.share * num_processes
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the dataset which epoch begins."""
+        """Set the epoch of the dataset, if it has one."""
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(epoch)
 
@@ -121,7 +124,7 @@ END = object()
 
 
 class IterableSource:
-    """Whatever the loader gives, until it gives no more."""
+    """All batches of a loader, in its order."""
 
     def __init__(self, base: DataLoader[Any]) -> None:
         self.base = base
@@ -133,11 +136,11 @@ class IterableSource:
     def __len__(self) -> int:
         return len(self.base)
 
-    def open(self, skip: int) -> Iterator[Step]:
+    def open(self, skip: int) -> Iterator[LoaderStep]:
         batches = islice(iter(self.base), skip, None)
         return self._until_end(batches, next(batches, END))
 
-    def _until_end(self, batches: Iterator[Any], ahead: Any) -> Iterator[Step]:
+    def _until_end(self, batches: Iterator[Any], ahead: Any) -> Iterator[LoaderStep]:
         read_state = getattr(self.base, "state_dict", None)
         while ahead is not END:
             state = read_state() if read_state is not None else None
@@ -145,27 +148,27 @@ class IterableSource:
             yield as_step(current, last=ahead is END)._replace(state=state)
 
 
-def as_step(batch: Any, last: bool) -> Step:
-    """Return the step of a batch; what `CountingCollate` counted is taken off it."""
+def as_step(batch: Any, last: bool) -> LoaderStep:
+    """Return the step of a batch, with the counts of `CountingCollate`."""
     if not isinstance(batch, CountedBatch):
-        return Step(batch, last)
+        return LoaderStep(batch, last)
     rows, real = batch.rows, batch.real
-    if not rows:  # a batch made by the dataset itself is own or not as a whole
+    if not rows:  # a batch made by the dataset itself is repeated or not as a whole
         rows = find_batch_size(batch.batch) or 1
         real *= rows
-    return Step(batch.batch, last, True, rows, real, batch.total_real)
+    return LoaderStep(batch.batch, last, True, rows, real, batch.total_real)
 
 
 _AHEAD = 2
 
 
 class ShardedSource:
-    """One process's part of a dataset, kept in step with the others' parts.
+    """One process's part of a dataset, with as many steps as the longest part of any process.
 
     Args:
         base: reads this process's part.
-        group: a process group for CPU tensors, used by nothing else.
-        length: steps of an epoch, where every process knows it.
+        group: a process group for CPU tensors, used only for this.
+        length: steps of an epoch; None if unknown.
     """
 
     def __init__(self, base: DataLoader[Any], group: Any, length: int | None = None) -> None:
@@ -177,26 +180,28 @@ class ShardedSource:
 
     def __len__(self) -> int:
         if self._length is None:
-            raise TypeError("this dataset does not say how many samples it has")
+            raise TypeError("this dataset has no length")
         return self._length
 
-    def open(self, skip: int) -> Iterator[Step]:
+    def open(self, skip: int) -> Iterator[LoaderStep]:
         batches = islice(iter(self.base), skip, None)
-        queue = deque(self._announce(next(batches, END), first=number == 0) for number in range(_AHEAD))
-        return self._in_step(batches, queue)
+        queue = deque(self._compare(next(batches, END), first=number == 0) for number in range(_AHEAD))
+        return self._synchronized(batches, queue)
 
-    def _announce(self, batch: Any, first: bool = False) -> tuple[Any, torch.Tensor, Any]:
-        """Begin to tell the others whether there is a batch; return it with the answer to come."""
-        there = batch is not END
-        rows = find_batch_size(batch) if there else 0
-        answer = torch.tensor([there, rows != self.base.batch_size, first and not there], dtype=torch.int32)
-        return batch, answer, dist.all_reduce(answer, dist.ReduceOp.MAX, group=self._group, async_op=True)
+    def _compare(self, batch: Any, first: bool = False) -> tuple[Any, torch.Tensor, Any]:
+        """Start the all-reduce of this process's state of a round; return the batch, the tensor and the work."""
+        has_batch = batch is not END
+        rows = find_batch_size(batch) if has_batch else 0
+        flags = torch.tensor([has_batch, rows != self.base.batch_size, first and not has_batch], dtype=torch.int32)
+        return batch, flags, dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-    def _in_step(self, batches: Iterator[Any], queue: deque[tuple[Any, torch.Tensor, Any]]) -> Iterator[Step]:
+    def _synchronized(
+        self, batches: Iterator[Any], queue: deque[tuple[Any, torch.Tensor, Any]]
+    ) -> Iterator[LoaderStep]:
         repeated: Any = END
         while True:
-            batch, (any_there, uneven, some_have_none) = _answered(queue[0])
-            if not any_there:
+            batch, (any_has_batch, uneven, some_have_none) = _compared(queue[0])
+            if not any_has_batch:
                 return
             if some_have_none:
                 raise TrainError(
@@ -206,13 +211,13 @@ class ShardedSource:
             own = batch is not END
             repeated = batch if own else repeated
             queue.popleft()
-            queue.append(self._announce(next(batches, END)))
-            last = not _answered(queue[0])[1][0]
+            queue.append(self._compare(next(batches, END)))
+            last = not _compared(queue[0])[1][0]
             rows = (find_batch_size(repeated) or 1) if uneven else 0
-            yield Step(repeated, last, bool(uneven), rows, rows if own else 0)
+            yield LoaderStep(repeated, last, bool(uneven), rows, rows if own else 0)
 
 
-def _answered(entry: tuple[Any, torch.Tensor, Any]) -> tuple[Any, list[int]]:
-    batch, answer, work = entry
+def _compared(entry: tuple[Any, torch.Tensor, Any]) -> tuple[Any, list[int]]:
+    batch, flags, work = entry
     work.wait()
-    return batch, answer.tolist()
+    return batch, flags.tolist()

@@ -1,4 +1,4 @@
-"""The data loader that `prepare` returns, its progress, and resuming an interrupted pass."""
+"""The data loader that `prepare` returns, its progress, and resuming of an interrupted pass."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 from torch.utils.data import DataLoader
 
 from bigmodel.devices import is_accelerator
-from bigmodel.train.data.steps import Source, Step, move_ahead, move_each, real_rows
+from bigmodel.train.data.steps import LoaderStep, StepSource, move_ahead, move_each, real_rows
 from bigmodel.train.seeding import host_state, set_host_state, synchronize_rng_states
 from bigmodel.train.state.gradient import GradientState
 from bigmodel.train.types import RNGType
 
 
-class Progress:
-    """Shared by a prepared data loader and those made of it by `skip_first_batches`.
+class LoaderProgress:
+    """The progress of a prepared data loader, shared with those that `skip_first_batches` makes of it.
 
     Attributes:
-        epoch: passes completed (or as set by `set_epoch`).
-        batches: batches given in the current pass, the skipped ones included.
-        loader_state: what a stateful loader said after the last batch given.
+        epoch: completed passes (or as set by `set_epoch`).
+        batches: batches yielded in the current pass, including skipped ones.
+        loader_state: state of a stateful loader after the last batch.
     """
 
     def __init__(self, generators: list[torch.Generator]) -> None:
@@ -38,11 +38,11 @@ class Progress:
     def begin(self, skip: int) -> Iterator[None]:
         """Begin a pass; its order is drawn in the body.
 
-        After `load_state_dict` the generators are set, for the body, as they were when the interrupted pass drew its
-        order. A pass that had been given up is only taken up again by skipping into it.
+        After `load_state_dict` the generators have, in the body, the states in which the interrupted pass drew its
+        order. A pass that was abandoned is resumed only if batches are skipped.
         """
         replay, self._replay = self._replay, None
-        now = self._draws()
+        now = self._generator_states()
         self._order = now
         if replay is not None and (replay["running"] or skip):
             self._order = replay["order"]
@@ -56,17 +56,17 @@ class Progress:
                 set_host_state(now["host"])
         self.batches = skip
 
-    def _draws(self) -> dict[str, Any]:
+    def _generator_states(self) -> dict[str, Any]:
         return {"host": host_state(), "generators": [generator.get_state() for generator in self._generators]}
 
     @property
     def resumable(self) -> bool:
-        """Whether a loaded state waits to be taken up by the next pass."""
+        """Whether the next pass will resume from a loaded state."""
         return self._replay is not None
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """The time from the first batch of a pass to its end, or to the loop being left."""
+        """Mark a pass as running within this context: until its end, or until the loop is left."""
         self._running = True
         try:
             yield
@@ -74,7 +74,7 @@ class Progress:
             self._running = False
 
     def finish(self) -> None:
-        """The pass gave its last batch and the loop came back for another."""
+        """Record the end of a complete pass."""
         self.epoch += 1
         self.batches = 0
         self._order = self.loader_state = None
@@ -92,7 +92,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave; the next pass may continue the interrupted one."""
+        """Load a state that `state_dict` returned; the next pass may resume the interrupted one."""
         self.epoch, self.batches = state["epoch"], state["batches"]
         self.loader_state = state["loader_state"]
         self._order = None
@@ -102,26 +102,28 @@ class Progress:
 
 
 class DataLoaderShard(DataLoader[Any]):
-    """This process's batches, on its device.
-
-    A `DataLoader` by type; what it has not itself it takes from `base_dataloader`.
+    """This process's batches, on its device. A `DataLoader` by type, which delegates to `base_dataloader`.
 
     Args:
-        source: where batches come from.
-        device: where they go; None leaves them.
+        source: source of the batches.
+        device: device that batches are moved to; None leaves them.
         rng_types: generators to synchronise at the start of each pass.
-        generator: the one meant by "generator".
-        skip: batches left out at the start of each pass.
-        progress: shared with the loader this one skips in.
+        generator: the generator that `rng_types` calls "generator".
+        non_blocking: copy batches asynchronously.
+        resumes_by_itself: after `load_state_dict` the next pass resumes in mid-epoch without `skip_first_batches`.
+        batch_size: samples in one process's batch.
+        total_batch_size: samples in the batches of all processes.
+        skip: batches to skip at the start of each pass.
+        progress: shared with the loader that this one was made of.
 
     Attributes:
-        end_of_dataloader: whether the batch being worked on is the last.
-        remainder: real samples of all processes in an uneven last round, else -1.
+        end_of_dataloader: whether the current batch is the last.
+        remainder: samples of all processes in an uneven last round, without repeated ones; else -1.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: StepSource,
         device: torch.device | None = None,
         rng_types: Sequence[RNGType | str] = (),
         generator: torch.Generator | None = None,
@@ -130,9 +132,9 @@ class DataLoaderShard(DataLoader[Any]):
         batch_size: int | None = None,
         total_batch_size: int | None = None,
         skip: int = 0,
-        progress: Progress | None = None,
+        progress: LoaderProgress | None = None,
     ) -> None:
-        # DataLoader.__init__ is not run: this is one by type, and delegates to the one inside.
+        # DataLoader.__init__ is not called, since this class delegates to `base_dataloader`.
         self.base_dataloader = source.base
         self.gradient_state = GradientState()
         self.device, self.end_of_dataloader, self.remainder = device, False, -1
@@ -141,8 +143,8 @@ class DataLoaderShard(DataLoader[Any]):
         self.rng_types, self.synchronized_generator = tuple(rng_types), generator
         self.__dict__["batch_size"] = batch_size
         self.total_batch_size, self.skip_batches = total_batch_size, skip
-        self._progress = progress or Progress(_generators(source.base))
-        self._step = Step(None, False)
+        self._progress = progress or LoaderProgress(_generators(source.base))
+        self._step = LoaderStep(None, False)
 
     def __getattr__(self, name: str) -> Any:
         if name == "base_dataloader" or name.startswith("__"):
@@ -168,28 +170,28 @@ class DataLoaderShard(DataLoader[Any]):
         self._progress.epoch = epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next pass is; samplers and datasets with `set_epoch` are told."""
+        """Set the epoch of the next pass, also of samplers and datasets with `set_epoch`."""
         self._progress.epoch = epoch
-        self._tell_epoch(epoch)
+        self._set_epoch_inside(epoch)
 
-    def _tell_epoch(self, epoch: int) -> None:
+    def _set_epoch_inside(self, epoch: int) -> None:
         batch_sampler = self.base_dataloader.batch_sampler
-        dealt = getattr(batch_sampler, "batch_sampler", batch_sampler)
-        listeners: tuple[Any, ...] = (
-            dealt,
-            getattr(dealt, "sampler", self.base_dataloader.sampler),
+        original = getattr(batch_sampler, "batch_sampler", batch_sampler)
+        targets: tuple[Any, ...] = (
+            original,
+            getattr(original, "sampler", self.base_dataloader.sampler),
             self.base_dataloader.dataset,
         )
-        for listener in listeners:
-            if hasattr(listener, "set_epoch"):
-                listener.set_epoch(epoch)
+        for target in targets:
+            if hasattr(target, "set_epoch"):
+                target.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         return self._run(self._begin())
 
-    def _begin(self) -> Iterator[Step]:
+    def _begin(self) -> Iterator[LoaderStep]:
         synchronize_rng_states(self.rng_types, self.synchronized_generator)
-        self._tell_epoch(self._progress.epoch)
+        self._set_epoch_inside(self._progress.epoch)
         skip = self.skip_batches
         resumed = 0
         if self._resumes_by_itself and self._progress.batches:
@@ -199,14 +201,14 @@ class DataLoaderShard(DataLoader[Any]):
         return self._moved(steps)
 
     def _resume(self) -> int:
-        """Return the batches to skip after `load_state_dict`; hand a stateful loader its own state."""
+        """Return the batches to skip after `load_state_dict`; load the state of a stateful loader."""
         progress = self._progress
-        given = progress.batches if progress.resumable else 0
-        if given and progress.loader_state is not None:
+        batches = progress.batches if progress.resumable else 0
+        if batches and progress.loader_state is not None:
             self.base_dataloader.load_state_dict(progress.loader_state)  # type: ignore[attr-defined]
-        return given
+        return batches
 
-    def _moved(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def _moved(self, steps: Iterator[LoaderStep]) -> Iterator[LoaderStep]:
         device = self.device
         if device is None or device.type == "cpu":
             return steps
@@ -214,7 +216,7 @@ class DataLoaderShard(DataLoader[Any]):
             return move_ahead(steps, device)
         return move_each(steps, device, self._non_blocking)
 
-    def _run(self, steps: Iterator[Step]) -> Iterator[Any]:
+    def _run(self, steps: Iterator[LoaderStep]) -> Iterator[Any]:
         progress, state = self._progress, self.gradient_state
         state._add_dataloader(self)
         try:
@@ -228,38 +230,38 @@ class DataLoaderShard(DataLoader[Any]):
             progress.finish()
         finally:
             state._remove_dataloader(self)
-            self.end_of_dataloader, self._step = False, Step(None, False)
+            self.end_of_dataloader, self._step = False, LoaderStep(None, False)
 
     @property
     def is_uneven(self) -> bool:
-        """Whether some process's current batch has repeated samples, or another length than the others'."""
+        """Whether any process's current batch has repeated samples or another length."""
         return self._step.uneven
 
     def count_real(self, length: int) -> int:
-        """Return how many of `length` rows computed from the current batch belong to this process's own samples."""
+        """Return how many of `length` rows computed from the current batch are not of repeated samples."""
         return real_rows(self._step, length)
 
     @property
     def has_real(self) -> bool:
-        """Whether the current batch has any sample of this process's own."""
+        """Whether the current batch has any sample that is not repeated."""
         return not self._step.uneven or self._step.real > 0
 
     def skipping(self, batches: int) -> DataLoaderShard:
-        """Return a loader like this one whose passes leave out the first `batches` batches."""
+        """Return a copy of this loader that skips the first `batches` batches of every pass."""
         skipping = object.__new__(type(self))
         skipping.__dict__.update(self.__dict__)
         skipping.skip_batches = self.skip_batches + batches
         return skipping
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how far this loader has come."""
+        """Return the progress of this loader."""
         return self._progress.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave.
+        """Load a state that `state_dict` returned.
 
-        A stateful loader goes on by itself; another repeats the order of the interrupted pass, in which
-        `skip_first_batches` finds the place.
+        A stateful loader resumes by itself; another repeats the order of the interrupted pass, and `skip_first_batches`
+        skips to the position.
         """
         self._progress.load_state_dict(state_dict)
 
@@ -271,7 +273,7 @@ class DataLoaderDispatcher(DataLoaderShard):
 def _generators(base: DataLoader[Any]) -> list[torch.Generator]:
     """Return the generators that the user gave the loader or its sampler."""
     batch_sampler = base.batch_sampler
-    dealt = getattr(batch_sampler, "batch_sampler", batch_sampler)
-    sampler = getattr(dealt, "sampler", base.sampler)
+    original = getattr(batch_sampler, "batch_sampler", batch_sampler)
+    sampler = getattr(original, "sampler", base.sampler)
     found = [getattr(sampler, "generator", None), base.generator]
     return [generator for generator in found if isinstance(generator, torch.Generator)]

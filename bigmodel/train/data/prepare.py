@@ -1,4 +1,4 @@
-"""Preparing a `DataLoader`: each process reads its part of the data."""
+"""Preparation of a `DataLoader`, so that each process reads its part of the data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bigmodel.train.types import RNGType
 
 
 def map_style(request: LoaderRequest) -> DataLoaderShard:
-    """Return a loader that gives this process its batches of indices."""
+    """Return a loader of this process's batches of indices."""
     loader, config = request.loader, request.config
     if type(loader).__iter__ is not loader_class(loader).__iter__ and request.processes == 1:
         return DataLoaderShard(IterableSource(loader), **request.common)
@@ -40,25 +40,25 @@ def map_style(request: LoaderRequest) -> DataLoaderShard:
 
 
 def _own_sampler(request: LoaderRequest) -> tuple[Any, Any]:
-    """Return (what gives batches of indices, the sampler in it).
+    """Return the batch sampler and the sampler in it.
 
-    They are the user's own, who may go on changing them, but for samplers of PyTorch that have to shuffle alike on
-    every process: these are replaced by others.
+    They are the user's own objects, which the user may still change, except for samplers of PyTorch that must shuffle
+    equally on every process; these are replaced.
     """
     loader = request.loader
     batch_sampler = loader.batch_sampler
-    given = loader.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
-    sampler = _shuffling_alike(given, request)
+    original = loader.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
+    sampler = _synchronized_sampler(original, request)
     if batch_sampler is None:
         return sampler, sampler
-    if sampler is given or not isinstance(batch_sampler, BatchSampler):
-        return batch_sampler, given
+    if sampler is original or not isinstance(batch_sampler, BatchSampler):
+        return batch_sampler, original
     batch_sampler = copy.copy(batch_sampler)
     batch_sampler.sampler = sampler
     return batch_sampler, sampler
 
 
-def _shuffling_alike(sampler: Any, request: LoaderRequest) -> Any:
+def _synchronized_sampler(sampler: Any, request: LoaderRequest) -> Any:
     config = request.config
     if config.use_seedable_sampler and type(sampler) is RandomSampler:
         seed = torch.initial_seed() if config.data_seed is None else config.data_seed
@@ -72,13 +72,13 @@ def _shuffling_alike(sampler: Any, request: LoaderRequest) -> Any:
 
 
 def _draws_by_itself(sampler: Any, request: LoaderRequest) -> bool:
-    """Whether a sampler would draw an order of its own in each process."""
+    """Whether a sampler would draw a different order in each process."""
     alone = request.processes == 1 or request.config.use_seedable_sampler
     return not alone and isinstance(sampler, RandomSampler) and sampler.generator is None
 
 
 def iterable_style(request: LoaderRequest) -> DataLoaderShard:
-    """Return a loader of this process's part of a stream: a part of its own where the dataset can give one."""
+    """Return a loader of this process's part of a stream: a shard of the dataset if it supports sharding."""
     loader, config = request.loader, request.config
     drop_last = bool(loader.drop_last)
     request.common["rng_types"] = [name for name in request.rng_types if name != RNGType.GENERATOR]
@@ -108,7 +108,7 @@ def iterable_style(request: LoaderRequest) -> DataLoaderShard:
 
 
 def dispatched(request: LoaderRequest) -> DataLoaderShard:
-    """Return a loader of what process 0 reads and deals."""
+    """Return a loader of batches that process 0 reads and sends."""
     loader, config = request.loader, request.config
     drop_last = bool(loader.drop_last or getattr(loader.batch_sampler, "drop_last", False))
     request.common["rng_types"] = [name for name in request.rng_types if name != RNGType.GENERATOR]
@@ -126,7 +126,7 @@ def dispatched(request: LoaderRequest) -> DataLoaderShard:
 
 
 def _longest(base: DataLoader[Any]) -> int | None:
-    """Return the most batches any process has, or None where datasets have no length."""
+    """Return the largest number of batches of any process; None if datasets have no length."""
     length = len(base) if hasattr(base.dataset, "__len__") else -1
     lengths: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(lengths, length)
@@ -134,7 +134,7 @@ def _longest(base: DataLoader[Any]) -> int | None:
 
 
 def _cpu_group() -> Any:
-    """Return a process group for CPU tensors that only data loaders use, made once in a run."""
+    """Return a process group for CPU tensors that only data loaders use, created once per run."""
     shared = PartialState._shared_state
     if "data_group" not in shared:
         shared["data_group"] = dist.new_group(backend="gloo")
@@ -158,19 +158,20 @@ def prepare_data_loader(
     use_stateful_dataloader: bool = False,
     torch_device_mesh: DeviceMesh | None = None,
 ) -> DataLoaderShard:
-    """Return a loader that gives this process its part of what `dataloader` gives.
+    """Return a loader of this process's part of the batches of `dataloader`.
 
-    Workers are started as `dataloader` says, which forks them by default on Linux. A fork copies the locks that other
-    threads of this process hold: a process that has threads of its own, as a server has, should start its workers
-    from a clean one, by `DataLoader(..., multiprocessing_context="forkserver")`.
+    Workers are started with the start method of `dataloader`, on Linux a fork by default. A fork copies the locks that
+    other threads of this process hold: a process with threads, such as a server, should use
+    `DataLoader(..., multiprocessing_context="forkserver")`.
 
     Args:
         dataloader: a `DataLoader`, over a map-style or an iterable dataset.
-        device: where batches go, if `put_on_device`; this process's device by default.
-        num_processes: how many processes share the data; those of the run by default.
-        process_index: which of them this is.
+        device: device that batches are moved to, with `put_on_device`; None: this process's device.
+        num_processes: number of processes that share the data; None: all processes of the run.
+        process_index: index of this process among them.
+        put_on_device: move batches to `device`.
         rng_types: generators to synchronise at the start of each pass.
-        slice_fn_for_dispatch: how process 0 cuts a batch: (data, slice, process_index, num_processes) -> part.
+        slice_fn_for_dispatch: slices a batch on process 0: (data, slice, process_index, num_processes) -> part.
         split_batches: see `DataLoaderConfiguration`.
         dispatch_batches: see `DataLoaderConfiguration`.
         even_batches: see `DataLoaderConfiguration`.
@@ -178,8 +179,8 @@ def prepare_data_loader(
         data_seed: see `DataLoaderConfiguration`.
         non_blocking: see `DataLoaderConfiguration`.
         use_stateful_dataloader: see `DataLoaderConfiguration`.
-        torch_device_mesh: instead of `num_processes` and `process_index`, the mesh of the run: processes that differ
-            in its data-parallel dimensions ("dp_replicate", "dp_shard", "dp", "fsdp") alone read different data.
+        torch_device_mesh: the mesh of the run, instead of `num_processes` and `process_index`: only processes that
+            differ in its data-parallel dimensions ("dp_replicate", "dp_shard", "dp", "fsdp") read different data.
 
     Raises:
         TrainError: batches that do not divide among the processes, or settings that contradict each other.
@@ -215,7 +216,7 @@ def _build(request: LoaderRequest) -> DataLoaderShard:
     loader, config = request.loader, request.config
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
-        request.processes, request.index = 1, 0  # the user has dealt the data already
+        request.processes, request.index = 1, 0  # the user has distributed the data already
     iterable = isinstance(loader.dataset, IterableDataset)
     dispatch = config.dispatch_batches
     if dispatch is None:
@@ -237,7 +238,7 @@ def _build(request: LoaderRequest) -> DataLoaderShard:
 
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoaderShard:
-    """Return a loader whose passes leave out the first `num_batches` batches, to finish an epoch."""
+    """Return a loader that skips the first `num_batches` batches of every pass, to finish an interrupted epoch."""
     if not isinstance(dataloader, DataLoaderShard):
         dataloader = prepare_data_loader(dataloader, num_processes=1, process_index=0)
     return dataloader.skipping(num_batches)

@@ -17,7 +17,7 @@ from bigmodel.train.types import RNGType
 
 logger = logging.getLogger(__name__)
 
-_KEPT = (
+_COPIED_SETTINGS = (
     "num_workers",
     "collate_fn",
     "pin_memory",
@@ -87,12 +87,12 @@ def can_shard(request: LoaderRequest) -> bool:
         return False
     if not {"num_shards", "index"} <= set(inspect.signature(shard).parameters):
         return False
-    pieces = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
-    return pieces is None or pieces >= request.processes
+    shards = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
+    return shards is None or shards >= request.processes
 
 
 def data_ranks(mesh: Any) -> tuple[int, int]:
-    """Return how many of a mesh's processes read different data, and which of them this one is."""
+    """Return the number of a mesh's processes that read different data, and the index of this one among them."""
     count, index = 1, 0
     for dimension, name in enumerate(mesh.mesh_dim_names or ()):
         if name in _DATA_PARALLEL:
@@ -113,7 +113,7 @@ def rebuild(request: LoaderRequest, dataset: Any, **changed: Any) -> DataLoader[
     if type(loader).__iter__ is not loader_class(loader).__iter__:
         logger.warning("%s overrides __iter__; the prepared loader does not keep that iteration", type(loader).__name__)
     known = inspect.signature(cls.__init__).parameters
-    settings = {name: getattr(loader, name) for name in _KEPT if name in known and hasattr(loader, name)}
+    settings = {name: getattr(loader, name) for name in _COPIED_SETTINGS if name in known and hasattr(loader, name)}
     if settings.get("num_workers") == 0:
         settings.pop("prefetch_factor", None)
     if changed.get("sampler") is not None:

@@ -1,4 +1,4 @@
-"""Shuffling that every process repeats exactly, and an order without its beginning."""
+"""Samplers that shuffle equally on every process, and one that skips batches."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ class SeedableRandomSampler(RandomSampler):
 
 
 class SharedOrder:
-    """Gives a `RandomSampler` of several processes one order: that which process 0 would have drawn by itself.
+    """Gives a `RandomSampler` the same order on all processes: the one that process 0 would have drawn.
 
-    A `RandomSampler` without a generator seeds one from the global generator at the start of each pass. This draws
-    the same number at the same moment on every process, and uses process 0's: one process and many shuffle alike.
+    A `RandomSampler` without a generator seeds one from the global generator at the start of each pass. This class
+    draws the same number at the same time on every process, and uses process 0's, so that one process and several
+    shuffle equally.
     """
 
     def __init__(self, sampler: RandomSampler) -> None:
@@ -55,7 +56,7 @@ class SharedOrder:
 
 
 def shared_number(number: int) -> int:
-    """Return process 0's number, on every process."""
+    """Return process 0's `number` on every process."""
     state = PartialState()
     if not state.use_distributed:
         return number

@@ -1,4 +1,4 @@
-"""A batch together with what is known of it, and copying batches to the device, one ahead of the compute."""
+"""Steps of a data loader: a batch with its counts; and copying of batches to the device, one ahead of the compute."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from bigmodel.devices.nested import iter_tensors
 from bigmodel.train.nested import find_batch_size, send_to_device
 
 
-class Step(NamedTuple):
+class LoaderStep(NamedTuple):
     """One batch of one process.
 
     Attributes:
-        batch: what the training loop gets.
-        last: whether no batch follows.
-        uneven: whether any process has repeated samples, or another number of samples than the others.
-        rows, real: samples in this batch, and how many of them are this process's own. Read where `uneven`.
-        total_real: own samples of all processes; -1 where no process knows.
+        batch: the batch for the training loop.
+        last: whether it is the last batch.
+        uneven: whether any process has repeated samples or another number of samples.
+        rows, real: samples in this batch, and how many of them are not repeated. Used only if `uneven`.
+        total_real: samples of all processes that are not repeated; -1 if unknown.
         state: the state of a stateful loader after this batch, or None.
     """
 
@@ -34,28 +34,28 @@ class Step(NamedTuple):
     state: Any = None
 
 
-class Source(Protocol):
-    """Where a prepared data loader takes its batches from."""
+class StepSource(Protocol):
+    """The source of a prepared data loader's batches."""
 
     base: DataLoader[Any]
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether reading one batch ahead leaves the random draws of this process where they were."""
+        """Whether reading one batch ahead does not change the order of this process's random draws."""
         ...
 
-    def open(self, skip: int) -> Iterator[Step]:
-        """Begin a pass without its first `skip` batches. Draws the order before it returns."""
+    def open(self, skip: int) -> Iterator[LoaderStep]:
+        """Start a pass that skips its first `skip` batches. The order is drawn before this returns."""
         ...
 
     def __len__(self) -> int: ...
 
 
-def real_rows(step: Step, length: int) -> int:
-    """Return how many of `length` rows computed from this step's batch belong to own samples.
+def real_rows(step: LoaderStep, length: int) -> int:
+    """Return how many of `length` rows computed from this step's batch are not of repeated samples.
 
-    Lengths that are a multiple of the batch's rows (several outputs for each sample) are cut in proportion; others
-    have nothing to do with the samples and are kept.
+    A length that is a multiple of the batch's rows (several outputs per sample) is reduced in proportion; any other is
+    unrelated to the samples and returned unchanged.
     """
     rows = step.rows or find_batch_size(step.batch) or 0
     if not step.uneven or rows == step.real or rows == 0 or length % rows:
@@ -63,18 +63,18 @@ def real_rows(step: Step, length: int) -> int:
     return length // rows * step.real
 
 
-def move_each(steps: Iterator[Step], device: torch.device, non_blocking: bool) -> Iterator[Step]:
-    """Yield the steps with their batches on `device`, each copied when it is asked for."""
+def move_each(steps: Iterator[LoaderStep], device: torch.device, non_blocking: bool) -> Iterator[LoaderStep]:
+    """Yield the steps with their batches on `device`, each copied when it is requested."""
     for step in steps:
         yield step._replace(batch=send_to_device(step.batch, device, non_blocking=non_blocking))
 
 
-def move_ahead(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
-    """Yield the steps with their batches on `device`; the next one is being copied beside the compute."""
+def move_ahead(steps: Iterator[LoaderStep], device: torch.device) -> Iterator[LoaderStep]:
+    """Yield the steps with their batches on `device`; the next one is copied concurrently with the compute."""
     stream = copy_stream(device)
 
-    def begin(step: Step) -> tuple[list[Step], Any]:
-        moved: list[Step] = []
+    def begin(step: LoaderStep) -> tuple[list[LoaderStep], Any]:
+        moved: list[LoaderStep] = []
         event = stream.submit(
             lambda: moved.append(step._replace(batch=send_to_device(step.batch, device, non_blocking=True)))
         )
@@ -96,7 +96,7 @@ def move_ahead(steps: Iterator[Step], device: torch.device) -> Iterator[Step]:
 
 
 def _keep_until_used(batch: Any, device: torch.device) -> None:
-    """Tell the allocator that the compute stream uses what was allocated on the copy stream."""
+    """Record for the allocator that the compute stream uses tensors allocated on the copy stream."""
     if device.type in ("cuda", "xpu"):
         current = torch.get_device_module(device.type).current_stream(device)
         for tensor in iter_tensors(batch):

@@ -21,7 +21,7 @@ def read(shard: BatchSamplerShard) -> list[tuple[list[int], int, bool]]:
     stream = iter(shard)
     found = []
     for batch in stream:
-        note = stream.notes.popleft()
+        note = stream.pending.popleft()
         found.append((list(batch), note.real, stream.exhausted and stream.produced == len(found) + 1))
     return found
 
@@ -151,7 +151,7 @@ def test_the_order_is_drawn_once_when_the_pass_starts() -> None:
 def test_what_is_known_of_each_batch_waits_to_be_read_in_order() -> None:
     stream = BatchStream(iter([IndexBatch([4, 5], 2, 1, True, 3)]), 0, None)
     list(stream)
-    assert list(stream.notes) == [IndexBatch(None, 2, 1, True, 3)]
+    assert list(stream.pending) == [IndexBatch(None, 2, 1, True, 3)]
 
 
 def source(index: int) -> MapSource:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from bigmodel.train import DataLoaderShard, GradientState, prepare_data_loader, skip_first_batches
-from bigmodel.train.data.loader import Progress
+from bigmodel.train.data.loader import LoaderProgress
 
 
 class Noisy(Dataset[torch.Tensor]):
@@ -272,14 +272,14 @@ def test_a_generator_of_the_user_s_is_resumed() -> None:
     assert torch.cat(list(resumed)).tolist() == following
 
 
-def draw(progress: Progress, skip: int = 0) -> list[int]:
+def draw(progress: LoaderProgress, skip: int = 0) -> list[int]:
     with progress.begin(skip):
         return torch.randperm(100).tolist()
 
 
 def test_an_interrupted_pass_draws_its_order_again() -> None:
     torch.manual_seed(0)
-    progress = Progress([])
+    progress = LoaderProgress([])
     order = draw(progress)
     with progress.running():
         progress.batches = 3
@@ -287,7 +287,7 @@ def test_an_interrupted_pass_draws_its_order_again() -> None:
     following = torch.rand(1)
 
     torch.manual_seed(9)
-    again = Progress([])
+    again = LoaderProgress([])
     again.load_state_dict(state)
     assert again.resumable
     now = torch.get_rng_state()
@@ -299,26 +299,26 @@ def test_an_interrupted_pass_draws_its_order_again() -> None:
 
 def test_a_pass_that_was_given_up_is_taken_up_only_by_skipping() -> None:
     torch.manual_seed(0)
-    progress = Progress([])
+    progress = LoaderProgress([])
     order = draw(progress)
     state = progress.state_dict()
     for skip, same in ((0, False), (1, True)):
         torch.manual_seed(9)
-        again = Progress([])
+        again = LoaderProgress([])
         again.load_state_dict(state)
         assert (draw(again, skip) == order) is same
 
 
 def test_a_finished_pass_leaves_only_its_number() -> None:
     generator = torch.Generator().manual_seed(4)
-    progress = Progress([generator])
+    progress = LoaderProgress([generator])
     draw(progress)
     progress.finish()
     state = progress.state_dict()
     assert (state["epoch"], state["batches"], state["order"]) == (1, 0, None)
     expected = torch.rand(1, generator=generator)
     other = torch.Generator()
-    again = Progress([other])
+    again = LoaderProgress([other])
     again.load_state_dict(state)
     assert torch.equal(torch.rand(1, generator=other), expected)
     assert not again.resumable

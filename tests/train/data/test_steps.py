@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from bigmodel.train import prepare_data_loader
-from bigmodel.train.data.steps import Step, move_ahead, move_each, real_rows
+from bigmodel.train.data.steps import LoaderStep, move_ahead, move_each, real_rows
 
 
 @pytest.mark.parametrize(
@@ -23,16 +23,16 @@ from bigmodel.train.data.steps import Step, move_ahead, move_each, real_rows
     ],
 )
 def test_repeated_samples_do_not_count(uneven: bool, rows: int, real: int, length: int, expected: int) -> None:
-    assert real_rows(Step(torch.zeros(4), False, uneven, rows, real), length) == expected
+    assert real_rows(LoaderStep(torch.zeros(4), False, uneven, rows, real), length) == expected
 
 
 DEVICE = "virtual:0"
 
 
-def counted(read: list[int], length: int = 4) -> Iterator[Step]:
+def counted(read: list[int], length: int = 4) -> Iterator[LoaderStep]:
     for number in range(length):
         read.append(number)
-        yield Step({"x": torch.full((2,), number)}, last=number == length - 1)
+        yield LoaderStep({"x": torch.full((2,), number)}, last=number == length - 1)
 
 
 @pytest.mark.usefixtures("accelerators")
@@ -68,8 +68,8 @@ def test_a_prepared_loader_gives_batches_on_its_device(workers: int) -> None:
 
 @pytest.mark.usefixtures("accelerators")
 def test_an_error_while_reading_ahead_comes_out() -> None:
-    def failing() -> Iterator[Step]:
-        yield Step(torch.zeros(1), False)
+    def failing() -> Iterator[LoaderStep]:
+        yield LoaderStep(torch.zeros(1), False)
         raise OSError("disk gone")
 
     with pytest.raises(OSError, match="disk gone"):
