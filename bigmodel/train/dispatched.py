@@ -19,7 +19,7 @@ class DispatchedModels:
         self._parameters = ParameterMap()
 
     def ready(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
-        """Move the weights that `optimizers` change to where they can be trained, and update the optimizers' references.
+        """Move the weights that `optimizers` change to where they can be trained, and update the optimizers.
 
         See `bigmodel.dispatch.prepare_training` for the moves.
 
