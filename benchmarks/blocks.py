@@ -1,4 +1,4 @@
-"""A model of equal blocks, whose bytes and compute can be chosen: what overlap and overhead are measured on."""
+"""A model of equal blocks of chosen bytes and compute, for measuring overlap and overhead."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 
-class Block(nn.Module):
-    """One square linear layer, kept as a unit."""
+class SquareLayer(nn.Module):
+    """One square linear layer, a unit of placement."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product, squeezed so that its size stays what it was."""
+        """Return the product, scaled so that values keep their magnitude."""
         return torch.tanh(self.linear(x))
 
 
@@ -26,7 +26,7 @@ class Blocks(nn.Module):
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(count))
+        self.blocks = nn.ModuleList(SquareLayer(width) for _ in range(count))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the blocks one after the other on `x`, rows by `width`."""
@@ -43,12 +43,12 @@ def make_blocks(count: int, width: int, seed: int = 0) -> Blocks:
 
 
 def block_map(count: int, streamed: Sequence[int], home: int | str, resident: int | str) -> dict[str, int | str]:
-    """Return the map that keeps the blocks of the positions `streamed` on `home` and the others on `resident`."""
+    """Return the map that stores the blocks at the positions `streamed` on `home` and the others on `resident`."""
     return {f"blocks.{index}": home if index in set(streamed) else resident for index in range(count)}
 
 
 def spread(count: int, streamed: int) -> list[int]:
-    """Return `streamed` positions among `count`, as evenly spread as they can be, the last position among them."""
+    """Return `streamed` of `count` positions, spread evenly, including the last."""
     return [(index + 1) * count // streamed - 1 for index in range(streamed)]
 
 

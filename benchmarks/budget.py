@@ -1,14 +1,14 @@
 """Can a model twice the size of the host's budget run, within it, at the speed of the disk?
 
-Every value comes from a process of its own, loaded under ``max_memory={"cpu": budget}``. Whatever the process lets go
-of is thrown out of the page cache, where the kernel would otherwise keep it: a step then has to read from disk whatever
-the process does not hold, as on a machine with no more memory than the budget. What it has to read at the least is what
-the budget, less the process itself, leaves out of the weights it uses.
+Every value is measured in a separate process that loads the model under ``max_memory={"cpu": budget}``. Pages that the
+process releases are also evicted from the page cache, where the kernel would otherwise keep them. A step then reads
+from disk all weights that are not in the process's memory, as on a machine with no more memory than the budget. The
+lower bound of the bytes read is the weights used by a step, less the budget without the process itself.
 
-Two speeds are held against a raw reader of the whole model. That of the step: what stays in memory need not be read, so
-a step passes through its weights faster than the disk could deliver all of them. And that of the disk under it, counted
-by the bytes it had to read: reading and computing share the processors, so the reader it is held against reads beside a
-model in memory, which computes as much for each byte and waits for none.
+Two rates are compared with a raw reader of the whole model. First, bytes of weights used by a step per second: weights
+that stay in memory are not read, so this may exceed the disk's bandwidth. Second, bytes read from disk per second:
+reading and computing share the processor, so the reader runs beside a model in memory that computes equally much per
+byte and does not wait for the disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SPEED, MEMORY = 0.9, 1.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("model", nargs="?", default=None, help="llama-1b, or a folder (default: llama-1b)")
     parser.add_argument("--share", type=float, default=0.5, help="budget as a share of the model's bytes")
     parser.add_argument("--steps", type=int, default=4, help="steps of each process")
@@ -44,11 +44,11 @@ def run(options: argparse.Namespace) -> Report:
     folder = checkpoint(options.model or ("tiny" if options.quick else "llama-1b"), options.workdir)
     shards = sorted(folder.glob("*.safetensors"))
     total = sum(shard.stat().st_size for shard in shards)
-    # A process with torch in it takes half a gigabyte: a small model's budget has to hold that too.
+    # A process with torch takes half a gigabyte, which the budget of a small model must include.
     budget = int(options.share * total) + (2**30 if options.quick else 0)
     ours = partial(run_isolated, run_within, folder=str(folder), budget=budget, steps=options.steps)
     variants = [Variant(name, partial(_read, name, shards), partial(evict, shards)) for name in READERS]
-    # As many steps as there are parts of the model of the size that one step reads.
+    # As many steps as the reads of one step fit into the bytes of the model.
     parts = round(total / (total - budget)) if budget < total else 1
     beside = partial(run_isolated, run_beside, folder=str(folder), steps=parts)
     variants.append(Variant(BESIDE, beside, partial(evict, shards)))
@@ -58,11 +58,11 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def run_within(folder: str, budget: int, steps: int) -> dict[str, float]:
-    """Load under a budget of the host's memory and take steps, cold each time. Run in a fresh process.
+    """Load under a budget of host memory and run steps with a cold page cache. Called in a fresh process.
 
     Returns:
-        Median seconds of a step, the highest resident set (bytes), bytes that a step read from disk, the least that
-        it had to read, bytes of the largest block, and bytes of weights that a step uses.
+        Median seconds of a step, peak RSS (bytes), bytes that a step reads from disk, the lower bound of these, bytes
+        of the largest block, and bytes of weights that a step uses.
     """
     import statistics
 
@@ -100,10 +100,10 @@ def run_within(folder: str, budget: int, steps: int) -> dict[str, float]:
 
 
 def run_beside(folder: str, steps: int, repeat: int = 3) -> dict[str, float]:
-    """Read all shards, cold, while a model in memory takes `steps` steps. Run in a fresh process.
+    """Read all shards, cold, while a model in memory runs `steps` steps. Called in a fresh process.
 
     Returns:
-        Median seconds that both took, and bytes read per second.
+        Median seconds of both together, and bytes read per second.
     """
     import statistics
 
@@ -130,7 +130,7 @@ def run_beside(folder: str, steps: int, repeat: int = 3) -> dict[str, float]:
 
 
 def used_bytes(model: Any) -> int:
-    """Return bytes of weights that a step of one token uses: all but the embedding's other rows."""
+    """Return the bytes of weights that a step of one token uses: all but the other rows of the embedding."""
     embedding = model.get_input_embeddings().weight
     return sum(p.nbytes for p in model.parameters() if p is not embedding)
 
@@ -151,7 +151,7 @@ def _step(model: Any, token: Any) -> tuple[float, int]:
 
 
 def _bytes_read() -> int:
-    """Return bytes that this process has had read from disks so far."""
+    """Return the bytes that were read from disk for this process so far."""
     import psutil
 
     return int(psutil.Process().io_counters().read_bytes)
@@ -203,7 +203,7 @@ def _report(options: argparse.Namespace, folder: Path, samples: Samples, budget:
     limits = [Limit("highest resident set within budget, one block and 5 %", peak, "<=", allowed, "bytes")]
     step = figures["used"] / figures["seconds"]
     limits.append(Limit(f"weights used by a step, per second, over {best}", step / raw, ">=", SPEED))
-    # Neither reading too much nor finding pages in the cache that lie on the edge of what stays makes it look faster.
+    # The lower bound is used: reading more, or finding boundary pages in the cache, does not improve the figure.
     needed = min(figures["least"], figures["read"])
     if needed:
         share = needed / figures["seconds"] / samples.median(BESIDE, RATE)

@@ -1,7 +1,7 @@
-"""The checkpoints that questions are asked about: random weights, made once, kept in the user's cache.
+"""The checkpoints of benchmarks: random weights, written once, stored in the user's cache.
 
-A checkpoint is a folder like any other: ``config.json``, safetensors shards and their index. It appears under its
-name only when it is complete, so an interrupted making leaves nothing that could be mistaken for one.
+A checkpoint is an ordinary folder with ``config.json``, safetensors shards and their index. It is renamed to its final
+name when it is complete, so an interrupted run leaves no partial checkpoint.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Spec:
-    """What a checkpoint is made of.
+    """The specification of a checkpoint.
 
     Attributes:
-        model_type: Architecture, as transformers' configs name it.
-        config: Its sizes, in transformers' words.
-        dtype: Of all weights.
-        shard_bytes: No shard is larger, except for one that is a single tensor.
-        seed: Of the weights.
+        model_type: Architecture, as in transformers' configs.
+        config: Its sizes, by the fields of transformers' configs.
+        dtype: Dtype of all weights.
+        shard_bytes: Largest size of a shard, except for one of a single tensor.
+        seed: Seed of the weights.
     """
 
     model_type: str
@@ -45,7 +45,7 @@ class Spec:
 
     @property
     def digest(self) -> str:
-        """Return a few letters that differ when anything differs."""
+        """Return a short hash of the specification."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -75,15 +75,17 @@ SPECS: dict[str, Spec] = {
     "tiny": Spec("llama", _llama(64, 4, 128, 4, 2, 256), shard_bytes=300_000),
     "tiny-mixtral": Spec("mixtral", _mixtral(64, 2, 96, 4, 256), shard_bytes=500_000),
 }
-"""By name. ``llama-1b`` has 1.1 billion parameters (4.4 GB), ``llama-8b`` the shape of Llama 3 8B (16 GB)."""
+"""Specifications by name. ``llama-1b`` has 1.1 billion parameters (4.4 GB), ``llama-8b`` the shapes of Llama 3 8B (16
+GB).
+"""
 
 
 def checkpoint(name: str, workdir: Path) -> Path:
-    """Return the folder of a checkpoint, making it if it is not there yet.
+    """Return the folder of a checkpoint, after writing it if it does not exist.
 
     Args:
         name: One of `SPECS`, or a path, which is returned as it is.
-        workdir: Where checkpoints are kept.
+        workdir: Folder of checkpoints.
 
     Raises:
         CheckpointNotFoundError: The name is neither.
@@ -96,7 +98,7 @@ def checkpoint(name: str, workdir: Path) -> Path:
 
 
 def make(spec: Spec, folder: Path) -> Path:
-    """Write the checkpoint of `spec` to `folder`, unless it is there, and return `folder`.
+    """Write the checkpoint of `spec` to `folder`, unless it exists, and return `folder`.
 
     Raises:
         OSError: The disk is too full, or the folder cannot be written.
@@ -121,7 +123,7 @@ def make(spec: Spec, folder: Path) -> Path:
 
 
 def tensor_shapes(spec: Spec) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield names and shapes of a checkpoint's tensors, as they are published: experts one by one, not fused."""
+    """Yield names and shapes of a checkpoint's tensors in the published layout: experts one by one, not fused."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -132,7 +134,7 @@ def tensor_shapes(spec: Spec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _unfused(name: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Undo what transformers does to Mixtral's names and experts when it loads them."""
+    """Invert transformers' renaming and fusing of Mixtral's experts."""
     block = name.partition(".mlp.")[0] + ".block_sparse_moe"
     if name.endswith(".mlp.experts.gate_up_proj"):
         for expert in range(shape[0]):
@@ -179,7 +181,7 @@ def _shards(tensors: dict[str, tuple[int, ...]], limit: int, itemsize: int) -> I
 
 
 def _drawer(spec: Spec) -> Callable[[str, tuple[int, ...]], torch.Tensor]:
-    """Return what draws a tensor's weights: ones for norms, else normal numbers of the spread models begin with."""
+    """Return a function that draws a tensor's weights: ones for norms, else normal numbers with the initial spread."""
     import torch
 
     generator = torch.Generator().manual_seed(spec.seed)

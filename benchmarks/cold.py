@@ -1,9 +1,9 @@
 """How fast does a model with its layers on disk run when nothing of it is in memory, beside the best raw reader?
 
-Before every run the shards are thrown out of the page cache, and `mincore` must confirm it. "Raw" is the best of four
-readers that do nothing but read the same files in the same rounds. What stands around the layers (embeddings, head)
-lies in memory of its own for everybody, so that all read the same bytes. Reading and computing share the processors: a
-raw reader beside a model that computes in memory, neither waiting for the other, shows what that alone costs.
+Before every run the shards are evicted from the page cache, which `mincore` must confirm. "Raw" is the best of four
+readers that only read the same files in the same rounds. Weights outside the layers (embeddings, head) are copied to
+anonymous memory in every variant, so that all read the same bytes. Reading and computing share the processor: a raw
+reader beside a model that computes in memory, independently, shows the cost of that.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ LIMIT = 0.95
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("model", nargs="?", default=None, help="llama-1b, or a folder (default: llama-1b)")
     parser.add_argument("--no-peers", action="store_true", help="leave accelerate out")
 
 
 @dataclass
 class Cold:
-    """One way of running a model, made anew or kept between runs.
+    """One variant of running a model, loaded once or before each run.
 
     Attributes:
-        load: Makes the model.
-        files: What it reads its layers from.
+        load: Loads the model.
+        files: The files of its layers.
         layer_bytes: Bytes of its layers.
-        anew: Load it again before each run: a kept map may hold pages in the page cache.
+        anew: Load it again before each run: an existing map may keep pages in the page cache.
         model: The model of the last load.
     """
 
@@ -58,7 +58,7 @@ class Cold:
     model: nn.Module | None = field(default=None, init=False)
 
     def prepare(self) -> None:
-        """Load if need be, and make everything cold."""
+        """Load the model if necessary, and evict its files from the page cache."""
         if self.model is None or self.anew:
             self.model = None
             self.model = self.load()
@@ -102,7 +102,7 @@ def one_token(model: nn.Module) -> None:
 
 
 def own_memory(model: nn.Module) -> None:
-    """Give what stands around the layers memory of its own, so that it maps nothing of the shards."""
+    """Copy weights outside the layers to anonymous memory, so that they do not map the shards."""
     layers = {id(tensor) for tensor in layer_tensors(model)}
     for parameter in model.parameters():
         if id(parameter) not in layers and not parameter.is_meta:

@@ -1,4 +1,4 @@
-"""The command line that all questions share."""
+"""The command line of all benchmarks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .harness.store import result_data, save_report
 FOLDER = Path(__file__).resolve().parent
 
 
-class _Parser(argparse.ArgumentParser):
+class _BenchmarkParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows a default where it says something that the text does not."""
+    """Shows an option's default unless its help text does."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False or "default: " in (action.help or ""):
@@ -37,12 +37,12 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 
 def questions() -> dict[str, str]:
-    """Return what can be asked: name -> the question in a line. No module is imported for it."""
+    """Return the benchmarks: name -> the question that it answers, in one line. No module is imported."""
     found = {}
     for path in sorted(FOLDER.glob("*.py")):
         try:
             tree = ast.parse(path.read_text())
-        except SyntaxError:  # its own error when it is asked for; no reason to refuse the others
+        except SyntaxError:  # reported when this benchmark is run; the others still work
             found[path.stem.replace("_", "-")] = "cannot be read"
             continue
         functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -52,7 +52,7 @@ def questions() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
-    """Answer one question and return the exit code: 0 answered, 1 failed (or a limit missed under --check), 2 usage."""
+    """Run one benchmark and return the exit code: 0 done, 1 failed (or a limit missed with --check), 2 usage."""
     debug = "--debug" in arguments
     given = [text for text in arguments if text != "--debug"]
     try:
@@ -66,23 +66,23 @@ def main(arguments: Sequence[str], program: str = "python -m benchmarks") -> int
 
 
 def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
-    """Answer the question that `arguments` ask.
+    """Run the benchmark that `arguments` name, and return the exit code.
 
     Raises:
-        UsageError: They ask none.
-        Exception: Whatever went wrong while answering.
+        UsageError: They name no benchmark.
+        Exception: An error of the benchmark.
     """
     quieten()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     known = questions()
     if not arguments or arguments[0] in ("-h", "--help"):
         width = max(map(len, known), default=0)
-        print(f"usage: {program} NAME [options]\n\nquestions:")
+        print(f"usage: {program} NAME [options]\n\nbenchmarks:")
         print("\n".join(f"  {name.ljust(width)}  {question}" for name, question in known.items()))
         return 0
     name = arguments[0].replace("_", "-")
     if name not in known:
-        raise UsageError(f"{arguments[0]!r} is no question; ask one of {', '.join(known)}")
+        raise UsageError(f"{arguments[0]!r} is not a benchmark; use one of {', '.join(known)}")
     module: Any = importlib.import_module(f"{__package__}.{name.replace('-', '_')}")
     parser = _parser(f"{program} {name}", known[name], module)
     options = parser.parse_args(arguments[1:])
@@ -96,7 +96,7 @@ def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
     report.notes += disturbances(report)
     if options.quick:
         report.notes.append("tiny sizes: the figures show that it runs, not how fast")
-    # Kept before anything is printed: whoever reads the output may have gone by now.
+    # Saved before printing: the reader of standard output may have closed it.
     kept = options.results is not None or not options.quick
     path = save_report(report, arguments, options.results) if kept else None
     _print(report, options, arguments)
@@ -105,8 +105,8 @@ def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
     return 1 if options.check and not report.kept else 0
 
 
-def _parser(program: str, question: str, module: Any) -> _Parser:
-    parser = _Parser(prog=program, description=module.__doc__ or question, formatter_class=_Help)
+def _parser(program: str, question: str, module: Any) -> _BenchmarkParser:
+    parser = _BenchmarkParser(prog=program, description=module.__doc__ or question, formatter_class=_Help)
     common = parser.add_argument_group("every question")
     common.add_argument("--rounds", type=_positive, default=5, help="values for each variant")
     common.add_argument("--seed", type=int, default=0, help="of the order within rounds")
@@ -128,15 +128,15 @@ def _parser(program: str, question: str, module: Any) -> _Parser:
     return parser
 
 
-def _check_device(parser: _Parser, device: str, module: Any) -> None:
-    """Refuse a device that the figures would only be labelled with."""
+def _check_device(parser: _BenchmarkParser, device: str, module: Any) -> None:
+    """Refuse a device that the benchmark does not run on."""
     known = getattr(module, "DEVICES", (parser.get_default("device"),))
     if device.partition(":")[0] not in known:
-        parser.error(f"it cannot be asked with --device {device}, only with {' or '.join(known)}")
+        parser.error(f"it does not support --device {device}, only {' or '.join(known)}")
 
 
 def default_workdir() -> Path:
-    """Return the folder for checkpoints: of the user's cache."""
+    """Return the folder for checkpoints, in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "bigmodel" / "benchmarks"
 

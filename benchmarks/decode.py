@@ -1,11 +1,11 @@
 """How fast does a model decode with all its layers on disk, the page cache warm, beside the same model in memory?
 
-With the CPU as execution device, weights that show the mapped checkpoint should cost what weights in memory cost.
-"Resident" means anonymous memory here: what transformers loads to the CPU shows the file itself, and is measured too.
+With the CPU as execution device, weights that view the mapped checkpoint should be as fast as weights in memory.
+"Resident" means anonymous memory here; weights that transformers loads to the CPU view the file, and are measured too.
 
-Where within a page of memory a weight begins makes a difference to matrix products whose rows are whole pages, and of
-what is mapped the file decides it. So the model is held against one resident at the same places, and, saved anew by
-`save_model`, which begins weights on pages, against one resident wherever the allocator puts it.
+The offset of a weight within its page affects matrix products whose rows are whole pages; for mapped weights the file
+determines it. The model is therefore compared with one resident at the same offsets, and, after saving it with
+`save_model`, which aligns weights to pages, with one resident wherever the allocator puts it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMIT = 1.03
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("model", nargs="?", default=None, help="llama-1b, llama-40, or a folder (default: llama-1b)")
     parser.add_argument("--steps", type=int, default=4, help="decode steps behind each value")
     parser.add_argument("--batch-size", type=int, default=1, help="sequences at once")
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure step times, check that the logits agree to the bit, and hold ours against the resident model's."""
+    """Measure step times, check that logits are bitwise equal, and compare the times with the resident model's."""
     from .checkpoints import checkpoint
 
     folder = checkpoint(options.model or ("tiny" if options.quick else "llama-1b"), options.workdir)
@@ -63,7 +63,7 @@ def _measured(folder: Path, options: argparse.Namespace, scratch: Path, others: 
     from .harness.pagecache import evict, warm
 
     shards = sorted(folder.glob("*.safetensors"))
-    # A file that was just written lies in the page cache in small pieces; read back, in large ones, as after any load.
+    # A file just written is in the page cache on small pages; after reading it back, on large ones, as after any load.
     evict(shards)
     warm(shards)
     decoders = _decoders(folder, options, scratch, others)
@@ -74,7 +74,7 @@ def _measured(folder: Path, options: argparse.Namespace, scratch: Path, others: 
 
 
 def _saved_anew(folder: Path, target: Path) -> Path:
-    """Save the model of `folder` by `save_model`, with its config."""
+    """Save the model of `folder` with `save_model`, with its config."""
     from bigmodel.checkpoint import save_model
 
     from . import models
@@ -127,9 +127,9 @@ def _report(options: argparse.Namespace, folder: Path, foreign: _Measured, saved
             ),
         ],
         notes=[
-            "equal bits are held against weights that show the same file: BLAS kernels choose their way by how weights "
-            "are aligned in memory, so a copy at another address may differ in the last bit",
-            "warm means: thrown out of the page cache, read once, then measured",
+            "logits are compared with those of weights that view the same file: BLAS kernels depend on the alignment "
+            "of weights, so a copy at another address may differ in the last bit",
+            "warm: evicted from the page cache, read once, then measured",
         ],
         samples={"step": foreign.samples, "saved by save_model": saved.samples},
     )

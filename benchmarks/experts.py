@@ -1,8 +1,8 @@
-"""Are only the experts fetched that routers choose, and what does that make of the tokens per second?
+"""Are only the experts fetched that routers choose, and how many tokens per second does that give?
 
-A mixture of experts lies in host memory and runs on an accelerator behind a link. Beside fetching experts one by one,
-with room for few and for many, the same model is streamed a whole layer at a time, and on CUDA by accelerate. What
-routers choose is counted by listening to them, so bytes are held against an account that the mechanism has no part in.
+A mixture of experts is stored in host memory and runs on an accelerator behind a link. Fetching experts one by one,
+with a small and a large cache, is compared with streaming whole layers, and on CUDA with accelerate. The routers'
+choices are counted by hooks on the routers, independently of the mechanism whose bytes are checked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEVICES = ("virtual", "cuda")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("model", nargs="?", default=None, help="mixtral, or a folder (default: mixtral)")
     parser.add_argument("--link", type=float, default=LINK / 1e9, help="GB/s of the virtual link")
     parser.add_argument("--steps", type=int, default=8, help="decode steps behind each value")
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure decode steps of each way, and hold the bytes fetched against what was chosen."""
+    """Measure decode steps of each variant, and compare the bytes fetched with the experts chosen."""
     import torch
 
     from bigmodel.devices import virtual
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def _models(folder: Path, device: str) -> dict[str, nn.Module]:
-    """Return the same model offloaded in each way."""
+    """Return the same model offloaded in each variant."""
     from bigmodel.dispatch.attach.expert_builder import ExpertBuilder
 
     from . import models
@@ -119,11 +119,11 @@ def _seconds(decoder: Decoder, steps: int) -> float:
 
 
 @contextmanager
-def listening(model: nn.Module, hear: Callable[[int], None]) -> Iterator[None]:
-    """Within this context `hear` is told how many experts each router has chosen in each forward."""
+def counting_choices(model: nn.Module, count: Callable[[int], None]) -> Iterator[None]:
+    """Within this context call `count` with the number of experts that each router chooses in each forward."""
 
     def listener(module: Any, inputs: Any, output: Any) -> None:
-        hear(int(output[-1].unique().numel()))
+        count(int(output[-1].unique().numel()))
 
     routers = [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
     handles = [router.register_forward_hook(listener) for router in routers]
@@ -135,13 +135,13 @@ def listening(model: nn.Module, hear: Callable[[int], None]) -> Iterator[None]:
 
 
 def account(model: nn.Module, decoder: Decoder, steps: int) -> dict[str, float]:
-    """Decode once more, and return experts chosen, hits, bytes fetched, bytes of an expert, and what is beyond."""
+    """Decode once more, and return experts chosen, hits, bytes fetched, bytes of an expert, and unexplained bytes."""
     experts = next(module for name, module in model.named_modules() if name.endswith("mlp.experts"))
     each = sum(parameter[0].nbytes for parameter in experts.parameters())
     chosen: list[int] = []
-    decoder.start()  # a prompt chooses nearly every expert, and then the layer is fetched whole
+    decoder.start()  # a prompt chooses nearly every expert, so that whole layers are fetched
     before = _counters(model)
-    with listening(model, chosen.append):
+    with counting_choices(model, chosen.append):
         for _ in range(steps):
             decoder.step()
     after = _counters(model)

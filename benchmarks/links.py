@@ -1,4 +1,4 @@
-"""The links that weights cross: the speeds to set on a virtual accelerator, and the speed that a real one has."""
+"""Link bandwidths: those to set on a virtual accelerator, and the measured one of a real accelerator."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .harness import elapsed
 
 
 def add_link(parser: argparse.ArgumentParser) -> None:
-    """Let the speeds of the virtual link be given."""
+    """Add the option for bandwidths of the virtual link."""
     parser.add_argument("--link", type=float, action="append", help="GB/s of the virtual link; may be repeated")
 
 
 def link_rates(options: argparse.Namespace, usual: Sequence[float]) -> list[float | None]:
-    """Return the speeds to try in bytes per second: those given, else the `usual` ones, of which a quick run tries one.
+    """Return the bandwidths to run in bytes per second: those given, else `usual`, of which a quick run uses one.
 
-    None stands for the speed that the machine's own link has, where the device is not a virtual one.
+    None stands for the link of the machine, if the device is not virtual.
     """
     if options.device != "virtual":
         return [None]
@@ -27,7 +27,7 @@ def link_rates(options: argparse.Namespace, usual: Sequence[float]) -> list[floa
 
 
 def pinned_rate(nbytes: int, device: str) -> float:
-    """Return bytes per second of copies of `nbytes` from pinned memory to `device`: the best of ten."""
+    """Return the bytes per second of a copy of `nbytes` from pinned memory to `device`: the best of ten."""
     import torch
 
     source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)

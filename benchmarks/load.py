@@ -1,7 +1,7 @@
-"""How long until a checkpoint answers: to the CPU with a first forward, and with all layers left on disk?
+"""How long does it take to load a checkpoint and run it once: to the CPU, and with all layers left on disk?
 
-Every load runs in a process of its own that has imported its libraries already, for the time of a load is first of
-all the time of touching fresh memory. A first forward belongs to it: a load that only maps files is not done.
+Every load runs in a separate process that has imported its libraries before, since much of a load's time is first
+accesses to new memory. A first forward is included, since a load that only maps files has read nothing.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ FASTER_THAN_ACCELERATE = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("model", nargs="?", default=None, help="llama-1b, or a folder (default: llama-1b)")
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure every way of loading, page cache warm, and hold ours against the peers'."""
+    """Measure every loader with a warm page cache, and compare bigmodel with the peers."""
     from . import models
     from .checkpoints import checkpoint
     from .harness.pagecache import evict, warm
@@ -59,7 +59,7 @@ def _load(how: str, folder: Path, device_map: dict[str, int | str], scratch: Pat
 
 
 def load_and_answer(how: str, folder: str, device_map: dict[str, int | str], offload: str) -> dict[str, float]:
-    """Load a checkpoint and run it once; return the seconds of both, together and apart. Run in a fresh process."""
+    """Load a checkpoint and run it once; return the seconds of both, together and apart. Called in a fresh process."""
     from . import models
     from .steps import Decoder
 

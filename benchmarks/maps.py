@@ -1,8 +1,9 @@
-"""How long does a decode step take by the plans of the search, beside the device map that accelerate makes?
+"""How long does a decode step take with the search's plans, beside the device map of accelerate?
 
-Every map is dispatched by bigmodel, on a virtual accelerator behind a link of a set bandwidth, so that the map is all
-that differs. Budgets are shares of the model's weights. accelerate counts weights alone, so its map passes them; it is
-also made under a budget so much smaller that what is measured keeps the real one, and plans are held against that.
+Every map is dispatched by bigmodel, on a virtual accelerator with a link of a given bandwidth, so that only the map
+differs. Budgets are fractions of the model's weights. accelerate counts only weights, so its map exceeds them; a second
+map of accelerate is made under a reduced budget, such that the measured peak keeps the real one, and plans are compared
+with that.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ FAMILIES = ("llama", "gpt2")
 SHARES = (0.3, 0.6, 0.9)
 CONTEXT = 64
 NO_SLOWER = 1.05
-"""What measuring may add to a plan that is no slower."""
+"""Tolerance of the measurement: a plan that is equally fast may measure so much slower."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--steps", type=int, default=4, help="decode steps behind each value")
     parser.set_defaults(device="virtual")
 
@@ -70,7 +71,7 @@ def report(options: argparse.Namespace, rows: list[list[Cell]], samples: dict[st
         settings={"steps": options.steps, "link": BANDWIDTH},
         tables=[Table("A decode step by each map", columns, rows)],
         limits=[Limit("slowest plan over accelerate's map that keeps the budget", worst, "<=", NO_SLOWER)],
-        notes=["room: the accelerator's budget as a share of the weights"],
+        notes=["room: the accelerator's budget as a fraction of the weights"],
         samples=samples,
     )
 
@@ -81,7 +82,7 @@ def _row(family: str, share: float, name: str, samples: Samples, peaks: dict[str
 
 
 def _decoders(folder: Path, share: float) -> tuple[dict[str, Decoder], dict[str, bool]]:
-    """Return what decodes by each map, and whether it keeps the budget while it does."""
+    """Return a decoder for each map, and whether its peak keeps the budget."""
     import gc
 
     from accelerate import infer_auto_device_map

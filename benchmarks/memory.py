@@ -1,8 +1,8 @@
 """How much memory does a dispatched model take, per device: predicted by its plan, and measured?
 
-Measured are, after loading, the bytes of weights on each device and what the device has allocated, and the highest
-mark of a generation that fills the planned context. On the host that is the process's resident set, less what it was
-before loading and less pages of weights on disk, which the kernel may take back at any time.
+Measured are, after loading, the bytes of weights and of allocations on each device, and the peak during a generation
+that fills the planned context. On the host the peak is that of the process's resident set, less its size before loading
+and less pages of weights on disk, which the kernel may evict at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEVICES = ("cpu", "cuda", "virtual")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("model", nargs="?", default=None, help="a folder, a Hub id, or llama-1b (default: llama-1b)")
     parser.add_argument("--max-memory", default=None, help="budget per device, as in 0=2GiB,cpu=8GiB (default: free)")
     parser.add_argument("--batch-size", type=int, default=1, help="sequences at once")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Load and generate in a process of its own; compare its memory with the plan, device by device."""
+    """Load and generate in a separate process; compare its memory with the plan, device by device."""
     from .checkpoints import SPECS, checkpoint
 
     name = options.model or ("tiny" if options.quick else "llama-1b")
@@ -108,7 +108,7 @@ def load_and_generate(
     dtype: str,
     threads: int | None,
 ) -> dict[str, Any]:
-    """Load by plan, generate twice, and return predicted and measured bytes by device. Run in a fresh process."""
+    """Load by plan, generate twice, and return predicted and measured bytes by device. Called in a fresh process."""
     import torch
 
     from bigmodel.devices import accelerators, max_memory_allocated, memory_allocated, reset_peak_memory
@@ -137,7 +137,7 @@ def load_and_generate(
 
 
 def _budgets(model: str, device: str, text: str | None) -> dict[Any, Any] | None:
-    """Return the budgets; on a virtual accelerator, make it first, with room for part of the model by default."""
+    """Return the budgets; for a virtual accelerator, enable it first, by default with memory for part of the model."""
     from bigmodel.devices import virtual
     from bigmodel.server.loading import parse_max_memory
 
@@ -157,7 +157,7 @@ def _budgets(model: str, device: str, text: str | None) -> dict[Any, Any] | None
 
 
 def weights_by_device(model: nn.Module) -> dict[str, int]:
-    """Return bytes of parameters where they lie between forwards, tied ones once; views of files count as disk."""
+    """Return the bytes of parameters by storage device, tied ones once; views of files count as disk."""
     from bigmodel.checkpoint import mapped_region
     from bigmodel.devices import normalize_device
     from bigmodel.profile import storage_key
@@ -195,7 +195,7 @@ def generate(model: Any, batch_size: int, context: int, main_device: int | str) 
 
 
 def mapped_resident(model: nn.Module) -> int:
-    """Return how many bytes of this process's resident set are pages of weights on disk."""
+    """Return the bytes of this process's resident set that are pages of weights on disk."""
     from bigmodel.checkpoint import mapped_region
 
     from .harness.pagecache import resident_bytes

@@ -1,7 +1,7 @@
-"""The ways in which a checkpoint becomes a model that runs: ours, the peers', and the plain one in memory.
+"""Loaders of models for benchmarks: bigmodel's, the peers', and the plain model in memory.
 
-All take the folder of a checkpoint and return a model in eval mode. A device map is given by layer, as
-`infer_auto_device_map` spells it, and is the same for everybody.
+All take the folder of a checkpoint and return a model in eval mode. Device maps have one entry per layer, as those of
+`infer_auto_device_map`, and are the same for all loaders.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def quiet() -> None:
 
 
 def without_stderr() -> contextlib.AbstractContextManager[object]:
-    """Return a context in which nothing appears on stderr, where accelerate shows a bar that cannot be turned off."""
+    """Return a context that discards stderr, where accelerate shows a progress bar that cannot be disabled."""
     return contextlib.redirect_stderr(io.StringIO())
 
 
 def warm_up(accelerate: bool = False) -> None:
-    """Import what loading needs and run a small model once, so that a load is timed and not an import."""
+    """Import the modules that loading needs and run a small model once, so that imports are not timed."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     from .checkpoints import SPECS
@@ -51,7 +51,7 @@ def warm_up(accelerate: bool = False) -> None:
 
 
 def layer_map(folder: Path, layers: int | str, rest: int | str) -> DeviceMap:
-    """Return the map that puts every layer on `layers` and what stands around them on `rest`."""
+    """Return the map that puts every layer on `layers` and all other modules on `rest`."""
     found: DeviceMap = {}
     for name, module in skeleton(folder).named_children():
         for child, inner in module.named_children():
@@ -82,7 +82,7 @@ def ours(folder: Path, device_map: str | Mapping[str, int | str], **options: Any
 
 
 def mapped(folder: Path) -> nn.Module:
-    """Load with transformers, whose weights on the CPU show the mapped file."""
+    """Load with transformers, whose weights on the CPU are views of the mapped file."""
     from transformers import AutoModelForCausalLM
 
     quiet()
@@ -91,12 +91,12 @@ def mapped(folder: Path) -> nn.Module:
 
 
 def resident(folder: Path, device: str = "cpu", placed: bool = False) -> nn.Module:
-    """Load with transformers and put every weight into memory of its own: nothing shows a file.
+    """Load with transformers and copy every weight to anonymous memory.
 
     Args:
         folder: The checkpoint.
-        device: Where the memory is.
-        placed: On the host: begin each weight where within a page it begins in the file.
+        device: Device of the copies.
+        placed: On the host, keep each weight's offset within its page as in the file.
     """
     model = mapped(folder)
     seen: dict[int, torch.Tensor] = {}
@@ -109,7 +109,7 @@ def resident(folder: Path, device: str = "cpu", placed: bool = False) -> nn.Modu
 
 
 def copy_placed_alike(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in anonymous memory that begins where within a page `tensor` begins."""
+    """Return a copy in anonymous memory at the same offset within a page as `tensor`."""
     import mmap
 
     import torch
@@ -120,7 +120,7 @@ def copy_placed_alike(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def accelerate_dispatched(folder: Path, device_map: DeviceMap, offload_folder: Path) -> nn.Module:
-    """Load with accelerate's load_checkpoint_and_dispatch, which writes what is mapped to disk to `offload_folder`."""
+    """Load with accelerate's load_checkpoint_and_dispatch, which writes weights mapped to disk to `offload_folder`."""
     from accelerate import init_empty_weights, load_checkpoint_and_dispatch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,7 +1,7 @@
-"""What does streaming cost per block beyond the copy, and what does a resident block beside it cost?
+"""How much time does streaming take per block beyond the copy, and what does dispatching cost resident blocks?
 
-Blocks so small that their own compute and copies are next to nothing leave the mechanism itself: microseconds of it
-per block, on an accelerator (weights in host memory) and on the host (weights on disk, page cache warm).
+The blocks are so small that their compute and copies take little time; what remains is the mechanism, in microseconds
+per block, on an accelerator (weights in host memory) and on the host (weights on disk, warm page cache).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEVICES = ("virtual", "cuda")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--blocks", type=int, default=40, help="how many blocks")
     parser.add_argument("--width", type=int, default=64, help="how wide they are")
     parser.add_argument("--forwards", type=int, default=50, help="forwards behind each value")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure forwards with and without streaming, and what is left of their difference per block."""
+    """Measure forwards with and without streaming, and their difference per block."""
     import torch
 
     torch.set_num_threads(options.threads or 1)
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def on_host(options: argparse.Namespace, folder: Path, forwards: int) -> tuple[str, Samples, float, int]:
-    """Return where, samples, seconds per block, and marks left on resident blocks: on the host, weights on disk."""
+    """Return name, samples, seconds per block, and attributes on resident blocks: on the host, weights on disk."""
     from bigmodel.dispatch import load_checkpoint_and_dispatch
 
     from .blocks import Blocks, block_map, make_blocks, save_blocks, spread
@@ -84,7 +84,7 @@ def on_host(options: argparse.Namespace, folder: Path, forwards: int) -> tuple[s
 
 
 def on_accelerator(options: argparse.Namespace, device: str, forwards: int) -> tuple[str, Samples, float, int]:
-    """Return the same on an accelerator, weights in host memory; what the copies take alone is taken off."""
+    """Return the same on an accelerator, weights in host memory; the time of the copies alone is subtracted."""
     from bigmodel.devices import virtual
     from bigmodel.dispatch import dispatch_model
 
@@ -125,7 +125,7 @@ def _accelerate_on_host(file: Path, options: argparse.Namespace) -> nn.Module:
 
 
 def _copies(count: int, width: int, device: str) -> Any:
-    """Return what copies as many bytes to `device` as a forward that streams every block, and nothing else."""
+    """Return a function that only copies the bytes of a forward that streams every block to `device`."""
     import torch
 
     pin = device.startswith("cuda")

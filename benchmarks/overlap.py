@@ -1,9 +1,8 @@
 """Does streaming hide behind compute, and compute behind streaming, over a grid of their ratios?
 
-Blocks that are streamed lie between blocks that stay, so a step need take no longer than the longer of the two:
-max(compute, transfer). Compute is measured on the same model with everything resident. Transfer is what the link
-needs for the bytes: on a virtual accelerator its bandwidth is set; on a real one it is measured in the same rounds,
-and the ratio is set by the number of rows.
+Streamed blocks alternate with resident ones, so the lower bound of a step is max(compute, transfer). Compute is
+measured on the same model with all blocks resident. Transfer is the link's time for the bytes: on a virtual accelerator
+the bandwidth is set; on a real one it is measured in the same rounds, and the number of rows sets the ratio.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ DEVICES = ("virtual", "cuda")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--steps", type=int, default=3, help="steps behind each value")
     parser.set_defaults(device="virtual")
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure steps over the grid and hold each against the longer of compute and transfer."""
+    """Measure steps over the grid and compare each with the larger of compute and transfer."""
     import torch
 
-    # One thread computes and one copies: with more of either, the host's cores would be what is measured.
+    # One thread computes and one copies: with more, the host's cores would be the bottleneck.
     torch.set_num_threads(options.threads or 1)
     grid = Grid(24, 1024, 128, options.steps, STREAMED, RATIOS)
     if options.quick:
@@ -74,7 +73,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def virtual_grid(grid: Grid, options: argparse.Namespace) -> tuple[list[list[Cell]], dict[str, Samples]]:
-    """Return the rows of the table, and the samples behind them, on a virtual accelerator with a set link."""
+    """Return the rows of the table, and their samples, on a virtual accelerator with a given link."""
     from bigmodel.devices import virtual
 
     rows: list[list[Cell]] = []
@@ -98,7 +97,7 @@ def virtual_grid(grid: Grid, options: argparse.Namespace) -> tuple[list[list[Cel
 
 
 def accelerator_grid(grid: Grid, options: argparse.Namespace) -> tuple[list[list[Cell]], dict[str, Samples]]:
-    """Return the same on a real accelerator, where rows of input set the ratio. It has never been run on one yet."""
+    """Return the same on a real accelerator, where the rows of the input set the ratio."""
     device = "cuda:0" if options.device == "cuda" else options.device
     rows: list[list[Cell]] = []
     kept: dict[str, Samples] = {}
@@ -154,7 +153,7 @@ def _measured(
 
 
 def _seconds(model: Any, x: torch.Tensor, steps: int, device: str) -> float:
-    """Return the mean seconds of `steps` forwards that follow an unmeasured one, as steps of a generation do."""
+    """Return the mean seconds of `steps` forwards after an unmeasured one, as in generation."""
     import torch
 
     with torch.inference_mode():

@@ -1,9 +1,9 @@
-"""Prompts streamed and steps computed on the host: how much time does that save beside doing only one of the two?
+"""How much time is saved by streaming prompts and computing steps on the host, beside only one of the two?
 
-A virtual accelerator computes on the host's own cores and is no faster than they are, so here the speeds of both are
-set, as that of the link is: each layer takes at least as long as a device of its speed would, and as its operations
-take here in any case, which is measured. All plans are made for these speeds, under one budget that holds half of the
-model; their predictions stand beside what was measured.
+A virtual accelerator computes on the host's cores and is no faster, so the speeds of both devices are simulated, like
+that of the link: each layer takes at least as long as on a device of that speed, and at least as long as its operations
+take here, which is measured. All plans are made for these speeds, under one budget for half of the model; their
+predictions are compared with measurements.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ LIMIT = 0.9
 ERROR = 0.2
 
 TIMED = 5
-"""How often a step of the whole model is timed, to know how long one operation takes."""
+"""Number of timed steps of the whole model, from which the time of one operation is derived."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one device: seconds to read a number of a matrix, and to multiply it with a row."""
+    """The speed of one device: seconds to read an element of a matrix, and to multiply it with a row."""
 
     read: float
     multiply: float
@@ -57,7 +57,7 @@ SPEEDS = {"cpu": Speed(8e-9, 3.2e-9), "virtual": Speed(1e-10, 4e-11)}
 
 
 @dataclass(frozen=True)
-class Job:
+class Workload:
     """Layers of the model and their width, tokens of the prompt, and steps after it."""
 
     layers: int
@@ -67,7 +67,7 @@ class Job:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.set_defaults(device="virtual")
 
 
@@ -79,34 +79,38 @@ def run(options: argparse.Namespace) -> Report:
 
     torch.set_num_threads(options.threads or 1)
     virtual.enable(1, bandwidth=LINK)
-    job = Job(4, 64, 16, 2) if options.quick else Job(20, 256, 64, 16)
-    model = make(job)
-    profile = profile_of(model, job)
+    workload = Workload(4, 64, 16, 2) if options.quick else Workload(20, 256, 64, 16)
+    model = make(workload)
+    profile = profile_of(model, workload)
     machine = machine_of(SPEEDS, {name: seconds_of_operation(model, profile, name) for name in SPEEDS})
     plans = {form: planned(profile, machine, form) for form in FORMS}
     variants = []
     for form, plan in plans.items():
         placed = dispatched(model, plan)
-        variants.append(Variant(f"{form}: prompt", partial(prompt_seconds, placed, job)))
-        variants.append(Variant(f"{form}: step", partial(step_seconds, placed, job)))
+        variants.append(Variant(f"{form}: prompt", partial(prompt_seconds, placed, workload)))
+        variants.append(Variant(f"{form}: step", partial(step_seconds, placed, workload)))
     samples = measure(variants, options.rounds, seed=options.seed)
-    return report(options, job, plans, samples)
+    return report(options, workload, plans, samples)
 
 
-def report(options: argparse.Namespace, job: Job, plans: dict[str, Plan], samples: Samples) -> Report:
+def report(options: argparse.Namespace, workload: Workload, plans: dict[str, Plan], samples: Samples) -> Report:
     """Return the table, and the limits: both forms together beat each of them alone, and steps are as predicted."""
     columns = [Column("offload"), Column("parts of both kinds", "count")]
     for name in ("prompt", "step"):
         columns += [Column(name, "seconds"), Column(f"{name}, predicted", "seconds")]
-    columns.append(Column(f"prompt and {job.steps} steps", "seconds"))
-    rows = [_row(form, plan, job, samples) for form, plan in plans.items()]
+    columns.append(Column(f"prompt and {workload.steps} steps", "seconds"))
+    rows = [_row(form, plan, workload, samples) for form, plan in plans.items()]
     jobs = {str(row[0]): float(row[-1] or 0) for row in rows}
     ratio = jobs[AUTO] / min(jobs[STREAM], jobs[COMPUTE])
     return Report(
         "per_pass",
         options.device,
-        settings={**vars(job), "link": LINK, "speeds": {name: vars(speed) for name, speed in SPEEDS.items()}},
-        tables=[Table(f"{job.layers} layers, half of them resident, prompts of {job.prompt} tokens", columns, rows)],
+        settings={**vars(workload), "link": LINK, "speeds": {name: vars(speed) for name, speed in SPEEDS.items()}},
+        tables=[
+            Table(
+                f"{workload.layers} layers, half of them resident, prompts of {workload.prompt} tokens", columns, rows
+            )
+        ],
         limits=[
             Limit("a job under offload='auto' over the faster of the others", ratio, "<=", LIMIT),
             Limit("the largest error of a predicted step", _largest_error(plans, samples), "<=", ERROR),
@@ -123,23 +127,23 @@ def _largest_error(plans: dict[str, Plan], samples: Samples) -> float:
     return max(errors)
 
 
-def _row(form: str, plan: Plan, job: Job, samples: Samples) -> list[Cell]:
+def _row(form: str, plan: Plan, workload: Workload, samples: Samples) -> list[Cell]:
     prompt, step = samples.median(f"{form}: prompt"), samples.median(f"{form}: step")
     found = plan.prediction
     assert found is not None
-    return [form, len(plan.computed_below), prompt, found.prefill, step, found.token, prompt + job.steps * step]
+    return [form, len(plan.computed_below), prompt, found.prefill, step, found.token, prompt + workload.steps * step]
 
 
-def make(job: Job) -> nn.Module:
-    """Return a Llama of the job's size with random weights, that attends by plain products on every device."""
+def make(workload: Workload) -> nn.Module:
+    """Return a Llama of the workload's size with random weights and eager attention, on every device."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=job.width,
-        intermediate_size=3 * job.width,
-        num_hidden_layers=job.layers,
+        hidden_size=workload.width,
+        intermediate_size=3 * workload.width,
+        num_hidden_layers=workload.layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         vocab_size=256,
@@ -151,8 +155,8 @@ def make(job: Job) -> nn.Module:
 
 
 def seconds_of_operation(model: nn.Module, profile: Profile, kind: str) -> float:
-    """Return how long one operation of a step takes at least on a device, whatever speed is set: the median by which
-    all of `model` there takes its step."""
+    """Return the minimum seconds of one operation of a step on a device, at any simulated speed: the median time of a
+    step of `model` there, divided by its operations."""
     import copy
 
     import torch
@@ -168,12 +172,12 @@ def seconds_of_operation(model: nn.Module, profile: Profile, kind: str) -> float
 
 
 def machine_of(speeds: dict[str, Speed], operation: dict[str, float]) -> MachineProfile:
-    """Return the machine that has these speeds, as `plan` takes it.
+    """Return the profile of a machine with these speeds.
 
     Args:
-        speeds: by kind of device.
-        operation: seconds that an operation takes there at least; a layer takes those of all its operations, or those
-            of its speed, whichever are more.
+        speeds: speed by kind of device.
+        operation: minimum seconds of an operation; a layer takes those of all its operations, or those of its speed,
+            whichever are more.
     """
     from bigmodel.profile.machine.machine import Curve, DeviceLinks, DeviceSpeed, LinkSpeed, MachineProfile
 
@@ -196,17 +200,21 @@ def machine_of(speeds: dict[str, Speed], operation: dict[str, float]) -> Machine
     )
 
 
-def profile_of(model: nn.Module, job: Job) -> Profile:
-    """Return what `model` needs for the job."""
+def profile_of(model: nn.Module, workload: Workload) -> Profile:
+    """Return the profile of `model` for the workload."""
     from bigmodel.profile import profile_model
 
     return profile_model(
-        model, context_length=job.prompt + job.steps, new_tokens=job.steps, device_type="virtual", all_logits=False
+        model,
+        context_length=workload.prompt + workload.steps,
+        new_tokens=workload.steps,
+        device_type="virtual",
+        all_logits=False,
     )
 
 
 def planned(profile: Profile, machine: MachineProfile, offload: str) -> Plan:
-    """Return the plan for the whole job in half of the room."""
+    """Return the plan for the whole workload with half of the model's memory."""
     from bigmodel.plan import plan
 
     budgets: dict[Any, Any] = {0: profile.weights // 2 + profile.activations + sum(profile.kv_cache), "cpu": 2**34}
@@ -214,7 +222,7 @@ def planned(profile: Profile, machine: MachineProfile, offload: str) -> Plan:
 
 
 def dispatched(model: nn.Module, plan: Plan) -> Any:
-    """Return a copy of `model` that runs by the plan, and each of its layers as slowly as where it runs."""
+    """Return a copy of `model` dispatched by the plan, with the simulated speed of its device for each layer."""
     import copy
 
     from bigmodel.dispatch import dispatch_model
@@ -226,7 +234,7 @@ def dispatched(model: nn.Module, plan: Plan) -> Any:
 
 
 def at_set_speed(layer: Any) -> None:
-    """Let a layer take as long as the device would on which it is computed: what it takes anyway, and the rest."""
+    """Make a layer take at least the simulated time of the device that computes it."""
     elements = sum(parameter.numel() for parameter in layer.parameters())
     started = threading.local()
 
@@ -243,31 +251,31 @@ def at_set_speed(layer: Any) -> None:
     layer.mlp.register_forward_hook(end)
 
 
-def prompt_seconds(model: Any, job: Job) -> float:
-    """Return the seconds of a prompt that follows another job."""
+def prompt_seconds(model: Any, workload: Workload) -> float:
+    """Return the seconds of a prompt that follows another workload."""
     import torch
 
     with torch.inference_mode():
-        return elapsed(partial(_begun, model, job), "virtual:0")
+        return elapsed(partial(_begun, model, workload), "virtual:0")
 
 
-def step_seconds(model: Any, job: Job) -> float:
-    """Return the mean seconds of steps that follow a prompt; the first of them moves the cache, where it has to."""
+def step_seconds(model: Any, workload: Workload) -> float:
+    """Return the mean seconds of steps that follow a prompt; the first one moves the cache, if the device changes."""
     import torch
 
     with torch.inference_mode():
-        cache = _begun(model, job)
+        cache = _begun(model, workload)
         token = torch.ones(1, 1, dtype=torch.long, device="virtual:0")
 
         def steps() -> None:
-            for _ in range(job.steps):
+            for _ in range(workload.steps):
                 model(token, past_key_values=cache, use_cache=True)
 
-        return elapsed(steps, "virtual:0") / job.steps
+        return elapsed(steps, "virtual:0") / workload.steps
 
 
-def _begun(model: Any, job: Job) -> Any:
+def _begun(model: Any, workload: Workload) -> Any:
     import torch
 
-    ids = torch.arange(job.prompt, device="virtual:0").view(1, -1)
+    ids = torch.arange(workload.prompt, device="virtual:0").view(1, -1)
     return model(ids, use_cache=True, logits_to_keep=1).past_key_values

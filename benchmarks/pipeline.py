@@ -1,13 +1,13 @@
-"""Do disk, link and compute work at once? A step from cold files over a link, beside the slowest of the three alone.
+"""Do disk, link and compute overlap? A step from cold files over a link, beside the slowest of the three alone.
 
-All blocks lie on disk and run on an accelerator. Before each step their file is thrown out of the page cache. A step
-need take no longer than the longest of: reading the bytes (the best raw reader of the same rounds), moving them over
-the link, and computing (the model resident); a chain that waits takes their sum.
+All blocks are on disk and run on an accelerator. Before each step their file is evicted from the page cache. The lower
+bound of a step is the maximum of: reading the bytes (the best raw reader of the same rounds), moving them over the
+link, and computing (the model resident). Without overlap it takes their sum.
 
-A virtual link is a copy by the processor, as is much of reading a file, and both compete for the cores and for memory
-with the model's own computing. So the same three are measured at once with nothing that makes one wait for another: a
-raw reader, a thread that copies as many bytes at the link's pace, and the resident model. What that takes beyond the
-slowest of them alone, no pipeline on this machine can avoid.
+A virtual link is a copy by the processor, as is much of reading a file, and both compete with the model's compute for
+cores and memory bandwidth. The same three are therefore also measured concurrently but independently: a raw reader, a
+thread that copies as many bytes at the link's bandwidth, and the resident model. No pipeline on this machine can be
+faster than that.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DEVICES = ("virtual", "cuda")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     add_link(parser)
     parser.set_defaults(device="virtual", rounds=3)
 
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> Report:
 def _cell(
     options: argparse.Namespace, file: Path, count: int, width: int, device: str, rate: float | None
 ) -> tuple[list[Cell], Samples]:
-    """Return the row of one link speed, and the samples behind it."""
+    """Return the row of one link bandwidth, and its samples."""
     import torch
 
     from bigmodel.devices import virtual
@@ -138,7 +138,7 @@ def _read(name: str, file: Path) -> float:
 
 
 def _at_once(compute: Callable[[], object], file: Path, nbytes: int, device: str) -> float:
-    """Read `file`, copy as many bytes to the device in pieces of `nbytes`, and compute, none waiting for another."""
+    """Read `file`, copy as many bytes to the device in chunks of `nbytes`, and compute, concurrently."""
     import torch
 
     source = torch.empty(nbytes, dtype=torch.uint8, pin_memory=device.startswith("cuda"))

@@ -1,7 +1,7 @@
 """How long does a plan of a very large model take, and how much memory: from headers, and from a model on meta?
 
-Every plan is the first of a process of its own, after the imports; the checkpoint is headers of the real shapes,
-sharded as models are published, and holes in place of the data.
+Every plan is the first in a separate process, after the imports. The checkpoint consists of headers with the real
+shapes, sharded as in published models, and sparse files without data.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 
 MACHINES = {"one accelerator": 1, "eight accelerators": 8}
-"""How many accelerators of 80 GB stand beside a host of 2 TB."""
+"""Numbers of accelerators of 80 GB, with a host of 2 TB."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--architectures", default=None, help=f"some of {', '.join(ARCHITECTURES)} (default: all)")
 
 
@@ -86,7 +86,7 @@ def report(options: argparse.Namespace, rows: list[list[Cell]]) -> Report:
 
 
 def make(name: str, workdir: Path, quick: bool) -> Path:
-    """Return the folder of a checkpoint of an architecture that has headers alone, making it if it is not there."""
+    """Return the folder of a checkpoint of an architecture with headers only, after writing it if it does not exist."""
     import torch
     import transformers
 
@@ -112,7 +112,7 @@ def make(name: str, workdir: Path, quick: bool) -> Path:
 
 
 def _shards(model: Any) -> Iterator[dict[str, list[int]]]:
-    """Yield the tensors' shapes by name, as they are published: each expert's by itself."""
+    """Yield the tensors' shapes by name, shard by shard, in the published layout: experts one by one."""
     shapes: dict[str, list[int]] = {}
     size = 0
     for name, tensor in _published(model):
@@ -141,7 +141,7 @@ def _published(model: Any) -> Iterator[tuple[str, list[int]]]:
 
 
 def write_headers(path: Path, shapes: dict[str, list[int]]) -> None:
-    """Write a safetensors file of bfloat16 tensors whose data are a hole: it takes no room on the disk."""
+    """Write a sparse safetensors file of bfloat16 tensors without data, which takes almost no space on disk."""
     entries, offset = {}, 0
     for name, shape in shapes.items():
         end = offset + 2 * shape[0] * (shape[1] if len(shape) > 1 else 1)
@@ -155,7 +155,7 @@ def write_headers(path: Path, shapes: dict[str, list[int]]) -> None:
 
 
 def planned(folder: str, source: str, accelerators: int) -> dict[str, float]:
-    """Plan once, in a fresh process; return its seconds, the bytes it took at most, and parts of its device map."""
+    """Plan once, in a fresh process; return its seconds, peak bytes, and the number of parts of its device map."""
     import transformers
 
     from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory

@@ -1,6 +1,6 @@
-"""Does a plan keep its word: peak memory and seconds, predicted and measured, over architectures, shapes and budgets?
+"""How accurate are plans: peak memory and seconds, predicted and measured, over architectures, shapes and budgets?
 
-Every case runs in a process of its own, by what `bigmodel verify` does: planned from headers, loaded, run.
+Every case runs in a separate process, as `bigmodel verify` does: planned from headers, loaded, run.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet": ("ResNetForImageClassification", {}),
 }  # fmt: skip
 MIXTURES = ("mixtral", "deepseek-v3")
-"""Their routers are to choose all experts alike, as they are trained to. Those of random weights do if words differ:
-behind embeddings as small as other random weights, all words look the same after a layer."""
+"""Families whose routers should choose experts uniformly, as trained ones do. With random weights that requires larger
+embeddings: with small ones the hidden states of all tokens are almost equal after one layer."""
 
 SMALL: dict[str, dict[str, Any]] = {
     "t5": {"d_model": 96, "d_kv": 16, "d_ff": 192, "num_layers": 2, "num_heads": 4, "vocab_size": 256},
     "gpt2": {"n_embd": 96, "n_layer": 4, "vocab_size": 256},
     "resnet": {"embedding_size": 16, "hidden_sizes": [16, 32, 64, 128], "depths": [1, 1, 1, 1]},
 }
-"""What makes a family quick; others take `SMALL_DECODER`."""
+"""Sizes of a family for quick runs; others use `SMALL_DECODER`."""
 
 SMALL_DECODER = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 4, "vocab_size": 256}
 BUDGETS = ("cpu", "disk", "resident", "streamed")
@@ -72,8 +72,8 @@ SHAPES = ((1, 256), (4, 128))
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is verified: an architecture, sequences, tokens of each, and where there is room."""
+class PlanningCase:
+    """One case: an architecture, the number of sequences, their tokens, and the kind of budgets."""
 
     family: str
     batch_size: int
@@ -82,7 +82,7 @@ class Case:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--families", default=None, help=f"some of {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--budgets", default=None, help=f"some of {', '.join(BUDGETS)} (default: all)")
     parser.add_argument("--resume", action="store_true", help="keep cases in the work folder, and take those found")
@@ -94,12 +94,12 @@ def run(options: argparse.Namespace) -> Report:
     for case in cases(options):
         findings += [{"case": case, **one} for one in _resumed(case, options)]
     if not findings:
-        raise BenchmarkError("no case is left: check --families and --budgets")
+        raise BenchmarkError("no case matches: check --families and --budgets")
     return report(options, findings)
 
 
-def _resumed(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the findings of a case: those of an earlier run, where that is wanted and has been."""
+def _resumed(case: PlanningCase, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the findings of a case; with ``--resume``, those of an earlier run if there are any."""
     shape = f"{case.batch_size}x{case.context}"
     path = options.workdir / f"planning-{case.family}-{shape}-{case.budget}-{options.threads or 1}.json"
     if options.resume and path.exists():
@@ -118,19 +118,19 @@ def _resumed(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
-def cases(options: argparse.Namespace) -> Iterator[Case]:
-    """Yield what is to be verified."""
+def cases(options: argparse.Namespace) -> Iterator[PlanningCase]:
+    """Yield the cases."""
     families = options.families.split(",") if options.families else list(FAMILIES)
     budgets = options.budgets.split(",") if options.budgets else list(BUDGETS)
     shapes = ((1, 32),) if options.quick else SHAPES
     for family in families[:1] if options.quick else families:
         for batch_size, context in shapes:
             for budget in budgets:
-                yield Case(family, batch_size, context, budget)
+                yield PlanningCase(family, batch_size, context, budget)
 
 
 def make(family: str, workdir: Path, quick: bool) -> Path:
-    """Return the folder of a checkpoint with random weights, making it if it is not there."""
+    """Return the folder of a checkpoint with random weights, after writing it if it does not exist."""
     import torch
     import transformers
 
@@ -158,7 +158,7 @@ def verified(folder: str, batch_size: int, context: int, budget: str, threads: i
 
     logging.set_verbosity_error()
     torch.set_num_threads(threads)
-    # Should the machine have to be measured, that is done by a process like this one.
+    # If the machine must be measured, this process does it.
     os.environ["OMP_NUM_THREADS"] = str(threads)
     weights = sum(file.stat().st_size for file in Path(folder).glob("*.safetensors"))
     budgets: dict[Any, int] = {"cpu": 16 * 10**9}
@@ -187,7 +187,7 @@ def verified(folder: str, batch_size: int, context: int, budget: str, threads: i
 
 
 def report(options: argparse.Namespace, findings: list[dict[str, Any]]) -> Report:
-    """Return the tables, and the limits that are held."""
+    """Return the tables and limits."""
     memory = [one for one in findings if one["unit"] == "bytes"]
     seconds = [one for one in findings if one["unit"] == "seconds"]
     host = [abs(one["error"]) for one in memory if one["device"] == "cpu" and one["measured"] >= LARGE]
@@ -225,7 +225,7 @@ def report(options: argparse.Namespace, findings: list[dict[str, Any]]) -> Repor
 
 
 def _said(one: dict[str, Any]) -> str:
-    case: Case = one["case"]
+    case: PlanningCase = one["case"]
     return f"{case.batch_size} x {case.context}, {case.budget}: {one['device']} {one['what']}".strip()
 
 
@@ -235,7 +235,7 @@ def _columns(unit: str) -> list[Column]:
 
 
 def _row(one: dict[str, Any]) -> list[Cell]:
-    case: Case = one["case"]
+    case: PlanningCase = one["case"]
     shape = f"{case.batch_size} x {case.context}"
     return [
         case.family,

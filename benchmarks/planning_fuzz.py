@@ -1,8 +1,8 @@
-"""Do budgets hold, whatever the model, the budgets and the choices? Random ones, run for real on virtual accelerators.
+"""Do budgets hold for random models, budgets and options, run on virtual accelerators?
 
 Each case is planned by the search and its plan saved as JSON; another process, one for all cases, reads the plan,
-dispatches the model by it and generates the planned shape. A device whose peak passes its budget, or the prediction, is
-a violation. A peak below the prediction is counted apart: mixtures are planned for the routing that takes the most.
+dispatches the model by it and generates the planned shape. A device whose peak exceeds its budget or the prediction is
+a violation. Peaks below the prediction are counted separately: mixtures are planned for their worst-case routing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RAN = (EXACT, STREAMED, BELOW, ABOVE, VIOLATED, FAILED)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--cases", type=int, default=None, help="how many are run (default: 500)")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument(
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Plan random cases in this process and run them in another; count what does not hold."""
+    """Plan random cases in this process and run them in another; count violations."""
     count = options.cases or (5 if options.quick else 500)
     found = _kept(options.outcomes)
     missing = [number for number in range(options.first, options.first + count) if number not in found]
@@ -76,8 +76,8 @@ def _kept(path: Path | None) -> dict[int, Outcome]:
 
 
 class Worker:
-    """A process that runs planned cases, one after another. A case that it dies of has failed; the next starts another
-    process."""
+    """A process that runs planned cases, one after another. A case in which it exits has failed; the next one starts a
+    new process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -142,13 +142,13 @@ def _serve(answers: IO[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is drawn beside the model.
+class FuzzCase:
+    """The random parameters of a case, besides the model.
 
     Attributes:
         shapes: batch size, context length and new tokens.
         budgets: bytes by device key.
-        choices: what the plan is asked for: slots, streamed buffers, link dtype, bytes for experts.
+        choices: options of the plan: slots, streamed buffers, link dtype, bytes of the expert cache.
     """
 
     shapes: dict[str, Any]
@@ -158,12 +158,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one case.
+    """The outcome of one case.
 
     Attributes:
         kind: one of `OUTCOMES`.
         drawn: value by dimension, as text.
-        said: predicted and measured bytes, where they differ.
+        said: predicted and measured bytes, if they differ.
     """
 
     kind: str
@@ -172,7 +172,7 @@ class Outcome:
 
 
 def report(device: str, found: Sequence[Outcome]) -> Report:
-    """Return how many cases had which outcome, in all and for each value of each dimension, and the limits."""
+    """Return the number of cases by outcome, in total and for each value of each dimension, and the limits."""
     kinds = Counter(outcome.kind for outcome in found)
     notes = [outcome.said for outcome in found if outcome.said and outcome.kind != BELOW]
     return Report(
@@ -233,7 +233,7 @@ def planned(number: int, seed: int) -> str | None:
 
 
 def fuzz(number: int, seed: int, plan: str | None) -> Outcome:
-    """Run case `number` by the plan that `planned` made of it. A case is the same whatever came before it."""
+    """Run case `number` by its plan from `planned`. A case does not depend on those before it."""
     from bigmodel.devices import virtual
     from bigmodel.plan import Plan
 
@@ -259,7 +259,7 @@ def _prepare() -> None:
     virtual.enable(2)
 
 
-def _values(case: Case) -> dict[str, str]:
+def _values(case: FuzzCase) -> dict[str, str]:
     cache = case.choices["expert_cache"]
     return {
         "accelerators": str(sum(isinstance(key, int) for key in case.budgets)),
@@ -296,7 +296,7 @@ def random_model(draw: random.Random) -> Any:
     return t.LlamaForCausalLM(t.LlamaConfig(**sizes, tie_word_embeddings=tied)).eval()
 
 
-def random_case(draw: random.Random, model: Any) -> Case:
+def random_case(draw: random.Random, model: Any) -> FuzzCase:
     """Return random shapes, budgets and choices for `model`, drawn after it."""
     new_tokens = draw.randint(1, 3)
     shapes = {
@@ -314,7 +314,7 @@ def random_case(draw: random.Random, model: Any) -> Case:
         "offload_dtype": draw.choice([None, None, "int8", "int4"]),
         "expert_cache": draw.choice([None, int(draw.uniform(0.0, 0.5) * whole)]),
     }
-    return Case(shapes, budgets, choices)
+    return FuzzCase(shapes, budgets, choices)
 
 
 def plan_of(model: Any, draw: random.Random) -> Any:
@@ -332,7 +332,7 @@ def plan_of(model: Any, draw: random.Random) -> Any:
     return plan(profile, case.budgets, machine=nominal_machine(), **case.choices)
 
 
-def outcome_of(model: Any, found: Any, case: Case) -> tuple[str, str]:
+def outcome_of(model: Any, found: Any, case: FuzzCase) -> tuple[str, str]:
     """Run `model` by the plan `found` (None: there is none); return the outcome, and bytes that were not predicted."""
     if found is None:
         return REFUSED, ""
@@ -352,7 +352,7 @@ def outcome_of(model: Any, found: Any, case: Case) -> tuple[str, str]:
 
 
 def peaks_of(model: Any, found: Any) -> dict[int, int]:
-    """Return the highest mark of each accelerator of the plan while the planned shape is generated."""
+    """Return the peak bytes of each accelerator of the plan while the planned shape is generated."""
     import torch
 
     from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory

@@ -1,4 +1,4 @@
-"""Predictions against measurements as a picture: a dot for each figure, how far off it is, in SVG written by hand."""
+"""A plot of prediction errors as SVG: one dot per figure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ WIDTH, HEIGHT, LEFT, TOP, LANE = 900, 60, 150, 50, 22
 KINDS = {"bytes": ("peak memory", "#4e79a7"), "seconds": ("time of a pass", "#e15759")}
 MARKS = (-0.2, -0.1, 0.0, 0.1, 0.2)
 MOST = 0.25
-"""Errors beyond this share are drawn at the edge."""
+"""Larger errors are drawn at the edge."""
 
 
 def svg(findings: Sequence[Mapping[str, Any]]) -> str:
-    """Return a lane for each family, with a dot for each of its figures at the error of its prediction.
+    """Return a plot with a lane for each family, and a dot for each of its figures at the error of its prediction.
 
     Args:
-        findings: each with "family", "unit" ("bytes" or "seconds"), "error" (a share) and "said" (in words).
+        findings: each with "family", "unit" ("bytes" or "seconds"), "error" (a fraction) and "said" (a description).
     """
     families = list(dict.fromkeys(str(one["family"]) for one in findings))
     height = TOP + LANE * len(families) + HEIGHT

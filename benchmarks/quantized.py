@@ -1,9 +1,9 @@
 """How much faster is a streamed step over a slow link when the weights cross it as int8 or int4?
 
-All blocks lie in host memory and visit an accelerator. What a step needs at least is the time that the link takes for
-the bytes it moves: a quarter or an eighth of those of float32, with a scale for each group. Beside the speed stands
-what it costs: how far the weights, and the model's outputs, are from exact ones. Blocks of float32 that are as small as
-those of int4 cross in the same rounds: what their step takes beyond its transfer is the machine's, not the restoring's.
+All blocks are stored in host memory and streamed to an accelerator. The lower bound of a step is the link's time for
+the bytes that it moves: a quarter or an eighth of those of float32, plus a scale per group. The cost is reported too:
+the errors of the weights and of the model's outputs. In the same rounds float32 blocks of the size of int4 ones are
+streamed: the excess of their step over the transfer is overhead of the machine, not of restoring.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ DEVICES = ("virtual", "cuda")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     add_link(parser)
     parser.set_defaults(device="virtual")
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure steps with exact and quantised weights in the same rounds, for each speed of the link."""
+    """Measure steps with exact and quantised weights in the same rounds, for each bandwidth of the link."""
     import torch
 
     torch.set_num_threads(options.threads or 1)
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> Report:
 def _rows(
     options: argparse.Namespace, count: int, width: int, device: str, rate: float | None
 ) -> tuple[list[list[Cell]], Samples]:
-    """Return the rows of one link speed, and the samples behind them."""
+    """Return the rows of one link bandwidth, and their samples."""
     import torch
 
     from bigmodel.devices import virtual
@@ -119,7 +119,7 @@ def _row(name: str, model: Any, samples: Samples, link: float, x: torch.Tensor, 
 
 
 def small_width(width: int) -> int:
-    """Return how wide a block of float32 is that takes the bytes of one of int4 that is `width` wide."""
+    """Return the width of a float32 block with the bytes of an int4 block of width `width`."""
     from bigmodel.profile.model.quantized import quantized_bytes
 
     return math.isqrt(quantized_bytes((width, width), "float32", "int4") // 4)
@@ -137,7 +137,7 @@ def _model(count: int, width: int, device: str, name: str) -> nn.Module:
 
 
 def _step(model: Any, x: torch.Tensor, device: str) -> float:
-    """Return the mean seconds of two forwards that follow an unmeasured one, as steps of a generation do."""
+    """Return the mean seconds of two forwards after an unmeasured one, as in generation."""
     import torch
 
     with torch.inference_mode():

@@ -1,6 +1,6 @@
-"""What does dispatching cost a model that lives where it runs? Nothing: no hooks, the same step time.
+"""Does dispatching cost a fully resident model any time? It should not: no hooks, the same step time.
 
-The dispatched model and the plain one hold the very same tensors, so that nothing but dispatching can differ.
+The dispatched model and the plain one share all tensors, so that only dispatching differs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DEVICES = ("cpu", "cuda")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("model", nargs="?", default=None, help="llama-1b, llama-40, or a folder (default: llama-40)")
     parser.add_argument("--steps", type=int, default=8, help="decode steps behind each value")
     parser.set_defaults(rounds=15)
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure step times of the plain and the dispatched model, and count what dispatching left on modules."""
+    """Measure step times of the plain and the dispatched model, and count modules with hooks."""
     from . import models
     from .checkpoints import checkpoint
     from .steps import Decoder
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def hooked_modules(model: nn.Module) -> int:
-    """Return how many modules carry hooks or a forward that is not their class's own."""
+    """Return the number of modules with hooks or a replaced forward."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
     return sum(
         "forward" in module.__dict__ or any(getattr(module, kind) for kind in kinds) for module in model.modules()
@@ -66,7 +66,7 @@ def hooked_modules(model: nn.Module) -> int:
 
 
 def sharing_twin(model: nn.Module) -> nn.Module:
-    """Return another model object that holds the same tensors."""
+    """Return another model object with the same tensors."""
     import copy
 
     tensors = {id(t): t for t in [*model.parameters(), *model.buffers()]}

@@ -1,7 +1,7 @@
-"""How fast is a training state on the disk, and how much memory does saving take?
+"""How fast is saving of a training state, and how much memory does it take?
 
-A model with Adam's moments is saved by bigmodel and by accelerate; beside them the same bytes are written raw. Every
-variant ends with its bytes on the disk (fsync): bigmodel does that by itself, for accelerate it is added.
+A model with Adam's moments is saved by bigmodel and by accelerate; for comparison the same bytes are written raw. Every
+variant ends with fsync: bigmodel calls it itself, for accelerate it is added.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHARD = 10**9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument(
         "--megabytes", type=int, default=1200, help="size of the state: a third each for weights and two moments"
     )
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure saving beside writing, and the memory each takes."""
+    """Measure the time and memory of saving and of raw writing."""
     os.environ["ACCELERATE_USE_CPU"] = "true"
     nbytes = (6 if options.quick else options.megabytes) * 10**6
     with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
@@ -119,7 +119,7 @@ def _accelerate(nbytes: int, folder: Path) -> Callable[[], None]:
 
 
 def _trained(accelerator: Any, nbytes: int) -> None:
-    """Prepare a model with Adam whose weights and moments take `nbytes`; one step has been made."""
+    """Prepare a model with Adam whose weights and moments take `nbytes`, and make one step."""
     import torch
 
     width = 1024 if nbytes > 10**8 else 64

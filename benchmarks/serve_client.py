@@ -1,4 +1,4 @@
-"""HTTP as plain bytes on a socket, for clients that must cost little. Nothing heavy is imported here."""
+"""HTTP as plain bytes on a socket, for clients that must take little CPU time. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def get(path: str) -> bytes:
 
 
 async def exchange(port: int, request: bytes, pause: float = 0.0) -> tuple[int, bytes]:
-    """Send a request, in four pieces ``pause`` seconds apart if that is set; status and body of the answer."""
+    """Send a request, in four parts ``pause`` seconds apart if that is set; return status and body of the response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     size = max(1, len(request) // 4) if pause else len(request)
     for at in range(0, len(request), size):
@@ -34,7 +34,7 @@ async def exchange(port: int, request: bytes, pause: float = 0.0) -> tuple[int, 
 
 
 def unchunked(body: bytes) -> bytes:
-    """The body without the lengths that chunked transfer writes between its pieces."""
+    """Return the body without the chunk lengths of chunked transfer encoding."""
     out = b""
     while body:
         size, _, body = body.partition(b"\r\n")
@@ -44,7 +44,7 @@ def unchunked(body: bytes) -> bytes:
 
 
 def read_streams(port: int, streams: int, tokens: int) -> int:
-    """Read so many completions at once, as streams; the number of events. Runs in the clients' process."""
+    """Read ``streams`` completions at once, as streams; return the number of events. Runs in the clients' process."""
     request = completion(
         {
             "model": "model",

@@ -1,7 +1,7 @@
-"""Does the server stay whole under thousands of clients, good, bad, slow and gone before the answer?
+"""Does the server stay correct under thousands of clients: valid, invalid, slow, and disconnecting ones?
 
-Every good answer is held against the one that the same request got alone, beforehand. Afterwards no slot may be held,
-and memory of the last quarter may not lie above that of the first.
+Every answer to a valid request is compared with the answer to the same request alone. Afterwards no slot may be in use,
+and memory in the last quarter must not exceed that in the first.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _WEIGHTS = (37, 23, 10, 10, 5, 10, 5)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--clients", type=int, default=10_000, help="clients in all")
     parser.add_argument("--at-once", type=int, default=24, help="clients at the same time")
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Send the clients and count what they saw."""
+    """Run the clients and count their results."""
     clients = 200 if options.quick else options.clients
     with _server(options) as (port, model, process):
         crowd = Crowd(port, model, process, options.seed, drawn_requests(port, 60 if options.quick else 600))
         asyncio.run(crowd.come(clients, options.at_once))
-        held = asyncio.run(crowd.settled())
+        held = asyncio.run(crowd.leaked())
     quarter = max(1, len(crowd.memory) // 4)
     first = sorted(crowd.memory[:quarter])[quarter // 2]
     last = sorted(crowd.memory[-quarter:])[quarter // 2]
@@ -81,7 +81,7 @@ def _server(options: argparse.Namespace) -> Iterator[tuple[int, str, int]]:
 
 @dataclass
 class Crowd:
-    """Clients of all kinds, and what they saw."""
+    """Clients of all kinds, and their results."""
 
     port: int
     model: str
@@ -95,8 +95,8 @@ class Crowd:
     memory: list[int] = field(default_factory=list)
     _right: dict[int, str] = field(default_factory=dict)
 
-    async def settled(self) -> int:
-        """Sequences and key-value positions still held when everybody has gone, after at most ten seconds."""
+    async def leaked(self) -> int:
+        """Return the sequences and key-value positions still in use after all clients, waiting at most ten seconds."""
         for _ in range(200):
             _, body = await self._exchange(get("/plan?parts=false"))
             engine = json.loads(body)["engine"]
@@ -107,7 +107,7 @@ class Crowd:
         return held
 
     async def come(self, clients: int, at_once: int) -> None:
-        """Let ``clients`` come, ``at_once`` at a time."""
+        """Run ``clients`` clients, ``at_once`` at a time."""
         import psutil
 
         for number in range(40):
@@ -147,15 +147,15 @@ class Crowd:
         self.wrong += status == 200
 
     async def _drawn(self, number: int, rng: random.Random) -> None:
-        """Sends what schemathesis made of the OpenAPI document."""
+        """Send a request that schemathesis drew from the OpenAPI document."""
         await self._exchange(rng.choice(self.drawn))
 
     async def _slow(self, number: int, rng: random.Random) -> None:
-        """Sends its request in pieces and reads the answer late."""
+        """Send the request in parts and read the answer late."""
         self._judge(number, _text(await self._post(self._request(number), pause=0.02)))
 
     async def _gone(self, number: int, rng: random.Random) -> None:
-        """Leaves before the answer is there."""
+        """Disconnect before the answer is complete."""
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(completion({**self._request(number), "max_tokens": 400, "stream": rng.random() < 0.5}))
         await writer.drain()
@@ -163,7 +163,7 @@ class Crowd:
         writer.transport.abort()
 
     async def _other(self, number: int, rng: random.Random) -> None:
-        """Looks at the other routes, or speaks no sense."""
+        """Request another route, or send bytes that are not HTTP."""
         path = rng.choice(["/health", "/ready", "/plan", "/metrics", "/", "/v1/models", "/nowhere"])
         await self._exchange(get(path))
 
@@ -177,7 +177,7 @@ class Crowd:
         return status, body
 
     def _request(self, number: int) -> dict[str, Any]:
-        """Forty different requests: lengths, seeds and ways of choosing."""
+        """Return one of forty different requests: lengths, seeds and sampling parameters."""
         return {
             "model": self.model,
             "prompt": [(number * 7 + at) % 8000 for at in range(1 + number * 5)],

@@ -1,4 +1,4 @@
-"""Requests that nobody thought of: drawn from the OpenAPI document by schemathesis."""
+"""Random requests, drawn from the OpenAPI document by schemathesis."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _OF_A_REQUEST = ("method", "url", "headers", "params", "json", "data", "cookies"
 
 
 def drawn_requests(port: int, count: int) -> list[bytes]:
-    """Requests that schemathesis draws from the OpenAPI document, as they go over the wire; none without it."""
+    """Return requests that schemathesis draws from the OpenAPI document, as bytes; none if it is not installed."""
     try:
         import schemathesis
     except ImportError:

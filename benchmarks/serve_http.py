@@ -1,8 +1,8 @@
-"""What does HTTP cost for each streamed token, beyond what the engine itself takes?
+"""How much CPU time does HTTP take per streamed token, in addition to the engine?
 
-The engine computes with a model that takes no time, once with its events read in the same process, once served and
-streamed to clients in another process. The difference in the server process's CPU time, divided by the tokens, is
-what HTTP costs: tokens to text to JSON to a socket.
+The engine runs a model that takes no time, first with its events read in the same process, then served and streamed to
+clients in another process. The difference in the server process's CPU time, divided by the tokens, is the cost of HTTP:
+detokenizing, JSON, and the socket.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 from .harness import Column, Limit, Report, Table, Variant, measure, run_isolated
 from .serve_client import read_streams
-from .serve_model import VOCABULARY, Job, random_llama, run_jobs, started_engine, word_tokenizer
+from .serve_model import VOCABULARY, PromptJob, random_llama, run_jobs, started_engine, word_tokenizer
 
 LIMIT = 60e-6
 ENGINE, HTTP = "engine alone", "streamed over HTTP"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--streams", type=int, default=16, help="clients at once")
     parser.add_argument("--tokens", type=int, default=400, help="tokens that each reads")
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure CPU seconds a token both ways; the difference is the answer."""
+    """Measure CPU seconds per token with and without HTTP; report the difference."""
     tokens = 50 if options.quick else options.tokens
     total = options.streams * tokens
     variants = [
@@ -86,7 +86,7 @@ def _instant_engine(streams: int) -> Any:
 def _engine(streams: int, tokens: int) -> float:
     """CPU seconds of the engine alone."""
     engine = _instant_engine(streams)
-    jobs = [Job([2] * 16, tokens) for _ in range(streams)]
+    jobs = [PromptJob([2] * 16, tokens) for _ in range(streams)]
     try:
         run_jobs(engine, jobs)
         begun = time.process_time()

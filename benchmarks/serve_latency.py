@@ -1,4 +1,4 @@
-"""How long does the first token take when many ask at once, and how evenly do the following ones come?
+"""How long do the first token and the intervals between tokens take under load?
 
 Requests arrive as a Poisson stream, at a rate that keeps the engine busy; percentiles over all of them.
 """
@@ -14,7 +14,7 @@ _PERCENTILES = (50, 95, 99)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
     parser.add_argument("--requests", type=int, default=60, help="requests")
     parser.add_argument("--tokens", type=int, default=32, help="tokens that each asks for")

@@ -1,7 +1,7 @@
-"""Which library multiplies by float32 weights faster on this host, at the numbers of rows that a step has?
+"""Which library computes float32 products faster on this host, at the row counts of a step?
 
-`server/engine/compute/host_linear.py` chooses one of them by the processor; this is what that choice rests on.
-All the products of one layer of a Llama are timed, over more layers than the caches hold.
+`server/engine/compute/host_linear.py` chooses one by the processor; this benchmark justifies the choice. All products
+of one layer of a Llama are timed, over more layers than the CPU caches hold.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ ROWS = (2, 16, 128, 512)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure the seconds of a layer's products with both; the one that the engine takes must not be the slower."""
+    """Measure the seconds of a layer's products with both; the engine's choice must not be the slower one."""
     import torch
 
     from bigmodel.server.engine.compute.host_linear import choose_host_linear, linear_of

@@ -1,4 +1,4 @@
-"""What the serving questions share: a model of a set size with random weights, prompts of ragged lengths, an engine."""
+"""Shared code of serving benchmarks: a model with random weights, prompts of ragged lengths, an engine."""
 
 from __future__ import annotations
 
@@ -60,21 +60,21 @@ def word_tokenizer(words: int = VOCABULARY) -> Any:
 
 
 @dataclass(frozen=True)
-class Job:
-    """A prompt, how many tokens to generate after it, and when it arrives (seconds from the start)."""
+class PromptJob:
+    """A prompt, the number of tokens to generate, and its arrival time (seconds from the start)."""
 
     prompt: list[int]
     tokens: int
     arrives: float = 0.0
 
 
-def ragged_jobs(count: int, *, seed: int, tokens: int, per_second: float | None = None) -> list[Job]:
+def ragged_jobs(count: int, *, seed: int, tokens: int, per_second: float | None = None) -> list[PromptJob]:
     """Prompts of 16 to 200 tokens; with ``per_second`` they arrive as a Poisson stream."""
     rng = random.Random(seed)
     jobs, now = [], 0.0
     for _ in range(count):
         prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(16, 201))]
-        jobs.append(Job(prompt, tokens, now))
+        jobs.append(PromptJob(prompt, tokens, now))
         if per_second is not None:
             now += rng.expovariate(per_second)
     return jobs
@@ -82,7 +82,7 @@ def ragged_jobs(count: int, *, seed: int, tokens: int, per_second: float | None 
 
 @dataclass
 class Timed:
-    """A sink that notes when the request was sent, when tokens came, and when it was over."""
+    """A sink that records the times of submission, of tokens, and of the end of a request."""
 
     sent: float
     over: queue.SimpleQueue[Event]
@@ -105,8 +105,8 @@ def started_engine(model: Any, **options: Any) -> Engine:
     return engine
 
 
-def run_jobs(engine: Engine, jobs: list[Job]) -> tuple[float, list[Timed]]:
-    """Send jobs at their times; (seconds from the first to the last token of all, one sink a job)."""
+def run_jobs(engine: Engine, jobs: list[PromptJob]) -> tuple[float, list[Timed]]:
+    """Submit jobs at their arrival times; return the seconds from the first to the last token, and one sink per job."""
     over: queue.SimpleQueue[Event] = queue.SimpleQueue()
     sinks = []
     begun = time.perf_counter()

@@ -1,7 +1,7 @@
-"""How many tokens a second come over HTTP from `bigmodel serve`, beside `transformers serve --continuous-batching`?
+"""How many tokens per second does `bigmodel serve` give, beside `transformers serve --continuous-batching`?
 
-Both are processes of their own, serving the same checkpoint from disk as a person would start them. The same prompts
-of ragged lengths are sent to one and the other as a Poisson stream; whichever is not asked is stopped meanwhile.
+Both run as separate processes on the same checkpoint, started by their commands. The same prompts of ragged lengths are
+sent to each as a Poisson stream; the other server is paused meanwhile (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pathlib import Path
 
 from .harness import Column, Limit, Report, Table, Variant, measure
 from .serve_client import completion, exchange
-from .serve_model import Job, ragged_jobs, random_llama, word_tokenizer
+from .serve_model import PromptJob, ragged_jobs, random_llama, word_tokenizer
 
 OURS, PEER = "bigmodel serve", "transformers serve --continuous-batching"
 _MAIN = {OURS: "bigmodel.cli.main", PEER: "transformers.cli.transformers"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
     parser.add_argument("--requests", type=int, default=16, help="requests")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each asks for")
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure tokens a second of both servers."""
+    """Measure the tokens per second of both servers."""
     size, tokens = (options.size or "2x64", 4) if options.quick else (options.size or "8x1024", options.tokens)
     names = [OURS] if options.no_peer else [OURS, PEER]
     jobs = ragged_jobs(options.requests, seed=options.seed, tokens=tokens, per_second=options.per_second)
@@ -85,14 +85,14 @@ def checkpoint(folder: Path, size: str, seed: int) -> Path:
 
 @dataclass(frozen=True)
 class Server:
-    """A server process that is only let run while it is asked."""
+    """A server process that is paused except while it is measured."""
 
     name: str
     process: subprocess.Popen[bytes]
     port: int
     model: str
 
-    def seconds(self, jobs: list[Job]) -> float:
+    def seconds(self, jobs: list[PromptJob]) -> float:
         """Seconds from the first request sent to the last answer read."""
         self.process.send_signal(signal.SIGCONT)
         try:
@@ -130,7 +130,7 @@ def serving(name: str, folder: Path, threads: int | None) -> Iterator[Server]:
 def _wait_until_healthy(name: str, process: subprocess.Popen[bytes], port: int, log: object) -> None:
     path = "ready" if name == OURS else "health"
     for _ in range(1200):
-        # A server that is loading refuses connections, or answers with an error: both are exceptions here.
+        # A server that is loading refuses connections or answers with an error; both raise here.
         with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}"):
             return
         if process.poll() is not None:
@@ -138,14 +138,14 @@ def _wait_until_healthy(name: str, process: subprocess.Popen[bytes], port: int, 
         time.sleep(0.1)
     log.seek(0)  # type: ignore[attr-defined]
     last = log.read().decode(errors="replace").strip().splitlines()[-1:]  # type: ignore[attr-defined]
-    raise RuntimeError(f"{name} did not start: {' '.join(last) or 'no word from it in two minutes'}")
+    raise RuntimeError(f"{name} did not start: {' '.join(last) or 'no output in two minutes'}")
 
 
-async def send(port: int, model: str, jobs: list[Job]) -> float:
+async def send(port: int, model: str, jobs: list[PromptJob]) -> float:
     """Send every job at its time and read its answer; seconds from the first to the last."""
     begun = time.perf_counter()
 
-    async def one(job: Job) -> None:
+    async def one(job: PromptJob) -> None:
         await asyncio.sleep(max(0.0, begun + job.arrives - time.perf_counter()))
         body = {"model": model, "prompt": " ".join(map(str, job.prompt)), "max_tokens": job.tokens, "temperature": 0}
         status, answer = await exchange(port, completion(body))

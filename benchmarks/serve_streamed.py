@@ -1,7 +1,7 @@
-"""How much do sixteen streams make of a model whose weights are streamed, beside one?
+"""How much higher is the throughput of sixteen streams than of one, for a model whose weights are streamed?
 
-Every step fetches the streamed weights once, however many sequences it serves. The link is the virtual accelerator's,
-slower than the processor computes: the case of a model larger than its accelerator.
+Every step fetches the streamed weights once, for all its sequences. The link is that of a virtual accelerator, slower
+than the compute, as for a model larger than its accelerator.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import argparse
 from typing import Any
 
 from .harness import Column, Limit, Report, Table, Variant, measure
-from .serve_model import Job, random_llama, run_jobs, started_engine
+from .serve_model import PromptJob, random_llama, run_jobs, started_engine
 
 ONE, MANY = "one stream", "sixteen streams"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
     parser.add_argument("--tokens", type=int, default=12, help="tokens a stream")
     parser.add_argument("--bandwidth", type=float, default=0.25e9, help="bytes a second of the link")
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure tokens a second of one stream and of sixteen."""
+    """Measure the tokens per second of one stream and of sixteen."""
     from bigmodel.devices import virtual
 
     size = options.size or ("2x64" if options.quick else "4x512")
     virtual.enable(count=1, capacity="2GiB", bandwidth=options.bandwidth)
     engine = started_engine(streamed_model(size, options.seed), max_sequences=16, prefix_cache=False)
-    jobs = [Job([number + 1] * 4, options.tokens) for number in range(16)]
+    jobs = [PromptJob([number + 1] * 4, options.tokens) for number in range(16)]
     variants = [
         Variant(ONE, lambda: run_jobs(engine, jobs[:1])[0] / options.tokens),
         Variant(MANY, lambda: run_jobs(engine, jobs)[0] / (16 * options.tokens)),

@@ -1,4 +1,4 @@
-"""How many tokens a second does the engine make when requests come one after another, beside batching them all at once?
+"""How many tokens per second does the engine generate for arriving requests, beside offline static batching?
 
 Sixteen prompts of ragged lengths arrive as a Poisson stream. Offline static batching has them all from the start,
 pads them to one length and runs `generate` once; sequential runs `generate` for each.
@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Table, Variant, measure
-from .serve_model import Job, ragged_jobs, random_llama, run_jobs, started_engine
+from .serve_model import PromptJob, ragged_jobs, random_llama, run_jobs, started_engine
 
 if TYPE_CHECKING:
     from bigmodel.server.engine import Engine
@@ -25,7 +25,7 @@ SEQUENTIAL = "one after another"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
     parser.add_argument("--requests", type=int, default=16, help="requests")
     parser.add_argument("--tokens", type=int, default=64, help="tokens that each asks for")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure tokens a second and hold the stream against offline static batching."""
+    """Measure tokens per second and compare the stream with offline static batching."""
     size = options.size or ("2x64" if options.quick else "8x1024")
     model = random_llama(size, options.seed)
     at_once = ragged_jobs(options.requests, seed=options.seed, tokens=options.tokens)
@@ -55,12 +55,12 @@ def run(options: argparse.Namespace) -> Report:
     return _report(options, size, samples, total)
 
 
-def engine_seconds(engine: Engine, jobs: list[Job]) -> float:
+def engine_seconds(engine: Engine, jobs: list[PromptJob]) -> float:
     """Seconds of a run; the time of waiting for the last arrival is part of it."""
     return run_jobs(engine, jobs)[0]
 
 
-def static_batch(model: Any, jobs: list[Job]) -> float:
+def static_batch(model: Any, jobs: list[PromptJob]) -> float:
     """All prompts padded to one length, one `generate`."""
     import torch
 
@@ -70,7 +70,7 @@ def static_batch(model: Any, jobs: list[Job]) -> float:
     return _generate(model, ids, mask, jobs[0].tokens)
 
 
-def one_by_one(model: Any, jobs: list[Job]) -> float:
+def one_by_one(model: Any, jobs: list[PromptJob]) -> float:
     """A `generate` for each prompt."""
     import torch
 
@@ -111,7 +111,7 @@ def _report(options: argparse.Namespace, size: str, samples: Samples, total: int
         tables=[table],
         limits=[] if options.quick else limits,
         notes=[
-            "the engine pads rows so that a request gets the same bits alone and in a batch; that is in its figures"
+            "the engine pads rows so that a request gets the same bits alone and in a batch; its figures include that"
         ],
         samples={"run": samples},
     )

@@ -1,4 +1,4 @@
-"""Decode steps: one token for each sequence, over a KV cache. What a generation spends its time on."""
+"""Decode steps: one token per sequence, with a KV cache."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Decoder:
 
     Attributes:
         model: Any causal language model.
-        device: Where its inputs go.
-        batch_size: Sequences at once.
+        device: Device of its inputs.
+        batch_size: Number of sequences.
     """
 
     model: nn.Module
@@ -42,7 +42,7 @@ class Decoder:
         return self._forward(self._token)
 
     def seconds_per_step(self, steps: int) -> float:
-        """Start anew, take one step unmeasured, and return the mean seconds of the `steps` that follow."""
+        """Start again, run one unmeasured step, and return the mean seconds of the next `steps`."""
         self.start()
         self.step()
         return elapsed(lambda: [self.step() for _ in range(steps)], self.device) / steps

@@ -1,7 +1,7 @@
-"""May threads share one dispatched model? Every output of many concurrent forwards is held against the plain model's.
+"""Can threads share one dispatched model? Every output of many concurrent forwards is compared with the plain model's.
 
-Each thread has inputs of its own and runs at its own pace, so blocks are streamed in, waited for, shared and evicted in
-every order there is. Outputs must be right to the bit.
+Each thread has its own inputs and timing, so blocks are fetched, awaited, shared and evicted in random order. Outputs
+must be bitwise equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DEVICES = ("virtual", "cuda")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--callers", type=int, default=8, help="threads that call the model")
     parser.add_argument("--forwards", type=int, default=1000, help="forwards of each")
     parser.add_argument("--no-peers", action="store_true", help="leave accelerate out")
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Run the forwards on each offloaded model and count the outputs that are not right."""
+    """Run the forwards on each offloaded model and count wrong outputs."""
     import torch
 
     torch.set_num_threads(options.threads or 1)
@@ -93,7 +93,7 @@ def _offloaded(folder: Path, device: str, peers: bool) -> dict[str, tuple[nn.Mod
 def _work(
     model: Any, plain: Any, place: str, callers: int, forwards: int, counts: dict[str, int]
 ) -> Callable[[], None]:
-    """Return what runs all forwards, in `callers` threads, and counts how each ended."""
+    """Return a function that runs all forwards in `callers` threads and counts their outcomes."""
     import torch
 
     with torch.inference_mode():

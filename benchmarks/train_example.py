@@ -1,8 +1,8 @@
-"""How much faster is the language-modelling example on two processes, started as a user starts it?
+"""How much faster is the language-modelling example on two processes than on one?
 
-`examples/run_clm.py` fine-tunes a small GPT-2 on the standard library's docstrings, for one epoch, with one thread in
-each process. Each process has batches of its own of the same size. What is compared are the samples a second that the
-example prints: its epoch's training, without starting up and evaluating.
+`examples/run_clm.py`, started by its command, fine-tunes a small GPT-2 on the standard library's docstrings for one
+epoch, with one thread per process. The batch size per process is the same. Compared are the samples per second that the
+example prints for its training epoch, without startup and evaluation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNTS = {"1 process": 1, "2 processes": 2}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--bytes", type=int, default=160_000, help="bytes of text that the example reads")
     parser.set_defaults(rounds=3)
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Run the example on one process and on two, in turn."""
     if not EXAMPLE.is_file():
-        raise BenchmarkError(f"{EXAMPLE} is missing: this question is asked in a checkout of the repository")
+        raise BenchmarkError(f"{EXAMPLE} is missing: run this benchmark in a checkout of the repository")
     length = 8_000 if options.quick else options.bytes
     variants = [Variant(name, _Example(count, length)) for name, count in COUNTS.items()]
     samples = measure(variants, options.rounds, seed=options.seed)

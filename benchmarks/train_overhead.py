@@ -1,8 +1,8 @@
-"""What does the Accelerator add to a training step of plain PyTorch?
+"""How much time does the Accelerator add to a training step of plain PyTorch?
 
 The same loop (loader, forward, backward, clipping, optimizer, schedule) is run bare, with bigmodel and with accelerate.
-With a model so small that its compute is next to nothing, the difference is what each adds to a step, in
-microseconds; a step as long as the one asked for shows it in proportion.
+With a very small model the difference is the overhead per step, in microseconds; a longer step (``--step``) shows it as
+a fraction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--steps", type=int, default=400, help="steps of the small model behind each value")
     parser.add_argument("--step", type=float, default=0.020, help="seconds of the step overhead is held against")
     parser.add_argument("--precision", default="no", choices=["no", "bf16", "fp16"], help="mixed precision")
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure steps of a tiny model and of one whose step takes as long as asked for."""
+    """Measure steps of a tiny model, and of one whose step takes ``--step`` seconds."""
     import torch
 
     torch.set_num_threads(options.threads or 1)
@@ -156,7 +156,7 @@ def _prepared(accelerator: Any, options: argparse.Namespace, width: int, steps: 
 
 
 def _width_of_a_step(options: argparse.Namespace) -> int:
-    """Return how wide the model must be for a step of about the length asked for."""
+    """Return the width of a model whose step takes about ``--step`` seconds."""
     width = 128
     while width < 8192:
         epoch = _bare(options, width, 3)

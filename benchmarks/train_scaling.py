@@ -1,8 +1,8 @@
 """How much faster do two CPU processes train GPT-2 small than one, with one thread each?
 
-Each process trains on batches of its own, of the same size: with two, an optimizer step sees twice the samples, and
-gradients (0.5 GB) are averaged beside the backward pass. Bare PyTorch (DistributedDataParallel) and accelerate run the
-same steps. All processes are started once; only those whose turn it is compute.
+The batch size per process is the same: with two, an optimizer step processes twice the samples, and gradients (0.5 GB)
+are averaged during the backward pass. Bare PyTorch (DistributedDataParallel) and accelerate run the same steps. All
+processes are started once; only those of the current variant compute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPEEDUP = 1.8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with."""
+    """Add the options of this benchmark."""
     parser.add_argument("--batch", type=int, default=8, help="sequences in one process's batch")
     parser.add_argument("--tokens", type=int, default=128, help="tokens in a sequence")
     parser.add_argument("--steps", type=int, default=1, help="steps behind each value")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Measure samples a second of one process and of two."""
+    """Measure the samples per second of one process and of two."""
     sizes = {"batch": options.batch, "tokens": options.tokens, "steps": options.steps, "tiny": options.quick}
     with ExitStack() as stack:
         runs = {name: stack.enter_context(_Run(*setting, sizes)) for name, setting in SETTINGS.items()}
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 class _Run:
-    """The processes of one variant, which take steps when they are told to."""
+    """The processes of one variant, which run steps on request."""
 
     def __init__(self, library: str, processes: int, sizes: dict[str, Any]) -> None:
         with socket.socket() as listener:
@@ -81,14 +81,14 @@ class _Run:
             process.communicate()
 
     def wait(self) -> float:
-        """Return the seconds of a step of the slowest process, when all have made theirs."""
+        """Wait for all processes; return the seconds of a step of the slowest."""
         answers = [process.stdout.readline() for process in self._processes if process.stdout is not None]
         if not all(answers):
             raise BenchmarkError(f"training with {self._library} in {len(self._processes)} processes failed")
         return max(map(float, answers))
 
     def train(self) -> float:
-        """Let every process take its steps; return the seconds of one."""
+        """Have every process run its steps; return the seconds of one step."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write("go\n")
@@ -97,7 +97,7 @@ class _Run:
 
 
 def worker(library: str, sizes: str) -> None:
-    """Train in this process: a step on one token at first, then the asked for steps at each line that comes in."""
+    """Train in this process: first a step on one token, then the requested steps for each line of standard input."""
     import torch
 
     from .harness import elapsed

@@ -1,6 +1,6 @@
-"""Is the memory of training what was predicted, with and without recomputing, for one rank and two, under DDP and FSDP?
+"""How accurate is the predicted memory of training, with and without checkpointing, on one rank and two, DDP and FSDP?
 
-Each rank is a process of its own on the host, and its resident set is measured in the last of some steps.
+Each rank is a separate process on the host, whose peak RSS is measured in the last of several steps.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ SIZES: dict[str, Any] = {
 SMALL: dict[str, Any] = {**SIZES, "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4}
 BATCH, TOKENS = 2, 256
 STEPS = 3
-"""Of training; the last is measured. DDP makes its buckets anew in the second, and first writes to them there."""
+"""Training steps, of which the last is measured. DDP rebuilds its buckets in the second, and first writes to them
+there.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what this question can be asked with: nothing."""
+    """Add no options."""
 
 
 def run(options: argparse.Namespace) -> Report:
-    """Train in every way, and hold the ranks' peaks against what was predicted."""
+    """Train in every configuration, and compare the ranks' peaks with the predictions."""
     sizes = SMALL if options.quick else SIZES
     rows = [row for case in CASES for row in _rows(case, sizes)]
     return report(options, rows)
@@ -96,7 +98,7 @@ def predicted_peak(sizes: dict[str, Any], ranks: int, strategy: str, checkpointi
 
 
 def measured_peak(sizes: dict[str, Any], ranks: int, strategy: str, checkpointing: bool, store: str, rank: int) -> int:
-    """Return the highest mark of the resident set in the last step of training, beyond what libraries take."""
+    """Return the peak RSS in the last step of training, less the memory of libraries."""
     import gc
 
     import torch

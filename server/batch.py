@@ -55,15 +55,15 @@ def generate_batch(
     options: EngineOptions | None = None,
     on_step: Callable[[int, int], None] | None = None,
 ) -> list[Generation]:
-    """Continue every prompt, as many at once as memory and options allow.
+    """Generate a continuation of every prompt, as many at once as memory and options allow.
 
     Args:
         model: A causal language model, dispatched or plain.
         tokenizer: Its transformers tokenizer.
         prompts: Texts, or lists of token ids.
         params: Sampling parameters, for all prompts or one for each.
-        plan: The plan that memory for keys and values is read from; None for the one the model was placed by.
-        options: How many sequences run at once, and what they may hold; None for the defaults.
+        plan: The plan that gives memory for keys and values; None for the plan that the model was dispatched by.
+        options: Limits of sequences, tokens and key-value memory; None for the defaults.
         on_step: Called after each step with the number of finished prompts and of all.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Load a model with its tokenizer and plan, and report how far loading has come."""
+"""Load a model with its tokenizer and plan, and report the progress of loading."""
 
 from __future__ import annotations
 

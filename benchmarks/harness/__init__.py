@@ -1,4 +1,4 @@
-"""What the questions share: interleaved rounds, summaries, reports, and results kept as data."""
+"""Shared code of benchmarks: interleaved rounds, summaries, reports, and results stored as data."""
 
 from __future__ import annotations
 

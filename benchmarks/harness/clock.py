@@ -1,4 +1,4 @@
-"""Seconds that work takes, the work that it left queued on a device included."""
+"""Timing of work, including work that is queued on a device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 
 def elapsed(work: Callable[[], object], device: str = "cpu") -> float:
-    """Run `work` and return the seconds until its results are there.
+    """Run `work` and return the seconds until its results are available.
 
     Args:
-        work: What is timed.
-        device: Where it computes; a device with queues of its own is waited for, before and after.
+        work: The work to time.
+        device: Its device; an asynchronous device is synchronized before and after.
     """
     synchronize(device)
     started = time.perf_counter()
@@ -21,7 +21,7 @@ def elapsed(work: Callable[[], object], device: str = "cpu") -> float:
 
 
 def synchronize(device: str) -> None:
-    """Wait until `device` has done everything it was given."""
+    """Wait until `device` has finished all queued work."""
     kind = device.partition(":")[0]
     if kind in ("cuda", "xpu", "mps"):
         import torch

@@ -1,4 +1,4 @@
-"""What goes wrong in a benchmark itself."""
+"""Errors of benchmarks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from bigmodel.errors import BigModelError
 
 
 class BenchmarkError(BigModelError, RuntimeError):
-    """A measurement could not be made, or would not have meant what it says."""
+    """A measurement could not be made, or would be invalid."""
 
 
 class UsageError(BenchmarkError):
-    """The command line cannot be understood."""
+    """The command line is invalid."""

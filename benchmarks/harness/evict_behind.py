@@ -1,4 +1,4 @@
-"""A machine without memory beyond a budget: what a process lets go of leaves the page cache as well."""
+"""Simulates a machine without memory beyond a budget: pages that a process releases are evicted from the page cache."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .errors import BenchmarkError
 
 @contextlib.contextmanager
 def evicting_behind() -> Iterator[None]:
-    """Have weights that a model lets go of thrown out of the page cache, too, by a thread of its own.
+    """Within this context a thread evicts weights that a model releases from the page cache, too.
 
-    A kernel with memory to spare would keep them, and give them back where a smaller machine reads its disk. Pages that
-    lie partly on neighbours which are still mapped stay.
+    A kernel with free memory would keep them, where a smaller machine reads them from disk again. Pages shared with
+    neighbours that are still mapped stay.
 
     Raises:
-        BenchmarkError: A file could not be opened, so that some of it may have stayed.
+        BenchmarkError: A file could not be opened, so pages of it may have stayed.
     """
     regions: queue.SimpleQueue[MappedRegion | None] = queue.SimpleQueue()
     failures: list[OSError] = []
@@ -45,7 +45,7 @@ def evicting_behind() -> Iterator[None]:
         regions.put(None)
         evictor.join()
     if failures:
-        raise BenchmarkError(f"what was let go of may have stayed in memory: {failures[0]}") from failures[0]
+        raise BenchmarkError(f"released pages may have stayed in memory: {failures[0]}") from failures[0]
 
 
 def _evict(regions: queue.SimpleQueue[MappedRegion | None], failures: list[OSError]) -> None:

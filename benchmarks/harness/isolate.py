@@ -1,6 +1,6 @@
-"""Work in a process of its own: fresh memory, fresh allocator, nothing imported that the work does not import.
+"""Runs work in a separate process: new memory, new allocator, only the work's own imports.
 
-Whatever depends on a process's past (peak memory, page faults of first use, what a peer patches) is measured so.
+It is used for measurements that depend on a process's history: peak memory, first-touch page faults, patches of peers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def run_isolated(function: Callable[..., Any], timeout: float = TIMEOUT, **argum
     """Call a function of a module in a fresh interpreter and return its result.
 
     Args:
-        function: Of a module's top level. Arguments and result must be plain data, as in JSON.
+        function: A top-level function of a module. Arguments and result must be plain data, as in JSON.
         timeout: Seconds after which the process is killed.
-        arguments: By name.
+        arguments: Keyword arguments.
 
     Raises:
         BenchmarkError: The process failed; the message ends with the last line of its stderr, the cause has all of it.

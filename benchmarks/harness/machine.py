@@ -1,4 +1,4 @@
-"""What the figures were measured on: processor, memory, accelerator, and versions."""
+"""Description of the machine that figures were measured on: processor, memory, accelerators, versions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Named variants, measured in rounds: each round runs every variant once, in an order drawn anew.
+"""Measures named variants in rounds: each round runs every variant once, in random order.
 
-A machine drifts: its clock, its disk, its neighbours. Variants measured one after the other are compared under
-different conditions, and a fixed order flatters whoever runs last. Interleaved in random order they share the drift.
-Rounds in which other processes took much of the machine are run again; which rounds count is decided by that alone,
-never by what they measured.
+The conditions of a machine drift: its clock, its disk, other processes. Variants measured one after the other would run
+under different conditions, and a fixed order favours the last one. Interleaved in random order they share the drift.
+Rounds in which other processes used much CPU time are repeated; only that decides which rounds count, never the
+measured values.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from .neighbours import neighbours_share, usage
-from .progress import Progress
+from .progress import RoundProgress
 from .summary import Summary, ratio, summarise
 
 Measured: TypeAlias = "float | Mapping[str, float]"
-"""Seconds, or several named figures."""
+"""Result of one run: seconds, or several named figures."""
 
 SECONDS = "seconds"
 
@@ -31,12 +31,12 @@ PATIENCE = 2
 
 @dataclass(frozen=True)
 class Variant:
-    """One way of doing what is compared.
+    """One variant of a comparison.
 
     Attributes:
-        name: What it is called in the table.
-        run: Does the work once and returns what it measured.
-        prepare: Done before each run, unmeasured: dropping caches, say.
+        name: Its name in the table.
+        run: Does the work once and returns the measured figures.
+        prepare: Called before each run, unmeasured, for example to evict caches.
     """
 
     name: str
@@ -46,13 +46,13 @@ class Variant:
 
 @dataclass
 class Samples:
-    """What each variant measured, round by round.
+    """The figures of each variant, round by round.
 
     Attributes:
-        values: By variant and by figure, one value for each round.
-        orders: The order in which the variants ran, for each round.
-        neighbours: Share of all cores that other processes took, for each round.
-        disturbed: How many rounds were thrown away because that was too much.
+        values: One value per round, by variant and figure.
+        orders: The order of the variants in each round.
+        neighbours: Fraction of all cores that other processes used, in each round.
+        disturbed: Number of rounds that were discarded because of that.
     """
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Samples:
         return ratio(self.of(variant, figure), self.of(baseline, figure))
 
     def add(self, variant: str, measured: Measured) -> None:
-        """Append what one run measured."""
+        """Append the figures of one run."""
         figures = {SECONDS: float(measured)} if isinstance(measured, (int, float)) else dict(measured)
         kept = self.values.setdefault(variant, {})
         for name, value in figures.items():
@@ -85,13 +85,13 @@ class Samples:
 
 
 def measure(variants: Iterable[Variant], rounds: int, warmup: int = 1, seed: int = 0) -> Samples:
-    """Measure `variants` in `rounds` rounds, after `warmup` rounds whose figures are thrown away.
+    """Measure `variants` in `rounds` rounds, after `warmup` rounds whose figures are discarded.
 
     Args:
-        variants: What is compared; names must differ.
-        rounds: How many values each gets; at least one.
+        variants: The variants; names must differ.
+        rounds: Values of each variant; at least one.
         warmup: Rounds before that.
-        seed: Of the orders.
+        seed: Seed of the orders.
 
     Raises:
         ValueError: No variants, two of the same name, or no rounds.
@@ -100,7 +100,7 @@ def measure(variants: Iterable[Variant], rounds: int, warmup: int = 1, seed: int
     _check(given, rounds, warmup)
     draw = random.Random(seed)
     done: list[_Round] = []
-    with Progress(len(given) * (rounds + warmup)) as progress:
+    with RoundProgress(len(given) * (rounds + warmup)) as progress:
         for number in range(-warmup, PATIENCE * rounds):
             if sum(each.neighbours <= QUIET for each in done) >= rounds:
                 break
@@ -116,7 +116,7 @@ class _Round:
     neighbours: float
 
 
-def _round(order: Sequence[Variant], what: str, progress: Progress) -> _Round:
+def _round(order: Sequence[Variant], what: str, progress: RoundProgress) -> _Round:
     """Run every variant once."""
     before = usage()
     measured = []

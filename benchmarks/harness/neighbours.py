@@ -1,4 +1,4 @@
-"""How much of the machine other processes took while something was measured."""
+"""CPU time that other processes used during a measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KTHREADD = "2"
 
 @dataclass(frozen=True)
 class Usage:
-    """Seconds of processor time up to a moment: of everything, and of what is not a neighbour."""
+    """CPU seconds so far: of all processes, and of those that belong to the measurement."""
 
     moment: float
     everything: float
@@ -22,19 +22,19 @@ class Usage:
 
 
 def usage() -> Usage:
-    """Return processor time so far: in all, and that of this process, its children and the kernel's threads."""
+    """Return the CPU time so far: in total, and that of this process, its children and the kernel's threads."""
     times = os.times()
     own = times.user + times.system + times.children_user + times.children_system
     if not (_PROC / "stat").exists():
         return Usage(time.perf_counter(), own, own)
-    # user, nice, system, ..., steal: idle and waiting are not work, interrupts are the kernel's.
+    # user, nice, system, ..., steal: idle and iowait are not work, interrupts belong to the kernel.
     fields = [float(text) for text in (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]]
     everything = (fields[0] + fields[1] + fields[2] + fields[7]) / _TICKS
     return Usage(time.perf_counter(), everything, own + _kernel_threads_and_children())
 
 
 def neighbours_share(before: Usage, after: Usage) -> float:
-    """Return which share of all cores other processes took between two moments."""
+    """Return the fraction of all cores that other processes used between two calls of `usage`."""
     cores = os.cpu_count() or 1
     passed = max(after.moment - before.moment, 1e-9)
     others = (after.everything - before.everything) - (after.own - before.own)
@@ -42,9 +42,9 @@ def neighbours_share(before: Usage, after: Usage) -> float:
 
 
 def _kernel_threads_and_children() -> float:
-    """Return processor time of processes that work for this one: its children, and the kernel's own threads.
+    """Return the CPU time of this process's children and of the kernel's threads.
 
-    Ended children are counted by `os.times`; the kernel's threads read from disk for whoever asks, us above all.
+    Ended children are counted by `os.times`; the kernel's threads read from disk mainly for this process.
     """
     parents: dict[str, str] = {}
     ticks: dict[str, int] = {}

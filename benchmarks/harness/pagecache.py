@@ -1,7 +1,7 @@
-"""The kernel's page cache: throw files out of it, bring them in, and count what is there.
+"""The kernel's page cache: evict files, read them in, and count cached bytes.
 
-`posix_fadvise` leaves pages alone that any process has mapped, without saying so. So "cold" is never assumed here:
-`evict` counts what is left, by `mincore`, and refuses to go on when that is more than a trace.
+`posix_fadvise` silently keeps pages that any process has mapped. `evict` therefore counts the remaining pages with
+`mincore`, and raises if more than a few are left.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 _MADV_DONTNEED = 4
 _ATTEMPTS = 8
 _TRACE = 0.001
-"""The share of a file that may stay cached: a page or two that the kernel will not give up."""
+"""Fraction of a file that may stay cached: a page or two that the kernel does not evict."""
 
 
 def evict(files: Iterable[Path]) -> None:
-    """Throw `files` out of the page cache and make sure that they are out.
+    """Evict `files` from the page cache and verify that.
 
-    This process's own maps of them are emptied first, for mapped pages stay; the pages come back from the file when
-    they are next read. What was written to a private map is lost by that: this is for weights nobody writes to.
+    This process's own maps of them are emptied first, since mapped pages are not evicted; they are read again on the
+    next access. Modifications of private maps are lost, so this is only for weights that are not written.
 
     Args:
-        files: Clean ones; what was not written back yet cannot be thrown out.
+        files: Files without dirty pages, which cannot be evicted.
 
     Raises:
-        BenchmarkError: Some of it stayed, because another process has it mapped, say.
+        BenchmarkError: Pages stayed, for example because another process has mapped them.
     """
     for file in files:
         left, total = _thrown_out(file), file.stat().st_size
@@ -48,7 +48,7 @@ def evict(files: Iterable[Path]) -> None:
 
 
 def _thrown_out(file: Path) -> int:
-    """Throw `file` out, more than once if somebody is still reading ahead in it; return the bytes that stay."""
+    """Evict `file`, repeatedly if the kernel is still reading ahead in it; return the bytes that stay."""
     for attempt in range(_ATTEMPTS):
         _empty_maps([file])
         advise_out(file)
@@ -64,10 +64,10 @@ def _most_left(total: int) -> float:
 
 
 def warm(files: Iterable[Path]) -> None:
-    """Read `files` once, so that they are in the page cache, and make sure that they are.
+    """Read `files` once into the page cache, and verify that they are cached.
 
     Raises:
-        BenchmarkError: They did not stay: there is too little memory for them.
+        BenchmarkError: They were evicted again: there is too little memory.
     """
     buffer = bytearray(8 * 2**20)
     for file in files:
@@ -80,7 +80,7 @@ def warm(files: Iterable[Path]) -> None:
 
 
 def cached_bytes(file: Path) -> int:
-    """Return how many bytes of `file` are in the page cache."""
+    """Return the bytes of `file` that are in the page cache."""
     size = file.stat().st_size
     if size == 0:
         return 0
@@ -95,7 +95,7 @@ def cached_bytes(file: Path) -> int:
 
 
 def resident_bytes(tensor: torch.Tensor) -> int:
-    """Return how many bytes of the pages behind a tensor are in this process's resident set."""
+    """Return the bytes of a tensor's pages that are in this process's resident set."""
     first, last = tensor.data_ptr() // mmap.PAGESIZE, (tensor.data_ptr() + tensor.nbytes - 1) // mmap.PAGESIZE
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         entries = os.pread(pagemap.fileno(), 8 * (last - first + 1), 8 * first)
@@ -116,7 +116,7 @@ def _empty_maps(files: Sequence[Path]) -> None:
 
 
 def advise_out(file: Path) -> None:
-    """Ask for `file` to be thrown out of the page cache. What any process has mapped stays."""
+    """Ask the kernel to evict `file` from the page cache. Pages that any process has mapped stay."""
     if not hasattr(os, "posix_fadvise"):
         raise BenchmarkError("this system has no posix_fadvise, so cold reads cannot be measured on it")
     descriptor = os.open(file, os.O_RDONLY)
@@ -128,14 +128,14 @@ def advise_out(file: Path) -> None:
 
 
 def address_of(view: mmap.mmap, size: int) -> int:
-    """Return where a read-only map lies; ctypes alone refuses to look at one."""
+    """Return the address of a read-only map, which ctypes alone does not give."""
     import numpy
 
     return int(numpy.frombuffer(view, dtype=numpy.uint8, count=size).ctypes.data)
 
 
 def c_library() -> ctypes.CDLL:
-    """Return the C library, or say that this system lacks what is needed of it."""
+    """Return the C library; BenchmarkError on a system without the needed functions."""
     if sys.platform != "linux":
-        raise BenchmarkError("the page cache can be looked at on Linux only")
+        raise BenchmarkError("the page cache can be inspected on Linux only")
     return ctypes.CDLL(None, use_errno=True)

@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Any
 
 
-class Progress:
+class RoundProgress:
     """Shows on stderr what is being measured, if that is a terminal.
 
     Args:
-        total: How many steps there will be.
+        total: Number of steps.
     """
 
     def __init__(self, total: int) -> None:
@@ -19,7 +19,7 @@ class Progress:
         self._bar: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> RoundProgress:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -31,7 +31,7 @@ class Progress:
         return self
 
     def step(self, what: str) -> None:
-        """Say that `what` begins now."""
+        """Show that `what` begins."""
         if self._bar is not None:
             from rich.markup import escape
 

@@ -1,6 +1,6 @@
-"""How fast the disk is: several readers that do nothing else. The best of them, measured beside, is "raw".
+"""Raw readers, which measure the bandwidth of the disk. The best of them in the same rounds is called "raw".
 
-No single reader is the ceiling everywhere: direct reads win on one disk, the page cache's read-ahead on another.
+No single reader is the fastest everywhere: direct reads are on one disk, the page cache's read-ahead on another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Reader = Callable[[Sequence[Path]], int]
 
 
 def direct(files: Sequence[Path]) -> int:
-    """Read past the page cache: four threads, 1 MiB each, into the same buffers again and again."""
+    """Read with O_DIRECT, past the page cache: four threads, 1 MiB at a time, into reused buffers."""
     return _in_threads(files, threads=4, step=MIB, flags=os.O_DIRECT)
 
 
@@ -39,7 +39,7 @@ def buffered_two(files: Sequence[Path]) -> int:
 
 
 def populate(files: Sequence[Path]) -> int:
-    """Map the files and let the kernel bring the pages in, 8 MiB at a time, nothing copied."""
+    """Map the files and have the kernel read their pages, 8 MiB at a time, without copies."""
     libc, total = c_library(), 0
     for file in files:
         size = file.stat().st_size
@@ -65,9 +65,9 @@ READERS: dict[str, Reader] = {
 
 
 def read_beside(compute: Callable[[], object], name: str, files: Sequence[Path]) -> int:
-    """Read files as the reader `name` does while something is computed, neither waiting for the other.
+    """Read files with the reader `name` while `compute` runs concurrently and independently.
 
-    That is what a machine can do whose processors serve both: no program that computes with what it reads does better.
+    It is the upper bound for programs that compute with what they read, since both share the processor.
 
     Returns:
         Bytes that were read.
@@ -79,7 +79,7 @@ def read_beside(compute: Callable[[], object], name: str, files: Sequence[Path])
 
 
 def _in_threads(files: Sequence[Path], threads: int, step: int, flags: int) -> int:
-    """Read all chunks of all files, each thread taking the next one that nobody has taken."""
+    """Read all chunks of all files; each thread takes the next one."""
     descriptors: dict[Path, int] = {}
     chunks = _chunks(files, step)
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""The answer to a question: tables, limits with what was measured against them, and the data behind both."""
+"""The result of a benchmark: tables, limits with measured values, and the underlying data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Column:
     """A column of a table.
 
     Attributes:
-        name: Its head.
-        unit: How its numbers are shown: ``"seconds"``, ``"bytes"`` (exact), ``"rate"`` (bytes per second),
+        name: Its heading.
+        unit: Unit of its numbers: ``"seconds"``, ``"bytes"`` (exact), ``"rate"`` (bytes per second),
             ``"ratio"``, ``"percent"`` (of 1), ``"count"``, or ``""`` for text.
     """
 
@@ -43,13 +43,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Limit:
-    """A bound that a figure has to keep.
+    """A bound on a figure.
 
     Attributes:
-        what: What is bounded, in words.
-        measured: The figure.
+        what: Description of the figure.
+        measured: Its measured value.
         relation: ``"<="``, ``">="`` or ``"=="``.
-        bound: What it is held against.
+        bound: The bound.
         unit: As for `Column`.
     """
 
@@ -67,17 +67,17 @@ class Limit:
 
 @dataclass
 class Report:
-    """The answer to one question.
+    """The result of one benchmark.
 
     Attributes:
-        name: The question's module.
-        device: Where it was answered, as ``--device`` names it.
+        name: The benchmark's module.
+        device: Its device, as given by ``--device``.
         settings: Sizes and options that the figures depend on.
-        tables: What is shown.
-        limits: What has to hold.
-        notes: What a reader must know to read the figures right.
-        samples: Every value behind the tables, by the name of the measurement.
-        picture: SVG that is kept beside the data; "" for none.
+        tables: The tables.
+        limits: The limits.
+        notes: Remarks on the interpretation of the figures.
+        samples: All measured values, by name of the measurement.
+        picture: SVG that is stored with the data; "" for none.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Report:
 
 
 def disturbances(report: Report) -> list[str]:
-    """Return, in sentences, how far other processes disturbed what was measured."""
+    """Return sentences about disturbances of the measurements by other processes."""
     notes = []
     thrown = sum(samples.disturbed for samples in report.samples.values())
     if thrown:

@@ -28,7 +28,7 @@ def plain_text(report: Report) -> str:
 
 
 def csv_text(report: Report) -> str:
-    """Return all tables as CSV: the title of its table and the heads first, then raw values, one row a line."""
+    """Return all tables as CSV: title and headings of each table, then raw values, one row per line."""
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     for table in report.tables:
@@ -44,7 +44,7 @@ def limit_line(limit: Limit) -> str:
 
 
 def format_cell(value: Cell, unit: str) -> str:
-    """Return a value as text in the manner of its unit."""
+    """Return a value as text, formatted by its unit."""
     if value is None:
         return ""
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Results as data: one JSON file for each question and device, replaced whole or not at all."""
+"""Results as data: one JSON file per benchmark and device, replaced atomically."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _COMMITTED = Path(__file__).resolve().parent.parent / "results"
 
 
 def results_folder() -> Path:
-    """Return where results go by default: beside the code of a checkout, else `benchmark-results` here."""
+    """Return the default folder of results: that of a checkout, else `benchmark-results` in the current folder."""
     return _COMMITTED if _COMMITTED.is_dir() else Path("benchmark-results")
 
 
 def result_data(report: Report, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return a report with what it takes to read and repeat it: machine, command line, date."""
+    """Return a report with the machine, command line and date, to interpret and repeat it."""
     return {
         "command": command_line(arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -32,13 +32,13 @@ def result_data(report: Report, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """Return the command that was run, paths shortened to their last part: where they lay says nothing elsewhere."""
+    """Return the command that was run, with paths shortened to their last part."""
     shown = [Path(text).name if os.sep in text and Path(text).exists() else text for text in arguments]
     return shlex.join(["python", "-m", "benchmarks", *shown])
 
 
 def result_path(report: Report, folder: Path) -> Path:
-    """Return the file that a report is kept in."""
+    """Return the file that a report is stored in."""
     return folder / f"{report.name}-{device_slug(report.device)}.json"
 
 

@@ -1,4 +1,4 @@
-"""A few numbers for many: medians, quartiles, and ratios of medians."""
+"""Summary statistics: medians, quartiles, and ratios of medians."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Summary:
-    """What a sample looks like: its middle, the middle half around it, its ends, and its size."""
+    """Median, quartiles, minimum, maximum and size of a sample."""
 
     median: float
     first_quartile: float
@@ -30,7 +30,7 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return first quartile, median and third quartile, interpolated linearly between neighbours.
+    """Return first quartile, median and third quartile, with linear interpolation.
 
     Raises:
         ValueError: The sample is empty.
@@ -47,8 +47,8 @@ def ratio(values: Sequence[float], baseline: Sequence[float]) -> Summary:
     """Compare two samples taken in the same rounds.
 
     Returns:
-        The median is the ratio of the two medians. Quartiles and ends are those of the ratios within each round,
-        which tell how much of a difference survives the drift of the machine.
+        The median is the ratio of the two medians. Quartiles, minimum and maximum are those of the ratios within each
+        round, which show how the difference compares with the drift of the machine.
 
     Raises:
         ValueError: The samples are empty or of different lengths.

@@ -1,4 +1,4 @@
-"""The table that most questions end in: variants under each other, compared with one of them."""
+"""The table of most benchmarks: one row per variant, compared with a baseline."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def comparison_table(
     """Return medians and quartiles of one figure for every variant, best first, and ratios to `baseline`.
 
     Args:
-        title: Of the table.
-        samples: What was measured.
+        title: Title of the table.
+        samples: The measured values.
         baseline: The variant that the others are compared with.
-        figure: Which figure.
+        figure: The figure to show.
         unit: Its unit, as for `Column`.
-        extra: More columns, each computed from the variant's name.
+        extra: Further columns, each computed from the variant's name.
     """
     columns = [
         Column("variant"),

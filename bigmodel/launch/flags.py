@@ -40,14 +40,14 @@ class Launch:
     explicit: frozenset[str] = frozenset()
 
 
-class _Parser(argparse.ArgumentParser):
+class _LaunchParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise LaunchError(f"{message}.")
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of everything before the script's name. Flags may be written with hyphens or underscores."""
-    parser = _Parser(
+    parser = _LaunchParser(
         prog="bigmodel launch",
         usage="bigmodel launch [flags] script.py [script flags]",
         description="Start a training script on the processes, GPUs and machines a configuration describes. "

@@ -1,7 +1,7 @@
-"""What an engine may hold: sequences, tokens of a step, bytes of keys and values. Read from the plan, in one place.
+"""Limits of an engine: concurrent sequences, tokens of a step, bytes of keys and values. All are read from the plan.
 
-The planner counts keys and values of whole contexts beside weights and activations, and says for how many sequences
-there is memory. The engine takes its numbers from there, so admission and placement cannot disagree.
+The planner counts keys and values of whole contexts in addition to weights and activations, and computes for how many
+sequences there is memory. The engine uses its numbers, so admission and placement cannot disagree.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ DEFAULT_SHARE = 0.25  # of a device's free memory, for keys and values, without 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How the engine batches and what it may hold.
+    """Limits and batching of the engine.
 
     Args:
         max_sequences: Sequences that run at once; None for :data:`DEFAULT_SEQUENCES`, or as many as the plan was made
             for or has memory for.
-        max_batch_tokens: Tokens of one step; fewer where the plan was made for fewer, more where those are too few for
-            so many sequences.
-        max_queue: Sequences that may wait beyond those that run.
-        kv_bytes: Bytes for keys and values on every device; None for those of the plan, else a quarter of what is free.
+        max_batch_tokens: Tokens of one step; fewer if the plan was made for fewer, more if they are too few for the
+            number of sequences.
+        max_queue: Sequences that may wait in addition to the running ones.
+        kv_bytes: Bytes for keys and values on every device; None: those of the plan, else a quarter of the free memory.
         max_length: Prompt plus output of one sequence, in tokens; None for the model's context.
         prefix_cache: Whether to keep keys and values of prompts for later ones.
         row_multiple: Padding of packed rows, see :mod:`bigmodel.server.engine.compute.host_linear`; 1 is fastest for a
@@ -72,8 +72,8 @@ class KVBudget:
         return tokens
 
 
-class HoldsKV(Protocol):
-    """Anything that holds keys and values: the runner, the draft model."""
+class KVOwner(Protocol):
+    """An object that stores keys and values: the runner, the draft model."""
 
     def bytes_per_token(self) -> dict[str, int]: ...
 
@@ -100,7 +100,7 @@ def tokens_of_a_step(plan: Any, options: EngineOptions) -> int:
     return max(wanted, sequences_at_once(plan, options) + PROMPT_BLOCK)
 
 
-def kv_budget(holders: Seq[HoldsKV], plan: Any, options: EngineOptions) -> KVBudget:
+def kv_budget(holders: Seq[KVOwner], plan: Any, options: EngineOptions) -> KVBudget:
     """Bytes for keys and values by device: the options' number, else the plan's, else a share of what is free.
 
     Raises ServeError when the options ask for more than the plan leaves on a device.

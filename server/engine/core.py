@@ -1,4 +1,4 @@
-"""One step of the engine, without threads: schedule, compute, sample, send text. And the requests at work."""
+"""One step of the engine, without threads: schedule, compute, sample, send text; and the unfinished requests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from bigmodel.server.engine.scheduling.request import (
     Done,
     Failed,
     Observer,
-    Phase,
     Request,
     Sequence,
+    SequencePhase,
     TokenLogprob,
 )
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens, Scheduler
@@ -76,7 +76,7 @@ class OutputStream:
 
 
 class EngineCore:
-    """Owns the requests at work. Single-threaded; :class:`bigmodel.server.engine.engine.Engine` gives it a thread.
+    """Owns the unfinished requests. Single-threaded; :class:`bigmodel.server.engine.engine.Engine` runs it in a thread.
 
     ``max_length`` bounds prompt plus output of a sequence, in tokens; ``vocabulary_size`` is the width of the model's
     logits; ``eos_ids`` are the tokens that end a text.
@@ -109,7 +109,7 @@ class EngineCore:
     # --- a step -----------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Compute one step. False when there was nothing to compute."""
+        """Compute one step; return False if there was nothing to compute."""
         self._propose()
         batch = self.scheduler.schedule()
         if not batch:
@@ -144,9 +144,9 @@ class EngineCore:
                 sequence.draft = []
 
     def _compute(self, batch: list[ScheduledTokens]) -> list[tuple[ScheduledTokens, torch.Tensor | None]]:
-        """The logits of each entry. Where the step raises, sequences are computed alone and those that raise fail.
+        """Return the logits of each entry. If the step raises, sequences are computed alone, and those that raise fail.
 
-        Raises where the model cannot compute anything any more: then the engine has failed, not a sequence.
+        Raises if the model can no longer compute anything: then the engine has failed, not a sequence.
         """
         try:
             return list(zip(batch, self.runner.run(batch), strict=True))
@@ -156,7 +156,7 @@ class EngineCore:
         computed: list[tuple[ScheduledTokens, torch.Tensor | None]] = []
         for scheduled in batch:
             sequence = scheduled.sequence
-            if sequence.phase is not Phase.RUNNING:
+            if sequence.phase is not SequencePhase.RUNNING:
                 continue  # another sequence of the request failed
             assert sequence.kv is not None
             sequence.kv.model_cache = None  # the failed step may have advanced it
@@ -166,7 +166,7 @@ class EngineCore:
                 self._fail_step(sequence.request, error)
             else:
                 computed.append((scheduled, rows))
-        return [(scheduled, rows) for scheduled, rows in computed if scheduled.sequence.phase is Phase.RUNNING]
+        return [(scheduled, rows) for scheduled, rows in computed if scheduled.sequence.phase is SequencePhase.RUNNING]
 
     def _note_starts(self, batch: list[ScheduledTokens], now: float) -> None:
         for sequence in (scheduled.sequence for scheduled in batch):
@@ -208,7 +208,7 @@ class EngineCore:
     # --- requests ---------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Take a request in and queue its sequences; it fails where its text or its grammar cannot start."""
+        """Add a request and queue its sequences; it fails if its text or its grammar cannot start."""
         self.requests[request.request_id] = request
         for sequence in request.sequences:
             self.scheduler.add(sequence)
@@ -225,7 +225,7 @@ class EngineCore:
         if self.requests.pop(request.request_id, None) is None:
             return
         for sequence in request.sequences:
-            if sequence.phase is not Phase.FINISHED:
+            if sequence.phase is not SequencePhase.FINISHED:
                 self.scheduler.finish(sequence)
         self._observer.finished(request, kind, time.monotonic() - request.arrived)
         request.sink.put(Failed(kind, message))
@@ -257,5 +257,5 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Whether no request is at work."""
+        """Whether all requests are finished."""
         return not self.requests

@@ -1,4 +1,4 @@
-"""The engine as the server uses it: submit, cancel, drain, stop. The model runs in a thread of its own."""
+"""The engine's thread-safe interface: submit, cancel, drain, stop. The model runs in a separate thread."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 class QueueFullError(ServeError):
-    """The engine holds as many sequences as it may."""
+    """The engine has reached its limit of unfinished sequences."""
 
 
 class EngineStoppedError(ServeError):
-    """The engine takes no requests: it is draining, stopped or broken."""
+    """The engine accepts no requests: it is draining, stopped or failed."""
 
 
 class State(Enum):
@@ -128,7 +128,7 @@ class Engine:
         return not self.unfinished
 
     def stop(self) -> None:
-        """End the thread and fail the requests still at work. Idempotent."""
+        """End the thread and fail all unfinished requests. Idempotent."""
         self._stopping = True
         self._inbox.put(Wake())
         if self._thread.ident is not None and threading.current_thread() is not self._thread:

@@ -1,4 +1,4 @@
-"""The application: routes over one engine, which is there from the start or loaded in the background."""
+"""The application: routes over one engine, which exists from the start or is loaded in the background."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def create_app(
         tokenizer: Its transformers tokenizer.
         plan: The plan that the model was placed by.
         loader: Loads the model in a thread once the application starts; ``/ready`` answers 503 until it is done.
-        settings: How the server behaves.
+        settings: Settings of the server.
         model_name: Name of the model for clients; overrides that of the settings.
         on_failure: Called from another thread when loading or the engine fails.
 

@@ -109,7 +109,7 @@ def install(app: FastAPI) -> None:
             return counted(app, unreadable(error.__cause__))
         why = str(error.detail)
         if why == HTTPStatus(error.status_code).phrase:  # no such route, or another method
-            why = f"{why}: {request.method} {request.url.path}; /docs lists what there is"
+            why = f"{why}: {request.method} {request.url.path}; /docs lists the routes"
         code = _CODES.get(error.status_code)
         return counted(app, APIError(error.status_code, why, code=code, headers=error.headers))
 

@@ -31,16 +31,16 @@ MOST_BODY_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """How the server behaves.
+    """Settings of the server.
 
     Args:
         model_name: Name of the model for clients.
-        api_keys: Any of them opens the API; without keys it is open to everybody.
+        api_keys: Accepted API keys; without any, no key is needed.
         max_body_bytes: Longest request body; None for a limit that follows from the length of the model's context.
         request_timeout: Seconds a request may take, waiting included; None for no limit. Requests may set a shorter
             ``timeout``.
         drain_timeout: Seconds that running requests have to finish after SIGTERM.
-        engine: How the engine batches and what it may hold.
+        engine: Limits and batching of the engine.
 
     Raises:
         ServeError: A key is empty, or begins or ends with a space.

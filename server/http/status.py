@@ -1,4 +1,4 @@
-"""What GET /plan and GET /metrics report: the plan, bytes by device, streaming, the engine."""
+"""The values that GET /plan and GET /metrics report: the plan, bytes by device, streaming, the engine."""
 
 from __future__ import annotations
 

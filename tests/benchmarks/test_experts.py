@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigmodel.benchmarks.experts import LAYERS, ROOMY, TIGHT, listening
+from bigmodel.benchmarks.experts import LAYERS, ROOMY, TIGHT, counting_choices
 
 from .answering import answer, limit, rows
 
@@ -29,7 +29,7 @@ def test_routers_are_heard_while_listened_to() -> None:
 
     model = nn.ModuleDict({"mlp": nn.ModuleDict({"gate": Router()})})
     heard: list[int] = []
-    with listening(model, heard.append):
+    with counting_choices(model, heard.append):
         model["mlp"]["gate"](torch.ones(1))
     model["mlp"]["gate"](torch.ones(1))
     assert heard == [3]

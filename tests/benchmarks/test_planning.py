@@ -5,13 +5,13 @@ import argparse
 import pytest
 
 from bigmodel.benchmarks import planning
-from bigmodel.benchmarks.planning import Case, cases, report
+from bigmodel.benchmarks.planning import PlanningCase, cases, report
 
 
 def finding(
     unit: str, device: str, predicted: float, measured: float, budget: float | None = None
 ) -> dict[str, object]:
-    case = Case("llama", 1, 32, "cpu")
+    case = PlanningCase("llama", 1, 32, "cpu")
     error = (predicted - measured) / measured
     names = {"device": device, "what": "x", "unit": unit, "budget": budget}
     return {"case": case, "predicted": predicted, "measured": measured, "error": error, **names}

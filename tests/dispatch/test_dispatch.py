@@ -401,7 +401,7 @@ def test_a_default_device_is_not_where_host_weights_go(device: str, tmp_path: Pa
 
 def test_a_lazy_module_is_to_run_once_before() -> None:
     model = nn.Sequential(nn.LazyLinear(8))
-    with pytest.raises(DispatchError, match=r"0\.weight has no shape yet"):
+    with pytest.raises(DispatchError, match=r"0\.weight belongs to a lazy module and has no shape yet"):
         dispatch_model(model, {"": "cpu"})
 
 

@@ -45,7 +45,7 @@ def test_the_host_is_asked_for_the_weights_and_their_gradients() -> None:
     found, placed = linear(max_memory={0: "1MB", "cpu": 2 * NBYTES})
     check_host([], placed, placed, found)
     found, placed = linear(max_memory={0: "1MB", "cpu": 2 * NBYTES - 1})
-    with pytest.raises(DispatchError, match=r"weight\. To be trained they need 8\.00 KiB of host memory.*1 B more"):
+    with pytest.raises(DispatchError, match=r"weight\. Training needs 8\.00 KiB of host memory.*1 B more"):
         check_host([], placed, placed, found)
 
 

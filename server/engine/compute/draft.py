@@ -70,14 +70,14 @@ class ModelDrafter:
         for sequence, token in caught:
             sequence.draft.append(token)
         for _ in range(self.count - 1):
-            going = [s for s, _ in caught if len(s.draft) < self._room(s)]
+            going = [s for s, _ in caught if len(s.draft) < self._max_proposals(s)]
             if not going:
                 break
             for sequence, token in zip(going, self._read([(s, s.draft[-1:]) for s in going]), strict=True):
                 sequence.draft.append(token)
 
     def _discard_rejected(self, sequence: Sequence) -> bool:
-        """Discard rejected proposals; whether another one is of use."""
+        """Discard rejected proposals; return whether another one is useful."""
         sequence.draft = []
         state = self._states[sequence.order]
         for token in state.proposed:
@@ -85,10 +85,10 @@ class ModelDrafter:
                 break
             state.computed += 1
         state.proposed = []
-        return self._room(sequence) > 0
+        return self._max_proposals(sequence) > 0
 
-    def _room(self, sequence: Sequence) -> int:
-        """Proposals of use: the token after the last one is sampled by the model itself."""
+    def _max_proposals(self, sequence: Sequence) -> int:
+        """Return the number of useful proposals: the model itself samples the token after the last one."""
         wanted = sequence.params.max_tokens - len(sequence.output) - 1
         return min(self.count, wanted, self.max_length + 1 - len(sequence))
 

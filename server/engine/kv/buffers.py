@@ -23,7 +23,7 @@ def round_up(tokens: int) -> int:
 
 
 class TokenPool:
-    """Counts the key-value positions handed out; never more than ``capacity`` at once."""
+    """Counts the allocated key-value positions; never more than ``capacity`` at once."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -31,7 +31,7 @@ class TokenPool:
 
     @property
     def free(self) -> int:
-        """Positions not handed out."""
+        """Positions that are not allocated."""
         return self.capacity - self.used
 
     def take(self, positions: int) -> bool:

@@ -164,7 +164,7 @@ class GrammarState:
         return not bool((self._bitmask & ~self._stops).any())
 
     @property
-    def goes_on(self) -> bool:
+    def can_continue(self) -> bool:
         """Whether any token can come next."""
         self._matcher.fill_next_token_bitmask(self._bitmask)
         return bool(self._bitmask.any())
@@ -174,7 +174,7 @@ class GrammarState:
 
         Raises :class:`GrammarError` when none can.
         """
-        if not self.goes_on:
+        if not self.can_continue:
             raise GrammarError(
                 "no token can go on with the answer's format; does a token that ends a text belong to it?"
             )

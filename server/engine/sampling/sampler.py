@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from bigmodel.errors import ServeError
-from bigmodel.server.engine.scheduling.request import Delta, Observer, Phase, Request, Sequence, TokenLogprob
+from bigmodel.server.engine.scheduling.request import Delta, Observer, Request, Sequence, SequencePhase, TokenLogprob
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Sampler:
         known = {scheduled.sequence.order: token for (scheduled, _), token in zip(greedy, tokens, strict=True)}
         for scheduled, rows in batch:
             request = scheduled.sequence.request
-            if scheduled.sequence.phase is not Phase.RUNNING:
+            if scheduled.sequence.phase is not SequencePhase.RUNNING:
                 continue  # another sequence of the request failed in this step
             try:
                 self._sample_one(scheduled, rows, known.get(scheduled.sequence.order))
@@ -96,7 +96,7 @@ class Sampler:
         for row, proposed in zip(rows, (*draft, None), strict=True):
             token = choose(sequence, row)
             self._append(sequence, row, token)
-            if token != proposed or sequence.phase is not Phase.RUNNING:
+            if token != proposed or sequence.phase is not SequencePhase.RUNNING:
                 return
             sequence.computed += 1
             self.counts.accepted += 1

@@ -157,7 +157,7 @@ class Request:
     @property
     def finished(self) -> bool:
         """Whether every sequence has finished."""
-        return all(sequence.phase is Phase.FINISHED for sequence in self.sequences)
+        return all(sequence.phase is SequencePhase.FINISHED for sequence in self.sequences)
 
     @property
     def completion_tokens(self) -> int:
@@ -165,8 +165,8 @@ class Request:
         return sum(len(sequence.output) for sequence in self.sequences)
 
 
-class Phase(Enum):
-    """Where a sequence is on its way through the engine."""
+class SequencePhase(Enum):
+    """The state of a sequence in the engine."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -189,7 +189,7 @@ class Sequence:
         self.computed = 0
         self.cached_tokens = 0
         self.kv: SequenceKV | None = None
-        self.phase = Phase.WAITING
+        self.phase = SequencePhase.WAITING
         # Each sequence has its own generator: draws of other requests must not change its own.
         self.rng = random.Random(seed * 1_000_003 + index)
         self.stream: Any = None  # OutputStream, set by the engine core

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool, round_up
 from bigmodel.server.engine.kv.prefix import PrefixCache
-from bigmodel.server.engine.scheduling.request import Phase, Sequence
+from bigmodel.server.engine.scheduling.request import Sequence, SequencePhase
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """Remove a sequence, waiting or running, and free what it holds."""
-        if sequence.phase is Phase.WAITING:
+        if sequence.phase is SequencePhase.WAITING:
             self.waiting.remove(sequence)
-        elif sequence.phase is Phase.RUNNING:
+        elif sequence.phase is SequencePhase.RUNNING:
             self.running.remove(sequence)
             self._release(sequence)
-        sequence.phase = Phase.FINISHED
+        sequence.phase = SequencePhase.FINISHED
 
     # --- decode: one token, and its draft, of every sequence that generates -----------------------------
 
@@ -80,12 +80,12 @@ class Scheduler:
         draft_budget = self.max_batch_tokens - self.max_sequences - PROMPT_BLOCK
         for sequence in [s for s in self.running if s.decoding]:
             # The iterations before this one may have preempted it.
-            if sequence.phase is Phase.RUNNING and self._reserve(sequence):
+            if sequence.phase is SequencePhase.RUNNING and self._reserve(sequence):
                 draft = self._affordable_draft(sequence, draft_budget)
                 draft_budget -= len(draft)
                 batch.append(ScheduledTokens(sequence, 1, draft))
         # Sequences preempted after they were scheduled are not computed.
-        return [scheduled for scheduled in batch if scheduled.sequence.phase is Phase.RUNNING]
+        return [scheduled for scheduled in batch if scheduled.sequence.phase is SequencePhase.RUNNING]
 
     def _affordable_draft(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
         """As much of the draft as budget and free memory allow; no sequence is preempted for a draft."""
@@ -130,7 +130,7 @@ class Scheduler:
         return (
             self.prefix.enabled
             and first is not sequence
-            and first.phase is Phase.RUNNING
+            and first.phase is SequencePhase.RUNNING
             and first.computed < first.prompt_length
             and sequence.prompt_length > PROMPT_BLOCK
         )
@@ -153,7 +153,7 @@ class Scheduler:
         sequence.computed = cached
         if not sequence.preemptions:  # a recomputed sequence finds its own blocks: those do not count
             sequence.cached_tokens = cached
-        sequence.phase = Phase.RUNNING
+        sequence.phase = SequencePhase.RUNNING
         self.running.append(sequence)
         self.running.sort(key=lambda s: s.order)
         return True
@@ -175,7 +175,7 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._release(sequence)
-        sequence.phase = Phase.WAITING
+        sequence.phase = SequencePhase.WAITING
         sequence.preemptions += 1
         self.preemptions += 1
         self.waiting.appendleft(sequence)

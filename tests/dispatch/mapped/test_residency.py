@@ -61,8 +61,8 @@ def test_for_what_is_wanted_soon_goes_what_is_wanted_last(
     page_in_all(decides, [])
     decides.order = [*blocks[2:], *blocks[:2]]
     assert page_in_all(decides, [blocks[2]])[0] is blocks[3]
-    assert not blocks[1].held, "used last, it is wanted again last"
-    assert blocks[0].held
+    assert not blocks[1].paged_in, "used last, it is wanted again last"
+    assert blocks[0].paged_in
 
 
 def test_resident_blocks_are_spread_between_those_that_take_turns(

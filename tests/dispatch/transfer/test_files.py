@@ -81,7 +81,7 @@ def test_a_file_is_opened_once_and_not_at_all_when_another_bears_its_name(tmp_pa
 def test_bytes_are_shown_as_they_lie_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(range(256)) * 100)
-    shown = opened(path).show(5000, 300)
+    shown = opened(path).view_cached(5000, 300)
     assert shown is not None
     assert bytes(shown[:300].tolist()) == (bytes(range(256)) * 100)[5000:5300]
 
@@ -91,7 +91,7 @@ def test_mapped_bytes_are_those_of_the_file_and_count_until_released(tmp_path: P
     save_file({"a": torch.zeros(2**20)}, path)
     mine = Checkpoint.open(path).tensor("a")
     mine[5] = 9
-    shown = opened(path).show(2**20, 2**20 + 100)
+    shown = opened(path).view_cached(2**20, 2**20 + 100)
     assert shown is not None
     assert resident_bytes(shown) >= 2**20
     assert not shown.any()

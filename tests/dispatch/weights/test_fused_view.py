@@ -104,7 +104,7 @@ def test_copies_and_files_hold_a_plain_tensor() -> None:
 
 def test_asked_for_an_address_it_fails_loudly() -> None:
     view, _ = fused()
-    with pytest.raises(RuntimeError, match="several places"):
+    with pytest.raises(RuntimeError, match="several tensors"):
         view.data_ptr()
 
 

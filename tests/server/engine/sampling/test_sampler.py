@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bigmodel.server.engine.core import OutputStream
 from bigmodel.server.engine.sampling.sampler import NotNumbersError, Sampler, choose, likeliest, logprob_of
-from bigmodel.server.engine.scheduling.request import Delta, Observer, Phase, Request, Sequence
+from bigmodel.server.engine.scheduling.request import Delta, Observer, Request, Sequence, SequencePhase
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 from bigmodel.server.text.codec import TextCodec
 from tests.server import oracle
@@ -151,7 +151,7 @@ class Told:
 
 def running(**params: Any) -> Sequence:
     (sequence,) = make_request([1, 2, 3], **params).sequences
-    sequence.phase = Phase.RUNNING
+    sequence.phase = SequencePhase.RUNNING
     sequence.computed = 3
     sequence.stream = OutputStream(sequence, TextCodec(tiny_tokenizer()), frozenset(), 100)
     return sequence

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bigmodel.server.engine import Done, EngineOptions, SamplingParams, build_engine
-from bigmodel.server.engine.scheduling.request import Observer, Phase
+from bigmodel.server.engine.scheduling.request import Observer, SequencePhase
 from tests.server.tiny import ask, make_request, tiny_model, tiny_tokenizer
 
 
@@ -71,10 +71,10 @@ def test_choices_draw_numbers_of_their_own_that_a_seed_repeats() -> None:
 def test_a_request_is_finished_when_every_choice_is() -> None:
     request = make_request([1], n=2)
     first, second = request.sequences
-    first.phase, first.output = Phase.FINISHED, [1, 2]
+    first.phase, first.output = SequencePhase.FINISHED, [1, 2]
     second.output = [3]
     assert not request.finished
-    second.phase = Phase.FINISHED
+    second.phase = SequencePhase.FINISHED
     assert request.finished
     assert request.completion_tokens == 3
 

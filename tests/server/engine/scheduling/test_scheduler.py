@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, TokenPool, round_up
 from bigmodel.server.engine.kv.prefix import PrefixCache
-from bigmodel.server.engine.scheduling.request import Phase, Request, Sequence
+from bigmodel.server.engine.scheduling.request import Request, Sequence, SequencePhase
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens, Scheduler
 from tests.server.tiny import make_request
 
@@ -61,7 +61,7 @@ def test_a_sequence_joins_while_others_decode_and_leaves_when_done() -> None:
     assert [(g.sequence, g.tokens) for g in batch] == [(first, 1), (second, 20)]
     compute(s, batch)
     compute(s, s.schedule())
-    assert second.phase is Phase.FINISHED
+    assert second.phase is SequencePhase.FINISHED
     assert [g.sequence for g in s.schedule()] == [first]
 
 
@@ -71,7 +71,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
     s.add(first)
     compute(s, s.schedule())
     s.add(long)
-    while long.phase is not Phase.FINISHED:
+    while long.phase is not SequencePhase.FINISHED:
         before = len(first.output)
         compute(s, s.schedule())
         assert len(first.output) == before + 1
@@ -84,11 +84,11 @@ def test_the_youngest_sequence_is_preempted_when_memory_runs_out() -> None:
     s.add(young)
     compute(s, s.schedule())
     assert s.running == [old, young]
-    while old.phase is Phase.RUNNING:
+    while old.phase is SequencePhase.RUNNING:
         compute(s, s.schedule())
     assert s.preemptions == 1
     assert young.preemptions == 1
-    while young.phase is not Phase.FINISHED:
+    while young.phase is not SequencePhase.FINISHED:
         compute(s, s.schedule())
     assert s.pool.used == 0
 
