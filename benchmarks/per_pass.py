@@ -57,7 +57,7 @@ SPEEDS = {"cpu": Speed(8e-9, 3.2e-9), "virtual": Speed(1e-10, 4e-11)}
 
 
 @dataclass(frozen=True)
-class Workload:
+class JobSizes:
     """Layers of the model and their width, tokens of the prompt, and steps after it."""
 
     layers: int
@@ -79,37 +79,35 @@ def run(options: argparse.Namespace) -> Report:
 
     torch.set_num_threads(options.threads or 1)
     virtual.enable(1, bandwidth=LINK)
-    workload = Workload(4, 64, 16, 2) if options.quick else Workload(20, 256, 64, 16)
-    model = make(workload)
-    profile = profile_of(model, workload)
+    sizes = JobSizes(4, 64, 16, 2) if options.quick else JobSizes(20, 256, 64, 16)
+    model = make(sizes)
+    profile = profile_of(model, sizes)
     machine = machine_of(SPEEDS, {name: seconds_of_operation(model, profile, name) for name in SPEEDS})
     plans = {form: planned(profile, machine, form) for form in FORMS}
     variants = []
     for form, plan in plans.items():
         placed = dispatched(model, plan)
-        variants.append(Variant(f"{form}: prompt", partial(prompt_seconds, placed, workload)))
-        variants.append(Variant(f"{form}: step", partial(step_seconds, placed, workload)))
+        variants.append(Variant(f"{form}: prompt", partial(prompt_seconds, placed, sizes)))
+        variants.append(Variant(f"{form}: step", partial(step_seconds, placed, sizes)))
     samples = measure(variants, options.rounds, seed=options.seed)
-    return report(options, workload, plans, samples)
+    return report(options, sizes, plans, samples)
 
 
-def report(options: argparse.Namespace, workload: Workload, plans: dict[str, Plan], samples: Samples) -> Report:
+def report(options: argparse.Namespace, sizes: JobSizes, plans: dict[str, Plan], samples: Samples) -> Report:
     """Return the table, and the limits: both forms together beat each of them alone, and steps are as predicted."""
     columns = [Column("offload"), Column("parts of both kinds", "count")]
     for name in ("prompt", "step"):
         columns += [Column(name, "seconds"), Column(f"{name}, predicted", "seconds")]
-    columns.append(Column(f"prompt and {workload.steps} steps", "seconds"))
-    rows = [_row(form, plan, workload, samples) for form, plan in plans.items()]
+    columns.append(Column(f"prompt and {sizes.steps} steps", "seconds"))
+    rows = [_row(form, plan, sizes, samples) for form, plan in plans.items()]
     jobs = {str(row[0]): float(row[-1] or 0) for row in rows}
     ratio = jobs[AUTO] / min(jobs[STREAM], jobs[COMPUTE])
     return Report(
         "per_pass",
         options.device,
-        settings={**vars(workload), "link": LINK, "speeds": {name: vars(speed) for name, speed in SPEEDS.items()}},
+        settings={**vars(sizes), "link": LINK, "speeds": {name: vars(speed) for name, speed in SPEEDS.items()}},
         tables=[
-            Table(
-                f"{workload.layers} layers, half of them resident, prompts of {workload.prompt} tokens", columns, rows
-            )
+            Table(f"{sizes.layers} layers, half of them resident, prompts of {sizes.prompt} tokens", columns, rows)
         ],
         limits=[
             Limit("a job under offload='auto' over the faster of the others", ratio, "<=", LIMIT),
@@ -127,23 +125,23 @@ def _largest_error(plans: dict[str, Plan], samples: Samples) -> float:
     return max(errors)
 
 
-def _row(form: str, plan: Plan, workload: Workload, samples: Samples) -> list[Cell]:
+def _row(form: str, plan: Plan, sizes: JobSizes, samples: Samples) -> list[Cell]:
     prompt, step = samples.median(f"{form}: prompt"), samples.median(f"{form}: step")
     found = plan.prediction
     assert found is not None
-    return [form, len(plan.computed_below), prompt, found.prefill, step, found.token, prompt + workload.steps * step]
+    return [form, len(plan.computed_below), prompt, found.prefill, step, found.token, prompt + sizes.steps * step]
 
 
-def make(workload: Workload) -> nn.Module:
-    """Return a Llama of the workload's size with random weights and eager attention, on every device."""
+def make(sizes: JobSizes) -> nn.Module:
+    """Return a Llama of the sizes's size with random weights and eager attention, on every device."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=workload.width,
-        intermediate_size=3 * workload.width,
-        num_hidden_layers=workload.layers,
+        hidden_size=sizes.width,
+        intermediate_size=3 * sizes.width,
+        num_hidden_layers=sizes.layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         vocab_size=256,
@@ -200,21 +198,21 @@ def machine_of(speeds: dict[str, Speed], operation: dict[str, float]) -> Machine
     )
 
 
-def profile_of(model: nn.Module, workload: Workload) -> Profile:
-    """Return the profile of `model` for the workload."""
+def profile_of(model: nn.Module, sizes: JobSizes) -> Profile:
+    """Return the profile of `model` for the sizes."""
     from bigmodel.profile import profile_model
 
     return profile_model(
         model,
-        context_length=workload.prompt + workload.steps,
-        new_tokens=workload.steps,
+        context_length=sizes.prompt + sizes.steps,
+        new_tokens=sizes.steps,
         device_type="virtual",
         all_logits=False,
     )
 
 
 def planned(profile: Profile, machine: MachineProfile, offload: str) -> Plan:
-    """Return the plan for the whole workload with half of the model's memory."""
+    """Return the plan for the whole sizes with half of the model's memory."""
     from bigmodel.plan import plan
 
     budgets: dict[Any, Any] = {0: profile.weights // 2 + profile.activations + sum(profile.kv_cache), "cpu": 2**34}
@@ -251,31 +249,31 @@ def at_set_speed(layer: Any) -> None:
     layer.mlp.register_forward_hook(end)
 
 
-def prompt_seconds(model: Any, workload: Workload) -> float:
-    """Return the seconds of a prompt that follows another workload."""
+def prompt_seconds(model: Any, sizes: JobSizes) -> float:
+    """Return the seconds of a prompt that follows another sizes."""
     import torch
 
     with torch.inference_mode():
-        return elapsed(partial(_begun, model, workload), "virtual:0")
+        return elapsed(partial(_begun, model, sizes), "virtual:0")
 
 
-def step_seconds(model: Any, workload: Workload) -> float:
+def step_seconds(model: Any, sizes: JobSizes) -> float:
     """Return the mean seconds of steps that follow a prompt; the first one moves the cache, if the device changes."""
     import torch
 
     with torch.inference_mode():
-        cache = _begun(model, workload)
+        cache = _begun(model, sizes)
         token = torch.ones(1, 1, dtype=torch.long, device="virtual:0")
 
         def steps() -> None:
-            for _ in range(workload.steps):
+            for _ in range(sizes.steps):
                 model(token, past_key_values=cache, use_cache=True)
 
-        return elapsed(steps, "virtual:0") / workload.steps
+        return elapsed(steps, "virtual:0") / sizes.steps
 
 
-def _begun(model: Any, workload: Workload) -> Any:
+def _begun(model: Any, sizes: JobSizes) -> Any:
     import torch
 
-    ids = torch.arange(workload.prompt, device="virtual:0").view(1, -1)
+    ids = torch.arange(sizes.prompt, device="virtual:0").view(1, -1)
     return model(ids, use_cache=True, logits_to_keep=1).past_key_values

@@ -152,7 +152,7 @@ class VirtualTensor(torch.Tensor):
             parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
-        call = _Call(func)
+        call = _Operation(func)
         held_args = call.unwrap(args)
         held_kwargs = {name: call.unwrap(value) for name, value in kwargs.items() if name != "device"}
         target = call.target(kwargs.get("device"))
@@ -166,7 +166,7 @@ class VirtualTensor(torch.Tensor):
         return output if target is None else call.wrap(output, target)
 
 
-class _Call:
+class _Operation:
     """One running operation: the wrappers of its CPU tensors, and their device."""
 
     def __init__(self, func: OpOverload) -> None:
@@ -233,7 +233,9 @@ class _Call:
         )
 
 
-def _over_link(call: _Call, func: OpOverload, args: tuple[Any, ...], target: int | None, run: Callable[[], Any]) -> Any:
+def _over_link(
+    call: _Operation, func: OpOverload, args: tuple[Any, ...], target: int | None, run: Callable[[], Any]
+) -> Any:
     """Run an operation, over the link if it copies between the host and a virtual accelerator."""
     if func is aten.copy_.default:
         source, destination = _index_of(args[1]), _index_of(args[0])

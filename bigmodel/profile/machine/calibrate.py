@@ -24,7 +24,7 @@ LEAST, MOST = 0.7, 3.0
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TimedRun:
     """The run of one model: work and seconds of a prompt, a step, and a step of `FEW_ROWS` sequences."""
 
     prompt: tuple[Work, ...]
@@ -98,7 +98,7 @@ def _scaled(name: str, curve: Curve, factors: Curve, moving: float) -> Curve:
     return replace(curve, values=tuple(scaled))
 
 
-def _run(width: int, depth: int, device: torch.device, effort: Effort) -> _Run:
+def _run(width: int, depth: int, device: torch.device, effort: Effort) -> _TimedRun:
     """Run a transformer of `depth` layers of `width`; return its work and seconds."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -125,7 +125,7 @@ def _run(width: int, depth: int, device: torch.device, effort: Effort) -> _Run:
     ids = torch.zeros(1, effort.prompt, dtype=torch.long, device=device)
     column = torch.zeros(FEW_ROWS, 1, dtype=torch.long, device=device)
     with torch.inference_mode():
-        return _Run(
+        return _TimedRun(
             prompt,
             timed(partial(forward, ids)),
             step,
