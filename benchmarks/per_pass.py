@@ -133,7 +133,7 @@ def _row(form: str, plan: Plan, sizes: JobSizes, samples: Samples) -> list[Cell]
 
 
 def make(sizes: JobSizes) -> nn.Module:
-    """Return a Llama of the sizes's size with random weights and eager attention, on every device."""
+    """Return a Llama of these sizes with random weights and eager attention, on every device."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -199,7 +199,7 @@ def machine_of(speeds: dict[str, Speed], operation: dict[str, float]) -> Machine
 
 
 def profile_of(model: nn.Module, sizes: JobSizes) -> Profile:
-    """Return the profile of `model` for the sizes."""
+    """Return the profile of `model` for a job of these sizes."""
     from bigmodel.profile import profile_model
 
     return profile_model(
@@ -212,7 +212,7 @@ def profile_of(model: nn.Module, sizes: JobSizes) -> Profile:
 
 
 def planned(profile: Profile, machine: MachineProfile, offload: str) -> Plan:
-    """Return the plan for the whole sizes with half of the model's memory."""
+    """Return the plan for the whole job with half of the model's memory."""
     from bigmodel.plan import plan
 
     budgets: dict[Any, Any] = {0: profile.weights // 2 + profile.activations + sum(profile.kv_cache), "cpu": 2**34}
@@ -250,7 +250,7 @@ def at_set_speed(layer: Any) -> None:
 
 
 def prompt_seconds(model: Any, sizes: JobSizes) -> float:
-    """Return the seconds of a prompt that follows another sizes."""
+    """Return the seconds of a prompt that follows another job."""
     import torch
 
     with torch.inference_mode():
