@@ -1,4 +1,4 @@
-"""`AcceleratorState`: `PartialState` plus the precision, the kind of training and the plugins of the run."""
+"""`AcceleratorState`: `PartialState` plus precision, distributed type and plugins of the run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Kind:
 
 
 def choose_kind(processes: DistributedType, plugins: Plugins) -> Kind:
-    """Decide the kind of run. `processes` is the type that follows from the number of processes alone.
+    """Return the kind of run. `processes` is the type that the number of processes alone implies.
 
     Raises:
         TrainError: two strategies at once, or one that is not supported (the message names the alternative).
@@ -84,12 +84,13 @@ def _refuse_unsupported(plugins: Plugins) -> None:
 
 
 class AcceleratorState(RankOperations):
-    """Every instance shares one state, made by the first Accelerator.
+    """Precision, distributed type and plugins of the run. Every instance shares one state, created by the first
+    Accelerator.
 
     Attributes:
         distributed_type: that of `PartialState`, or FSDP, DEEPSPEED, TP.
         mixed_precision: "no", "fp16", "bf16" or "fp8".
-        dynamo_plugin: how models are compiled.
+        dynamo_plugin: settings of `torch.compile`.
         plugin: the active plugin of the strategy, or None.
         parallelism_config: the `ParallelismConfig`, or None; `device_mesh` is built from it.
     """
@@ -176,7 +177,7 @@ class AcceleratorState(RankOperations):
         self.plugin = self.get_deepspeed_plugin(name)
 
     def wait_for_everyone(self) -> None:
-        """Return when every process has called it."""
+        """Wait until every process has called this."""
         self._partial.wait_for_everyone()
 
     def destroy_process_group(self, group: Any = None) -> None:

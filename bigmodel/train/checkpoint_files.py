@@ -1,6 +1,6 @@
 """Files of a training checkpoint: objects in `torch.save`'s format, and weights as safetensors.
 
-A file appears under its name only when it is complete. Reading runs no code from the file.
+A file is renamed to its final name when it is complete. Reading runs no code from the file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def save_object(obj: Any, path: Path) -> None:
     Tensors on a virtual accelerator are written as host tensors, since its tensor class cannot be read back.
 
     Raises:
-        TrainError: it holds something that could not be read back without running code.
+        TrainError: it contains objects that cannot be read back without running code.
     """
     obj = map_tensors(lambda tensor: tensor.cpu() if isinstance(tensor, VirtualTensor) else tensor, obj)
     with written_atomically(path) as file:
@@ -88,7 +88,7 @@ def load_object(path: Path, map_location: Any = "cpu", mmap: bool = False) -> An
 
 
 def save_any(obj: Any, path: Path) -> None:
-    """Write any object in `torch.save`'s format, for users to read as they please."""
+    """Write any object in `torch.save`'s format; it may not be readable by `load_object`."""
     with written_atomically(path) as file:
         torch.save(obj, file)
 
@@ -100,7 +100,7 @@ _TIED = "tied"
 
 
 def save_weights(state: Mapping[str, Any], directory: Path, index: int, *, safe_serialization: bool = True) -> None:
-    """Write the state dict of the model number `index`; entries that are not tensors go to a file of their own."""
+    """Write the state dict of the model number `index`; entries that are not tensors are written to a separate file."""
     if not safe_serialization:
         save_object(dict(state), directory / numbered(PICKLED_NAME, index))
         return
@@ -160,9 +160,9 @@ def _check_fits(model: nn.Module, state: Mapping[str, Any], directory: Path, str
 
 
 def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors to a safetensors file, whole or not at all. At most one tensor is copied to the host at a time.
+    """Write tensors to a safetensors file, atomically. At most one tensor is copied to the host at a time.
 
-    Names of one and the same tensor (tied weights) are written once; the file's metadata says which.
+    Tied weights are written once; the file's metadata maps their other names.
     """
     kept, tied = _without_ties(tensors)
     metadata = {"format": "pt", _TIED: json.dumps(tied)}
@@ -189,7 +189,7 @@ def _without_ties(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dic
 
 
 def _address(tensor: Tensor) -> tuple[int, ...]:
-    """Return where the elements lie: of a tensor around others (as a virtual one is), where those have theirs."""
+    """Return the addresses of a tensor's elements; for a wrapper subclass, those of its inner tensors."""
     if not is_traceable_wrapper_subclass(tensor):
         return (tensor.data_ptr(),)
     names, _ = tensor.__tensor_flatten__()
@@ -197,7 +197,7 @@ def _address(tensor: Tensor) -> tuple[int, ...]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Return every tensor of a file, those of tied names included, as views of the mapped file."""
+    """Return every tensor of a file, also under tied names, as views of the mapped file."""
     tied = _tied_names(path)
     checkpoint = Checkpoint.open(path)
     tensors = {name: checkpoint.tensor(name) for name in checkpoint}
@@ -206,12 +206,12 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _tied_names(path: Path) -> dict[str, str]:
-    """Return, of names that `write_safetensors` has left out, those of the same tensors that it has written."""
+    """Return the names that `write_safetensors` has omitted, each with the tied name that it has written."""
     text = (read_header(path).metadata or {}).get(_TIED, "{}")
     try:
         tied = json.loads(text)
     except ValueError:
         tied = None
     if not isinstance(tied, dict) or not all(isinstance(name, str) for name in tied.values()):
-        raise CheckpointFormatError(f"the metadata {_TIED!r} of {path} is {text!r:.80}, which gives no names to names")
+        raise CheckpointFormatError(f"the metadata {_TIED!r} of {path} is {text!r:.80}, not a mapping of names")
     return tied

@@ -1,8 +1,8 @@
-"""Folders that hold a whole training checkpoint, or none: whatever kills whichever process, at whatever moment.
+"""Folders of training checkpoints, written atomically even if processes are killed.
 
-A new folder is written beside its final name and renamed when everything in it is on the disk. Where the folder is
-there already (with, perhaps, files of others in it), its new content is written to a folder inside it; the list of what
-is to be moved, written last, is the moment from which the new checkpoint counts, and `recover` finishes the moving.
+A new folder is written under a temporary name and renamed when all its files are on disk. If the folder exists already
+(perhaps with other files in it), the new content is written to a folder inside it. The list of files to move is written
+last and commits the new checkpoint; `recover` completes the moves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def replaced(target: Path, ranks: RankOperations, writes: bool) -> Iterator[Path
     failure = f"{target} was not written"
     inside = target.is_dir()
     partial = target / _PARTIAL if inside else target.with_name(f".{target.name}{_PARTIAL}")
-    ranks.wait_for_everyone()  # all have looked whether the folder is there
+    ranks.wait_for_everyone()  # all processes have checked whether the folder exists
     with raise_on_all(failure):
         if writes:
             _begin(partial, target, inside)
@@ -63,7 +63,7 @@ def raise_on_all(failure: str) -> Iterator[None]:
     The body may call collectives, but must not raise before one that the other processes wait in.
 
     Args:
-        failure: what did not happen, as the message on the other processes begins.
+        failure: beginning of the message on the other processes: what was not done.
 
     Raises:
         CheckpointError: the body raised on another process.
@@ -109,7 +109,7 @@ def _commit(partial: Path, target: Path, inside: bool) -> None:
 
 
 def recover(target: Path) -> None:
-    """Finish what a process that was killed had begun to move, and drop what it had not finished writing."""
+    """Complete the moves of a process that was killed, and remove content that it had not finished writing."""
     journal = target / _MOVES
     if journal.is_file():
         work = _read_json(journal)
@@ -128,13 +128,13 @@ def recover(target: Path) -> None:
 
 
 def describe(folder: Path, description: dict[str, object]) -> None:
-    """Write what a checkpoint holds; called last, on one process."""
+    """Write a description of a checkpoint's content; called last, on one process."""
     names = [*sorted(path.name for path in folder.iterdir()), _CONTENT]
     _write_json({**description, "files": names}, folder / _CONTENT)
 
 
 def description_of(folder: Path) -> dict[str, object]:
-    """Return what `describe` wrote; nothing for checkpoints of other libraries."""
+    """Return the description that `describe` wrote; {} for checkpoints of other libraries."""
     path = folder / _CONTENT
     return _read_json(path) if path.is_file() else {}
 
@@ -158,7 +158,7 @@ def remove_oldest(parent: Path, limit: int) -> None:
     for leftover in parent.glob(".*.removed"):
         shutil.rmtree(leftover)
     for folder in _numbered(parent)[:-limit]:
-        removed = folder.with_name(f".{folder.name}.removed")  # out of the list at once, then at leisure
+        removed = folder.with_name(f".{folder.name}.removed")  # renamed first, since removing takes time
         os.rename(folder, removed)
         shutil.rmtree(removed)
 
@@ -171,12 +171,12 @@ def _numbered(parent: Path) -> list[Path]:
 
 
 def _content(target: Path) -> list[str]:
-    """Names that the checkpoint in `target` is made of."""
+    """Return the names of the files of the checkpoint in `target`."""
     return _own_names(description_of(target).get("files"))
 
 
 def _own_names(names: object) -> list[str]:
-    """Return those of `names`, read from a file that anybody may have written, that lie in the folder itself."""
+    """Return those of `names`, which come from an untrusted file, that are directly in the folder."""
     given = [str(name) for name in names] if isinstance(names, list) else []
     return [name for name in given if name not in ("", "..") and Path(name).name == name]
 

@@ -50,11 +50,11 @@ def _compare(name: str, tensor: Any, state: PartialState) -> None:
 
 
 def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
-    """Pad every tensor along `dim` to the largest size there is on any process.
+    """Pad every tensor along `dim` to the largest size on any process.
 
     Args:
-        tensor: nested tensors, of the same shapes on every process but for `dim`.
-        dim: the dimension; tensors with fewer dimensions are left as they are.
+        tensor: nested tensors, of the same shapes on every process except along `dim`.
+        dim: the dimension; tensors with fewer dimensions are not changed.
         pad_index: the value to pad with.
         pad_first: pad at the beginning.
     """
@@ -111,7 +111,7 @@ def _gather_one(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     part = (tensor.reshape(1) if tensor.ndim == 0 else tensor).contiguous()
     whole = torch.empty((state.num_processes * part.shape[0], *part.shape[1:]), dtype=part.dtype, device=part.device)
-    # As bytes: a gather only moves them, and backends do not know every dtype.
+    # As bytes: a gather only moves data, and backends do not support every dtype.
     _all_gather(whole.view(-1).view(torch.uint8), part.view(-1).view(torch.uint8))
     return whole
 
@@ -168,9 +168,9 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 @verify_operation
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """Return the sum or mean over processes of every tensor, times `scale`. The tensors given are left as they are.
+    """Return the sum or mean over processes of every tensor, times `scale`. The arguments are not changed.
 
-    With one process the result is a copy, and keeps its place in autograd's graph.
+    With one process the result is a copy, through which gradients flow.
 
     Args:
         tensor: nested tensors, of the same shapes on every process.

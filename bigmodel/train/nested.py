@@ -28,7 +28,7 @@ def honor_type(obj: Any, items: Iterable[Any]) -> Any:
 
 
 def map_members(function: Callable[[Any], Any], data: Any) -> Any:
-    """Return a container like `data` with `function(member)` in the place of every member; a leaf as it is."""
+    """Return `data` with every direct member replaced by `function(member)`; a leaf unchanged."""
     container = open_container(data)
     return data if container is None else container.rebuild([function(member) for member in container.members])
 
@@ -74,7 +74,7 @@ def send_to_device(
     non_blocking: bool = False,
     skip_keys: str | Sequence[str] | None = None,
 ) -> Any:
-    """Return `tensor`, with every tensor in it (and everything else that has `.to`) on `device`.
+    """Return `tensor` with every tensor in it, and every other object that has a `to` method, on `device`.
 
     Args:
         tensor: nested lists, tuples, named tuples, mappings and dataclasses.
@@ -103,12 +103,12 @@ def send_to_device(
 def _move_by_its_own(value: Any, device: Any, non_blocking: bool) -> Any:
     try:
         return value.to(device, non_blocking=non_blocking)
-    except TypeError:  # a `.to` that takes only a device, like BatchEncoding's of old
+    except TypeError:  # a `to` that takes only a device, as in older versions of BatchEncoding
         return value.to(device)
 
 
 def convert_to_fp32(tensor: Any) -> Any:
-    """Return `tensor` with the fp16 and bf16 tensors in it as float32."""
+    """Return `tensor` with all fp16 and bf16 tensors in it converted to float32."""
 
     def is_half(value: Any) -> bool:
         return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)

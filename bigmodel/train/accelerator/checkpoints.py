@@ -1,4 +1,4 @@
-"""What the Accelerator writes to disk and reads back: training states, models for use, and other objects."""
+"""Saving and loading of the Accelerator: training states, models, and other objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHECKPOINTS = "checkpoints"
 
 
 class Checkpoints(AcceleratorCore):
-    """Whole training states on disk."""
+    """Saves and loads training states."""
 
     _save_hooks: OrderedDict[int, Callable[..., None]]
     _load_hooks: OrderedDict[int, Callable[..., None]]
@@ -61,7 +61,7 @@ class Checkpoints(AcceleratorCore):
     def save_state(
         self, output_dir: str | os.PathLike[str] | None = None, safe_serialization: bool = True, **kwargs: Any
     ) -> str:
-        """Write the training state to a folder, which has its name only when all of it is on the disk.
+        """Write the training state to a folder, atomically.
 
         Models, optimizers, schedulers, data loaders, the fp16 scaler, generators and registered objects. Every process
         must call it.
@@ -97,7 +97,7 @@ class Checkpoints(AcceleratorCore):
     def load_state(
         self, input_dir: str | os.PathLike[str] | None = None, load_kwargs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Read a training state back into what was prepared, in the same order.
+        """Load a training state into the prepared objects, which must be prepared in the same order.
 
         Args:
             input_dir: the folder; with automatic naming the newest by default.
@@ -105,7 +105,7 @@ class Checkpoints(AcceleratorCore):
 
         Raises:
             CheckpointNotFoundError: there is no checkpoint there.
-            CheckpointMismatchError: it does not fit what was prepared.
+            CheckpointMismatchError: it does not fit the prepared objects.
             CheckpointError: another process could not read it.
         """
         folder = self._source(input_dir)
@@ -180,7 +180,7 @@ class Checkpoints(AcceleratorCore):
 
 
 class Saving(AcceleratorCore):
-    """Writing what others will read."""
+    """Exports models and other objects."""
 
     def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
         """Return the full state dict of a model, gathered where it is sharded. Every process must call it."""
@@ -188,10 +188,11 @@ class Saving(AcceleratorCore):
         return self.strategy.state_dict(inner, unwrap=unwrap)
 
     def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
-        """Write an object on the main process, whole or not at all.
+        """Write an object on the main process, atomically.
 
         Args:
-            f: the file; folders on its way are made.
+            obj: the object.
+            f: the file; its parent folders are created.
             safe_serialization: write a dict of tensors as safetensors instead of `torch.save`'s format.
         """
         if not self._writes_files:
@@ -216,7 +217,7 @@ class Saving(AcceleratorCore):
 
         Args:
             model: the prepared model, or the bare one.
-            max_shard_size: bytes of one file at most, as a number or like "5GB".
+            max_shard_size: largest size of a file in bytes, as a number or text such as "5GB".
             safe_serialization: safetensors instead of `torch.save`'s format.
 
         Raises:
@@ -230,7 +231,7 @@ class Saving(AcceleratorCore):
             )
 
     def free_memory(self, *objects: Any) -> list[None]:
-        """Forget everything prepared, collect garbage and empty the device's cache.
+        """Drop references to all prepared objects, collect garbage and empty the device's cache.
 
         Returns:
             One None for each object: `model, optimizer = accelerator.free_memory(model, optimizer)`.

@@ -49,9 +49,9 @@ def _check_autocast(precision: str, device: torch.device) -> None:
 def autocast_context(
     precision: str, device: torch.device, handler: AutocastKwargs | None = None
 ) -> AbstractContextManager[Any]:
-    """Return a `torch.autocast` context for the precision in force.
+    """Return a `torch.autocast` context for `precision`.
 
-    For "no" it leaves an autocast around it as it is; a handler that is not enabled switches that off.
+    For "no" it does not change an enclosing autocast; a handler that is not enabled disables it.
     """
     dtype = _DTYPES.get(precision)
     if handler is not None and not handler.enabled:
@@ -68,7 +68,7 @@ def _autocast_type(device: torch.device) -> str:
 
 
 class MixedPrecisionForward:
-    """A module's forward run under autocast, its half-precision outputs converted to float32.
+    """Runs a module's forward under autocast and converts its half-precision outputs to float32.
 
     Set as `forward` on the module itself; it can be copied and pickled with the module.
     """
@@ -88,25 +88,25 @@ class MixedPrecisionForward:
     def install(
         cls, model: nn.Module, precision: str, device: torch.device, handler: AutocastKwargs | None = None
     ) -> None:
-        """Let `model` run in mixed precision; once."""
+        """Make `model` run in mixed precision. Idempotent."""
         if not isinstance(model.forward, cls):
             model.__dict__["forward"] = cls(model.forward, precision, device, handler)
 
     @classmethod
     def remove(cls, model: nn.Module) -> None:
-        """Give the model its own forward back."""
+        """Restore the model's own forward."""
         installed = model.__dict__.get("forward")
         if isinstance(installed, cls):
             del model.__dict__["forward"]
             if getattr(model.forward, "__func__", None) is not getattr(installed.forward, "__func__", None):
-                model.__dict__["forward"] = installed.forward  # another library's instance forward was there
+                model.__dict__["forward"] = installed.forward  # a forward that another library had set
 
 
 _NEEDED = (8, 9)
 
 
 def check_fp8(device: torch.device) -> None:
-    """Raise TrainError, saying what is missing, unless this device can train in fp8 here."""
+    """Raise TrainError unless this device can train in fp8; the message names what is missing."""
     missing = []
     if device.type != "cuda":
         missing.append(f"an NVIDIA GPU (this process trains on {device.type})")
@@ -120,7 +120,7 @@ def check_fp8(device: torch.device) -> None:
 
 
 def convert_to_fp8(model: nn.Module, device: torch.device, recipe: AORecipeKwargs | None = None) -> nn.Module:
-    """Let the model's linear layers compute in fp8, all but the first and the last, in place."""
+    """Convert the model's linear layers, except the first and the last, to fp8, in place."""
     check_fp8(device)
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 

@@ -1,4 +1,4 @@
-"""Loss scaling for fp16: overflowing steps are skipped and said to be, with any number of optimizers."""
+"""Loss scaling for fp16, with any number of optimizers: steps whose gradients overflow are skipped and reported."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 class LossScaler:
     """A `torch.amp.GradScaler` whose scale changes once per backward window, not once per optimizer.
 
-    The scale must stay the same between the backward pass and the last optimizer's step, or gradients are unscaled by
-    another number than they were scaled by. `update` is therefore put off until the next loss is scaled (or the state
-    is read), when every optimizer has stepped.
+    The scale must not change between the backward pass and the last optimizer's step, since gradients must be unscaled
+    by the factor that scaled them. `update` is therefore deferred until the next loss is scaled (or the state is read),
+    when every optimizer has stepped.
     """
 
     def __init__(self, scaler: Any) -> None:
@@ -27,12 +27,12 @@ class LossScaler:
 
     @property
     def torch_scaler(self) -> Any:
-        """The `GradScaler`, up to date."""
+        """The `GradScaler`, after a pending update."""
         self.flush()
         return self._scaler
 
     def flush(self) -> None:
-        """Do the update that is due, if any."""
+        """Run the pending update, if any."""
         if self._update_is_due:
             self._scaler.update()
             self._update_is_due = False
@@ -62,10 +62,10 @@ class LossScaler:
         return not overflowed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scaler's state, up to date."""
+        """Return the scaler's state, after a pending update."""
         return dict(self.torch_scaler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self.flush()  # also forgets what each optimizer has done since the last update
+        """Load a state that `state_dict` returned."""
+        self.flush()  # also resets the per-optimizer state since the last update
         self._scaler.load_state_dict(state)

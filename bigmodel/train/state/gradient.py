@@ -1,4 +1,4 @@
-"""GradientState: where in an accumulation window, and in which data loader, the training loop is."""
+"""GradientState: the training loop's position in an accumulation window and in its data loaders."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from bigmodel.train.configuration import GradientAccumulationPlugin
 
 
 class TrackedDataLoader(Protocol):
-    """What the state needs of a data loader that is being iterated over."""
+    """The interface of a data loader that `GradientState` uses."""
 
     end_of_dataloader: bool
     remainder: int
 
     def count_real(self, length: int) -> int:
-        """Return how many of `length` rows made from this rank's current batch come from real samples."""
+        """Return how many of `length` rows computed from this rank's current batch are not of repeated samples."""
 
 
 class GradientState:
     """Shared by the Accelerator, its optimizers, schedulers and data loaders. Every instance shares one state.
 
     Attributes:
-        sync_gradients: whether the current backward pass closes an accumulation window.
+        sync_gradients: whether the current backward pass ends an accumulation window.
         dataloader_references: the data loaders being iterated over, the innermost last.
     """
 
@@ -42,12 +42,12 @@ class GradientState:
 
     @property
     def initialized(self) -> bool:
-        """Whether the state was made."""
+        """Whether the state was created."""
         return bool(self._shared_state)
 
     @property
     def num_steps(self) -> int:
-        """Backward passes to one optimizer step."""
+        """Backward passes per optimizer step."""
         return self.plugin.num_steps or 1
 
     @property
@@ -57,7 +57,7 @@ class GradientState:
 
     @property
     def sync_with_dataloader(self) -> bool:
-        """Whether the end of a data loader closes the window."""
+        """Whether the end of a data loader ends the accumulation window."""
         return self.plugin.sync_with_dataloader
 
     @property
@@ -77,13 +77,13 @@ class GradientState:
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the active data loader has given its last batch."""
+        """Whether the active data loader has yielded its last batch."""
         active = self.active_dataloader
         return active is not None and active.end_of_dataloader
 
     @property
     def remainder(self) -> int:
-        """Real samples in the last global batch; -1 before it, or when all are real."""
+        """Samples in the last global batch without repeated ones; -1 before it, or if none is repeated."""
         active = self.active_dataloader
         return active.remainder if active is not None else -1
 

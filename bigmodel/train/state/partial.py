@@ -1,4 +1,4 @@
-"""PartialState: who this process is. One object for the whole process, made on first use."""
+"""PartialState: rank and device of this process. The state is shared by the whole process and created on first use."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from bigmodel.train.types import DistributedType
 
 
 class PartialState(RankOperations):
-    """This process's numbers and device. Every instance shares one state.
+    """Ranks and device of this process. Every instance shares one state.
 
     Args:
-        cpu: train on the CPU although there is an accelerator.
+        cpu: train on the CPU even if there is an accelerator.
         kwargs: arguments of `torch.distributed.init_process_group` (`backend`, `init_method`, `timeout`).
 
     Attributes:
         device: the `torch.device` of this process.
-        num_processes, process_index, local_process_index: how many, which, and which on this machine.
+        num_processes, process_index, local_process_index: number of processes, rank, and rank on this machine.
         distributed_type: NO, MULTI_CPU or MULTI_GPU.
         backend: the process group's backend, or None without one.
         debug: whether collectives first check that shapes agree (ACCELERATE_DEBUG_MODE).
@@ -78,7 +78,7 @@ class PartialState(RankOperations):
 
     @property
     def initialized(self) -> bool:
-        """Whether the state was made."""
+        """Whether the state was created."""
         return bool(self._shared_state)
 
     @property
@@ -88,17 +88,17 @@ class PartialState(RankOperations):
 
     @property
     def default_device(self) -> torch.device:
-        """The device a process of its own would use: the first accelerator, else the CPU."""
+        """The device of a single process: the first accelerator, else the CPU."""
         return choose_device(self._cpu, 0)
 
     def need_process_group(self) -> None:
-        """Make a process group also for a single process, for strategies that are built on one."""
+        """Create a process group also for a single process, for strategies that need one."""
         if not dist.is_initialized():
             make_process_group(self.device, ProcessNumbers())
             self.backend = dist.get_backend()
 
     def wait_for_everyone(self) -> None:
-        """Return when every process has called it."""
+        """Wait until every process has called this."""
         if not self.use_distributed:
             return
         if self.device.type == "cuda":
@@ -107,10 +107,10 @@ class PartialState(RankOperations):
             dist.barrier()
 
     def set_device(self, device: torch.device | str | int) -> None:
-        """Use another device. Raises TrainError once several processes have agreed on theirs."""
+        """Use another device. Raises TrainError in a run of several processes."""
         if self.use_distributed:
             raise TrainError(
-                "the device of a process in a distributed run is given by its number; it cannot be changed"
+                "the rank of a process in a distributed run determines its device, which cannot be changed"
             )
         self.device = torch.device(device)
 
@@ -126,7 +126,7 @@ class PartialState(RankOperations):
 
     @classmethod
     def _reset_state(cls) -> None:
-        """Forget everything, so that the next instance looks at the environment again."""
+        """Reset the state, so that the next instance reads the environment again."""
         cls._shared_state.clear()
 
     def __repr__(self) -> str:

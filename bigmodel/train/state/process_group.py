@@ -1,9 +1,9 @@
-"""The process group: which process this is, on which device, how it joins the others, and how it leaves them.
+"""The process group: rank and device of this process, joining the group, and leaving it.
 
 Two hazards of gloo's threads are handled here. A forked child (a data-loader worker, `Dataset.map`) has the group's
 objects without its threads: if the child's garbage collector destroyed the group, the destructor would wait forever.
-At the end of Python, gloo's threads may still hold tensors of finished collectives (see `native_threads`), and PyTorch
-does not wait for them while anything, such as a DistributedDataParallel model, refers to the group.
+At interpreter exit gloo's threads may still hold tensors of finished collectives (see `native_threads`), and PyTorch
+does not wait for them while any object, such as a DistributedDataParallel model, refers to the group.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def leave_at_exit() -> None:
 
 
 def finish_at_exit() -> None:
-    """At interpreter exit, wait for the threads of a process group that other code made."""
+    """At interpreter exit, wait for the threads of a process group that other code created."""
     atexit.unregister(let_gloo_finish)
     atexit.register(let_gloo_finish)
 
@@ -75,7 +75,7 @@ def _leave() -> None:
 
 
 def let_gloo_finish() -> None:
-    """Wait until the threads of gloo hold no tensor."""
+    """Wait until gloo's threads hold no tensor."""
     let_threads_finish("pt_gloo_runloop")
 
 
@@ -88,7 +88,7 @@ _BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:x
 
 @dataclass(frozen=True)
 class ProcessNumbers:
-    """A process's number in the run and on its machine, and how many there are."""
+    """A process's rank in the run and on its machine, and the numbers of processes."""
 
     rank: int = 0
     world_size: int = 1
@@ -96,7 +96,7 @@ class ProcessNumbers:
 
 
 def launched_numbers() -> ProcessNumbers:
-    """Read the numbers that torchrun or mpirun gave this process; without a launcher, one process."""
+    """Return the ranks set by torchrun or mpirun; without a launcher, those of a single process."""
     numbers = ProcessNumbers(_first(_RANK, 0), _first(_WORLD_SIZE, 1), 0)
     return ProcessNumbers(numbers.rank, numbers.world_size, _first(_LOCAL_RANK, numbers.rank))
 
@@ -106,9 +106,10 @@ def _first(names: tuple[str, ...], default: int) -> int:
 
 
 def choose_device(cpu: bool, local_rank: int) -> torch.device:
-    """Return the device of the process with this number on its machine.
+    """Return the device of the process with rank `local_rank` on its machine.
 
-    Raises TrainError when there are accelerators, but none for this process.
+    Raises:
+        TrainError: there are accelerators, but fewer than processes.
     """
     forced = os.environ.get(environment.TORCH_DEVICE)
     if forced:
@@ -132,13 +133,13 @@ def make_process_group(
     timeout: timedelta | None = None,
     **kwargs: Any,
 ) -> None:
-    """Join the run's process group. The CPU side is always reachable, so CPU tensors can be gathered, too."""
+    """Join the run's process group. It always has a CPU backend, so that CPU tensors can be gathered too."""
     if device.type not in _BACKENDS and backend is None:
         raise TrainError(f"several processes cannot train on {device.type}; use one process, or the CPU (cpu=True)")
     if init_method is None and numbers.world_size > 1:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
         if missing:
-            raise TrainError(f"{' and '.join(missing)} must be set for {numbers.world_size} processes to meet")
+            raise TrainError(f"{' and '.join(missing)} must be set for {numbers.world_size} processes to connect")
     if device.type in ("cuda", "xpu"):
         torch.get_device_module(device.type).set_device(device)
     if backend == "nccl":
@@ -175,5 +176,5 @@ def _store_of_this_attempt(timeout: timedelta | None) -> PrefixStore:
 
 
 def change_timeout(timeout: timedelta) -> None:
-    """Give the process group that is already there another timeout."""
+    """Change the timeout of the existing process group."""
     dist.distributed_c10d._set_pg_timeout(timeout)

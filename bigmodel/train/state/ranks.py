@@ -65,14 +65,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class RankOperations:
-    """What follows from a process's numbers. Needs `num_processes`, `process_index`, `local_process_index`."""
+    """Operations that depend on `num_processes`, `process_index` and `local_process_index`."""
 
     num_processes: int
     process_index: int
     local_process_index: int
 
     def wait_for_everyone(self) -> None:
-        """Return when every process has called it."""
+        """Wait until every process has called this."""
         raise NotImplementedError
 
     @property
@@ -87,11 +87,11 @@ class RankOperations:
 
     @property
     def is_last_process(self) -> bool:
-        """Whether this is the process with the highest number."""
+        """Whether this is the process with the highest rank."""
         return self.process_index == self.num_processes - 1
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on the main process of each machine; elsewhere do nothing."""
+        """Print on the main process of each machine only."""
         if self.is_local_main_process:
             builtins.print(*args, **kwargs)
 
@@ -124,7 +124,7 @@ class RankOperations:
         yield process_share(inputs, self.num_processes, self.process_index, apply_padding)
 
     def on_main_process(self, function: F | None = None) -> F | Callable[[F], F]:
-        """Decorate a function so that only the main process runs it; elsewhere it returns None."""
+        """Decorate a function so that only the main process runs it; on others it returns None."""
         return self._only_if(lambda: self.is_main_process, function)
 
     def on_local_main_process(self, function: F | None = None) -> F | Callable[[F], F]:
@@ -138,7 +138,7 @@ class RankOperations:
     def on_process(self, function: F | None = None, process_index: int | None = None) -> F | Callable[[F], F]:
         """Decorate a function so that only process number `process_index` runs it."""
         if process_index is None:
-            raise TrainError("on_process needs process_index, the number of the process that is to run the function")
+            raise TrainError("on_process needs process_index, the rank of the process that runs the function")
         return self._only_if(lambda: self.process_index == process_index, function)
 
     def on_local_process(
@@ -146,7 +146,7 @@ class RankOperations:
     ) -> F | Callable[[F], F]:
         """Decorate a function so that only process number `local_process_index` of each machine runs it."""
         if local_process_index is None:
-            raise TrainError("on_local_process needs local_process_index, the number on its machine of the process")
+            raise TrainError("on_local_process needs local_process_index, the rank of the process on its machine")
         return self._only_if(lambda: self.local_process_index == local_process_index, function)
 
     def _only_if(self, condition: Callable[[], bool], function: F | None) -> F | Callable[[F], F]:

@@ -33,13 +33,13 @@ from bigmodel.train.types import DistributedType
 
 @dataclass(frozen=True)
 class StrategySettings:
-    """One run, as its strategy sees it.
+    """Settings of a run that strategies use.
 
     Attributes:
         device: the device of this process.
-        num_processes: ranks in the job; `process_index` and `local_process_index` are this process's numbers.
+        num_processes: number of processes; `process_index` and `local_process_index` are this process's ranks.
         mixed_precision: "no", "fp16", "bf16" or "fp8".
-        gradient_accumulation_steps: backward passes to one optimizer step when the strategy was made.
+        gradient_accumulation_steps: backward passes per optimizer step when the strategy was created.
         plugin: the plugin of the strategy (`FullyShardedDataParallelPlugin`, `DeepSpeedPlugin`, ...), or None.
         parallelism_config: the `ParallelismConfig` given to the Accelerator, or None.
         device_mesh: the mesh built from it, or None.
@@ -78,21 +78,21 @@ PLUGINS: dict[DistributedType, str] = {
     DistributedType.FSDP: "bigmodel.train.strategies.sharded.fsdp_plugin:FullyShardedDataParallelPlugin",
     DistributedType.DEEPSPEED: "bigmodel.train.strategies.deepspeed.plugin:DeepSpeedPlugin",
 }
-"""The plugin that configures a strategy; made without arguments it reads the launcher's variables."""
+"""The plugin that configures a strategy; without arguments it reads the launcher's variables."""
 
 PARALLELISM_CONFIG = "bigmodel.train.strategies.sharded.parallelism:ParallelismConfig"
 
 
 def load(name: str) -> Any:
-    """Import what "module:attribute" names."""
+    """Import the object that "module:attribute" names."""
     module_name, attribute = name.split(":")
     return getattr(import_module(module_name), attribute)
 
 
 class Strategy(ABC):
-    """How models are wrapped, gradients made and applied, and training state written.
+    """Wraps models, computes and applies gradients, and saves training state.
 
-    Subclasses override what differs; the defaults are those of one process that owns the whole model.
+    The defaults are those of one process that owns the whole model; subclasses override what differs.
     """
 
     distributed_type: ClassVar[DistributedType] = DistributedType.NO
@@ -114,14 +114,14 @@ class Strategy(ABC):
     def prepare_together(self, objects: Sequence[Any], device_placement: Sequence[bool]) -> dict[int, Any]:
         """Prepare those of `objects` that must be prepared as one; return them by position.
 
-        Optimizers and schedulers are answered bare (the Accelerator wraps them); models are answered final, wrapped
-        and on their device. Data loaders are passed so that batch sizes can be read, and are left alone.
+        Optimizers and schedulers are returned bare (the Accelerator wraps them); models are returned wrapped and on
+        their device. Data loaders are passed only so that batch sizes can be read.
         """
         return {}
 
     @abstractmethod
     def prepare_model(self, model: nn.Module, *, device_placement: bool, evaluation_mode: bool) -> nn.Module:
-        """Move `model` where it trains and wrap it."""
+        """Move `model` to its device and wrap it."""
 
     def make_grad_scaler(self, **kwargs: Any) -> Any:
         """Return the `torch.amp.GradScaler` for fp16 on this strategy's device."""
@@ -140,11 +140,11 @@ class Strategy(ABC):
         return nullcontext()
 
     def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Return a context whose backward synchronises gradients although the forward ran under `no_sync`."""
+        """Return a context whose backward synchronises gradients even if the forward ran under `no_sync`."""
         return nullcontext()
 
     def set_sync_gradients(self, value: bool) -> None:  # noqa: B027
-        """Learn whether the coming backward closes an accumulation window."""
+        """Set whether the next backward ends an accumulation window."""
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor | None:
         """Scale the gradients so that their total norm is at most `max_norm`; return the norm before."""
@@ -157,7 +157,7 @@ class Strategy(ABC):
     def optimizer_step(
         self, optimizer: Optimizer, scaler: LossScaler | None = None, closure: Callable[[], Any] | None = None
     ) -> bool:
-        """Apply the gradients; return False when the step was skipped because they overflowed."""
+        """Apply the gradients; return False if the step was skipped because they overflowed."""
         if scaler is not None:
             return scaler.step(optimizer, closure)
         optimizer.step(closure) if closure is not None else optimizer.step()
@@ -177,17 +177,17 @@ class Strategy(ABC):
     # -- ranks -------------------------------------------------------------------------------------------------
 
     def data_parallel(self) -> tuple[int, int]:
-        """Return (number of ranks that read different data, this rank's number among them)."""
+        """Return (number of ranks that read different data, index of this rank among them)."""
         return self.settings.num_processes, self.settings.process_index
 
     @property
     def keeps_whole_models(self) -> bool:
-        """Whether every rank holds all parameters of every model, and steps its own optimizer."""
+        """Whether every rank has all parameters of every model, and steps its own optimizer."""
         return self.distributed_type in (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
     @property
     def should_save_model(self) -> bool:
-        """Whether this rank writes what `state_dict` answers."""
+        """Whether this rank writes the result of `state_dict`."""
         return self.settings.process_index == 0
 
     # -- reading the model back --------------------------------------------------------------------------------

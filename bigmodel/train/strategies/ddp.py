@@ -1,4 +1,4 @@
-"""DistributedDataParallel: every process holds the whole model, and gradients are averaged, optionally compressed."""
+"""DistributedDataParallel: every process has the whole model; gradients are averaged, optionally compressed."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _WRAPPERS: dict[HookType, Any] = {
 
 
 def register_comm_hook(model: TorchDDP, handler: DistributedDataParallelKwargs) -> None:
-    """Register the handler's communication hook, wrapped as it says, if it names one.
+    """Register the handler's communication hook with its wrapper, if there is one.
 
     Raises:
-        TrainError: the process group cannot exchange what the hook sends (bf16 over gloo).
+        TrainError: the process group does not support the hook's dtype (bf16 over gloo).
     """
     hook = _HOOKS.get(handler.comm_hook)
     if hook is None:
@@ -57,7 +57,7 @@ class DistributedDataParallel(SingleProcess):
     distributed_type = DistributedType.MULTI_GPU
 
     def prepare_model(self, model: nn.Module, *, device_placement: bool, evaluation_mode: bool) -> nn.Module:
-        """Move the model to its device and wrap it, unless it has nothing to train."""
+        """Move the model to its device and wrap it, unless no parameter requires gradients."""
         model = super().prepare_model(model, device_placement=device_placement, evaluation_mode=evaluation_mode)
         if evaluation_mode or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
@@ -82,7 +82,7 @@ class DistributedDataParallel(SingleProcess):
 
     @contextmanager
     def trigger_sync_in_backward(self, model: nn.Module) -> Iterator[None]:
-        """Average gradients in this backward although its forward ran under `no_sync`."""
+        """Average gradients in this backward even if its forward ran under `no_sync`."""
         if not isinstance(model, TorchDDP):
             yield
             return
@@ -95,7 +95,7 @@ class DistributedDataParallel(SingleProcess):
             model.require_backward_grad_sync, model.require_forward_param_sync = before
 
     def join(self, joinables: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Let processes that have no more batches take part in the others' communication."""
+        """Let processes that have no more batches take part in the communication of the others."""
         return Join(list(joinables), enable=True, throw_on_early_termination=False)
 
 

@@ -1,4 +1,4 @@
-"""Sharding gives a model new parameters: here optimizers made before are pointed at the new ones."""
+"""Sharding replaces a model's parameters: optimizers created before must refer to the new ones."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from bigmodel.errors import TrainError
 
 
 class ParameterMap:
-    """From each parameter a model had before it was sharded to the one it has now."""
+    """Maps each parameter that a model had before it was sharded to its present one."""
 
     def __init__(self) -> None:
         self._new: dict[int, tuple[Any, nn.Parameter]] = {}
         self._before: dict[int, list[tuple[str, Any, int]]] = {}
 
     def remember(self, model: nn.Module) -> None:
-        """Call before `model` is sharded."""
+        """Record the parameters of `model` before it is sharded."""
         self._before[id(model)] = [(name, ref(parameter), id(parameter)) for name, parameter in _named(model)]
 
     def learn(self, model: nn.Module) -> None:
-        """Call after `model` was sharded."""
+        """Record the parameters of `model` after it was sharded."""
         now = dict(_named(model))
         for name, old, number in self._before.pop(id(model)):
             if now[name] is not old():
                 self._new[number] = (old, now[name])
 
     def current(self, parameter: Any) -> Any:
-        """The parameter that took the place of `parameter`; itself when none did."""
+        """Return the parameter that replaced `parameter`; itself if none did."""
         old, new = self._new.get(id(parameter), (None, parameter))
         return new if old is None or old() is parameter else parameter
 
     def repoint(self, optimizer: Optimizer) -> None:
-        """Put the new parameters in the groups of `optimizer`, in place.
+        """Replace the parameters in the groups of `optimizer` by the new ones, in place.
 
         Raises:
             TrainError: the optimizer has stepped already; its state has the shapes of the old parameters.
@@ -48,7 +48,7 @@ class ParameterMap:
             group["params"] = parameters
         if changed and optimizer.state:
             raise TrainError(
-                "the optimizer has already stepped with parameters that are sharded only now; "
+                "the optimizer has already stepped with parameters that were not sharded yet; "
                 "call accelerator.prepare before the first step"
             )
 

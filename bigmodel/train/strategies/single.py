@@ -1,4 +1,4 @@
-"""One process that owns the whole model: the trivial strategy, and the base of those that keep whole copies."""
+"""One process that owns the whole model: the trivial strategy, and the base class of those with whole copies."""
 
 from __future__ import annotations
 

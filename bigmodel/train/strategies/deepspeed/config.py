@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration, whose "auto" values are filled in later, and placeholders for objects it describes."""
+"""A DeepSpeed configuration, whose "auto" values are filled in later, and placeholders for objects that it configures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DeepSpeedConfig:
         self.config: dict[str, Any] = copy.deepcopy(source) if isinstance(source, dict) else _read(Path(source))
 
     def get_value(self, name: str, default: Any = None) -> Any:
-        """The value at "zero_optimization.stage", say; `default` when it is not there."""
+        """Return the value at a dotted name such as "zero_optimization.stage"; `default` if it is missing."""
         node: Any = self.config
         for key in name.split("."):
             if not isinstance(node, dict) or key not in node:
@@ -41,7 +41,7 @@ class DeepSpeedConfig:
         return node
 
     def set_value(self, name: str, value: Any) -> None:
-        """Set the value at a dotted name, making the dicts on the way."""
+        """Set the value at a dotted name, creating dicts as needed."""
         *way, last = name.split(".")
         node = self.config
         for key in way:
@@ -49,15 +49,15 @@ class DeepSpeedConfig:
         node[last] = value
 
     def is_auto(self, name: str) -> bool:
-        """Whether the value waits to be filled in."""
+        """Whether the value is "auto"."""
         return bool(self.get_value(name) == AUTO)
 
     def is_true(self, name: str) -> bool:
-        """Whether the value is there and true."""
+        """Whether the value exists and is true."""
         return bool(self.get_value(name)) and not self.is_auto(name)
 
     def fill(self, name: str, value: Any) -> None:
-        """Replace "auto" at a dotted name; anything else stays."""
+        """Set the value at a dotted name if it is "auto"."""
         if self.is_auto(name):
             self.set_value(name, value)
 
@@ -80,7 +80,7 @@ class DeepSpeedConfig:
         return self.stage == 3
 
     def is_offload(self) -> bool:
-        """Whether optimizer state or parameters live in RAM or on disk."""
+        """Whether optimizer state or parameters are stored in RAM or on disk."""
         devices = [self.get_value(f"zero_optimization.offload_{what}.device") for what in ("optimizer", "param")]
         return any(device in ("cpu", "nvme") for device in devices)
 
@@ -108,7 +108,7 @@ def _leaves(node: dict[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 
 class DummyOptim:
-    """Takes the optimizer's place in `prepare` when the DeepSpeed configuration has an `optimizer` section.
+    """Placeholder for the optimizer in `prepare`, if the DeepSpeed configuration has an `optimizer` section.
 
     Args:
         params: parameters or parameter groups.
@@ -125,10 +125,10 @@ class DummyOptim:
 
 
 class DummyScheduler:
-    """Takes the scheduler's place in `prepare` when the DeepSpeed configuration has a `scheduler` section.
+    """Placeholder for the scheduler in `prepare`, if the DeepSpeed configuration has a `scheduler` section.
 
     Args:
-        optimizer: the optimizer or its stand-in.
+        optimizer: the optimizer or its placeholder.
         total_num_steps: optimizer steps in all; fills "auto" in that section.
         warmup_num_steps: optimizer steps of the warm-up; fills "auto" in that section.
         lr_scheduler_callable: makes the scheduler from the optimizer, instead of the section.
@@ -157,7 +157,7 @@ class EngineScheduler:
         self.optimizer = optimizer
 
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the engine has stepped its scheduler with its optimizer."""
+        """Do nothing: the engine has stepped its scheduler with its optimizer."""
 
     def get_last_lr(self) -> Any:
         """Learning rates of the last step."""
@@ -168,5 +168,5 @@ class EngineScheduler:
         return dict(self.scheduler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Load a state that `state_dict` returned."""
         self.scheduler.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Making a DeepSpeed engine from a model and its optimizer, its configuration filled in from the run."""
+"""Creates a DeepSpeed engine from a model and its optimizer, with a configuration completed from the run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bigmodel.train.strategies.deepspeed.plugin import DeepSpeedPlugin
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """The `deepspeed` package, quiet, for `device`.
+    """Import and return the `deepspeed` package for `device`, without its log output.
 
     Raises:
         TrainError: it is not installed.
@@ -33,8 +33,8 @@ def import_deepspeed(device: torch.device) -> Any:
             f"DeepSpeed cannot be imported ({error}); install it with `pip install bigmodel[deepspeed]`"
         ) from error
     deepspeed.utils.logger.setLevel(logging.WARNING)
-    # DeepSpeed would compile this extension in every first run. Only inference uses it, and a run that is killed while
-    # compiling leaves a lock file for which all later runs wait.
+    # DeepSpeed would compile this extension in the first run. Only inference uses it, and a run that is killed while
+    # compiling leaves a lock file that blocks all later runs.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
@@ -47,7 +47,7 @@ def make_engine(
     scheduler: DummyScheduler | None,
     objects: Sequence[Any],
 ) -> Any:
-    """Make the engine that trains `model` with `optimizer`.
+    """Create the engine that trains `model` with `optimizer`.
 
     Args:
         optimizer: a torch optimizer, a `DummyOptim` (the configuration's own optimizer is used), or None.
@@ -73,7 +73,7 @@ def make_engine(
 
 
 def gradient_norm(engine: Any) -> Tensor | None:
-    """The 2-norm of the gradients that the next step will apply, over all ranks; None where the engine hides it."""
+    """Return the 2-norm of the gradients of the next step, over all ranks; None if the engine does not provide it."""
     zero = engine.optimizer
     scale = float(getattr(zero, "loss_scale", 1.0))
     if hasattr(zero, "scaled_global_norm"):
@@ -105,7 +105,7 @@ def _fill_sizes(
     if config.get_value("train_batch_size") in (None, "auto"):
         config.set_value("train_batch_size", micro * steps * settings.num_processes)
     if config.get_value("gradient_clipping") in (None, "auto"):
-        # DeepSpeed clips to 1.0 when nothing is said.
+        # DeepSpeed's default is clipping to 1.0.
         config.set_value("gradient_clipping", 0.0)
 
 
@@ -116,7 +116,7 @@ def _batch_size(item: Any) -> int | None:
 
 
 def _fill_buckets(config: DeepSpeedConfig, model: nn.Module) -> None:
-    """Sizes that follow from the model's width, as DeepSpeed recommends for stage 3."""
+    """Fill in sizes that depend on the model's width, as DeepSpeed recommends for stage 3."""
     text_config = getattr(model, "config", None)
     text_config = getattr(text_config, "text_config", None) or text_config
     sizes = getattr(text_config, "hidden_sizes", None) or [0]
@@ -128,7 +128,7 @@ def _fill_buckets(config: DeepSpeedConfig, model: nn.Module) -> None:
 
 
 def _fill_optimizer(config: DeepSpeedConfig, optimizer: Any, scheduler: DummyScheduler | None) -> None:
-    # Any torch optimizer may be used, and is used as it is, unless the configuration says otherwise.
+    # DeepSpeed must accept any torch optimizer, unless the configuration forbids it.
     config.config.setdefault("zero_allow_untested_optimizer", True)
     config.config.setdefault("zero_force_ds_cpu_optimizer", False)
     if isinstance(optimizer, DummyOptim):
@@ -151,7 +151,7 @@ def _fill_optimizer(config: DeepSpeedConfig, optimizer: Any, scheduler: DummySch
 
 
 def _offloaded(optimizer: Any, config: DeepSpeedConfig) -> Any:
-    """DeepSpeed's own CPU Adam in place of torch's, where the configuration asks for it."""
+    """Return DeepSpeed's CPU Adam instead of torch's, if the configuration requires it."""
     forced = config.is_true("zero_force_ds_cpu_optimizer")
     if not forced or not config.is_offload() or not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         return optimizer

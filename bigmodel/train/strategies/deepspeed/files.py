@@ -1,4 +1,4 @@
-"""What DeepSpeed engines write and read back: checkpoints, each rank its part, and whole weights."""
+"""Files of DeepSpeed engines: checkpoints to which each rank writes its part, and whole weights."""
 
 from __future__ import annotations
 

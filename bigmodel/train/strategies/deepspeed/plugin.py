@@ -1,4 +1,4 @@
-"""`DeepSpeedPlugin`: ZeRO stage, offload, and everything else a DeepSpeed configuration says."""
+"""`DeepSpeedPlugin`: ZeRO stage, offload, and the other settings of a DeepSpeed configuration."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class DeepSpeedPlugin:
             self.zero3_init_flag = environment.flag(_PREFIX + "ZERO3_INIT", self.hf_ds_config.is_zero3())
         self.zero3_init_flag = bool(self.zero3_init_flag and self.hf_ds_config.is_zero3())
         if self.zero3_init_flag:
-            self._tell_transformers()
+            self._configure_transformers()
 
     def get_value(self, name: str, default: Any = None) -> Any:
         """The configuration's value at a dotted name."""
@@ -119,15 +119,15 @@ class DeepSpeedPlugin:
         """Within it `from_pretrained` shards parameters while loading (True) or does not (False)."""
         before = self.zero3_init_flag
         self.zero3_init_flag = enable and self.hf_ds_config.is_zero3()
-        self._tell_transformers()
+        self._configure_transformers()
         try:
             yield
         finally:
             self.zero3_init_flag = before
-            self._tell_transformers()
+            self._configure_transformers()
 
     def _read_environment(self, from_file: bool) -> None:
-        """Take what the launcher says. Beside a file's value only what was said counts, not the defaults."""
+        """Read the launcher's settings. Values of the file are overridden by explicit settings, not by defaults."""
         steps = os.environ.get(environment.GRADIENT_ACCUMULATION_STEPS)
         if self.gradient_accumulation_steps is None and (steps or not from_file):
             self.gradient_accumulation_steps = int(steps) if steps and steps.isdigit() else AUTO
@@ -147,7 +147,7 @@ class DeepSpeedPlugin:
             self.transformer_moe_cls_names = os.environ.get(_PREFIX + "MOE_LAYER_CLS_NAMES") or None
 
     def _merge(self) -> None:
-        """Fields fill the configuration where it says nothing or "auto"; then it is read back into the fields."""
+        """Fill missing and "auto" values of the configuration from the fields; then set the fields from it."""
         config: DeepSpeedConfig = self.hf_ds_config
         for name, place in _PLACES.items():
             value = getattr(self, name)
@@ -175,8 +175,8 @@ class DeepSpeedPlugin:
         if (self.offload_optimizer_device or "none") != "none" and self.zero_stage == 0:
             raise TrainError("offload_optimizer_device needs zero_stage 1, 2 or 3")
 
-    def _tell_transformers(self) -> None:
-        """Let transformers know whether to shard what it loads; it keeps a weak reference, so we keep the object."""
+    def _configure_transformers(self) -> None:
+        """Set whether transformers shards models while loading. It keeps only a weak reference to the configuration."""
         try:
             from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
         except ImportError:

@@ -24,7 +24,7 @@ from bigmodel.train.types import DistributedType
 class DeepSpeed(DeepSpeedFiles):
     """Models and their optimizers become DeepSpeed engines. Models without an optimizer stay whole.
 
-    The Accelerator keeps count of accumulation; the engine is told at each backward whether it closes a window.
+    The Accelerator counts accumulation; before each backward it sets whether that ends the engine's window.
     """
 
     distributed_type: ClassVar[DistributedType] = DistributedType.DEEPSPEED
@@ -43,7 +43,7 @@ class DeepSpeed(DeepSpeedFiles):
     # -- preparing ---------------------------------------------------------------------------------------------
 
     def prepare_together(self, objects: Sequence[Any], device_placement: Sequence[bool]) -> dict[int, Any]:
-        """Make an engine of each model with the optimizer that has its parameters."""
+        """Create an engine from each model and the optimizer of its parameters."""
         prepared: dict[int, Any] = {}
         optimizers = {i: item for i, item in enumerate(objects) if isinstance(item, (Optimizer, DummyOptim))}
         schedulers = {i: item for i, item in enumerate(objects) if isinstance(item, DummyScheduler)}
@@ -73,7 +73,7 @@ class DeepSpeed(DeepSpeedFiles):
         return prepared
 
     def prepare_model(self, model: nn.Module, *, device_placement: bool, evaluation_mode: bool) -> nn.Module:
-        """Place a model that comes without an optimizer; with stage 3 its parameters are sharded all the same."""
+        """Move a model without an optimizer to its device; with stage 3 its parameters are sharded nevertheless."""
         if self.plugin.zero_stage != 3:
             return super().prepare_model(model, device_placement=device_placement, evaluation_mode=evaluation_mode)
         engine = make_engine(self.settings, self.plugin, model, None, None, ())
@@ -101,13 +101,13 @@ class DeepSpeed(DeepSpeedFiles):
     # -- one step ----------------------------------------------------------------------------------------------
 
     def set_sync_gradients(self, value: bool) -> None:
-        """Tell the engines whether the coming backward closes a window."""
+        """Set whether the next backward ends the engines' accumulation window."""
         self._sync = value
         for engine in self._engines:
             engine.set_gradient_accumulation_boundary(value)
 
     def backward(self, loss: Tensor, scaler: LossScaler | None = None, **kwargs: Any) -> None:
-        """Back-propagate through the engine whose model made the loss: the last one that ran."""
+        """Back-propagate through the engine whose model computed the loss: the last one that ran."""
         if self._last_used is None:
             raise TrainError("backward was called before any model was prepared with its optimizer")
         self._last_used.set_gradient_accumulation_boundary(self._sync)
@@ -115,7 +115,7 @@ class DeepSpeed(DeepSpeedFiles):
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
-        """Backward passes within the context do not close a window."""
+        """Within this context backward passes do not end the accumulation window."""
         before = self._sync
         self.set_sync_gradients(False)
         try:
@@ -124,12 +124,12 @@ class DeepSpeed(DeepSpeedFiles):
             self.set_sync_gradients(before)
 
     def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Let the backward of the context close the window."""
+        """Within this context the backward ends the accumulation window."""
         self.set_sync_gradients(True)
         return nullcontext()
 
     def clip_grad_norm_(self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor | None:
-        """Let the engine's next step clip to `max_norm`; return the norm of the gradients as they are now."""
+        """Have the engine's next step clip to `max_norm`; return the present norm of the gradients."""
         if float(norm_type) != 2.0:
             raise TrainError(f"DeepSpeed clips by the 2-norm only, not by the {norm_type}-norm")
         engine = self._last_used
@@ -139,7 +139,7 @@ class DeepSpeed(DeepSpeedFiles):
         return gradient_norm(engine)
 
     def clip_grad_value_(self, parameters: Iterable[Tensor], clip_value: float) -> None:
-        """Stage 0 only: sharded gradients are not where the parameters are."""
+        """Clamp gradients; supported for stage 0 only, since sharded gradients are not on the parameters."""
         if self.plugin.zero_stage != 0:
             raise TrainError("DeepSpeed ZeRO cannot clip single values; use clip_grad_norm_")
         super().clip_grad_value_(parameters, clip_value)
@@ -160,7 +160,7 @@ class DeepSpeed(DeepSpeedFiles):
         return bool(engine.was_step_applied())
 
     def zero_grad(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
-        """Nothing for an engine's optimizer: its step has cleared the gradients."""
+        """Do nothing for an engine's optimizer: its step has cleared the gradients."""
         if id(optimizer) not in self._engine_of_optimizer:
             super().zero_grad(optimizer, set_to_none)
 

@@ -82,7 +82,7 @@ def read_tensors(folder: Path, keys: set[str] | None = None) -> dict[str, Any]:
 
 
 def read_index(folder: Path) -> Metadata:
-    """The index of `folder`: names, shapes, dtypes and where the shards lie."""
+    """Return the index of `folder`: names, shapes, dtypes and offsets of the shards."""
     return SafeReader(folder).check_index()
 
 

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism with PyTorch's `fully_shard` (FSDP2), and the choice of the units that are sharded."""
+"""Fully sharded data parallelism with PyTorch's `fully_shard` (FSDP2), and the choice of its units."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bigmodel.train.types import DistributedType
 
 
 def units_of(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[nn.Module]:
-    """The units of `model`, inner ones before the ones around them, the model itself not among them.
+    """Return the units of `model`, inner units first, without the model itself.
 
     Raises:
         TrainError: the policy names classes that the model does not have, or needs names and got none.
@@ -38,7 +38,7 @@ def units_of(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> list[n
 
 
 def ignored_parameters(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> set[nn.Parameter]:
-    """The parameters of `plugin.ignored_modules`."""
+    """Return the parameters of `plugin.ignored_modules`."""
     ignored = plugin.ignored_modules
     if ignored is None:
         return set()
@@ -51,7 +51,7 @@ def ignored_parameters(model: nn.Module, plugin: FullyShardedDataParallelPlugin)
 
 
 def block_classes(model: nn.Module) -> set[str]:
-    """Class names of the blocks: those the model names (`_no_split_modules`), else the repeated members of lists."""
+    """Return class names of the blocks: the model's `_no_split_modules`, else the repeated members of its lists."""
     named = {name for module in model.modules() for name in (getattr(module, "_no_split_modules", None) or ())}
     if named:
         return named & {type(module).__name__ for module in model.modules()}
@@ -80,8 +80,7 @@ def _class_names(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> se
         found = block_classes(model)
         if not found and plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":
             raise TrainError(
-                f"{type(model).__name__} does not say what its blocks are; "
-                "name their classes in transformer_cls_names_to_wrap"
+                f"the blocks of {type(model).__name__} are unknown; name their classes in transformer_cls_names_to_wrap"
             )
         return found
     missing = asked - {type(module).__name__ for module in model.modules()}
@@ -91,7 +90,7 @@ def _class_names(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> se
 
 
 def _by_size(model: nn.Module, minimum: int) -> Callable[[nn.Module], bool]:
-    """Modules that own at least `minimum` parameters not already in an inner unit."""
+    """Select modules with at least `minimum` parameters that are in no inner unit."""
     chosen: set[int] = set()
 
     def visit(module: nn.Module) -> int:
@@ -114,10 +113,10 @@ def _user_policy(policy: Callable[..., Any]) -> Callable[[nn.Module], bool]:
 
 
 class FullyShardedDataParallel(ShardedStrategy):
-    """Each rank keeps a slice of every parameter, of its gradient and of its optimizer state.
+    """Each rank stores a slice of every parameter, of its gradient and of its optimizer state.
 
     A unit's parameters are gathered when its forward or backward begins and freed when it ends. With `tp_size` above 1
-    in the parallelism config layers are split first, and the parts are sharded.
+    in the parallelism config, layers are split first, and their parts are sharded.
     """
 
     distributed_type: ClassVar[DistributedType] = DistributedType.FSDP
@@ -133,7 +132,7 @@ class FullyShardedDataParallel(ShardedStrategy):
 
     @property
     def writes_shards(self) -> bool:
-        """As the plugin's `state_dict_type` says."""
+        """Whether the plugin's `state_dict_type` is SHARDED_STATE_DICT."""
         return bool(self.plugin.state_dict_type == "SHARDED_STATE_DICT")
 
     def data_parallel(self) -> tuple[int, int]:
@@ -145,7 +144,7 @@ class FullyShardedDataParallel(ShardedStrategy):
         return int(self.mesh.size()), index
 
     def shard(self, model: nn.Module) -> nn.Module:
-        """Split layers (with tensor parallelism), then shard the units and the rest, one at a time."""
+        """Split layers (with tensor parallelism), then shard the units and finally the rest, one at a time."""
         broadcaster = self._broadcaster(model)
         if "tp" in (self._full_mesh.mesh_dim_names or ()):
             broadcaster.place(model)
@@ -163,11 +162,11 @@ class FullyShardedDataParallel(ShardedStrategy):
         return model
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Keep gradients whole and local within the context."""
+        """Within this context gradients stay whole and local."""
         return self._gradient_sync(model, False)
 
     def trigger_sync_in_backward(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Reduce gradients in the backward passes of the context."""
+        """Within this context backward passes reduce gradients."""
         return self._gradient_sync(model, True)
 
     @contextmanager
@@ -226,7 +225,7 @@ def _fsdp_dimensions(mesh: Any) -> Sequence[str] | str:
 
 
 def _recompute_in_backward(module: nn.Module, offload: bool) -> None:
-    """Let `module` keep its inputs only and compute its activations again in backward."""
+    """Have `module` save only its inputs and recompute its activations in backward."""
     forward: Callable[..., Any] = module.forward
 
     @wraps(forward)

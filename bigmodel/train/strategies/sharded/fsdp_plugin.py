@@ -1,4 +1,4 @@
-"""`FullyShardedDataParallelPlugin`: what is sharded, how, and in which precision."""
+"""`FullyShardedDataParallelPlugin`: settings of sharding and its precision."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class FullyShardedDataParallelPlugin:
 
     @property
     def offload_to_cpu(self) -> bool:
-        """Whether shards live in RAM."""
+        """Whether shards are stored in RAM."""
         return bool(getattr(self.cpu_offload, "offload_params", True)) if self.cpu_offload else False
 
     def set_state_dict_type(self, state_dict_type: Any = None) -> None:
@@ -110,7 +110,7 @@ class FullyShardedDataParallelPlugin:
         self.state_dict_type = name
 
     def set_mixed_precision(self, mixed_precision: str, override: bool = False) -> None:
-        """Take the policy that follows from the Accelerator's `mixed_precision`, unless one was given.
+        """Set the policy that corresponds to the Accelerator's `mixed_precision`, unless one was given.
 
         Parameters are gathered and computed with in the 16-bit type; gradients are reduced in float32.
         """
@@ -121,7 +121,7 @@ class FullyShardedDataParallelPlugin:
             )
 
     def _strategy(self) -> bool | int | str:
-        """What is asked for: to reshard or not, a number of ranks, or the upper-case name of a strategy of FSDP1."""
+        """Return the setting: whether to reshard, a number of ranks, or the upper-case name of an FSDP1 strategy."""
         if self.reshard_after_forward is not None:
             return _as_reshard(self.reshard_after_forward)
         if self.sharding_strategy is not None:
@@ -161,7 +161,7 @@ class FullyShardedDataParallelPlugin:
 
 
 def _name(value: Any) -> str:
-    """The upper-case name of an enumeration's member or of a text."""
+    """Return the upper-case name of an enumeration's member or of a text."""
     return str(getattr(value, "name", value)).upper().lstrip("_")
 
 

@@ -1,4 +1,4 @@
-"""Gradients split over ranks: their norm, clipping, and overflow detection in fp16."""
+"""Gradients sharded over ranks: their norm, clipping, and overflow detection in fp16."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float, norm_type: flo
 
 
 def total_norm(gradients: list[Tensor], norm_type: float, device: torch.device) -> Tensor:
-    """The norm of all `gradients` together, over all ranks that hold a part of them."""
+    """Return the norm of all `gradients` together, over all ranks that have a part of them."""
     infinite = norm_type == float("inf")
     by_shards: dict[tuple[Any, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:
@@ -53,7 +53,7 @@ def total_norm(gradients: list[Tensor], norm_type: float, device: torch.device) 
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a distributed tensor; a plain tensor itself."""
+    """Return this rank's part of a distributed tensor; a plain tensor itself."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -65,7 +65,7 @@ def _norm(gradient: Tensor, norm_type: float) -> Tensor:
 
 
 def _sharded_over(gradient: Tensor) -> tuple[Any, tuple[int, ...]]:
-    """The mesh of `gradient` and the dimensions of it along which ranks hold different parts."""
+    """Return the mesh of `gradient` and its dimensions along which ranks have different parts."""
     if not isinstance(gradient, DTensor):
         return None, ()
     placements = enumerate(gradient.placements)
@@ -77,7 +77,7 @@ class ShardedGradScaler(GradScaler):
     """A `torch.amp.GradScaler` for distributed tensors.
 
     Args:
-        device: the process group's device, over which ranks tell each other of overflows.
+        device: the process group's device, for exchanging overflow flags.
     """
 
     def __init__(self, device: torch.device, **kwargs: Any) -> None:
@@ -85,7 +85,7 @@ class ShardedGradScaler(GradScaler):
         self._ranks_device = device
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide this rank's gradients by the scale and learn whether any rank's overflowed."""
+        """Divide this rank's gradients by the scale, and reduce the overflow flags of all ranks."""
         super().unscale_(optimizer)
         if not self.is_enabled():
             return
@@ -95,7 +95,7 @@ class ShardedGradScaler(GradScaler):
         dist.all_reduce(anywhere, dist.ReduceOp.MAX)
         for flag in found.values():
             flag.copy_(anywhere)
-        # A rank whose shards are all empty still has to take part in skipping.
+        # A rank whose shards are all empty must also skip the step.
         found.setdefault(self._ranks_device, anywhere)
 
     def _unscale_grads_(

@@ -1,4 +1,4 @@
-"""One set of weights from a sharded training checkpoint, written one output file at a time."""
+"""Merges the weights of a sharded training checkpoint, one output file at a time."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def merge_fsdp_weights(
     remove_checkpoint_dir: bool = False,
     max_shard_size: int | str = "10GB",
 ) -> Path:
-    """Write the weights of a sharded checkpoint, ours or accelerate's, as ordinary files.
+    """Write the weights of a sharded checkpoint of bigmodel or accelerate as ordinary files.
 
-    Memory needed is one output file. Files appear under their names when they are whole, the index last.
+    At most one output file is in memory. Files are renamed to their final names when complete, the index last.
 
     Args:
         checkpoint_dir: the folder of shards, or the `save_state` folder that has it.
@@ -81,7 +81,7 @@ def _shard_folder(folder: Path) -> Path:
 
 
 def _tensor_sizes(index: Metadata) -> dict[str, int]:
-    """Bytes of each tensor, by its name in the checkpoint."""
+    """Return the bytes of each tensor, by its name in the checkpoint."""
     return {
         name: entry.size.numel() * entry.properties.dtype.itemsize
         for name, entry in index.state_dict_metadata.items()
@@ -90,7 +90,7 @@ def _tensor_sizes(index: Metadata) -> dict[str, int]:
 
 
 def _groups(sizes: dict[str, int], limit: int) -> Iterator[list[str]]:
-    """Names in order, as many to a group as fit `limit` bytes."""
+    """Yield groups of names, in order, of at most `limit` bytes each."""
     group: list[str] = []
     filled = 0
     for name, size in sizes.items():
@@ -103,7 +103,7 @@ def _groups(sizes: dict[str, int], limit: int) -> Iterator[list[str]]:
 
 
 def _common_prefix(names: dict[str, int]) -> str:
-    """`save_state` keeps weights under "model."; a model whose own names begin so is not shortened twice."""
+    """Return the prefix "model." under which `save_state` stores weights; a model's own such prefix is kept."""
     return "model." if all(name.startswith("model.") for name in names) else ""
 
 

@@ -41,7 +41,7 @@ class TorchTensorParallelConfig:
 
 @dataclass
 class ParallelismConfig:
-    """How many ranks replicate the model, shard it, and split its layers. Their product is the number of processes.
+    """Numbers of ranks that replicate the model, shard it, and split its layers; their product is the process count.
 
     A size left at None is read from PARALLELISM_CONFIG_DP_REPLICATE_SIZE, ..._DP_SHARD_SIZE and ..._TP_SIZE, as
     `bigmodel launch` sets them, and is 1 otherwise.
@@ -157,7 +157,7 @@ class ParallelismConfig:
         return [*replicate, "dp_shard"]
 
     def build_device_mesh(self, device_type: str) -> Any:
-        """Make the `DeviceMesh` over all processes and keep it. Needs the process group.
+        """Create and store the `DeviceMesh` over all processes. Needs the process group.
 
         Returns:
             The mesh with one named dimension for each of "dp_replicate" (when above 1), "dp_shard", "tp" (when above

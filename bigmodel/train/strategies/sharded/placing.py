@@ -1,4 +1,4 @@
-"""Broadcasting rank 0's weights to every rank, unit by unit, before they are sharded."""
+"""Broadcasts rank 0's weights to every rank, unit by unit, before they are sharded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WeightBroadcaster:
         self._done: set[int] = set()
 
     def place(self, unit: nn.Module) -> None:
-        """Place what is in `unit` and was not placed with an inner unit."""
+        """Place the tensors of `unit` that belong to no inner unit."""
         for module in unit.modules():
             if id(module) in self._done:
                 continue
@@ -62,7 +62,7 @@ class WeightBroadcaster:
                     module._parameters[name] = fresh
 
     def _received(self, tensor: Tensor, target: torch.device) -> Tensor:
-        """Rank 0's values of `tensor`, on `target`; broadcast through the process group's device."""
+        """Return rank 0's values of `tensor` on `target`, broadcast over the process group's device."""
         if tensor.is_meta:
             travelling = torch.empty_like(tensor, device=self._device)
         else:
@@ -73,7 +73,7 @@ class WeightBroadcaster:
 
 
 def check_same_structure(model: nn.Module) -> None:
-    """Raises TrainError on every rank when the ranks' models differ in the names, shapes or ties of their tensors.
+    """Raise TrainError on every rank if the ranks' models differ in the names, shapes or ties of their tensors.
 
     Without this, a collective over parameters that do not match would wait forever.
     """
@@ -94,5 +94,5 @@ def check_same_structure(model: nn.Module) -> None:
 
 
 def groups_of(mesh: Any) -> list[Any]:
-    """The process groups of every dimension of `mesh`, the outermost first."""
+    """Return the process groups of every dimension of `mesh`, the outermost first."""
     return [mesh.get_group(dimension) for dimension in range(mesh.ndim)]

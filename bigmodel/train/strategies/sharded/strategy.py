@@ -1,4 +1,4 @@
-"""The base of strategies with DTensor parameters (FSDP2, tensor parallelism): prepare, clip, step, save and load."""
+"""Base class of strategies with DTensor parameters (FSDP2, tensor parallelism): prepare, clip, step, save and load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIMIZER_FOLDER = "optimizer"
 
 
 class ShardedFiles(Strategy):
-    """The part of the strategy that has to do with files."""
+    """The part of the strategy that reads and writes files."""
 
     _models: list[nn.Module]
 
@@ -92,7 +92,7 @@ class ShardedFiles(Strategy):
             return
         path = directory / numbered("optimizer.bin", index)
         full = self._read_on_first(lambda: load_object(path))
-        # An optimizer without tensors (SGD without momentum): PyTorch would look for the device of the first of them.
+        # For an optimizer without tensors (SGD without momentum) PyTorch fails to determine the device.
         plain: list[Any] = [None if any(full.get("state", {}).values()) else full]
         dist.broadcast_object_list(plain, src=0, device=self.settings.device)
         if plain[0] is not None:
@@ -101,7 +101,7 @@ class ShardedFiles(Strategy):
             set_optimizer_state_dict(model, optimizer, full, options=_from_rank_0(True))
 
     def _read_on_first(self, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `read` gives on rank 0; {} on the others. A failure of rank 0 is raised on all of them."""
+        """Return ``read()`` on rank 0, {} on the others. An error of rank 0 is raised on all ranks."""
         found: dict[str, Any] = {}
         failure: list[BaseException | None] = [None]
         if self.settings.process_index == 0:
@@ -133,7 +133,7 @@ def _from_rank_0(strict: bool) -> StateDictOptions:
 
 
 class ShardedStrategy(ShardedFiles):
-    """Base of the strategies whose parameters are distributed tensors. Subclasses say how a model is sharded."""
+    """Base class of strategies whose parameters are distributed tensors. Subclasses define how a model is sharded."""
 
     def __init__(self, settings: StrategySettings) -> None:
         super().__init__(settings)
@@ -147,7 +147,7 @@ class ShardedStrategy(ShardedFiles):
         raise NotImplementedError
 
     def prepare_together(self, objects: Sequence[Any], device_placement: Sequence[bool]) -> dict[int, Any]:
-        """Shard every model first, then point the optimizers at the parameters the models have now."""
+        """Shard every model, then replace the parameters in the optimizers by the sharded ones."""
         prepared: dict[int, Any] = {}
         for position, item in enumerate(objects):
             if isinstance(item, nn.Module):
@@ -169,7 +169,7 @@ class ShardedStrategy(ShardedFiles):
         return model
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model as it is: its parameters are sharded, its class is unchanged."""
+        """Return the model itself: it has no wrapper."""
         return model
 
     def free(self) -> None:
@@ -196,7 +196,7 @@ class ShardedStrategy(ShardedFiles):
     def optimizer_step(
         self, optimizer: Optimizer, scaler: LossScaler | None = None, closure: Callable[[], Any] | None = None
     ) -> bool:
-        """Step, pointing the optimizer at the sharded parameters if it was made for the whole ones."""
+        """Step, after replacing whole parameters in the optimizer by the sharded ones if necessary."""
         self._parameters.repoint(optimizer)
         return super().optimizer_step(optimizer, scaler, closure)
 

@@ -40,7 +40,7 @@ _STYLES: dict[str, Callable[[], ParallelStyle] | None] = {
 def parallelize(model: nn.Module, mesh: Any, plan: dict[str, str] | None = None) -> nn.Module:
     """Split the layers of `model` in place over the ranks of the one-dimensional `mesh`.
 
-    Every rank must hold the same weights; rank i keeps the i-th part.
+    Every rank must have the same weights; rank i keeps the i-th part.
 
     Args:
         plan: style by module name, where * stands for a number ("model.layers.*.mlp.up_proj": "colwise"); default:
@@ -68,7 +68,7 @@ def parallelize(model: nn.Module, mesh: Any, plan: dict[str, str] | None = None)
 
 
 def model_plan(model: nn.Module) -> dict[str, str]:
-    """The plan of a transformers model, with full module names; {} when it has none."""
+    """Return the plan of a transformers model, with full module names; {} if it has none."""
     plan: dict[str, str] = {}
     for name, module in model.named_modules():
         prefix = f"{name}." if name else ""
@@ -95,7 +95,7 @@ def _style_of(name: str, styles: dict[str, str]) -> ParallelStyle | None:
 
 
 def _is_tied(module: nn.Module, model: nn.Module) -> bool:
-    """Whether its weight is also another module's (an embedding's): such a weight stays whole."""
+    """Whether the module's weight is tied to another module's (an embedding's); such a weight is not split."""
     own = {id(parameter) for parameter in module.parameters(recurse=False)}
     return any(
         other is not module and any(id(parameter) in own for parameter in other.parameters(recurse=False))
@@ -127,7 +127,7 @@ class TensorParallel(ShardedStrategy):
         return 1, 0
 
     def shard(self, model: nn.Module) -> nn.Module:
-        """Give every rank rank 0's weights, then split the layers of the plan."""
+        """Broadcast rank 0's weights to every rank, then split the layers of the plan."""
         WeightBroadcaster(model, self.settings.device, groups_of(self.mesh)).place(model)
         return parallelize(model, self.mesh, self._plan)
 

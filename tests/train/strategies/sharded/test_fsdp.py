@@ -71,7 +71,7 @@ def test_no_wrap_means_one_unit() -> None:
 def test_names_that_are_not_there_are_said() -> None:
     with pytest.raises(TrainError, match="Model has no module of class Blocks"):
         units_of(Model(), Plugin(transformer_cls_names_to_wrap=["Blocks"]))
-    with pytest.raises(TrainError, match="Linear does not say what its blocks are"):
+    with pytest.raises(TrainError, match="the blocks of Linear are unknown"):
         units_of(nn.Linear(1, 1), Plugin(auto_wrap_policy="transformer_based_wrap"))
 
 
