@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration, whose "auto" values are filled in later, and placeholders for objects that it configures."""
+"""A DeepSpeed configuration, whose "auto" values are filled in later, and placeholders for the objects it configures."""
 
 from __future__ import annotations
 
