@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration, whose "auto" values are filled in later, and placeholders for the objects it configures."""
+"""A DeepSpeed configuration, whose "auto" values are filled in later, and placeholders for configured objects."""
 
 from __future__ import annotations
 
