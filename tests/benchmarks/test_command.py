@@ -82,7 +82,7 @@ def test_figures_are_not_labelled_with_a_device_they_were_not_measured_on(
     question: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(["echo", "--quick", "--device", "cuda"]) == 2
-    assert "--device cuda, only with cpu" in capsys.readouterr().err
+    assert "--device cuda, only cpu" in capsys.readouterr().err
     question.DEVICES = ("cpu", "cuda")  # type: ignore[attr-defined]
     assert command.main(["echo", "--quick", "--device", "cuda:0"]) == 0
 
