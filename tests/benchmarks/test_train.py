@@ -13,7 +13,7 @@ import pytest
 
 from bigmodel.benchmarks import train_example
 from bigmodel.benchmarks.harness import BenchmarkError
-from bigmodel.benchmarks.train_scaling import SETTINGS, _Run
+from bigmodel.benchmarks.train_scaling import SETTINGS, _Variant
 from bigmodel.train import AcceleratorState, GradientState
 
 from .answering import answer, limit, rows
@@ -75,11 +75,11 @@ def _instead(command: list[str], _: list[str], **options: Any) -> Any:
 
 def test_processes_wait_for_their_turn_and_end() -> None:
     sizes = {"batch": 2, "tokens": 4, "steps": 1, "tiny": True}
-    with _Run(*SETTINGS["1 process"], sizes) as run:
+    with _Variant(*SETTINGS["1 process"], sizes) as run:
         assert run.wait() > 0
         assert run.train() > 0
         processes = run._processes
     assert [process.returncode for process in processes] == [0]
     failed = pytest.raises(BenchmarkError, match="training with no_such_library in 1 processes failed")
-    with failed, _Run("no_such_library", 1, sizes) as run:
+    with failed, _Variant("no_such_library", 1, sizes) as run:
         run.wait()

@@ -22,7 +22,7 @@ from bigmodel.benchmarks.planning_fuzz import (
     ABOVE,
     FAILED,
     VIOLATED,
-    Case,
+    FuzzCase,
     outcome_of,
     peaks_of,
     random_case,
@@ -227,7 +227,7 @@ def test_a_module_without_tensors_takes_nothing_of_an_idle_device() -> None:
     assert peaks_of(model, found) == {0: 0, 1: found.devices[1].total}
 
 
-def plan_of_case(model: nn.Module, case: Case) -> Plan | None:
+def plan_of_case(model: nn.Module, case: FuzzCase) -> Plan | None:
     profile = profile_model(model, **case.shapes, device_type="virtual")
     try:
         return plan(profile, case.budgets, machine=nominal_machine(), **case.choices)
