@@ -14,14 +14,15 @@ from bigmodel.train.accelerator.core import Accelerator
 
 
 class LocalSGD:
-    """A context in which gradients stay local and parameters are averaged every `local_sgd_steps` optimizer steps.
+    """A context in which gradients stay local and parameters are averaged every `local_sgd_steps` calls of `step()`.
 
-    Call `step()` after each step of the loop. At the end of the context parameters are averaged once more.
+    Call `step()` after each batch: batches that only accumulate gradients count, as in accelerate. At the end of the
+    context parameters are averaged once more.
 
     Args:
         accelerator: the Accelerator that prepared `model`.
         model: the prepared model.
-        local_sgd_steps: optimizer steps between two averages.
+        local_sgd_steps: batches between two averages.
         enabled: False makes the context do nothing.
 
     Raises:
@@ -54,11 +55,9 @@ class LocalSGD:
             self._average()
 
     def step(self) -> None:
-        """Count an optimizer step, and average the parameters every `local_sgd_steps` steps."""
-        if not self.enabled or not self.accelerator.sync_gradients:
-            return
+        """Count a batch; after every `local_sgd_steps` of them, average the parameters."""
         self.num_steps += 1
-        if self.num_steps % self.local_sgd_steps == 0:
+        if self.enabled and self.num_steps % self.local_sgd_steps == 0:
             self._average()
 
     @torch.no_grad()

@@ -18,7 +18,7 @@ def test_one_process_trains_as_without_it() -> None:
     before = model.weight.item()
     with LocalSGD(accelerator, model, local_sgd_steps=1) as local:
         local.step()
-    assert (model.weight.item(), local.num_steps) == (before, 0)
+    assert (model.weight.item(), local.num_steps) == (before, 1)
 
 
 def test_what_cannot_be_averaged_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +53,26 @@ def test_parameters_are_averaged_every_few_steps_and_at_the_end() -> None:
         optimizer.zero_grad()
         accelerator.backward(model(x).sum())
     assert accelerator.unwrap_model(model).weight.grad.item() == -2.0
+
+
+@on_ranks
+def test_batches_that_only_accumulate_gradients_count() -> None:
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    x = torch.tensor([[-1.0 - 2 * accelerator.process_index]])  # each window adds 1 here, 3 on the other process
+    seen = []
+    with LocalSGD(accelerator, model, local_sgd_steps=4) as local:
+        for _ in range(6):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(x).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+                local.step()
+            seen.append(accelerator.unwrap_model(model).weight.item())
+    own = 1.0 + 2 * accelerator.process_index
+    assert seen == [0.0, own, own, 4.0, 4.0, 4.0 + own]
 
 
 @on_ranks

@@ -22,6 +22,7 @@ class LoaderProgress:
     Attributes:
         epoch: completed passes (or as set by `set_epoch`).
         batches: batches yielded in the current pass, including skipped ones.
+        complete: whether the last batch of the current pass was yielded.
         loader_state: state of a stateful loader after the last batch.
     """
 
@@ -29,6 +30,7 @@ class LoaderProgress:
         self._generators = generators
         self.epoch = 0
         self.batches = 0
+        self.complete = False
         self.loader_state: Any = None
         self._running = False
         self._order: dict[str, Any] | None = None
@@ -76,8 +78,16 @@ class LoaderProgress:
     def finish(self) -> None:
         """Record the end of a complete pass."""
         self.epoch += 1
-        self.batches = 0
+        self.batches, self.complete = 0, False
         self._order = self.loader_state = None
+
+    def finish_loaded(self) -> bool:
+        """After a state was loaded that was saved at the last batch of a pass, finish that pass. Return whether so."""
+        if self._replay is None or not self._replay.get("complete"):
+            return False
+        self._replay = None
+        self.finish()
+        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as numbers and tensors."""
@@ -85,6 +95,7 @@ class LoaderProgress:
         return {
             "epoch": self.epoch,
             "batches": self.batches,
+            "complete": self.complete,
             "running": self._running,
             "order": self._order,
             "generators": generators,
@@ -93,7 +104,7 @@ class LoaderProgress:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state that `state_dict` returned; the next pass may resume the interrupted one."""
-        self.epoch, self.batches = state["epoch"], state["batches"]
+        self.epoch, self.batches, self.complete = state["epoch"], state["batches"], False
         self.loader_state = state["loader_state"]
         self._order = None
         self._replay = state if state["order"] is not None else None
@@ -190,15 +201,26 @@ class DataLoaderShard(DataLoader[Any]):
         return self._run(self._begin())
 
     def _begin(self) -> Iterator[LoaderStep]:
+        skip = self.skip_batches
+        if not skip:
+            self._finish_loaded()
         synchronize_rng_states(self.rng_types, self.synchronized_generator)
         self._set_epoch_inside(self._progress.epoch)
-        skip = self.skip_batches
         resumed = 0
         if self._resumes_by_itself and self._progress.batches:
             resumed = self._resume()
         with self._progress.begin(skip + resumed):
             steps = self.source.open(skip if self._progress.loader_state is not None else skip + resumed)
         return self._moved(steps)
+
+    def _finish_loaded(self) -> None:
+        """Begin the next epoch where a state was loaded that was saved at the last batch of a pass."""
+        loader_state = self._progress.loader_state
+        if self._progress.finish_loaded() and loader_state is not None:
+            base: Any = self.base_dataloader
+            base.load_state_dict(loader_state)
+            for _ in base:  # nothing is left; a stateful loader learns here that the pass has ended
+                pass
 
     def _resume(self) -> int:
         """Return the batches to skip after `load_state_dict`; load the state of a stateful loader."""
@@ -225,6 +247,7 @@ class DataLoaderShard(DataLoader[Any]):
                     self._step, self.end_of_dataloader = step, step.last
                     self.remainder = step.total_real if step.uneven else -1
                     progress.batches += 1
+                    progress.complete = step.last
                     progress.loader_state = step.state
                     yield step.batch
             progress.finish()

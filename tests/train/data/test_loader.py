@@ -189,6 +189,41 @@ def test_an_interrupted_pass_is_continued_in_its_order(taken: int, workers: int,
     assert equal(list(resumed), following)
 
 
+@pytest.mark.parametrize("seedable", [False, True])
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("make", [lambda: Stream(10), lambda: range(10)], ids=["iterable", "map"])
+def test_a_state_saved_at_the_last_batch_continues_with_the_next_epoch(
+    make: Any, stateful: bool, seedable: bool
+) -> None:
+    if stateful:
+        pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    dataset = make()
+    shuffle = not isinstance(dataset, IterableDataset)
+
+    def loader() -> DataLoaderShard:
+        bare = DataLoader(dataset, batch_size=2, shuffle=shuffle)
+        return prepare_data_loader(
+            bare, use_seedable_sampler=seedable, data_seed=3 if seedable else None, use_stateful_dataloader=stateful
+        )
+
+    torch.manual_seed(5)
+    original = loader()
+    for _ in original:
+        if original.end_of_dataloader:
+            state, generator = original.state_dict(), torch.get_rng_state()
+    following = list(original), list(original)
+
+    for remaining in (lambda given: given, lambda given: skip_first_batches(given, 0)):
+        resumed = loader()
+        resumed.load_state_dict(state)
+        torch.set_rng_state(generator)
+        assert equal(list(remaining(resumed)), following[0])
+        assert resumed.iteration == 2
+        assert equal(list(resumed), following[1])
+    resumed.load_state_dict(state)
+    assert list(skip_first_batches(resumed, 5)) == []
+
+
 def test_a_second_interruption_counts_from_the_start_of_the_epoch() -> None:
     torch.manual_seed(5)
     original = prepare_data_loader(DataLoader(range(10), shuffle=True))
