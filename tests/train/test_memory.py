@@ -104,9 +104,9 @@ def test_mistakes_are_named() -> None:
     @find_executable_batch_size
     def train(batch_size: int, extra: int = 0) -> None: ...
 
-    with pytest.raises(TypeError, match="given to train by its decorator"):
+    with pytest.raises(TypeError, match="the decorator passes the batch size"):
         train(8, 0)
-    with pytest.raises(TypeError, match="given to train by its decorator"):
+    with pytest.raises(TypeError, match="the decorator passes the batch size"):
         train(batch_size=8)
     with pytest.raises(TypeError, match="as its first argument"):
         find_executable_batch_size(lambda: None)
