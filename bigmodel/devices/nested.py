@@ -149,7 +149,7 @@ def send_to_device(
     """Return `tensor` with every tensor in it on `device`.
 
     Containers are rebuilt only where something in them moves: an argument that is already in place is returned as the
-    same object.
+    same object. A tensor that occurs several times is moved once: what was one tensor still is.
 
     Args:
         tensor: A tensor, or lists, tuples, named tuples, mappings and dataclasses of them, nested to any depth. For
@@ -161,10 +161,16 @@ def send_to_device(
     skip = {skip_keys} if isinstance(skip_keys, str) else set(skip_keys or ())
     target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
 
+    moved: dict[int, torch.Tensor] = {}
+
     def send(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return leaf if leaf.device == target else leaf.to(target, non_blocking=non_blocking)
-        return leaf.to(target) if _moves_itself(leaf) else leaf
+            if leaf.device == target:
+                return leaf
+            if id(leaf) not in moved:
+                moved[id(leaf)] = leaf.to(target, non_blocking=non_blocking)
+            return moved[id(leaf)]
+        return leaf.to(target) if moves_itself(leaf) else leaf
 
     return map_leaves(send, tensor, is_leaf=_is_packed, skip_keys=skip)
 
@@ -195,7 +201,8 @@ def _is_packed(value: Any) -> bool:
     return isinstance(value, PackedSequence)
 
 
-def _moves_itself(value: Any) -> bool:
+def moves_itself(value: Any) -> bool:
+    """Whether `value` is an object with a ``to`` method of its own."""
     return hasattr(value, "to") and not isinstance(value, (torch.nn.Module, type))
 
 

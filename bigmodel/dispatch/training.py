@@ -66,6 +66,7 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
             f"the model was dispatched with offload_dtype={found.plan.offload_dtype!r}, which is for inference: "
             "dispatch it again without offload_dtype"
         )
+    _refuse_untied(part, found, chosen)
     device_map = _with_current_names(part, dict(found.resolved.devices))
     placed = list(DeviceMapLookup(device_map, found.main_device, found.resolved.execution).tensors(part))
     trained = [each for each in placed if id(each.tensor) in chosen]
@@ -87,6 +88,20 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
         logger.info("%s", _summary(on_disk, evicted))
     redispatch(part, device_map)
     return True
+
+
+def _refuse_untied(part: nn.Module, found: Dispatched, chosen: Collection[int]) -> None:
+    """Raise if a trained weight that was tied lies on two devices now, so that its places would be trained apart."""
+    tensors = dict(part.named_parameters(remove_duplicate=False))
+    for name, first in found.ties.items():
+        one, other = tensors.get(first), tensors.get(name)
+        if one is None or other is None or not {id(one), id(other)} & set(chosen):
+            continue
+        if one is not other and storage_key(one) != storage_key(other):
+            raise DispatchError(
+                f"{first} and {name} were one tied weight, but the device map has them on {one.device} and "
+                f"{other.device}, where they would be trained apart: map both to one device"
+            )
 
 
 def _move_in_map(device_map: dict[str, DeviceLike], placed: Collection[PlacedTensor], moving: Collection[str]) -> None:

@@ -446,3 +446,33 @@ def test_neither_inference_mode_nor_a_default_device_counts() -> None:
 def test_a_device_that_is_named_counts() -> None:
     with lasting_tensors():
         assert torch.zeros(2, device="meta").is_meta
+
+
+class Projection(nn.Module):
+    """Multiplies by a weight that is no `nn.Linear`'s, and keeps the flags that it was called with."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width, width))
+        self.bias = nn.Parameter(torch.randn(width), requires_grad=False)
+        self.flags: list[tuple[bool, bool]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.flags.append((self.weight.requires_grad, self.bias.requires_grad))
+        return torch.matmul(x, self.weight) + self.bias
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_streamed_weights_require_gradients_as_resident_ones_do(inference: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Projection(48) for _ in range(3))).eval()
+    x = torch.randn(2, 7, 48)
+    dispatch_model(whole := copy.deepcopy(model), {"": 0})
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    with torch.inference_mode(inference), torch.no_grad():
+        assert torch.equal(model(x), whole(x.to(at(0))).cpu())
+        for part in model:
+            part.weight.requires_grad_(False)
+            part.bias.requires_grad_()
+        model(x)
+    assert [part.flags for part in model] == [[(True, False), (False, True)]] * 3

@@ -161,3 +161,12 @@ def test_a_plan_of_training_is_kept_to() -> None:
     assert not prepare_training(model, model.parameters())
     assert {parameter.device.type for parameter in model.parameters()} == {"virtual"}
     del taken
+
+
+def test_tied_weights_on_two_devices_are_not_trained_apart() -> None:
+    model = dispatch_model(stack().train(), {"": 0, "head": 1})
+    with pytest.raises(DispatchError, match=r"embed.weight and head.weight were one tied weight.*trained apart"):
+        prepare_training(model, model.parameters())
+    model.embed.requires_grad_(False)
+    model.head.requires_grad_(False)
+    prepare_training(model, model.blocks.parameters())

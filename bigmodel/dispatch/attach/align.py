@@ -13,6 +13,7 @@ from ..placement.dispatch_units import DispatchUnit, NameTree
 from ..placement.options import Options
 from ..placement.tensors import DeviceMapLookup, PlacedTensor
 from .dispatched import Dispatched
+from .outside_calls import attach_methods, attach_parts
 
 
 class Aligner:
@@ -45,7 +46,8 @@ class Aligner:
 
     def align(self, result: Dispatched) -> None:
         """Attach to modules whose inputs may come from another device."""
-        several = len({device for placed in self.placed.values() for device in _devices_of(placed)}) > 1
+        devices = {device for placed in self.placed.values() for device in _devices_of(placed)}
+        several = len(devices | {self.placement.main_device} if is_accelerator(self.main) else devices) > 1
         if several:
             self._align_units(result)
         offloads = is_accelerator(self.main) and any(placed.offloaded for placed in self.placed.values())
@@ -58,6 +60,9 @@ class Aligner:
         for forward in result.attachments.values():
             skip = self.options.skip_keys
             forward.skip_keys = {skip} if isinstance(skip, str) else set(skip or ())
+        if several:
+            attach_parts(result, self.units, self.modules, self.placed)
+        attach_methods(result, self.modules)
 
     def _align_units(self, result: Dispatched) -> None:
         """Move inputs to each unit, and its output to the enclosing module if that computes with it."""
@@ -71,12 +76,16 @@ class Aligner:
             if enclosing is not None:
                 device = torch_device(self._device_of_enclosing(enclosing))
                 forward.output_device = device
-                if enclosing:
+                if enclosing or self._names.own(enclosing):
                     result.forward_of(enclosing, self.modules[enclosing]).device = device
 
     def _device_of_enclosing(self, name: str) -> str:
-        """Return the execution device of the split module `name`: of its own tensors, else of the first inside it."""
-        return self.placed[(self._names.own(name) or self._names.inside(name))[0]].execution_device
+        """Return the execution device of the split module `name`: of its own tensors, else of the first inside it; for
+        the model itself, without tensors of its own, the main device, to which its inputs are moved."""
+        own = self._names.own(name)
+        if not (name or own):
+            return self.placement.main_device
+        return self.placed[(own or self._names.inside(name))[0]].execution_device
 
     def _align_skeleton(self, result: Dispatched) -> None:
         """Attach to the modules that enclose streamed ones: an encoder may be called without its model."""

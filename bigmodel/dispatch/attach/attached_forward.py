@@ -19,6 +19,7 @@ from ..streaming.gradients import Compute, run_with_gradients
 from ..streaming.streamer import Streamer
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
+from .input_transfer import InputTransfer
 from .untraced import leave_untraced
 
 UNTRACED = ("bigmodel.devices", "bigmodel.profile", "bigmodel.checkpoint", "bigmodel.dispatch")
@@ -35,7 +36,8 @@ def refuse_copy(*_: object) -> Any:
 
 
 class AttachedForward:
-    """Replaces ``module.forward``: moves inputs to the module's device and streams its weights while it runs.
+    """Replaces ``module.forward``, or another method: moves inputs to the module's device and streams its weights while
+    the method runs.
 
     The module is referenced weakly, to avoid a reference cycle.
 
@@ -43,15 +45,23 @@ class AttachedForward:
         module: The module whose forward is replaced.
         device: Execution device; inputs are moved there. None leaves inputs on their devices.
         skip_keys: Keyword arguments that are never moved.
+        method: The name of the method that is replaced.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device | None, skip_keys: Collection[str] | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device | None,
+        skip_keys: Collection[str] | None,
+        method: str = "forward",
+    ) -> None:
         self._module = weakref.ref(module)
-        self._own: Callable[..., Any] | None = module.__dict__.get("forward")
-        self._function: Callable[..., Any] = type(module).forward
+        self.method = method
+        self._own: Callable[..., Any] | None = module.__dict__.get(method)
+        self._function: Callable[..., Any] = getattr(type(module), method)
         functools.update_wrapper(self, self._own or self._function)
         self.__dict__.pop("__wrapped__")
-        self.__signature__ = inspect.signature(module.forward)
+        self.__signature__ = inspect.signature(getattr(module, method))
         self.device = device
         self.skip_keys = set(skip_keys or ())
         self.blocks: list[tuple[Streamer, Block]] = []
@@ -61,16 +71,18 @@ class AttachedForward:
         """Decides the device of each call; None: always `device`."""
         self.ahead: tuple[ReadAhead, MappedBlock] | None = None
         """Pages in mapped weights before the module computes with them."""
-        self.looks_up = False
-        """Whether the module is a lookup table on the host of a model that runs on an accelerator."""
+        self.weights_follow = False
+        """Whether the module's own weights stay on the host, beside an accelerator, and follow their other operands."""
         self.returns_to_input = False
+        self.moved_inputs = False
+        """Inputs have been brought from another device."""
         self.output_device: torch.device | None = None
         self.output_dtype: torch.dtype | None = None
 
     def attach(self) -> None:
         """Replace the module's forward."""
         leave_untraced(UNTRACED)
-        self.module.forward = self
+        self.module.__dict__[self.method] = self
 
     def detach(self) -> None:
         """Restore the module's own forward."""
@@ -78,37 +90,42 @@ class AttachedForward:
         if module is None:
             return
         if self._own is not None:
-            module.forward = self._own
+            module.__dict__[self.method] = self._own
         else:
-            module.__dict__.pop("forward", None)
+            module.__dict__.pop(self.method, None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         source = first_tensor((args, kwargs)) if self.returns_to_input else None
         if self.host_or_device is not None:
             output = self._run_on_chosen_device(self.host_or_device, args, kwargs)
-        else:
-            args, kwargs = self._inputs_on(args, kwargs, self.device)
+        elif self.device is None or (are_all_on(args, self.device) and are_all_on(kwargs.values(), self.device)):
             output = self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
+        else:
+            output = self._run_on(self.device, self._run_resident, args, kwargs)
         if self.output_dtype is not None:
             output = output.to(self.output_dtype)
         target = source.device if source is not None else self.output_device
         return output if target is None else send_to_device(output, target, skip_keys=self.skip_keys)
 
-    def _inputs_on(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device | None
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if device is None or (are_all_on(args, device) and are_all_on(kwargs.values(), device)):
-            return args, kwargs
-        return send_to_device(args, device), send_to_device(kwargs, device, skip_keys=self.skip_keys)
+    def _run_on(self, device: torch.device, run: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run with the arguments brought to `device`, and what is written into them brought back."""
+        transfer = InputTransfer(device, self.skip_keys)
+        args, kwargs = transfer.send(args, kwargs)
+        if not transfer.moved:
+            return run(args, kwargs)
+        self.moved_inputs = True
+        return transfer.bring_back(run(args, kwargs))
+
+    def _run_resident(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._run(args, kwargs) if self.ahead is None else self._run_in_memory(self.ahead, args, kwargs)
 
     def _run_on_chosen_device(self, host_or_device: HostOrDevice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.device is not None
         device = host_or_device.device_of(args, kwargs, self.device)
         on_host = device != self.device
         host_or_device.move_cache(args, kwargs, device)
-        args, kwargs = self._inputs_on(args, kwargs, device)
-        run = self._plain if on_host else self._run
-        return host_or_device.visit(on_host, lambda _: run(args, kwargs))
+        run = self.plain if on_host else self._run
+        return host_or_device.visit(on_host, lambda _: self._run_on(device, run, args, kwargs))
 
     def _run_in_memory(
         self, ahead: tuple[ReadAhead, MappedBlock], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -117,7 +134,7 @@ class AttachedForward:
         return reader.visit(block, lambda _: self._run(args, kwargs))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        run: Compute = self.compute or self._plain
+        run: Compute = self.compute or self.plain
         for streamer, block in self.blocks:
             if torch.is_grad_enabled():
                 run = functools.partial(run_with_gradients, streamer, block, self.module, run)
@@ -132,7 +149,8 @@ class AttachedForward:
         assert module is not None, "the module is gone"
         return module
 
-    def _plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def plain(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call what was replaced."""
         if self._own is not None:
             return self._own(*args, **kwargs)
         return self._function(self._module(), *args, **kwargs)

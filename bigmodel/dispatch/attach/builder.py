@@ -15,6 +15,7 @@ from ...devices import HOST, torch_device
 from ...errors import DeviceMapError, DispatchError
 from ...plan import Plan
 from ...profile import expert_names, storage_key
+from ...profile.model.units import is_indivisible
 from ..experts.layer import ExpertLayer
 from ..mapped.mapped_block import MappedBlock, Owner
 from ..mapped.readahead import ReadAhead
@@ -98,6 +99,19 @@ class Builder:
                     f"{placed.name} on {placed.execution_device}, "
                     f"but one module computes with both; map {owner!r} whole"
                 )
+        for name, module in self.modules.items():
+            if is_indivisible(module):
+                self._refuse_cut(name, module)
+
+    def _refuse_cut(self, name: str, module: nn.Module) -> None:
+        """Raise for a module that uses weights of its children itself, and whose weights have different devices."""
+        tensors = [f"{name}.{key}" if name else key for key, _ in module.named_parameters(remove_duplicate=False)]
+        devices = {self.placed[tensor].execution_device for tensor in tensors}
+        if len(devices) > 1:
+            raise DeviceMapError(
+                f"the device map spreads {name!r}, a {type(module).__name__}, over {', '.join(sorted(devices))}, "
+                "but it computes with weights of its children itself; map it whole"
+            )
 
     def _ties(self) -> dict[str, str]:
         first: dict[object, str] = {}
@@ -158,9 +172,14 @@ class Builder:
             if type(module) is nn.Embedding and not encloses and module.max_norm is None:
                 # The lookup runs on the host, so that rows cross the link and not the whole table.
                 forward = result.forward_of(name, module)
-                forward.looks_up = True
+                forward.weights_follow = True
                 forward.device, forward.output_device = torch_device(HOST), self.main
                 forward.output_dtype = self._device_dtype(streamed[0], module.weight)
+                continue
+            if not encloses and _makes_weights_before_forward(module) and self.main != torch_device(HOST):
+                forward = result.forward_of(name, module)
+                forward.weights_follow = True
+                forward.device = torch_device(streamed[0].execution_device)
                 continue
             block = self._block(name, streamed)
             if not encloses:
@@ -219,6 +238,12 @@ def attach_read_ahead(
     result.readers.append(reader)
     for name, block in blocks.items():
         result.forward_of(name, modules[name]).ahead = (reader, block)
+
+
+def _makes_weights_before_forward(module: nn.Module) -> bool:
+    """Whether hooks make the tensors that a module computes with before its forward is called, as weight norm does: a
+    block would be brought in too late."""
+    return bool(module._forward_pre_hooks) and any(isinstance(each, torch.Tensor) for each in vars(module).values())
 
 
 def _lies_on_disk(placed: PlacedTensor) -> bool:

@@ -43,6 +43,8 @@ class Dispatched:
         self.options = options
         self.names = names
         self.attachments: dict[str, AttachedForward] = {}
+        self.outside: list[AttachedForward] = []
+        """What brings inputs to parts of units, or to methods beside ``forward``, that are called by others."""
         self.streamers: list[Streamer] = []
         self.readers: list[ReadAhead] = []
         self.expert_caches: list[ExpertCache] = []
@@ -64,7 +66,7 @@ class Dispatched:
 
     def attach(self, model: nn.Module) -> None:
         """Put all attachments in place and mark `model` as dispatched."""
-        for attachment in self.attachments.values():
+        for attachment in (*self.attachments.values(), *self.outside):
             attachment.attach()
         self._let_weights_follow(model)
         model.__dict__[ATTRIBUTE] = self
@@ -81,8 +83,8 @@ class Dispatched:
         }
         for attachment in self.attachments.values():
             module = attachment.module
-            if attachment.looks_up:
-                follow(module.parameters())
+            if attachment.weights_follow:
+                follow((*module.parameters(), *module.buffers()))
             if attachment.host_or_device is None and id(module) not in probed:
                 streamed = (block for streamer, block in attachment.blocks if is_accelerator(streamer.device))
                 follow(tensor.value for block in streamed for tensor in block.tensors)
@@ -124,7 +126,7 @@ class Dispatched:
 
     def detach(self, model: nn.Module) -> None:
         """Restore every module's own forward and `model`'s own attributes."""
-        for attachment in self.attachments.values():
+        for attachment in (*self.attachments.values(), *self.outside):
             attachment.detach()
         follow_no_more((*model.parameters(), *model.buffers()))
         for module in model.modules():
@@ -135,6 +137,7 @@ class Dispatched:
     def release(self) -> None:
         """Release device memory and threads, after `detach`."""
         self.attachments.clear()
+        self.outside.clear()
         self.streamers.clear()
         self.readers.clear()
         self.expert_caches.clear()

@@ -27,7 +27,7 @@ from ...profile.training.recompute import Gradients, RecomputedCall, gradients_o
 from ..weights.block import Block, version_of
 from ..weights.parameters import like
 from ..weights.quantized_block import QuantizedBlock
-from .replay_state import ReplayState, refuse_hidden_tensors, unchanged_buffers
+from .replay_state import EarlierState, ReplayState, refuse_hidden_tensors, unchanged_buffers
 from .streamer import Streamer
 
 Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -93,9 +93,21 @@ class _BlockCall(RecomputedCall):
         self._versions = _versions(block)
 
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        output = self._streamer.run(self._block, self._compute, args, kwargs)
+        output = self._streamer.run(self._block, self._compute_observed, args, kwargs)
         refuse_hidden_tensors(output, (args, kwargs))
         return output
+
+    def _compute_observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._state = EarlierState(self._block, self._module)
+        output = self._compute(args, kwargs)
+        self._state.keep_written()
+        return output
+
+    def refuse_written_arguments(self) -> None:
+        raise DispatchError(
+            f"{self._block.name!r} writes into an argument, a container that it is given, through which no gradient "
+            "would flow, as it is streamed: map what hands values on so to an accelerator, or return them"
+        )
 
     def gradients(self, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
         _refuse_quantized(self._block)
@@ -118,6 +130,7 @@ class _BlockCall(RecomputedCall):
         # The module can refer to the leaves of one thread at a time.
         with block.recomputing(), unchanged_buffers(self._module):
             block.show(weights)
+            self._state.put_back()
             args, kwargs = self.arguments_again(inputs)
             with torch.enable_grad(), self._replay_state.restored():
                 outputs = self.tensors_of(self._compute(args, kwargs))

@@ -14,6 +14,7 @@ from torch import nn
 
 from ...devices.nested import iter_leaves
 from ...errors import DispatchError
+from ..weights.block import Block, version_of
 
 
 class Precision:
@@ -50,6 +51,58 @@ class ReplayState:
             if self._device_state is not None:
                 torch.cuda.set_rng_state(self._device_state, self._device)
             yield
+
+
+class EarlierState:
+    """The buffers that a block's forward writes, with the values they had before it.
+
+    Some modules compute with what they write, as spectral norm does with its estimates: the second computation must
+    begin with what the first one began with. Which buffers those are shows in the first forward, before which all are
+    copied; later ones copy only these.
+
+    Args:
+        block: Whose module is about to be computed.
+        module: That module, with all its tensors shown.
+    """
+
+    def __init__(self, block: Block, module: nn.Module) -> None:
+        self._block = block
+        if block.registries_of_buffers is None:
+            block.registries_of_buffers = [part._buffers for part in module.modules() if part._buffers]
+        written = block.written_buffers
+        self._before = [
+            (registry, name, buffer, version_of(buffer), written is None or (id(registry), name) in written)
+            for registry in block.registries_of_buffers
+            for name, buffer in registry.items()
+            if buffer is not None
+        ]
+        self._values = [buffer.clone() if copied else None for _, _, buffer, _, copied in self._before]
+
+    def keep_written(self) -> None:
+        """Keep the values of what has been written since, and let go of the others.
+
+        Raises:
+            DispatchError: The forward wrote to a buffer that the first one did not write to.
+        """
+        kept = []
+        for (registry, name, buffer, version, copied), value in zip(self._before, self._values, strict=True):
+            if registry.get(name) is buffer and version_of(buffer) == version:
+                continue
+            if not copied:
+                raise DispatchError(
+                    f"{name!r} in {self._block.name!r} is written in some forwards only, so that gradients through "
+                    "this streamed module would be wrong: map it to an accelerator to train it"
+                )
+            kept.append((registry, name, value))
+        if self._block.written_buffers is None:
+            self._block.written_buffers = {(id(registry), name) for registry, name, _ in kept}
+        self._kept = kept
+        self._before, self._values = [], []
+
+    def put_back(self) -> None:
+        """Let the module begin with the values of then."""
+        for registry, name, value in self._kept:
+            registry[name] = None if value is None else value.clone()
 
 
 @contextmanager

@@ -113,6 +113,7 @@ class BlockSlot(Slot[Block]):
         shown: Whether the model's parameters refer to its content.
         views: For each block that was here, its tensors as views of this memory.
         storage: Identifies its memory (see `storage_of`).
+        memory_version: Version counter of its memory when its content was shown.
     """
 
     last_use: int = 0
@@ -121,6 +122,7 @@ class BlockSlot(Slot[Block]):
     shown: bool = False
     views: dict[Block, list[torch.Tensor]] = field(default_factory=dict)
     storage: int = field(init=False)
+    memory_version: int = 0
 
     def __post_init__(self) -> None:
         self.storage = storage_of(self.memory)
@@ -132,7 +134,9 @@ class BlockSlot(Slot[Block]):
             views = self.views.get(block)
             if views is None:
                 views = self.views[block] = block.device_views(self.memory)
+            block.copy_flags(views)
             self.shown = True
+            self.memory_version = self.memory._version
             block.show(views)
 
     def show_host(self) -> None:
@@ -144,6 +148,9 @@ class BlockSlot(Slot[Block]):
         block = self.content
         if self.shown and block is not None:
             try:
+                # With buffers among the tensors that lie here, writing says nothing about parameters.
+                if self.memory._version != self.memory_version and not block.has_state:
+                    block.keep_written_parameters(self.views[block])
                 block.keep_state()
             except Exception:
                 self.shown = False

@@ -77,6 +77,10 @@ class Block:
         self.recomputed_by: int | None = None
         """The thread that is recomputing the block for its gradients."""
         self._recomputing = new_rlock()
+        self.registries_of_buffers: list[Registry] | None = None
+        """Those of all modules of the block that have buffers, once a forward has looked."""
+        self.written_buffers: set[tuple[int, str]] | None = None
+        """Registries, by id, and names of the buffers that its forward writes; None until one has shown."""
         self.nested: list[HostTensor] = []
         """Tensors of the module that are fetched separately, such as experts; not part of `tensors`."""
 
@@ -134,7 +138,18 @@ class Block:
 
     def device_views(self, memory: torch.Tensor) -> list[torch.Tensor]:
         """Return the block's parameters and buffers as views of `memory`."""
-        return [like(t.value, view, requires_grad=False) for t, view in zip(self.tensors, self.layout.views(memory))]
+        return [like(t.value, view) for t, view in zip(self.tensors, self.layout.views(memory))]
+
+    def copy_flags(self, views: list[torch.Tensor]) -> None:
+        """Have parameters on the device require gradients where those on the host do.
+
+        Operations look at that also where gradients are off: ``torch.matmul`` multiplies in another way, with other
+        last bits.
+        """
+        with DisableTorchFunctionSubclass():
+            for tensor, view in zip(self.tensors, views):
+                if view.requires_grad != tensor.value.requires_grad:
+                    view.requires_grad_(tensor.value.requires_grad)
 
     def fetch(self, memory: torch.Tensor) -> None:
         """Copy the block's tensors into `memory`: in one copy if they are packed."""
@@ -150,6 +165,13 @@ class Block:
         """Make the model refer to `tensors`, one for each of the block's own."""
         for tensor, shown in zip(self.tensors, tensors):
             tensor.show(shown)
+
+    def keep_written_parameters(self, views: list[torch.Tensor]) -> None:
+        """Copy parameters, into which a forward has written on the device, to the host."""
+        with torch.no_grad():
+            for tensor, view in zip(self.tensors, views):
+                if not tensor.is_buffer:
+                    tensor.value.copy_(view)
 
     def keep_state(self) -> None:
         """Copy buffers that a forward has written or replaced to the host.

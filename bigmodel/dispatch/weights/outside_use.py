@@ -22,22 +22,9 @@ from torch._C import DisableTorchFunctionSubclass
 from ...devices.nested import iter_tensors, map_tensors
 
 _READS = frozenset(
-    (
-        "detach",
-        "clone",
-        "to",
-        "cpu",
-        "cuda",
-        "type",
-        "numpy",
-        "tolist",
-        "item",
-        "__deepcopy__",
-        "__reduce_ex__",
-        "__iter__",
-    )
+    ("detach", "to", "cpu", "cuda", "type", "numpy", "tolist", "item", "__deepcopy__", "__reduce_ex__", "__iter__")
 )
-"""What takes a tensor's value out of the model: results are plain tensors."""
+"""What takes a tensor's value out of the model: results are plain tensors. So are clones of parameters."""
 
 _VIEWS = frozenset(("T", "H", "mT", "mH", "real", "imag"))
 """Attributes that are tensors to compute with, unlike ``.data`` and ``.grad``."""
@@ -60,7 +47,7 @@ class _Follows:
             if target is not None:
                 args, kwargs = map_tensors(lambda tensor: _brought(tensor, target), (args, kwargs))
             result = func(*args, **kwargs)
-            if not PLAIN.keys() >= set(map(type, operands)) or _is_read(func, name):
+            if not PLAIN.keys() >= set(map(type, operands)) or _is_read(func, name, args):
                 return result
             return map_tensors(_following, result)
 
@@ -144,10 +131,10 @@ def _brought(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
-def _is_read(func: Callable[..., Any], name: str) -> bool:
+def _is_read(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> bool:
     if name == "__get__":
         return getattr(getattr(func, "__self__", None), "__name__", None) not in _VIEWS
-    return name in _READS
+    return name in _READS or (name == "clone" and isinstance(args[0], nn.Parameter))
 
 
 def _following(result: torch.Tensor) -> torch.Tensor:

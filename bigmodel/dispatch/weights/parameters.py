@@ -38,8 +38,15 @@ def like(original: torch.Tensor, value: torch.Tensor, requires_grad: bool | None
 
 
 def moved_like(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return `tensor` on `device`, a Parameter with the same attributes if it is one."""
-    return like(tensor, tensor.detach().to(device=device, dtype=dtype or tensor.dtype))
+    """Return `tensor` on `device`, a Parameter with the same attributes and hooks if it is one."""
+    moved = like(tensor, tensor.detach().to(device=device, dtype=dtype or tensor.dtype))
+    if moved.requires_grad and tensor.is_leaf and moved is not tensor:
+        # The dicts themselves, so that the handles people have still remove hooks.
+        if tensor._backward_hooks:
+            moved._backward_hooks = tensor._backward_hooks
+        for hook in (tensor._post_accumulate_grad_hooks or {}).values():  # type: ignore[attr-defined]
+            moved.register_post_accumulate_grad_hook(hook)
+    return moved
 
 
 SecondPlace = tuple[list[Any], int]

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ...arguments import check_model, shown
 from ...errors import PlanError
@@ -25,6 +26,9 @@ from .experts import ExpertsProfile, profile_experts
 from .tensors import TensorSpec, tensor_specs
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+INDIVISIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""PyTorch's own modules that compute with their children's weights themselves, and so are never split."""
 
 
 def find_no_split_classes(model: nn.Module) -> frozenset[str]:
@@ -101,8 +105,9 @@ def as_class_names(classes: Iterable[str] | str | None) -> frozenset[str]:
 def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | None = None) -> list[UnitModule]:
     """Split `model` into units, in the order in which modules are registered.
 
-    A block is never split. A module that contains blocks is split, and so is a pure container. Every other composite
-    module is a unit if the model has blocks; in a model without blocks only modules without children are units.
+    A block is never split, nor is a module that uses its children's weights itself. A module that contains blocks is
+    split, and so is a pure container. Every other composite module is a unit if the model has blocks; in a model
+    without blocks only modules without children are units.
 
     Args:
         model: any module, also on meta.
@@ -122,7 +127,7 @@ def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | 
         children = [(child, value) for child, value in module._modules.items() if value is not None]
         is_block = name != "" and type(module).__name__ in classes
         composite = bool(skeleton) and name not in skeleton and not isinstance(module, CONTAINERS)
-        if is_block or composite or not children:
+        if is_block or composite or not children or is_indivisible(module):
             units.append(UnitModule(name, is_block, False, type(module).__name__, is_lookup(module)))
             continue
         dot = f"{name}." if name else ""
@@ -130,6 +135,11 @@ def find_units(model: nn.Module, no_split_module_classes: Iterable[str] | str | 
             units += [UnitModule(dot + n, False, True, kind) for n, t in tensors.items() if t is not None]
         stack.extend((dot + child, value) for child, value in reversed(children))
     return units
+
+
+def is_indivisible(module: nn.Module) -> bool:
+    """Whether a module uses weights of its children without calling them: PyTorch's attention, parametrized modules."""
+    return isinstance(module, INDIVISIBLE) or is_parametrized(module)
 
 
 def is_lookup(module: nn.Module) -> bool:

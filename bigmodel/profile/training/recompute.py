@@ -41,6 +41,9 @@ class RecomputedCall(ABC):
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the module's output, without a graph."""
 
+    def refuse_written_arguments(self) -> None:  # noqa: B027 (nothing to refuse is a fine answer)
+        """Called when the module has put something into a container that it was given; may raise."""
+
     @abstractmethod
     def gradients(self, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
         """Return the gradients of the inputs, then of the weights, from those of the outputs.
@@ -76,8 +79,12 @@ class RecomputedCall(ABC):
 
     def _outputs(self) -> tuple[torch.Tensor, ...]:
         args, kwargs = self._rebuild(self._first)
-        self._first = []
-        return self.tensors_of(self.compute_first(args, kwargs))
+        given, self._first = self._first, []
+        output = self.compute_first(args, kwargs)
+        leaves, _ = flatten((args, kwargs), registered=True)
+        if len(leaves) != len(given) or any(one is not other for one, other in zip(leaves, given)):
+            self.refuse_written_arguments()
+        return self.tensors_of(output)
 
 
 class _Run(torch.autograd.Function):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
@@ -449,3 +450,98 @@ def test_a_buffer_that_is_replaced_in_forward_counts_once(offload_buffers: bool)
     for _ in range(3):
         model(torch.ones(2, 8)).sum().backward()
     assert model[0].count.item() == 3
+
+
+NORMS: list[Any] = [
+    torch.nn.utils.parametrizations.spectral_norm,
+    torch.nn.utils.parametrizations.weight_norm,
+    torch.nn.utils.spectral_norm,
+    pytest.param(
+        torch.nn.utils.weight_norm,
+        marks=pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning"),
+    ),
+    lambda layer: prune.l1_unstructured(layer, "weight", 0.3),
+]
+
+
+class Normed(nn.Module):
+    """A residual block, one weight of which is made anew in each forward."""
+
+    def __init__(self, norm: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.up, self.down = norm(nn.Linear(8, 8)), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+@pytest.mark.parametrize("offload_buffers", [False, True])
+@pytest.mark.parametrize("is_leaf", [False, True])
+@pytest.mark.parametrize("norm", NORMS)
+def test_weights_made_in_forward_and_the_state_they_are_made_with_learn_the_same(
+    norm: Callable[[nn.Module], nn.Module], is_leaf: bool, offload_buffers: bool
+) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(norm(nn.Linear(8, 8)) if is_leaf else Normed(norm) for _ in range(3)))
+
+    model, resident, x = make(), make(), torch.randn(4, 8)
+    dispatch_model(model, {"": "cpu"}, main_device=at(0), offload_buffers=offload_buffers)
+    dispatch_model(resident, {"": 0}, force_hooks=True)
+    for _ in range(3):
+        for each in (model, resident):
+            each.zero_grad()
+            each(x).square().sum().backward()
+        assert_same(gradients(model), gradients(resident))
+    for one, other in zip(model.buffers(), resident.buffers(), strict=True):
+        assert torch.equal(one.cpu(), other.cpu())
+
+
+class Renormalised(nn.Module):
+    """Writes to its weight in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return x + self.inner(x @ self.weight)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_a_forward_writes_into_a_streamed_parameter_stays(mode: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Renormalised() for _ in range(3)))
+    expected = [block.weight.detach() / 4 for block in model]
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    with mode():
+        for _ in range(2):
+            model(torch.ones(1, 4))
+    assert all(torch.equal(block.weight.detach(), weight) for block, weight in zip(model, expected))
+
+
+def test_a_streamed_parameter_that_forward_writes_is_not_trained() -> None:
+    model = dispatch_model(nn.Sequential(*(Renormalised() for _ in range(3))), {"": "cpu"}, main_device=at(0))
+    loss = model(torch.ones(1, 4)).sum()
+    with pytest.raises(DispatchError, match="were changed between its forward and its backward"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("where", ["cpu", 0])
+def test_hooks_of_a_weight_see_its_gradient_wherever_it_went(where: object) -> None:
+    model = stack()
+    calls: list[str] = []
+    weight = model.blocks[1].up.weight
+    weight.register_hook(lambda gradient: calls.append("gradient") or gradient * 0)
+    removed = weight.register_hook(lambda gradient: calls.append("removed"))
+    weight.register_post_accumulate_grad_hook(lambda parameter: calls.append("accumulated"))
+    dispatch_model(model, {"": where}, main_device=at(0))
+    removed.remove()
+    model(ids().to(at(0))).sum().backward()
+    assert calls == ["gradient", "accumulated"]
+    gradient = model.blocks[1].up.weight.grad
+    assert gradient is not None
+    assert not gradient.cpu().any()

@@ -1,0 +1,111 @@
+"""Calls from outside: of parts of a unit that runs elsewhere, and of methods beside ``forward``.
+
+Inputs are brought to a unit when its forward is called. Some models call parts of a unit themselves, and some have
+other methods that start a computation, as ``decode`` does. Such a part or method brings its inputs too, and returns
+what it computes to where they were.
+
+Nearly all parts of units are called by their unit alone, and then have nothing to bring. Which ones others call shows
+in the first forward of the model; after that the rest carry nothing any more.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...devices import torch_device
+from ..placement.dispatch_units import DispatchUnit
+from ..placement.tensors import PlacedTensor
+from .attached_forward import AttachedForward
+from .dispatched import Dispatched
+
+_SETTERS = ("_", "set_", "load", "reset", "init")
+"""Names of methods begin so that are private or that change a module's weights."""
+
+
+def attach_methods(result: Dispatched, modules: Mapping[str, nn.Module]) -> None:
+    """Have methods beside ``forward``, of the model and of modules whose inputs are brought, bring theirs."""
+    for name, forward in result.attachments.items():
+        device = forward.device
+        if device is None or forward.weights_follow or forward.host_or_device is not None:
+            continue
+        for method in methods_of(modules[name]):
+            _bring(result, modules[name], device, forward.skip_keys, method)
+
+
+def attach_parts(
+    result: Dispatched,
+    units: Sequence[DispatchUnit],
+    modules: Mapping[str, nn.Module],
+    placed: Mapping[str, PlacedTensor],
+) -> None:
+    """Have the parts of units that hold tensors bring their inputs, until it is known which need not.
+
+    Args:
+        result: Receives the attachments; the model's own is among them.
+        units: What the model is cut into.
+        modules: Its modules by name.
+        placed: Its tensors by name.
+    """
+    known = {id(modules[name]) for name in result.attachments}
+    for name, tensors, encloses in units:
+        forward = result.attachments.get(name)
+        if encloses or forward is None or forward.blocks or forward.host_or_device is not None:
+            continue
+        for part in modules[name].modules():
+            if id(part) not in known and (part._parameters or part._buffers):
+                device = torch_device(placed[tensors[0]].execution_device)
+                _bring(result, part, device, forward.skip_keys, "forward")
+                known.add(id(part))
+    root = result.attachments[""]
+    root.compute = _FirstForward(root, result)
+
+
+def _bring(
+    result: Dispatched, module: nn.Module, device: torch.device, skip_keys: Collection[str], method: str
+) -> None:
+    attached = AttachedForward(module, device, skip_keys, method)
+    attached.returns_to_input = True
+    result.outside.append(attached)
+
+
+class _FirstForward:
+    """Computes the model's first forward, and then detaches from parts what nobody outside their units needed."""
+
+    def __init__(self, root: AttachedForward, result: Dispatched) -> None:
+        self._root = root
+        self._compute = root.compute or root.plain
+        self._given = root.compute
+        self._result = result
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = self._compute(args, kwargs)
+        self._root.compute = self._given
+        outside = self._result.outside
+        for attached in [each for each in outside if each.method == "forward" and not each.moved_inputs]:
+            attached.detach()
+            outside.remove(attached)
+        return output
+
+
+def methods_of(module: nn.Module) -> Iterator[str]:
+    """Yield the public methods that the class of `module`, or others in its file, introduce and that take arguments.
+
+    What overrides a method of a library's class is left alone, and so are methods that the instance has of its own.
+    """
+    own = [kind for kind in type(module).__mro__ if kind.__module__ == type(module).__module__]
+    others = [kind for kind in type(module).__mro__ if kind not in own]
+    seen: set[str] = set()
+    for kind in own:
+        for name, function in vars(kind).items():
+            if name.startswith(_SETTERS) or name in seen or name == "forward" or name in module.__dict__:
+                continue
+            seen.add(name)
+            if any(name in vars(other) for other in others) or not inspect.isfunction(function):
+                continue
+            if len(inspect.signature(function).parameters) > 1 and not inspect.isgeneratorfunction(function):
+                yield name

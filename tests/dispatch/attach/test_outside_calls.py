@@ -1,0 +1,197 @@
+"""Children that are called from outside their unit's forward get their inputs where their weights are."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bigmodel.dispatch import dispatch_model
+from bigmodel.errors import DeviceMapError
+
+from ...accelerators import at, two
+from ..models import Block, llama
+
+pytestmark = pytest.mark.usefixtures("every_accelerator")
+
+WIDTH = 8
+
+
+class Attention(nn.Module):
+    """Attention with a container, whose parts are called one by one, as those of diffusion models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q = nn.Linear(WIDTH, WIDTH)
+        self.to_out = nn.ModuleList([nn.Linear(WIDTH, WIDTH), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.softmax(self.to_q(x), -1)
+        for module in self.to_out:
+            x = module(x)
+        return x
+
+
+class DiffusionBlock(nn.Module):
+    """A block whose parts and second method its model calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((WIDTH,), 0.5))
+        self.norm = nn.ModuleDict({"emb": nn.Linear(WIDTH, WIDTH), "norm": nn.LayerNorm(WIDTH)})
+        self.attn = Attention()
+
+    def forward(self, x: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        return x + self.attn(self.norm["norm"](x) * self.scale + self.norm["emb"](time))
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attn(self.norm["norm"](x))
+
+
+class Diffusion(nn.Module):
+    """Calls its blocks' parts beside its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proj_in = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(DiffusionBlock() for _ in range(3))
+        self.proj_out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time = x * 2
+        x = self.proj_in(x)
+        for block in self.blocks:
+            x = block(x, time)
+        return self.proj_out(x * self.blocks[0].norm["emb"](time) + self.blocks[2].norm["emb"](time))
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[2].encode(self.blocks[1].encode(self.proj_in(x)))
+
+
+MAPS: list[Any] = [
+    {"": "cpu"},
+    {"": "disk"},
+    {"": 0, "blocks.1": "cpu", "blocks.2": "disk"},
+    pytest.param({"": 0, "blocks.1": 1, "blocks.2": 1, "proj_out": 1}, marks=two),
+    pytest.param({"": 1, "blocks.1": 0, "blocks.2": "cpu"}, marks=two),
+    pytest.param({"": 0, "blocks.1.norm": 1, "blocks.2.attn": 1}, marks=two),
+    pytest.param({"": 0, "blocks.1.attn.to_out": 1, "blocks.2.attn.to_out.1.0": "cpu"}, marks=two),
+]
+
+
+def diffusion() -> Diffusion:
+    torch.manual_seed(0)
+    return Diffusion().eval()
+
+
+@pytest.mark.parametrize("offload", ["stream", "compute"])
+@pytest.mark.parametrize("device_map", MAPS)
+def test_a_part_of_a_block_may_be_called_by_the_model(
+    device_map: dict[str, object], offload: str, tmp_path: Path
+) -> None:
+    model, x = diffusion(), torch.randn(2, WIDTH)
+    resident = copy.deepcopy(model).to(at(0))
+    dispatch_model(model, device_map, main_device=at(0), offload_dir=tmp_path, offload=offload)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(model(x), resident(x.to(at(0))).cpu())
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("device_map", MAPS)
+def test_a_second_method_of_model_and_blocks_is_an_entry_point(
+    device_map: dict[str, object], warm: bool, tmp_path: Path
+) -> None:
+    model, x = diffusion(), torch.randn(2, WIDTH)
+    resident = copy.deepcopy(model).to(at(0))
+    dispatch_model(model, device_map, main_device=at(0), offload_dir=tmp_path)
+    with torch.no_grad():
+        if warm:
+            model(x)
+        assert torch.equal(model.decode(x).cpu(), resident.decode(x.to(at(0))).cpu())
+        assert torch.equal(model.decode(x.to(at(0))).cpu(), resident.decode(x.to(at(0))).cpu())
+
+
+class Hidden(nn.Module):
+    """Holds modules in a dict, where PyTorch does not see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.registered = {"b": self.b}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.registered["b"](self.a(x))
+
+
+@pytest.mark.parametrize("device_map", [{"": "cpu"}, pytest.param({"a": 0, "b": 1}, marks=two)])
+def test_modules_may_be_called_through_a_dict(device_map: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    model, x = Hidden().eval(), torch.randn(2, WIDTH)
+    expected = model(x)
+    dispatch_model(model, device_map, main_device=at(0))
+    with torch.no_grad():
+        assert torch.allclose(model(x), expected)
+
+
+class MultiHead(nn.Module):
+    """PyTorch's attention, which computes with its child's weights, in a model without blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.attn = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.inner(x)
+        return self.head(self.layer(self.attn(x, x, x, need_weights=False)[0]))
+
+
+@pytest.mark.parametrize(
+    "device_map", [{"": "cpu"}, {"": "disk"}, pytest.param({"": 0, "attn": 1, "layer": 1}, marks=two)]
+)
+def test_multi_head_attention_is_one_piece(device_map: dict[str, object], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = MultiHead().eval(), torch.randn(2, 5, WIDTH)
+    resident = copy.deepcopy(model).to(at(0))
+    dispatch_model(model, device_map, main_device=at(0), offload_dir=tmp_path)
+    with torch.no_grad():
+        assert torch.equal(model(x), resident(x.to(at(0))).cpu())
+
+
+@two
+def test_a_map_that_cuts_multi_head_attention_is_refused_before_anything_moves() -> None:
+    model = MultiHead()
+    with pytest.raises(DeviceMapError, match=r"'attn'.*MultiheadAttention.*map it whole"):
+        dispatch_model(model, {"": 0, "attn.out_proj": 1})
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
+@two
+def test_a_weight_on_another_accelerator_that_the_parent_uses_itself_is_refused_by_the_operation() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = Block(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(self.b(self.a(x)), self.b.weight)
+
+    model = dispatch_model(Tied(), {"": 0, "b": 1})
+    with pytest.raises(RuntimeError, match="same device"):
+        model(torch.randn(2, WIDTH))
+
+
+@two
+def test_parts_of_blocks_that_nobody_calls_from_outside_carry_nothing_after_the_first_forward() -> None:
+    model = dispatch_model(llama(), {"": 0, "model.layers.2": 1, "model.layers.3": 1})
+    model(torch.arange(4).view(1, 4))
+    parts = [part for layer in model.model.layers for part in layer.modules() if part is not layer]
+    assert not [part for part in parts if "forward" in part.__dict__]
