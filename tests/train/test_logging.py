@@ -95,5 +95,5 @@ def test_disable_is_respected(state) -> None:
 
 
 def test_the_old_order_of_arguments_is_refused(state) -> None:
-    with pytest.raises(TrainError, match="pass main_process_only by its name"):
+    with pytest.raises(TrainError, match="pass main_process_only by name"):
         tqdm(True, range(3))
