@@ -12,6 +12,7 @@ from bigmodel.train.configuration import TorchDynamoPlugin
 from bigmodel.train.precision.mixed import check_precision
 from bigmodel.train.state.partial import PartialState
 from bigmodel.train.state.ranks import RankOperations
+from bigmodel.train.state.shared import SharedState
 from bigmodel.train.strategies.base import PARALLELISM_CONFIG, PLUGINS, load
 from bigmodel.train.types import DistributedType
 
@@ -83,7 +84,7 @@ def _refuse_unsupported(plugins: Plugins) -> None:
         raise TrainError("TPUs are not supported; train on CUDA GPUs, MPS or the CPU")
 
 
-class AcceleratorState(RankOperations):
+class AcceleratorState(SharedState, RankOperations):
     """Precision, distributed type and plugins of the run. Every instance shares one state, created by the first
     Accelerator.
 

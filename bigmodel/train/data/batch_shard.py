@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from torch.utils.data import DataLoader
 
 from bigmodel.errors import TrainError
-from bigmodel.train.data.steps import LoaderStep
+from bigmodel.train.data.steps import LoaderStep, PicklableSource
 
 
 class IndexBatch(NamedTuple):
@@ -154,6 +154,9 @@ class BatchSamplerShard:
         self.latest = BatchStream(self._batches(), self.skip, self.on_start)
         return self.latest
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "latest": None}  # the pass of a copy is its own
+
     def _batches(self) -> Iterator[IndexBatch]:
         if self.num_processes == 1:
             return (_whole(batch) for batch in iter(self.batch_sampler))
@@ -226,7 +229,7 @@ def _whole(batch: Any) -> IndexBatch:
     return IndexBatch(batch, rows, rows, False, rows)
 
 
-class MapSource:
+class MapSource(PicklableSource):
     """A map-style dataset read through a `BatchSamplerShard`.
 
     The end is known from the indices, so without workers no batch is fetched before the loop requests it: random

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from bigmodel.devices.nested import first_tensor
 from bigmodel.errors import TrainError
-from bigmodel.train.data.steps import LoaderStep
+from bigmodel.train.data.steps import LoaderStep, PicklableSource
 from bigmodel.train.nested import concatenate, find_batch_size, recursively_apply
 
 
@@ -164,7 +164,7 @@ class _Placeholder:
         self.shape, self.dtype = tuple(tensor.shape), tensor.dtype
 
 
-class DispatchSource:
+class DispatchSource(PicklableSource):
     """A source whose data process 0 reads, round by round, sending every process its part.
 
     Tensors are sent through `group` as bytes of CPU memory; all other objects are pickled.

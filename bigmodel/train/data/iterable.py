@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from bigmodel.errors import TrainError
-from bigmodel.train.data.steps import LoaderStep
+from bigmodel.train.data.steps import LoaderStep, PicklableSource
 from bigmodel.train.nested import find_batch_size
 
 
@@ -123,7 +123,7 @@ class IterableDatasetShard(IterableDataset[Any]):
 END = object()
 
 
-class IterableSource:
+class IterableSource(PicklableSource):
     """All batches of a loader, in its order."""
 
     def __init__(self, base: DataLoader[Any]) -> None:
@@ -162,7 +162,7 @@ def as_step(batch: Any, last: bool) -> LoaderStep:
 _AHEAD = 2
 
 
-class ShardedSource:
+class ShardedSource(PicklableSource):
     """One process's part of a dataset, with as many steps as the longest part of any process.
 
     Args:

@@ -269,6 +269,13 @@ class DataLoaderShard(DataLoader[Any]):
         """Whether the current batch has any sample that is not repeated."""
         return not self._step.uneven or self._step.real > 0
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name != "base_dataloader"}
+        return {**state, "end_of_dataloader": False, "remainder": -1, "_step": LoaderStep(None, False)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, base_dataloader=state["source"].base)
+
     def skipping(self, batches: int) -> DataLoaderShard:
         """Return a copy of this loader that skips the first `batches` batches of every pass."""
         skipping = object.__new__(type(self))

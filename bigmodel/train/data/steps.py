@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 from bigmodel.devices import copy_stream
 from bigmodel.devices.nested import iter_tensors
 from bigmodel.train.nested import find_batch_size, send_to_device
+from bigmodel.train.state.partial import PartialState
 
 
 class LoaderStep(NamedTuple):
@@ -49,6 +51,25 @@ class StepSource(Protocol):
         ...
 
     def __len__(self) -> int: ...
+
+
+class PicklableSource:
+    """Pickles without the iterators and the process group of a pass; the copy begins a pass of its own.
+
+    The copy uses the data loaders' process group of the process that unpickles it.
+    """
+
+    base: DataLoader[Any]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name != "_group"}
+        if getattr(self.base, "_iterator", None) is not None:  # kept by loaders with state or persistent workers
+            state["base"] = copy.copy(self.base)
+            state["base"]._iterator = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _group=PartialState._shared_state.get("data_group"))
 
 
 def real_rows(step: LoaderStep, length: int) -> int:

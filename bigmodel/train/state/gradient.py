@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Protocol
 
 from bigmodel.train.configuration import GradientAccumulationPlugin
+from bigmodel.train.state.shared import SharedState
 
 
 class TrackedDataLoader(Protocol):
@@ -17,7 +18,7 @@ class TrackedDataLoader(Protocol):
         """Return how many of `length` rows computed from this rank's current batch are not of repeated samples."""
 
 
-class GradientState:
+class GradientState(SharedState):
     """Shared by the Accelerator, its optimizers, schedulers and data loaders. Every instance shares one state.
 
     Attributes:
@@ -39,6 +40,9 @@ class GradientState:
             self.plugin = GradientAccumulationPlugin(num_steps=1)
         if gradient_accumulation_plugin is not None:
             self.plugin = gradient_accumulation_plugin
+
+    def _picklable_state(self) -> dict[str, Any]:
+        return {**self.__dict__, "dataloader_references": []}
 
     @property
     def initialized(self) -> bool:

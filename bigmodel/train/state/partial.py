@@ -21,10 +21,11 @@ from bigmodel.train.state.process_group import (
     make_process_group,
 )
 from bigmodel.train.state.ranks import RankOperations
+from bigmodel.train.state.shared import SharedState
 from bigmodel.train.types import DistributedType
 
 
-class PartialState(RankOperations):
+class PartialState(SharedState, RankOperations):
     """Ranks and device of this process. Every instance shares one state.
 
     Args:
@@ -71,6 +72,9 @@ class PartialState(RankOperations):
         self.local_process_index = numbers.local_rank
         several = DistributedType.MULTI_CPU if device.type == "cpu" else DistributedType.MULTI_GPU
         self.distributed_type = several if numbers.world_size > 1 else DistributedType.NO
+
+    def _picklable_state(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "data_group"}
 
     def _take_timeout(self, timeout: timedelta | None) -> None:
         if timeout is not None and dist.is_initialized():

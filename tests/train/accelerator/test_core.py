@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
 from bigmodel.errors import TrainError
 from bigmodel.train import (
     Accelerator,
+    AcceleratorState,
     AutocastKwargs,
     DataLoaderConfiguration,
     GradientAccumulationPlugin,
+    GradientState,
     GradScalerKwargs,
+    PartialState,
     ProjectConfiguration,
     RNGType,
     TorchDynamoPlugin,
 )
 from tests.train.accelerator.models import Run
-from tests.train.multiprocess import fresh_states, run_on_ranks
+from tests.train.multiprocess import fresh_states, on_ranks, run_on_ranks
 
 
 def test_every_argument_of_accelerate_s_is_taken() -> None:
@@ -201,3 +207,65 @@ def test_generators_are_known_by_name() -> None:
 )
 def test_compilation_is_configured_by_name_or_plugin(arguments: dict[str, Any]) -> None:
     assert Accelerator(**arguments).state.dynamo_plugin.backend == "eager"
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(12.0)
+
+
+class ShardedStream(Stream):
+    num_shards = 4
+
+    def __init__(self, numbers: Any = range(12)) -> None:
+        self.numbers = numbers
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.tensor(list(self.numbers), dtype=torch.float32)
+
+    def shard(self, num_shards: int, index: int) -> ShardedStream:
+        return ShardedStream(self.numbers[index::num_shards])
+
+
+def check_pickling(dataset: Any, **options: Any) -> None:
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(**options))
+    loader = accelerator.prepare(DataLoader(dataset, batch_size=2))
+    expected = torch.cat(list(loader)).tolist()
+    iterator = iter(loader)
+    next(iterator)
+    copy = pickle.loads(pickle.dumps(accelerator))
+    assert copy.state.__dict__ is accelerator.state.__dict__
+    assert copy.gradient_state.__dict__ is accelerator.gradient_state.__dict__
+    assert torch.cat(list(copy._dataloaders[0])).tolist() == expected
+    del iterator
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("dataset", [Stream(), ShardedStream(), range(12)], ids=["stream", "sharded", "map"])
+def test_an_accelerator_with_a_prepared_loader_can_be_pickled(dataset: Any, stateful: bool) -> None:
+    if stateful:
+        pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    check_pickling(dataset, use_stateful_dataloader=stateful)
+
+
+@on_ranks
+def test_so_can_those_of_two_processes() -> None:
+    for dataset in (Stream(), ShardedStream(), range(12)):
+        for options in ({}, {"dispatch_batches": True}, {"dispatch_batches": False}):
+            fresh_states()
+            check_pickling(dataset, **options)
+
+
+def test_where_there_is_no_state_an_unpickled_accelerator_brings_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator(gradient_accumulation_steps=3)
+    accelerator.prepare(DataLoader(Stream(), batch_size=2))
+    written = pickle.dumps(accelerator)
+    for state in (PartialState, AcceleratorState, GradientState):
+        monkeypatch.setattr(state, "_shared_state", {})
+    copy = pickle.loads(written)
+    assert (copy.num_processes, copy.gradient_accumulation_steps, copy.gradient_state.dataloader_references) == (
+        1,
+        3,
+        [],
+    )
+    assert AcceleratorState().__dict__ is copy.state.__dict__
