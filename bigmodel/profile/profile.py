@@ -97,9 +97,9 @@ class Profile:
         """
         peaks: dict[D, int] = {main: 0}
         for phase in self.phases:
-            trace = phase.trace_from(input_device)
-            for device, peak in replay(trace, execution_devices, main, rounding, input_device, experts).peak.items():
-                peaks[device] = max(peaks.get(device, 0), peak)
+            for trace in (phase.trace_from(input_device), *phase.also):
+                found = replay(trace, execution_devices, main, rounding, input_device, experts).peak
+                peaks.update({device: max(peaks.get(device, 0), peak) for device, peak in found.items()})
         return peaks
 
 
@@ -233,5 +233,4 @@ def _renumbered(phase: Phase, order: Sequence[int], given_back: Collection[int],
         )
         return Trace(events, tuple(replace(held, unit=units.get(held.unit, held.unit)) for held in trace.initial))
 
-    from_host = None if phase.from_host is None else renumbered(phase.from_host)
-    return replace(phase, trace=renumbered(phase.trace), from_host=from_host)
+    return phase.with_traces(renumbered)

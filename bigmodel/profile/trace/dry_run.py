@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +31,7 @@ from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .recorder import Recorder
 from .session import ConstantsThroughHost, Session
 from .trace import Trace, cut
-from .usage import FROM_HOST, use_as_configured, use_example
+from .usage import FILLING, FROM_HOST, use_as_configured, use_example
 from .workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -50,17 +50,23 @@ class Phase:
         tokens: tokens of each sequence that it processes.
         from_host: the trace if the model's first weights lie on the host, as `transformers` chooses kernels by their
             device; None: the same as `trace`.
+        also: further forwards of this kind that may take more memory, as the step before a sliding window is full.
     """
 
     name: str
     trace: Trace
     tokens: int
     from_host: Trace | None = None
+    also: tuple[Trace, ...] = ()
+
+    def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
+        """Return the same phase with each of its traces changed."""
+        from_host = None if self.from_host is None else changed(self.from_host)
+        return replace(self, trace=changed(self.trace), from_host=from_host, also=tuple(map(changed, self.also)))
 
     def without_workspace(self) -> Phase:
         """Return the same phase without the workspace of kernels."""
-        from_host = None if self.from_host is None else self.from_host.without_workspace
-        return replace(self, trace=self.trace.without_workspace, from_host=from_host)
+        return self.with_traces(lambda trace: trace.without_workspace)
 
     def trace_from(self, first: object) -> Trace:
         """Return the trace for a model whose first weights lie on the device `first`."""
@@ -158,7 +164,7 @@ def _record(
 ) -> list[Phase]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     clone = fake_clone(model, mode, device, dtypes, samples)
-    recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]))
+    recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]), device=device)
     _follow_units(clone, units, samples, recorder)
     session = Session(clone, recorder, workload, device)
     with mode, recorder, ConstantsThroughHost(), torch.no_grad():
@@ -168,13 +174,16 @@ def _record(
             use_as_configured(session)
     traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
     phases: list[Phase] = []
+    filling: list[Trace] = []
     for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
         for sample in samples:
             trace = extrapolate(trace, sample)
         if name == FROM_HOST:
             phases[-1] = replace(phases[-1], from_host=trace)
+        elif name == FILLING:
+            filling.append(trace)
         else:
-            phases.append(Phase(name, trace, tokens))
+            phases.append(Phase(name, trace, tokens, also=tuple(filling)))
     return phases
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_iter
 from ...devices import HOST, virtual
 from ..model.experts import RouterChoice, expert_names
 from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Leave, Operation, Return, Route, Routed, Scratch
+from .values import Values
 from .work import ROUTE, Work, work_of
 
 aten = torch.ops.aten
@@ -31,14 +32,21 @@ class Recorder(TorchDispatchMode):
 
     Args:
         known: weights and buffers, which are not recorded.
+        values: the values that the forwards may read; None: those of constants, with conditions taken as true.
+        device: device of the model; constants in host memory are not recorded beside an accelerator. None: record all.
 
     Attributes:
         events: the events so far, in order.
         on_host: numbers of the storages that lie in host memory.
+        values: the values that the forwards may read.
     """
 
-    def __init__(self, known: Iterator[torch.Tensor]) -> None:
+    def __init__(
+        self, known: Iterator[torch.Tensor], values: Values | None = None, device: torch.device | None = None
+    ) -> None:
         super().__init__()
+        self._only_device = device is not None and device.type != HOST
+        self.values = values or Values()
         self.events: list[Event] = []
         self.on_host: set[int] = set()
         self._numbers: dict[int, int] = {tensor.untyped_storage()._cdata: OUTSIDE for tensor in known}
@@ -51,7 +59,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        output = run_fake(func, args, kwargs or {})
+        output = self.values.run(run_fake, func, args, kwargs or {})
         read = () if self._units or self._at_inputs else self._tensors((args, kwargs))
         for tensor in tree_iter(output):
             if isinstance(tensor, torch.Tensor):
@@ -74,7 +82,7 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         key = storage._cdata
         nbytes = storage.nbytes()
-        if key in self._numbers or nbytes == 0:
+        if key in self._numbers or nbytes == 0 or (self._only_device and tensor.device.type == HOST):
             return
         number = self._numbers[key] = self._count
         self._count += 1

@@ -22,8 +22,16 @@ FROM_HOST = "decode, the first weights on the host"
 """Name of a phase that replaces the decode phase if the model's first weights lie on the host."""
 
 
+FILLING = "decode, before a window is full"
+"""Name of further steps of the decode phase that follows."""
+
+
 def generate(session: Session, config: Any) -> None:
-    """Record the prefill of the prompt, and the last decoding step, when the cache holds all tokens but one."""
+    """Record the prefill of the prompt, and the last decoding step, when the cache holds all tokens but one.
+
+    Once a sliding window is full, kernels are given a mask and may take less memory than in the step before: that one
+    is recorded too.
+    """
     work = session.workload
     prompt = max(work.prompt_length, 1)
     loop = _Loop(session, config, prompt)
@@ -32,8 +40,12 @@ def generate(session: Session, config: Any) -> None:
         return
     if work.new_tokens is None:
         loop = _shorter_by_one(session, config, loop) or _up_to_last_step(session, config)
-    elif work.new_tokens > 1:
-        loop.step(work.new_tokens - 1)
+    else:
+        for window in _windows(loop.cache):
+            if prompt + 1 < window <= work.context_length:
+                loop.skip(window - 2 - loop.ids.shape[1])
+                session.phase(FILLING, 1, lambda: loop.step(1))
+        loop.skip(work.context_length - 1 - loop.ids.shape[1])
     with as_when_decoding(session.model):
         settings = _experts_functions(session.model)
         session.phase("decode", 1, lambda: loop.step(1))
@@ -49,8 +61,7 @@ def _up_to_last_step(session: Session, config: Any) -> _Loop:
     new_tokens = work.new_tokens or 1
     loop = _Loop(session, config, work.context_length - new_tokens)
     loop.prefill()
-    if new_tokens > 1:
-        loop.step(new_tokens - 1)
+    loop.skip(new_tokens - 1)
     return loop
 
 
@@ -59,12 +70,9 @@ def _shorter_by_one(session: Session, config: Any, loop: _Loop) -> _Loop | None:
 
     None if the cache does not hold the keys and values of all tokens (sliding windows, states).
     """
-    from transformers.cache_utils import DynamicLayer
-
     prompt = loop.ids.shape[1]
-    # Layers beyond the sampled ones have an uninitialized cache.
-    layers = [layer for layer in getattr(loop.cache, "layers", ()) if getattr(layer, "is_initialized", True)]
-    if not layers or not all(type(layer) is DynamicLayer and layer.get_seq_length() == prompt for layer in layers):
+    layers = _filled_layers(loop.cache)
+    if not _keeps_every_token(loop.cache) or any(layer.get_seq_length() != prompt for layer in layers):
         return None
     shorter = _Loop(session, config, prompt - 1)
     for layer in layers:
@@ -76,6 +84,25 @@ def _shorter_by_one(session: Session, config: Any, loop: _Loop) -> _Loop | None:
     shorter.cache = loop.cache
     shorter.scores = None if loop.scores is None else torch.empty_like(loop.scores)
     return shorter
+
+
+def _filled_layers(cache: Any) -> list[Any]:
+    """Return the layers of a cache that hold anything: those beyond the sampled blocks do not."""
+    return [layer for layer in getattr(cache, "layers", ()) if getattr(layer, "is_initialized", True)]
+
+
+def _windows(cache: Any) -> list[int]:
+    """Return the sliding windows of a cache's layers, in tokens, ascending."""
+    layers = [layer for layer in _filled_layers(cache) if getattr(layer, "is_sliding", False)]
+    return sorted({layer.sliding_window for layer in layers if isinstance(layer.sliding_window, int)})
+
+
+def _keeps_every_token(cache: Any) -> bool:
+    """Return whether every layer of a cache holds the keys and values of all tokens: no windows, no states."""
+    from transformers.cache_utils import DynamicLayer
+
+    layers = _filled_layers(cache)
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
 def _experts_functions(model: Any) -> Any:
@@ -119,6 +146,15 @@ class _Loop:
             self.mask = torch.cat([self.mask, more], 1)
         del more
         self._run(self.ids[:, -tokens:].clone(), self.positions[:, -tokens:].clone())
+
+    def skip(self, steps: int) -> None:
+        """Run as many steps, at once where that leaves the same cache. A layer with a window keeps the storage of all
+        tokens of the last forward, so the last step is one by itself."""
+        alone = 0 if _keeps_every_token(self.cache) else 1
+        if steps > alone:
+            self.step(steps - alone)
+        if steps and alone:
+            self.step(1)
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}

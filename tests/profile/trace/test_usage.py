@@ -39,6 +39,22 @@ def small(family: str) -> Any:
     }  # fmt: skip
     if family == "mixtral":
         return t.MixtralForCausalLM(t.MixtralConfig(**sizes, num_local_experts=4)).eval()
+    windowed = {"sliding_window": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    if family == "mistral":
+        return t.MistralForCausalLM(t.MistralConfig(**sizes, **windowed)).eval()
+    if family == "qwen2":
+        config = t.Qwen2Config(**sizes, **windowed, use_sliding_window=True, max_window_layers=2)
+        return t.Qwen2ForCausalLM(config).eval()
+    if family == "gemma2":
+        return t.Gemma2ForCausalLM(t.Gemma2Config(**sizes, **windowed, head_dim=16)).eval()
+    if family == "gemma3":
+        return t.Gemma3ForCausalLM(t.Gemma3TextConfig(**sizes, **windowed, head_dim=16)).eval()
+    if family == "cohere2":
+        return t.Cohere2ForCausalLM(t.Cohere2Config(**sizes, **windowed)).eval()
+    if family == "gpt_oss":
+        return t.GptOssForCausalLM(t.GptOssConfig(**sizes, **windowed, head_dim=16, num_local_experts=4)).eval()
+    if family == "phi3":
+        return t.Phi3ForCausalLM(t.Phi3Config(**sizes, **windowed)).eval()
     return t.LlamaForCausalLM(t.LlamaConfig(**sizes)).eval()
 
 
@@ -76,6 +92,17 @@ def test_the_peak_of_generate_is_predicted_to_the_byte(
     dynamic = profile.dynamic_peaks({}, main=0)[0]
     predicted = profile.weights + profile.buffers + dynamic
     assert peak_of_generating(model.to(DEVICE), batch_size, prompt, new_tokens) == predicted
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "gemma2", "gemma3", "cohere2", "gpt_oss", "phi3"])
+@pytest.mark.parametrize(("prompt", "new_tokens"), [(60, 2), (3, 37)])
+def test_the_peak_of_sliding_windows_is_predicted_to_the_byte(family: str, prompt: int, new_tokens: int) -> None:
+    """Prompts longer than the window, and windows that fill in generation."""
+    model = small(family)
+    shapes = {"context_length": prompt + new_tokens, "new_tokens": new_tokens, "device_type": "virtual"}
+    profile = profile_model(model, batch_size=2, **shapes)
+    predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
+    assert peak_of_generating(model.to(DEVICE), 2, prompt, new_tokens) == predicted
 
 
 def planned(model: Any, share: float, **shapes: Any) -> Plan:

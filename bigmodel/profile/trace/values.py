@@ -1,0 +1,196 @@
+"""Values that a dry run knows: those computed from nothing but the values of inputs and constants.
+
+Fake tensors have shapes and no values, yet forwards decide by values: where the image's tokens lie in a prompt, how
+many frames a sound has, whether a mask masks anything. `Values` computes such tensors for real beside the fake ones.
+Only what comes from weights or from samples of floating point stays unknown; where a shape depends on it, the largest
+is taken, so that memory is planned for the most it may be:
+
+- a mask of unknown value selects everything;
+- an unknown condition is `Values.assumed`: True first, and False if the forward raises under that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_iter, tree_map
+
+aten = torch.ops.aten
+
+LARGEST = 2**20
+"""Numbers of the largest tensor whose value is computed: masks of long prompts are not worth their time."""
+
+VALUE = "_bigmodel_value"
+"""Attribute of a fake tensor that holds its value: a tensor on the host."""
+
+_UNDEFINED = {
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_strided.default,
+    aten.empty_permuted.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+
+Call = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+class UnknownValue(Exception):
+    """A forward reads a number that depends on weights or on samples."""
+
+
+class Values:
+    """Runs operations on fake tensors and computes the values that are known beside them.
+
+    Args:
+        assumed: what conditions of unknown value are taken for.
+    """
+
+    def __init__(self, assumed: bool = True) -> None:
+        self.assumed = assumed
+        self._overwritten: dict[int, torch.Tensor] = {}  # by storage: values into which something unknown was written
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the value of a tensor on the host; None if it is unknown."""
+        if not isinstance(tensor, FakeTensor):
+            return tensor if tensor.device.type == "cpu" else None
+        value: torch.Tensor | None = getattr(tensor, VALUE, None)
+        if value is not None and value.untyped_storage()._cdata in self._overwritten:
+            return None
+        return value
+
+    def give(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Set the value of a fake tensor of the same shape."""
+        setattr(tensor, VALUE, value)
+
+    def run(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of `call(func, args, kwargs)` on fake tensors, with its value where that is known.
+
+        Args:
+            call: runs the operation on fake tensors.
+            func: the operation.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+
+        Raises:
+            UnknownValue: the result is a number that depends on unknown values.
+        """
+        self._adopt_constants(args, kwargs)
+        try:
+            output = call(func, args, kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+            return self._by_value(call, func, args, kwargs, error)
+        tensors = [leaf for leaf in tree_iter(output) if isinstance(leaf, torch.Tensor)]
+        if tensors and all(tensor.numel() <= LARGEST for tensor in tensors):
+            self._remember(output, self._compute(func, args, kwargs))
+        elif func._schema.is_mutable:
+            self._forget_written(func, args, kwargs)
+        return output
+
+    def _adopt_constants(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Keep the constants that PyTorch attaches to fake tensors here instead: its own propagation fails where one
+        is moved to another device."""
+        for leaf in tree_iter((args, kwargs)):
+            if isinstance(leaf, FakeTensor) and leaf.constant is not None:
+                if getattr(leaf, VALUE, None) is None:
+                    self.give(leaf, leaf.constant)
+                leaf.constant = None
+
+    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the value of an operation's result; None if it is unknown."""
+        read = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        known = func not in _UNDEFINED and torch.Tag.nondeterministic_seeded not in func.tags
+        if not known or any(self.of(tensor) is None for tensor in read):
+            if func._schema.is_mutable:
+                self._forget_written(func, args, kwargs)
+            return None
+        with _disable_current_modes():
+            real = tree_map(self._on_host, (args, dict(kwargs)))
+            return func(*real[0], **real[1])
+
+    def _on_host(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self.of(leaf)
+        return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type != "meta" else leaf
+
+    def _forget_written(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+        named.update(kwargs)
+        for argument in func._schema.arguments:
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            for leaf in tree_iter(named.get(argument.name)):
+                value = getattr(leaf, VALUE, None)
+                if value is not None:
+                    self._overwritten[value.untyped_storage()._cdata] = value
+
+    def _remember(self, output: Any, value: Any) -> None:
+        if value is None:
+            return
+        for fake, real in zip(tree_iter(output), tree_iter(value), strict=True):
+            if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor):
+                self.give(fake, real)
+
+    def _by_value(
+        self, call: Call, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception
+    ) -> Any:
+        """Return the result of an operation whose shape or number depends on values."""
+        if func in (aten._local_scalar_dense.default, aten.equal.default):
+            return self._number(func, args)
+        if func is aten.index.Tensor:
+            return self.run(call, func, (args[0], self._positions(args[1])), kwargs)
+        if func is aten.masked_select.default:
+            shape = list(torch.broadcast_shapes(args[0].shape, args[1].shape))
+            data, mask = (self.run(call, aten.expand.default, (tensor, shape), {}) for tensor in args)
+            return self.run(call, aten.index.Tensor, (data, self._positions([mask])), kwargs)
+        if func is aten.nonzero.default:
+            return self._fake(self._selected(args[0]), args[0].device)
+        value = self._compute(func, args, kwargs)
+        if value is None:
+            raise UnknownValue(f"{func} reads values that are not known") from error
+        device = next(leaf.device for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        return tree_map(lambda real: self._fake(real, device) if isinstance(real, torch.Tensor) else real, value)
+
+    def _number(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """Return a number read from tensors, or whether two tensors are equal."""
+        values = [self.of(tensor) for tensor in args]
+        if all(value is not None for value in values):
+            with _disable_current_modes():
+                return func(*values)
+        if func is aten.equal.default or args[0].dtype == torch.bool:
+            return self.assumed
+        raise UnknownValue(f"a number of type {str(args[0].dtype).removeprefix('torch.')} is read that is not known")
+
+    def _selected(self, mask: torch.Tensor) -> torch.Tensor:
+        """Return the positions that a mask selects: int64, (count, dimensions); all of them if it is unknown."""
+        value = self.of(mask)
+        with _disable_current_modes():
+            return (torch.ones(mask.shape, dtype=torch.bool) if value is None else value).nonzero()
+
+    def _positions(self, indices: Any) -> list[torch.Tensor | None]:
+        """Return indices with each mask among them replaced by the positions that it selects."""
+        found: list[torch.Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                found.append(index)
+                continue
+            selected = self._selected(index)
+            with _disable_current_modes():
+                columns = selected.unbind(1)
+            found += [self._fake(column, index.device) for column in columns]
+        return found
+
+    def _fake(self, real: torch.Tensor, device: torch.device) -> torch.Tensor:
+        fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
+        if real.numel() <= LARGEST:
+            self.give(fake, real)
+        return fake

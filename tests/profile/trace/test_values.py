@@ -1,0 +1,87 @@
+"""Values of fake tensors: which are known, and what is taken for those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from bigmodel.profile.trace.recorder import Recorder
+from bigmodel.profile.trace.values import UnknownValue, Values
+
+
+@contextmanager
+def dry(assumed: bool = True) -> Iterator[Values]:
+    """Operations within run on fake tensors."""
+    values = Values(assumed)
+    with FakeTensorMode(allow_non_fake_inputs=True), Recorder(iter(()), values):
+        yield values
+
+
+def unknown(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+def test_what_is_computed_from_constants_alone_has_a_value() -> None:
+    with dry():
+        ids = torch.arange(6).reshape(2, 3)
+        assert ids.sum().item() == 15
+        assert (ids == 4).nonzero().tolist() == [[1, 1]]
+        assert ids[ids > 2].tolist() == [3, 4, 5]
+        assert torch.repeat_interleave(ids[0], ids[0]).shape == (3,)
+        assert torch.equal(ids, ids.clone())
+
+
+def test_a_mask_of_known_value_selects_from_an_unknown_tensor() -> None:
+    with dry():
+        hidden, mask = unknown(2, 3, 8), torch.tensor([[True, False, True], [False, False, True]])
+        assert hidden[mask].shape == (3, 8)
+        assert hidden.masked_select(mask.unsqueeze(-1)).shape == (24,)
+
+
+def test_a_mask_of_unknown_value_selects_everything() -> None:
+    with dry():
+        mask = unknown(2, 3) > 0
+        assert mask.nonzero().shape == (6, 2)
+        assert unknown(2, 3, 8)[mask].shape == (6, 8)
+
+
+@pytest.mark.parametrize("assumed", [True, False])
+def test_a_condition_of_unknown_value_is_what_is_assumed(assumed: bool) -> None:
+    with dry(assumed):
+        assert bool((unknown(3) > 0).any()) is assumed
+
+
+def test_a_number_of_unknown_value_cannot_be_read() -> None:
+    with dry(), pytest.raises(UnknownValue, match="float32"):
+        unknown(3).sum().item()
+
+
+@pytest.mark.parametrize(
+    "write", [lambda known, other: known.copy_(other), lambda known, other: known[0].add_(other[0])]
+)
+def test_a_known_tensor_that_something_unknown_is_written_to_is_unknown(
+    write: Callable[[torch.Tensor, torch.Tensor], Any],
+) -> None:
+    with dry():
+        known = torch.arange(3)
+        seen_elsewhere = known.view(3)
+        write(known, unknown(3, dtype=torch.int64))
+        with pytest.raises(UnknownValue):
+            seen_elsewhere.sum().item()
+
+
+def test_random_numbers_are_unknown_and_not_drawn() -> None:
+    state = torch.get_rng_state()
+    with dry(), pytest.raises(UnknownValue):
+        torch.randint(3, (2,)).sum().item()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_constants_may_move_to_an_accelerator(accelerators: None) -> None:
+    with dry():
+        assert torch.tensor(7).to("virtual:0").item() == 7
