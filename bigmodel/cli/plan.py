@@ -23,6 +23,15 @@ def plan(
     new_tokens: Annotated[
         int | None, typer.Option(min=0, help="How many of these are generated; default: any number.")
     ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--input",
+            help="An argument of the model's forward that memory is planned for, as pixel_values=1x3x224x224 or "
+            "input_ids=1x128:int64; may be repeated.",
+        ),
+    ] = None,
+    strict: Annotated[bool, typer.Option(help="Fail if the memory of any input of the model is unknown.")] = False,
     strategy: Annotated[
         str, typer.Option(help="How devices are filled without a search: auto, balanced, balanced_low_0 or sequential.")
     ] = "auto",
@@ -60,9 +69,12 @@ def plan(
     from bigmodel.plan import make_plan, plan_training
     from bigmodel.plan.result.budgets import device_type_of, read_budgets
     from bigmodel.profile import meta_model, profile_source
+    from bigmodel.profile.trace.inputs import parse_inputs
     from bigmodel.server.loading import parse_max_memory
     from bigmodel.sources.resolve import open_source
 
+    if train is not None and (inputs or strict):
+        raise typer.BadParameter("--input and --strict apply to inference only; remove them or --train")
     if train is None and (ranks > 1 or sharding != "ddp" or checkpointing):
         raise typer.BadParameter("--ranks, --sharding and --checkpointing apply to training only; add --train")
     _check_search(objective, offload, strategy, train)
@@ -85,10 +97,17 @@ def plan(
         batch_size=batch_size,
         context_length=context,
         new_tokens=new_tokens,
+        sample_inputs=parse_inputs(inputs) if inputs else None,
         device_type=device_type_of(read_budgets(budgets)),
     )
     found = make_plan(
-        profile, budgets, strategy, objective=objective, offload=offload or "stream", offload_dtype=offload_dtype
+        profile,
+        budgets,
+        strategy,
+        objective=objective,
+        offload=offload or "stream",
+        offload_dtype=offload_dtype,
+        strict=strict,
     )
     _show(found, as_json, explain, plot)
 

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from ..devices import HOST, DeviceLike, torch_device
 from ..errors import DispatchError
+from ..profile.trace.dry_run import SampleInputs
 from .attach.builder import Builder
 from .attach.dispatched import dispatched
 from .placement.offload_files import fill_meta, write_to_disk
@@ -38,6 +39,7 @@ def dispatch_model(
     pinned_memory: int | str | None = None,
     offload: str | None = None,
     offload_dtype: str | None = None,
+    sample_inputs: SampleInputs | None = None,
 ) -> nn.Module:
     """Distribute `model` over devices and return it; its calls and outputs stay the same.
 
@@ -105,7 +107,7 @@ def dispatch_model(
         expert_cache=expert_cache,
         pinned_memory=pinned_memory,
     )
-    resolved = resolve_device_map(model, device_map, arguments)
+    resolved = resolve_device_map(model, device_map, arguments, sample_inputs=sample_inputs)
     options = Options(skip_keys=skip_keys, no_split_module_classes=classes, force_hooks=force_hooks)
     fill_meta(model, state_dict, offload_index, offload_dir)
     return place_and_attach(model, resolved, options, offload_dir)

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..devices import DeviceLike
 from ..profile.model.dtypes import torch_dtype
+from ..profile.trace.dry_run import SampleInputs
 from .dispatch import place_and_attach
 from .placement.fused_checkpoint import load_in_place
 from .placement.options import Options, PlanArguments, dtype_of
@@ -37,6 +38,7 @@ def load_checkpoint_and_dispatch(
     pinned_memory: int | str | None = None,
     offload: str | None = None,
     offload_dtype: str | None = None,
+    sample_inputs: SampleInputs | None = None,
 ) -> nn.Module:
     """Load `checkpoint` into `model` by a device map, and dispatch it.
 
@@ -63,6 +65,7 @@ def load_checkpoint_and_dispatch(
         pinned_memory: As for `dispatch_model`.
         offload: As for `dispatch_model`.
         offload_dtype: As for `dispatch_model`.
+        sample_inputs: As for `dispatch_model`.
 
     Returns:
         The same `model`.
@@ -86,7 +89,7 @@ def load_checkpoint_and_dispatch(
             pinned_memory=pinned_memory,
             dtype=wanted,
         )
-        resolved = resolve_device_map(model, device_map, arguments)
+        resolved = resolve_device_map(model, device_map, arguments, sample_inputs=sample_inputs)
     load_in_place(
         model,
         checkpoint,

@@ -16,6 +16,7 @@ from ..devices.empty import init_empty_weights
 from ..errors import CheckpointFormatError
 from ..plan import Plan
 from ..profile.model.dtypes import torch_dtype
+from ..profile.trace.dry_run import SampleInputs
 from ..sources.resolve import open_source
 from .attach.dispatched import dispatched
 from .dispatch import place_and_attach
@@ -45,6 +46,7 @@ def from_pretrained(
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
     per_pass: bool = True,
+    sample_inputs: SampleInputs | None = None,
 ) -> PreTrainedModel:
     """Load a transformers model from a folder or the Hub, placed by plan and dispatched.
 
@@ -74,6 +76,7 @@ def from_pretrained(
         per_pass: With ``offload="auto"``, a module may be streamed for prompts and computed on the host in steps of
             generation; its keys and values then move between the two. False for callers that manage keys and values
             themselves, as the server does.
+        sample_inputs: As for `dispatch_model`.
 
     Returns:
         The model in eval mode, with `hf_device_map`; `get_plan(model)` returns its plan.
@@ -99,7 +102,13 @@ def from_pretrained(
         dtype=None if dtype == "auto" else torch_dtype(dtype),
     )
     resolved = resolve_device_map(
-        model, device_map, arguments, per_pass=per_pass, batch_size=batch_size, context_length=context_length
+        model,
+        device_map,
+        arguments,
+        per_pass=per_pass,
+        batch_size=batch_size,
+        context_length=context_length,
+        sample_inputs=sample_inputs,
     )
     load_in_place(
         model,

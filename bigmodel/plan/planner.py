@@ -22,6 +22,7 @@ from ..profile.machine.machine import MachineProfile, nominal_machine
 from ..profile.machine.probe import known_machine
 from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import check_offload_dtype
+from ..profile.trace.dry_run import SampleInputs
 from .memory.assemble import assemble
 from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import Plan
@@ -73,6 +74,8 @@ def plan(
     offload: str = "stream",
     machine: MachineProfile | None = None,
     per_pass: bool = True,
+    sample_inputs: SampleInputs | None = None,
+    strict: bool = False,
 ) -> Plan:
     """Return a plan under which no device passes its budget. `bigmodel.make_plan` is this function.
 
@@ -111,6 +114,9 @@ def plan(
             minute).
         per_pass: with "auto" and a prediction, a part may be streamed for prompts and computed in steps. Its KV cache
             moves between the two, so the cache must be one of `transformers`; False if the caller keeps its own.
+        sample_inputs: arguments of forward for a model whose inputs follow no known convention, as `profile_model`
+            takes them; they fix batch size and shapes.
+        strict: raise PlanError if the memory of any input of the model is unknown, instead of noting it.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -120,7 +126,7 @@ def plan(
         CheckpointError: `model` is a folder or id that holds no model.
     """
     _check_choices(strategy, objective, offload, machine)
-    check_flags(offload_buffers=offload_buffers, per_pass=per_pass)
+    check_flags(offload_buffers=offload_buffers, per_pass=per_pass, strict=strict)
     slots = whole_number("slots", slots, least=1)
     budgets = read_budgets(max_memory)
     profile = _profile(
@@ -131,7 +137,10 @@ def plan(
         batch_size=batch_size,
         context_length=context_length,
         new_tokens=new_tokens,
+        sample_inputs=sample_inputs,
     )
+    if strict and profile.unknown:
+        raise PlanError(f"{profile.name}: {profile.unknown}; give sample_inputs, the arguments of its forward")
     offload_dtype = profile.offload_dtype if offload_dtype is None else offload_dtype
     profile = replace(profile, offload_dtype=check_offload_dtype(offload_dtype))
     if max_memory is None:
@@ -202,6 +211,8 @@ def _this_machine(budgets: Mapping[Key, int]) -> MachineProfile | None:
 def _profile(model: nn.Module | Profile | str | os.PathLike[str], dtype: DtypeLike | None, **options: Any) -> Profile:
     """Return the profile of a module, or of the model in a folder or repository; a profile as it is."""
     if isinstance(model, Profile):
+        if options["sample_inputs"] is not None:
+            raise PlanError("a profile fixes the inputs: give sample_inputs to profile_model, or the model itself")
         return model
     if isinstance(model, (str, os.PathLike)):
         return profile_source(model, dtype="auto" if dtype is None else dtype, **options)

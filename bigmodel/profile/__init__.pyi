@@ -26,10 +26,10 @@ from .source import meta_model as meta_model
 from .source import model_config as model_config
 from .source import profile_source as profile_source
 from .trace.dry_run import Phase as Phase
+from .trace.inputs import image_shape as image_shape
+from .trace.inputs import sound_shape as sound_shape
 from .trace.trace import Trace as Trace
 from .trace.usage import as_when_decoding as as_when_decoding
-from .trace.usage import image_shape as image_shape
-from .trace.usage import sound_shape as sound_shape
 from .trace.workload import Workload as Workload
 from .trace.workload import max_context as max_context
 from .training.memory import TrainingMemory as TrainingMemory

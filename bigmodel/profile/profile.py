@@ -14,7 +14,7 @@ from ..devices import torch_device
 from .model.dtypes import CustomDtype, DtypeLike, dtype_name, normalize_dtype, planned_dtype
 from .model.tensors import named_tensors
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
-from .trace.dry_run import Example, Phase, check_example, dry_run
+from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample
 from .trace.extrapolate import renamed
 from .trace.ledger import D, replay
 from .trace.trace import Enter, Event, Leave, Trace
@@ -35,6 +35,7 @@ class Profile:
         first: position of the unit that holds the model's first parameter: `transformers` takes its device as the
             model's, and `generate` moves the inputs there.
         offload_dtype: dtype that streamed weights are quantised to on the link; None: they are not.
+        unknown: what could not be measured, as a sentence; empty: nothing.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Profile:
     max_context: int | None = None
     first: int = 0
     offload_dtype: str | None = None
+    unknown: str = ""
 
     @cached_property
     def weights(self) -> int:
@@ -114,7 +116,7 @@ def profile_model(
     cache: str | None = "dynamic",
     all_logits: bool = False,
     device_type: str = "cpu",
-    example: Example | None = None,
+    sample_inputs: SampleInputs | None = None,
 ) -> Profile:
     """Return the profile of `model`, without reading or allocating a weight.
 
@@ -130,13 +132,17 @@ def profile_model(
         cache: "dynamic", "static", or None for a forward without cache.
         all_logits: the prompt's forward returns the logits of every token.
         device_type: kind of device that it will run on ("cpu", "cuda", "virtual"): kernels differ.
-        example: arguments of forward, for a model whose config does not describe its inputs.
+        sample_inputs: arguments of forward, for a model that follows no known convention: by name, or a tuple of
+            positional ones. Their tensors may be on meta.
 
     Raises:
         PlanError: the context is longer than the model allows, or an argument is invalid.
         DeviceError: `device_type` is unknown.
     """
     check_model(model)
+    example = read_sample(sample_inputs)
+    if example is not None and isinstance(ids := example[1].get("input_ids"), torch.Tensor) and ids.dim() == 2:
+        batch_size = ids.shape[0]
     length = used_length(model, optional_whole_number("context_length", context_length))
     asked = optional_whole_number("new_tokens", new_tokens)
     work = Workload(
@@ -149,10 +155,10 @@ def profile_model(
     units = profile_units(model, dtype, special_dtypes, no_split_module_classes)
     wanted = None if dtype is None else normalize_dtype(dtype)
     phases: list[Phase] = []
-    if example is not None:
-        check_example(example)
-    if length > 0 or example is not None:
+    unknown = ""
+    if context_length != 0 or example is not None:
         phases = dry_run(model, units, work, torch_device(device_type), _cast(model, wanted), example)
+        unknown = _unknown(phases)
     order = execution_order(units, phases)
     given_back = _given_back(model, units, phases)
     placed = {index for index, unit in enumerate(units) if unit.tensors}
@@ -164,7 +170,16 @@ def profile_model(
         dtype=None if wanted is None else dtype_name(wanted),
         max_context=max_context(model),
         first=order.index(_holder_of_first(units, model)) if order else 0,
+        unknown=unknown,
     )
+
+
+def _unknown(phases: Sequence[Phase]) -> str:
+    """Return a sentence about what a dry run could not measure; empty if it measured everything."""
+    if not phases:
+        return "activations and KV cache are not known for this model"
+    without = next((phase.without for phase in phases if phase.without), "")
+    return f"memory is known for inputs without {without}" if without else ""
 
 
 def execution_order(units: Sequence[UnitProfile], phases: Sequence[Phase]) -> list[int]:

@@ -19,7 +19,7 @@ from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, plan, p
 from bigmodel.plan.memory.assignment import Assignment, memory_usage
 from bigmodel.plan.planner import without_garbage_collection
 from bigmodel.plan.time.cost import CostModel
-from bigmodel.profile import Profile, find_tied_parameters, named_tensors
+from bigmodel.profile import Profile, find_tied_parameters, named_tensors, profile_model
 
 from ..profile.models import Flat, Stack, on_meta, tiny_llama
 from .machines import llama_profile, machine
@@ -506,3 +506,18 @@ def test_only_where_it_is_allowed_does_the_host_compute_what_streams_too_slowly(
     for offload in ("stream", "auto"):
         runs_on = make_plan(profile, budgets, offload=offload).execution
         assert ("cpu" in {runs_on[name] for name in layers}) is (offload == "auto")
+
+
+def test_a_strict_plan_asks_for_the_inputs_of_a_model_that_follows_no_convention() -> None:
+    budgets = {0: "1MB", "cpu": "1GB"}
+    assert any("sample_inputs" in note for note in plan(Flat(), budgets).notes)
+    with pytest.raises(PlanError, match="give sample_inputs"):
+        plan(Flat(), budgets, strict=True)
+    known = plan(Flat(), budgets, strict=True, sample_inputs=(torch.empty(20, 3, device="meta"),))
+    assert known.notes == ()
+    assert known.devices[0].activations >= 20 * (4 + 5) * 4
+
+
+def test_a_profile_has_its_inputs_already() -> None:
+    with pytest.raises(PlanError, match="profile"):
+        plan(profile_model(Flat()), {"cpu": "1GB"}, sample_inputs=(torch.empty(2, 3),))

@@ -102,6 +102,4 @@ def reason(assignment: Assignment, index: int, profile: Profile) -> str:
 
 
 def _notes(profile: Profile) -> tuple[str, ...]:
-    if profile.phases or profile.workload.context_length == 0:
-        return ()
-    return ("activations and KV cache are not known for this model and count as 0",)
+    return (f"{profile.unknown}; plan with sample_inputs to count all",) if profile.unknown else ()

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -31,13 +32,17 @@ from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .recorder import Recorder
 from .session import ConstantsThroughHost, Session
 from .trace import Trace, cut
-from .usage import FILLING, FROM_HOST, use_as_configured, use_example
+from .usage import FILLING, FROM_HOST, Use, use_sample, uses_of
+from .values import Values
 from .workload import Workload
 
 logger = logging.getLogger(__name__)
 
 Example = tuple[Sequence[Any], Mapping[str, Any]]
 """Positional and keyword arguments of a model's forward."""
+
+SampleInputs = Mapping[str, Any] | Sequence[Any] | torch.Tensor
+"""Arguments of a model's forward as people give them: see `read_sample`."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class Phase:
         from_host: the trace if the model's first weights lie on the host, as `transformers` chooses kernels by their
             device; None: the same as `trace`.
         also: further forwards of this kind that may take more memory, as the step before a sliding window is full.
+        without: kinds of inputs that the model may be given and that were not, as `Use.without`.
     """
 
     name: str
@@ -58,6 +64,7 @@ class Phase:
     tokens: int
     from_host: Trace | None = None
     also: tuple[Trace, ...] = ()
+    without: str = ""
 
     def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
         """Return the same phase with each of its traces changed."""
@@ -73,18 +80,36 @@ class Phase:
         return self.from_host if first == HOST and self.from_host is not None else self.trace
 
 
-def check_example(example: object) -> None:
-    """Check that `example` is a pair of positional and keyword arguments.
+def read_sample(sample_inputs: object) -> Example | None:
+    """Return sample inputs, as people give them, as positional and keyword arguments of forward.
+
+    Args:
+        sample_inputs: keyword arguments by name; or one tensor, or a tuple of positional arguments; or a pair of
+            a tuple and a mapping. Tensors may be on meta. None: none.
 
     Raises:
-        PlanError: it is not; names its type.
+        PlanError: it is none of these; names its type.
     """
-    if not isinstance(example, (tuple, list)) or len(example) != 2:
-        raise PlanError(f"example is {shown(example)}; give a pair of positional and keyword arguments of forward")
-    args, kwargs = example
-    if not isinstance(args, (tuple, list)):
-        raise PlanError(f"example's positional arguments are {shown(args)}; give a tuple")
-    check_names("example's keyword arguments", kwargs)
+    if sample_inputs is None:
+        return None
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    if isinstance(sample_inputs, torch.Tensor):
+        args = (sample_inputs,)
+    elif isinstance(sample_inputs, Mapping):
+        kwargs = sample_inputs
+    elif isinstance(sample_inputs, (tuple, list)):
+        paired = len(sample_inputs) == 2 and isinstance(sample_inputs[1], Mapping)
+        if paired and isinstance(sample_inputs[0], (tuple, list)):
+            args, kwargs = sample_inputs
+        else:
+            args = sample_inputs
+    else:
+        raise PlanError(
+            f"sample_inputs is {shown(sample_inputs)}; give forward's arguments: a mapping of names, or a tuple"
+        )
+    check_names("sample_inputs' keyword arguments", kwargs)
+    return args, kwargs
 
 
 def dry_run(
@@ -104,8 +129,8 @@ def dry_run(
         workload: shapes for a transformers model.
         device: device that the fake tensors report; kernels differ between kinds of devices.
         dtypes: dtype by `id` of a tensor, for those that will be cast when loaded.
-        example: arguments of forward, for a model whose config does not describe its inputs. Their values are
-            not read.
+        example: arguments of forward, for a model whose config does not describe its inputs. Of samples of floating
+            point no value is read.
         every_layer: run every layer of a deep model instead of extrapolating from a few; slower, same result.
 
     Returns:
@@ -125,19 +150,25 @@ def _dry_run(
     example: Example | None,
     every_layer: bool,
 ) -> list[Phase]:
-    samples = [] if every_layer or example is not None else find_layer_samples(model, units)
-    if samples:
-        try:
-            return _record(model, units, workload, device, dtypes, example, samples)
-        except Exception as error:  # the sampled model cannot run or be extrapolated: run the whole one
-            logger.debug("dry run of every layer, because %s", error)
-    try:
-        return _record(model, units, workload, device, dtypes, example, [])
-    except Exception as error:  # whatever a model's own forward raises when it sees no values
+    samples = [] if every_layer else find_layer_samples(model, units)
+    given = None if example is None else Use(partial(use_sample, args=example[0], kwargs=example[1]))
+    clones = [_Clone(model, units, device, dtypes, chosen) for chosen in ([samples, []] if samples else [[]])]
+    errors: list[Exception] = []
+    for use in uses_of(model, workload) if given is None else [given]:
+        for clone in clones:  # where a sample of the layers cannot run or be extrapolated, the whole model runs
+            for values in (Values(assumed=True), Values(assumed=False)):
+                try:
+                    return clone.record(use, workload, values)
+                except Exception as error:  # whatever a model's own forward raises on inputs or values it does not take
+                    errors.append(error)
+                    logger.debug("dry run of %s: %s", type(model).__name__, error)
+                if not values.guessed:
+                    break
+    if errors:
         logger.warning(
-            "activations of %s are not known and count as 0, because its forward cannot run without values: %s",
+            "activations of %s are not known, because its forward cannot run on fake tensors: %s",
             type(model).__name__,
-            error,
+            errors[0],
         )
     return []
 
@@ -153,54 +184,61 @@ def _quiet() -> Iterator[None]:
         noisy.disabled = disabled
 
 
-def _record(
-    model: nn.Module,
-    units: Sequence[UnitProfile],
-    workload: Workload,
-    device: torch.device,
-    dtypes: Mapping[int, torch.dtype],
-    example: Example | None,
-    samples: Sequence[LayerSample],
-) -> list[Phase]:
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    clone = fake_clone(model, mode, device, dtypes, samples)
-    recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]), device=device)
-    _follow_units(clone, units, samples, recorder)
-    session = Session(clone, recorder, workload, device)
-    with mode, recorder, ConstantsThroughHost(), torch.no_grad():
-        if example is not None:
-            use_example(session, *example)
-        else:
-            use_as_configured(session)
-    traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
-    phases: list[Phase] = []
-    filling: list[Trace] = []
-    for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
-        for sample in samples:
-            trace = extrapolate(trace, sample)
-        if name == FROM_HOST:
-            phases[-1] = replace(phases[-1], from_host=trace)
-        elif name == FILLING:
-            filling.append(trace)
-        else:
-            phases.append(Phase(name, trace, tokens, also=tuple(filling)))
-    return phases
+class _Clone:
+    """A fake copy of a model, of all layers or of a sample of them, that uses are recorded on."""
 
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[UnitProfile],
+        device: torch.device,
+        dtypes: Mapping[int, torch.dtype],
+        samples: Sequence[LayerSample],
+    ) -> None:
+        self._model, self._units, self._device, self._dtypes, self._samples = model, units, device, dtypes, samples
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
 
-def _follow_units(
-    clone: nn.Module, units: Sequence[UnitProfile], samples: Sequence[LayerSample], recorder: Recorder
-) -> None:
-    left_out = {unit for sample in samples for unit in sample.units[sample.count :]}
-    followed: set[int] = set()
-    for index, unit in enumerate(units):
-        if unit.is_tensor or index in left_out:
-            continue
-        module = clone.get_submodule(unit.name)
-        if id(module) not in followed:
-            followed.add(id(module))
-            recorder.follow(module, index)
-            for position, experts in enumerate(unit.experts):
-                recorder.follow_experts(clone.get_submodule(experts.name), position, experts.count)
+    @cached_property
+    def _clone(self) -> nn.Module:
+        return fake_clone(self._model, self._mode, self._device, self._dtypes, self._samples)
+
+    def record(self, use: Use, workload: Workload, values: Values) -> list[Phase]:
+        """Return the phases of a use."""
+        clone = self._clone
+        recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]), values, self._device)
+        self._follow_units(recorder)
+        session = Session(clone, recorder, workload, self._device)
+        try:
+            with self._mode, recorder, ConstantsThroughHost(), torch.no_grad():
+                use.record(session)
+        finally:
+            recorder.unfollow()
+        traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
+        phases: list[Phase] = []
+        filling: list[Trace] = []
+        for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
+            for sample in self._samples:
+                trace = extrapolate(trace, sample)
+            if name == FROM_HOST:
+                phases[-1] = replace(phases[-1], from_host=trace)
+            elif name == FILLING:
+                filling.append(trace)
+            else:
+                phases.append(Phase(name, trace, tokens, also=tuple(filling), without=use.without))
+        return phases
+
+    def _follow_units(self, recorder: Recorder) -> None:
+        left_out = {unit for sample in self._samples for unit in sample.units[sample.count :]}
+        followed: set[int] = set()
+        for index, unit in enumerate(self._units):
+            if unit.is_tensor or index in left_out:
+                continue
+            module = self._clone.get_submodule(unit.name)
+            if id(module) not in followed:
+                followed.add(id(module))
+                recorder.follow(module, index)
+                for position, experts in enumerate(unit.experts):
+                    recorder.follow_experts(self._clone.get_submodule(experts.name), position, experts.count)
 
 
 def fake_clone(

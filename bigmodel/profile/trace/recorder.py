@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+from torch.utils.hooks import RemovableHandle
 
 from ...devices import HOST, virtual
 from ..model.experts import RouterChoice, expert_names
@@ -52,6 +53,7 @@ class Recorder(TorchDispatchMode):
         self._numbers: dict[int, int] = {tensor.untyped_storage()._cdata: OUTSIDE for tensor in known}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._count = 0
+        self._hooks: list[RemovableHandle] = []
         self._units: list[int] = []
         self._at_inputs = False
         self._choice: RouterChoice | None = None
@@ -154,8 +156,15 @@ class Recorder(TorchDispatchMode):
             self._units.pop()
             self.events.append(Leave(unit, self._tensors(output)))
 
-        module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-        module.register_forward_hook(after)
+        self._hooks += [
+            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+            module.register_forward_hook(after),
+        ]
+
+    def unfollow(self) -> None:
+        """Stop recording the modules that are followed."""
+        while self._hooks:
+            self._hooks.pop().remove()
 
     def follow_experts(self, module: nn.Module, position: int, count: int) -> None:
         """Record the routing to the `count` experts of `module`, which are at `position` in its unit."""
@@ -181,8 +190,10 @@ class Recorder(TorchDispatchMode):
             self._choice = None
             self.events.append(Routed())
 
-        module.register_forward_pre_hook(before, with_kwargs=True)
-        module.register_forward_hook(after)
+        self._hooks += [
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after),
+        ]
 
     def _tensors(self, value: Any) -> tuple[tuple[int, int], ...]:
         found = {}

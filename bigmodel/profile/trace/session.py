@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from .recorder import Recorder
+from .values import real_tensors
 from .workload import Workload
 
 
@@ -67,26 +68,39 @@ class Session:
 
         self.phase("forward", tokens, run)
 
-    def tokens(self, length: int) -> torch.Tensor:
-        """Return fake token ids: int64, (batch, length)."""
-        return torch.zeros(self.workload.batch_size, length, dtype=torch.long, device=self._device)
+    def tokens(self, length: int, value: torch.Tensor | None = None) -> torch.Tensor:
+        """Return fake token ids, or other numbers of each token: int64, (batch, length); zeros, or of another value."""
+        fake = torch.zeros(self.workload.batch_size, length, dtype=torch.long, device=self._device)
+        if value is not None:
+            self.recorder.values.give(fake, value)
+        return fake
 
     def ids(self, count: int) -> torch.Tensor:
         """Return `count` fake token ids that belong to no sequence: int64, (count,)."""
         return torch.zeros(count, dtype=torch.long, device=self._device)
 
-    def zeros(self, *shape: int) -> torch.Tensor:
-        """Return a fake sample of every sequence of the batch, in the model's dtype: (batch, *shape)."""
-        dtype = next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
-        return torch.zeros(self.workload.batch_size, *shape, dtype=dtype, device=self._device)
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that samples come in: that of the model's first floating point parameter."""
+        return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
 
-    def fake(self, value: Any) -> Any:
-        """Return `value` with every tensor in it replaced by a fake one of its shape and dtype."""
+    def fake(self, value: Any, dtype: torch.dtype | None = None) -> Any:
+        """Return `value` with every tensor in it replaced by a fake one of its shape and dtype.
+
+        Args:
+            value: nested arguments. Whole numbers and booleans keep their values; samples of floating point have none.
+            dtype: of samples, if another than theirs.
+        """
 
         def one(item: Any) -> Any:
             if not isinstance(item, torch.Tensor):
                 return item
-            return torch.zeros(item.shape, dtype=item.dtype, device=self._device)
+            wanted = dtype if dtype is not None and item.is_floating_point() else item.dtype
+            fake = torch.empty(item.shape, dtype=wanted, device=self._device)
+            if not item.is_floating_point() and item.device.type != "meta":
+                with real_tensors():
+                    self.recorder.values.give(fake, item.detach().to("cpu", copy=True))
+            return fake
 
         return tree_map(one, value)
 
@@ -101,5 +115,4 @@ class ConstantsThroughHost(TorchFunctionMode):
         device = kwargs.get("device")
         if func not in (torch.tensor, torch.as_tensor) or device is None or torch.device(device).type == "cpu":
             return func(*args, **kwargs)
-        constant = func(*args, **{**kwargs, "device": "cpu"})
-        return torch.empty(constant.shape, dtype=constant.dtype, device=device)
+        return func(*args, **{**kwargs, "device": "cpu"}).to(device)

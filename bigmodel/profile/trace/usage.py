@@ -1,6 +1,6 @@
 """The calls that a model gets in use, by family: generation, encoder-decoder generation, one forward.
 
-`use_as_configured` chooses by the model's config. The loops imitate `generate` of transformers, as tensors that it
+`uses_of` chooses by the model's conventions. The loops imitate `generate` of transformers, as tensors that it
 keeps between forwards count: every forward gets position ids of its own for each sequence (so rotary tables are made
 for each), and token ids, mask, position ids and the last scores stay alive while the next forward runs.
 """
@@ -8,37 +8,63 @@ for each), and token ids, mask, position ids and the last scores stay alive whil
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
+from .inputs import (
+    Inputs,
+    fields,
+    main_input,
+    media_inputs,
+    parameters_of,
+    plain_inputs,
+    text_inputs,
+    token_ids,
+)
 from .session import Session
+from .values import real_tensors
+from .workload import Workload
 
 FROM_HOST = "decode, the first weights on the host"
 """Name of a phase that replaces the decode phase if the model's first weights lie on the host."""
 
 
+CACHES = ("past_key_values", "cache_params")
+"""Names under which forwards take and return their cache: of keys and values, or of states."""
+
 FILLING = "decode, before a window is full"
 """Name of further steps of the decode phase that follows."""
 
 
-def generate(session: Session, config: Any) -> None:
+def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | None = None) -> None:
     """Record the prefill of the prompt, and the last decoding step, when the cache holds all tokens but one.
+
+    Args:
+        session: the fake model.
+        config: its config.
+        media: images and sounds that come with the prompt, whose placeholders are part of it. A prompt that cannot
+            hold these is as long as it must be.
 
     Once a sliding window is full, kernels are given a mask and may take less memory than in the step before: that one
     is recorded too.
     """
     work = session.workload
-    prompt = max(work.prompt_length, 1)
-    loop = _Loop(session, config, prompt)
+    given = None if media is None else _Prompt.with_media(session, config, media)
+    prompt = max(work.prompt_length, 1) if given is None else given.ids.shape[1]
+    loop = _Loop(session, config, prompt, given)
     session.phase("prefill", prompt, loop.prefill)
     if work.new_tokens == 0 or work.context_length < 2:
         return
-    if work.new_tokens is None:
+    if given is not None:
+        loop.skip(max(work.new_tokens or 1, 1) - 1)
+    elif work.new_tokens is None:
         loop = _shorter_by_one(session, config, loop) or _up_to_last_step(session, config)
     else:
         for window in _windows(loop.cache):
@@ -49,7 +75,7 @@ def generate(session: Session, config: Any) -> None:
     with as_when_decoding(session.model):
         settings = _experts_functions(session.model)
         session.phase("decode", 1, lambda: loop.step(1))
-    if _experts_functions(session.model) != settings:
+    if _experts_functions(session.model) != settings and given is None:
         del loop
         loop = _up_to_last_step(session, config)
         session.phase(FROM_HOST, 1, lambda: loop.step(1))
@@ -105,6 +131,11 @@ def _keeps_every_token(cache: Any) -> bool:
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
 
 
+def _cache_in(output: Any) -> Any:
+    """Return the cache that a forward returned; None for models that keep their state themselves."""
+    return next((getattr(output, name) for name in CACHES if getattr(output, name, None) is not None), None)
+
+
 def _experts_functions(model: Any) -> Any:
     """Return the experts implementation that is set on the model; None without experts."""
     ask: Callable[[], Any] = getattr(model, "get_experts_implementation", lambda: None)
@@ -121,11 +152,16 @@ def as_when_decoding(model: Any) -> AbstractContextManager[None]:
 class _Loop:
     """A generation in progress, with the tensors that the loop of `generate` keeps between forwards."""
 
-    def __init__(self, session: Session, config: Any, prompt: int) -> None:
+    def __init__(self, session: Session, config: Any, prompt: int, given: _Prompt | None = None) -> None:
         self.session = session
-        self.ids, self.positions = session.tokens(prompt), session.tokens(prompt)
+        with real_tensors():
+            ids = token_ids(config, session.workload.batch_size, prompt) if given is None else given.ids
+            ones = torch.ones_like(ids)
+        self.media = {} if given is None else given.media
+        self.ids = session.tokens(prompt, ids)
+        self.positions = session.tokens(prompt, self._order(prompt))
         # The caller's tensors stay alive after the loop made longer ones; the mask may be the caller's alone.
-        mask = session.tokens(prompt)
+        mask = session.tokens(prompt, ones)
         self.given = self.ids, mask, self.positions
         self.mask = mask if keeps_mask() else None
         self.unfinished = session.tokens(1)
@@ -136,12 +172,13 @@ class _Loop:
 
     def prefill(self) -> None:
         """Run the forward of the whole prompt."""
-        self._run(self.ids.clone(), self.positions)
+        self._run(self.ids.clone(), self.positions, **self.media)
 
     def step(self, tokens: int) -> None:
         """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip."""
         self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
         self.ids, self.positions = torch.cat([self.ids, more], 1), torch.cat([self.positions, more], 1)
+        self.session.recorder.values.give(self.positions, self._order(self.positions.shape[1]))
         if self.mask is not None:
             self.mask = torch.cat([self.mask, more], 1)
         del more
@@ -156,18 +193,30 @@ class _Loop:
         if steps and alone:
             self.step(1)
 
-    def _run(self, ids: torch.Tensor, positions: torch.Tensor) -> None:
+    def _order(self, tokens: int) -> torch.Tensor:
+        """Return the positions of the first `tokens` tokens of each sequence."""
+        with real_tensors():
+            return torch.arange(tokens).repeat(self.session.workload.batch_size, 1)
+
+    def _run(self, ids: torch.Tensor, positions: torch.Tensor, **media: torch.Tensor) -> None:
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
         mask = [] if self.mask is None else [self.mask]
-        inputs = {"input_ids": ids, "position_ids": positions, "past_key_values": self.cache, "use_cache": True, **keep}
+        cache = dict.fromkeys(CACHES, self.cache)
+        inputs = {"input_ids": ids, "position_ids": positions, **cache, "use_cache": True, **keep, **media}
         output = self.session.generate_with([self.positions], mask, **inputs)
         self.scores = scores_of(self.session, output)
-        self.cache = output.past_key_values
+        self.cache = _cache_in(output)
 
 
 def transduce(session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
-    """Record encoding with the first decoding step as prefill, and the last decoding step."""
-    new_tokens = session.workload.new_tokens or 0
+    """Record encoding with the first decoding step as prefill, and the last decoding step.
+
+    If any share of the context may be generated, a text fills it and two tokens follow (a token takes as much in the
+    cache on either side); what is seen or heard is none of it, so as many tokens follow.
+    """
+    new_tokens = session.workload.new_tokens
+    if new_tokens is None:
+        new_tokens = 2 if "input_ids" in source else session.workload.context_length
     loop = _Transduction(session, config, source)
     session.phase("prefill", max(session.workload.prompt_length, 1), loop.begin)
     if new_tokens > 1:
@@ -209,7 +258,7 @@ class _Transduction:
             encoder_outputs=self.encoded, decoder_input_ids=ids, past_key_values=self.cache, use_cache=True
         )
         self.scores = scores_of(self.session, output)
-        self.cache = output.past_key_values
+        self.cache = _cache_in(output)
 
 
 def scores_of(session: Session, output: Any) -> torch.Tensor | None:
@@ -254,7 +303,7 @@ def keeps_mask() -> bool:
     def look(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
         seen.append(kwargs.get("attention_mask") is not None)
 
-    with _disable_current_modes(), torch.no_grad():
+    with real_tensors(), torch.no_grad():
         state = torch.get_rng_state()
         model: Any = LlamaForCausalLM(LlamaConfig(num_attention_heads=1, num_key_value_heads=1, **sizes))
         model.register_forward_pre_hook(look, with_kwargs=True)
@@ -264,9 +313,64 @@ def keeps_mask() -> bool:
     return any(seen)
 
 
-def use_example(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Record one forward on fake copies of the given arguments."""
-    args, kwargs = session.fake(tuple(args)), session.fake(dict(kwargs))
+@dataclass(frozen=True)
+class _Prompt:
+    """A prompt with images or sounds: its token ids, with placeholders for them, and fake inputs beside the ids."""
+
+    ids: torch.Tensor
+    media: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def with_media(cls, session: Session, config: Any, media: Mapping[str, torch.Tensor]) -> _Prompt:
+        """Return a prompt of the workload's length with a placeholder for each feature of `media`."""
+        work, length = session.workload, session.workload.prompt_length
+        ids = media.get("input_ids")
+        fake = session.fake({name: value for name, value in media.items() if name != "input_ids"}, session.dtype)
+        if ids is not None and ids.device.type != "meta":
+            return cls(ids.detach().cpu(), fake)
+        length = length if ids is None else ids.shape[1]
+        count, placeholder = 0, None
+        for kind, names in PLACEHOLDERS.items():
+            look: Any = getattr(session.model, f"get_{kind}_features", None)
+            taken = inspect.signature(look).parameters if look is not None else {}
+            if look is not None and set(media) & set(taken) and placeholder is None:
+                placeholder = next(iter(fields(config, *names)), None)
+                features = _features(look(**{name: value for name, value in fake.items() if name in taken}))
+                width = session.model.get_input_embeddings().weight.shape[-1]  # type: ignore[operator]
+                count = sum(tensor.numel() for tensor in features) // (width * work.batch_size)
+        with real_tensors():
+            ids = token_ids(config, work.batch_size, max(length, count + 2))
+            if placeholder is not None:
+                ids[:, 1 : 1 + count] = placeholder
+                kinds = (ids == placeholder).long()
+        if placeholder is not None:
+            fake = {**fake, "mm_token_type_ids": session.fake(kinds)}
+        return cls(ids, fake)
+
+
+PLACEHOLDERS = {
+    "image": ("image_token_id", "image_token_index"),
+    "audio": ("audio_token_id", "audio_token_index"),
+    "video": ("video_token_id", "video_token_index"),
+}
+"""Fields of a config with the token that stands for a feature of each kind of media."""
+
+
+def _features(found: Any) -> list[torch.Tensor]:
+    """Return the tensors of features that a model's `get_image_features`, say, has returned."""
+    if hasattr(found, "pooler_output"):
+        found = found.last_hidden_state if found.pooler_output is None else found.pooler_output
+    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+
+def use_sample(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Record the use of a model on given arguments: one forward, or a generation that begins with them."""
+    ids = kwargs.get("input_ids")
+    config = getattr(session.model, "config", None)
+    if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not args and _generates(session.model, session.workload):
+        generate(session, config, kwargs)
+        return
+    args, kwargs = (session.fake(value, session.dtype) for value in (tuple(args), dict(kwargs)))
 
     def run() -> None:
         session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
@@ -274,48 +378,82 @@ def use_example(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]
     session.phase("forward", 1, run)
 
 
-def use_as_configured(session: Session) -> None:
-    """Record the use that the model's config implies; nothing if it implies none."""
-    config = getattr(session.model, "config", None)
-    name = getattr(session.model, "main_input_name", None)
+@dataclass(frozen=True)
+class Use:
+    """One use of a model.
+
+    Attributes:
+        record: records its forwards.
+        without: kinds of inputs that the model may be given and is not: "images or sounds"; empty: none.
+    """
+
+    record: Callable[[Session], None]
+    without: str = ""
+
+
+def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
+    """Yield the uses that a model may have by the conventions of its library, those that take most first.
+
+    The first that runs is the one. Nothing is yielded for a model that follows no known convention, nor for one of
+    texts if the workload has no tokens.
+    """
+    config: Any = getattr(model, "config", None)
+    batch_size, tokens = workload.batch_size, workload.context_length
+    name = main_input(model)
     if config is None or name is None:
+        for inputs in plain_inputs(model, batch_size):
+            yield Use(partial(_use_forward, inputs=inputs))
         return
-    if name in ("input_ids", "inputs_embeds") and session.workload.context_length > 0:
-        _use_text(session, config)
-    elif name == "pixel_values":
-        _use_image(session, config)
-    elif name == "input_features" and session.workload.context_length > 0:
-        _use_audio(session, config)
+    if name in TEXT and tokens == 0:
+        return
+    media = list(media_inputs(model, batch_size))
+    if getattr(config, "is_encoder_decoder", False) and hasattr(model, "get_encoder") and tokens:
+        sources: list[Inputs] = media if name not in TEXT else []
+        sources = [*sources, {"input_ids": token_ids(config, batch_size, max(workload.prompt_length, 1))}]
+        for source in sources:
+            yield Use(partial(_use_transduction, source=source))
+    if _generates(model, workload):
+        for inputs in media:
+            yield Use(partial(generate, config=config, media=inputs))
+        yield Use(partial(generate, config=config), MEDIA if media else "")
+    texts = text_inputs(model, batch_size, tokens) if "input_ids" in parameters_of(model) else {}
+    for inputs in [*media, {}]:
+        both = {**texts, **inputs}
+        alone = [inputs] if inputs and name not in TEXT else []
+        for chosen in [*alone, both] if "text" not in _modalities_of(model) else [both, *alone]:
+            if chosen:
+                tokens_run = tokens if "input_ids" in chosen else 1
+                without = MEDIA if media and not inputs else ""
+                yield Use(partial(_use_forward, inputs=chosen, tokens=tokens_run), without)
 
 
-def image_shape(config: Any) -> tuple[int, int, int]:
-    """Return channels, height and width of the images that a model of this config takes."""
-    vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", None) or 224
-    height, width = (size, size) if isinstance(size, int) else tuple(size)[-2:]
-    return getattr(vision, "num_channels", 3), height, width
+MEDIA = "images or sounds"
+
+TEXT = ("input_ids", "inputs_embeds")
+"""Principal inputs of models of text."""
 
 
-def sound_shape(config: Any) -> tuple[int, int]:
-    """Return bands and frames of the sounds that a model of this config takes."""
-    return getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500)
+def _modalities_of(model: nn.Module) -> Any:
+    return getattr(model, "input_modalities", ())
 
 
-def _use_image(session: Session, config: Any) -> None:
-    pixels = session.zeros(*image_shape(config))
-    session.forward(1, pixel_values=pixels)
+def _generates(model: nn.Module, workload: Workload) -> bool:
+    """Return whether a model is used by generating token after token with a cache."""
+    config = getattr(model, "config", None)
+    if config is None or not workload.cache or not workload.context_length or main_input(model) not in TEXT:
+        return False
+    return not getattr(config, "is_encoder_decoder", False) and not set(CACHES).isdisjoint(parameters_of(model))
 
 
-def _use_audio(session: Session, config: Any) -> None:
-    transduce(session, config, {"input_features": session.zeros(*sound_shape(config))})
+def _use_transduction(session: Session, source: Inputs) -> None:
+    transduce(session, getattr(session.model, "config", None), session.fake(source, session.dtype))
 
 
-def _use_text(session: Session, config: Any) -> None:
-    """Record the use of a model that takes token ids: generation, encoder-decoder generation, or one forward."""
-    work = session.workload
-    if getattr(config, "is_encoder_decoder", False):
-        transduce(session, config, {"input_ids": session.tokens(max(work.prompt_length, 1))})
-    elif "past_key_values" in inspect.signature(session.model.forward).parameters and work.cache:
-        generate(session, config)
-    else:
-        session.forward(work.context_length, input_ids=session.tokens(work.context_length))
+def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], tokens: int = 1) -> None:
+    fake = session.fake(inputs, session.dtype)
+    args, kwargs = (fake, {}) if isinstance(fake, tuple) else ((), fake)
+
+    def run() -> None:
+        session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
+
+    session.phase("forward", tokens, run)

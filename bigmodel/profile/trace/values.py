@@ -12,6 +12,7 @@ is taken, so that memory is planned for the most it may be:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -44,6 +45,11 @@ _UNDEFINED = {
 Call = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 
 
+def real_tensors() -> AbstractContextManager[None]:
+    """Return the context in which operations run for real within a dry run, and are not recorded."""
+    return _disable_current_modes()
+
+
 class UnknownValue(Exception):
     """A forward reads a number that depends on weights or on samples."""
 
@@ -53,10 +59,14 @@ class Values:
 
     Args:
         assumed: what conditions of unknown value are taken for.
+
+    Attributes:
+        guessed: whether a condition of unknown value was read.
     """
 
     def __init__(self, assumed: bool = True) -> None:
         self.assumed = assumed
+        self.guessed = False
         self._overwritten: dict[int, torch.Tensor] = {}  # by storage: values into which something unknown was written
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -113,7 +123,7 @@ class Values:
             if func._schema.is_mutable:
                 self._forget_written(func, args, kwargs)
             return None
-        with _disable_current_modes():
+        with real_tensors():
             real = tree_map(self._on_host, (args, dict(kwargs)))
             return func(*real[0], **real[1])
 
@@ -164,16 +174,17 @@ class Values:
         """Return a number read from tensors, or whether two tensors are equal."""
         values = [self.of(tensor) for tensor in args]
         if all(value is not None for value in values):
-            with _disable_current_modes():
+            with real_tensors():
                 return func(*values)
         if func is aten.equal.default or args[0].dtype == torch.bool:
+            self.guessed = True
             return self.assumed
         raise UnknownValue(f"a number of type {str(args[0].dtype).removeprefix('torch.')} is read that is not known")
 
     def _selected(self, mask: torch.Tensor) -> torch.Tensor:
         """Return the positions that a mask selects: int64, (count, dimensions); all of them if it is unknown."""
         value = self.of(mask)
-        with _disable_current_modes():
+        with real_tensors():
             return (torch.ones(mask.shape, dtype=torch.bool) if value is None else value).nonzero()
 
     def _positions(self, indices: Any) -> list[torch.Tensor | None]:
@@ -184,7 +195,7 @@ class Values:
                 found.append(index)
                 continue
             selected = self._selected(index)
-            with _disable_current_modes():
+            with real_tensors():
                 columns = selected.unbind(1)
             found += [self._fake(column, index.device) for column in columns]
         return found

@@ -18,10 +18,10 @@ from ...devices import HOST, torch_device
 from ...errors import PlanError
 from ..model.units import find_units
 from ..trace.dry_run import fake_clone
+from ..trace.inputs import image_shape
 from ..trace.recorder import Recorder
 from ..trace.session import ConstantsThroughHost
 from ..trace.trace import Allocate, Free, Scratch
-from ..trace.usage import image_shape
 from ..trace.workload import trained_length
 from .streamed_call import hold_on_host
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from bigmodel.plan import Plan, make_plan
 from bigmodel.profile import profile_model, profile_units
 from bigmodel.profile.trace import usage as generation
 from bigmodel.profile.trace.dry_run import dry_run
-from bigmodel.profile.trace.usage import image_shape, keeps_mask, sound_shape
+from bigmodel.profile.trace.usage import keeps_mask
 from bigmodel.profile.trace.workload import Workload
 
 from ..models import Flat, on_meta, tiny_llama
@@ -281,21 +280,3 @@ def test_an_example_says_how_any_model_is_called() -> None:
     model, workload = Flat(), Workload()
     found = dry_run(model, profile_units(model), workload, torch.device("cpu"), example=((torch.ones(2, 3),), {}))
     assert [(phase.name, phase.tokens) for phase in found] == [("forward", 1)]
-
-
-@pytest.mark.parametrize(
-    ("config", "shape"),
-    [
-        ({}, (3, 224, 224)),
-        ({"image_size": 32, "num_channels": 1}, (1, 32, 32)),
-        ({"image_size": (16, 48)}, (3, 16, 48)),
-        ({"vision_config": SimpleNamespace(image_size=64), "image_size": 32}, (3, 64, 64)),
-    ],
-)
-def test_images_are_of_the_size_that_the_config_says(config: dict[str, Any], shape: tuple[int, int, int]) -> None:
-    assert image_shape(SimpleNamespace(**config)) == shape
-
-
-def test_sounds_have_two_frames_for_each_position() -> None:
-    assert sound_shape(SimpleNamespace()) == (80, 3000)
-    assert sound_shape(SimpleNamespace(num_mel_bins=128, max_source_positions=20)) == (128, 40)
