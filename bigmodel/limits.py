@@ -57,3 +57,7 @@ CACHED_SHARE = 0.7
 
 KV_SHARE = 0.25
 """Share of a device's free memory that a server takes for keys and values where no plan says how much."""
+
+UNKNOWN_SHARE = 0.2
+"""Share of an accelerator's budget that is kept free for activations which nothing is known about: a guess, where 0
+would certainly be wrong."""

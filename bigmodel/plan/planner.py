@@ -24,7 +24,7 @@ from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import check_offload_dtype
 from ..profile.trace.dry_run import SampleInputs
 from .memory.assemble import assemble
-from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom
+from .result.budgets import Key, device_type_of, is_accelerator, kept_for_unknown, read_budgets, with_headroom
 from .result.plan import Plan
 from .search.items import Capacity
 from .search.searcher import OFFLOADS, Searcher, capacity_around, checked_main, greedy_assignment
@@ -157,7 +157,7 @@ def plan(
         resident_limit=None if max_memory is None else budgets.get(HOST),
     )
     capacity = Capacity(
-        budgets,
+        kept_for_unknown(budgets) if profile.unknown and not profile.phases else budgets,
         profile.activations,
         slots,
         checked_main(main_device, budgets),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from ...devices import DISK, HOST, DeviceLike, accelerators, format_size, get_max_memory, normalize_device, parse_size
 from ...devices.budgets import budget_items
 from ...errors import BudgetError, DeviceError, SizeError
-from ...limits import PLANNED_SHARE
+from ...limits import PLANNED_SHARE, UNKNOWN_SHARE
 
 Key = int | str
 """A device as plans and device maps name it: a number for an accelerator, or "cpu", "disk", "mps", "cuda:0", ..."""
@@ -49,6 +49,11 @@ def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> di
 def with_headroom(budgets: Mapping[Key, int]) -> dict[Key, int]:
     """Return `PLANNED_SHARE` of the budgets: the rest is for other programs, device contexts and fragmentation."""
     return {key: size if key == DISK else int(size * PLANNED_SHARE) for key, size in budgets.items()}
+
+
+def kept_for_unknown(budgets: Mapping[Key, int]) -> dict[Key, int]:
+    """Return the budgets without the share of the accelerators' that is kept for activations of unknown size."""
+    return {key: int(size * (1 - UNKNOWN_SHARE)) if is_accelerator(key) else size for key, size in budgets.items()}
 
 
 def device_type_of(budgets: Mapping[Key, int]) -> str:
