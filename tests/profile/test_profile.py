@@ -79,8 +79,9 @@ def test_more_new_tokens_than_the_context_holds_are_as_many_as_it_holds() -> Non
         ("no_split_module_classes", [nn.Linear]),
         ("special_dtypes", {3: "int8"}),
         ("special_dtypes", "int8"),
-        ("example", ([], {}, 3)),
-        ("example", "text"),
+        ("sample_inputs", 3),
+        ("sample_inputs", "text"),
+        ("sample_inputs", {3: torch.ones(2)}),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> None:
@@ -92,7 +93,7 @@ def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> 
 @pytest.mark.parametrize("wrong", [{"dtype": 16}, {"dtype": "float17"}, {"device_type": "gpu"}, {"device_type": None}])
 def test_unknown_dtypes_and_devices_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BigModelError):
-        profile_model(Flat(), example=((torch.ones(2, 3),), {}), **wrong)
+        profile_model(Flat(), sample_inputs=torch.ones(2, 3), **wrong)
 
 
 @pytest.mark.slow
@@ -102,7 +103,7 @@ def test_planning_a_plain_module_does_not_import_transformers() -> None:
         "from bigmodel.plan import plan\n"
         "from bigmodel.profile import profile_model\n"
         "model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))\n"
-        "assert profile_model(model, example=((torch.zeros(1, 8),), {})).phases\n"
+        "assert profile_model(model, sample_inputs=(torch.zeros(1, 8),)).phases\n"
         "assert plan(model, max_memory={'cpu': '1MB'}).parts\n"
         "assert 'transformers' not in sys.modules\n"
     )

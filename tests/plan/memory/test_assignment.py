@@ -76,7 +76,7 @@ def test_weights_are_where_they_are_held_and_the_rest_where_it_runs() -> None:
 
 def test_what_kernels_take_for_themselves_can_be_told_from_activations() -> None:
     convolution = nn.Conv2d(3, 8, 3, padding=1)
-    profile = profile_model(convolution, device_type="cpu", example=((torch.zeros(1, 3, 32, 32),), {}))
+    profile = profile_model(convolution, device_type="cpu", sample_inputs=torch.zeros(1, 3, 32, 32))
     assignment = host_only(profile)
     together = device_uses(profile, assignment)
     apart = with_workspace_apart(together, profile, assignment)

@@ -38,7 +38,7 @@ def test_inputs_are_fake_and_of_the_batch_that_is_planned_for(session: Session) 
     for tensor, shape, dtype in (
         (session.tokens(4), (2, 4), torch.long),
         (session.ids(7), (7,), torch.long),
-        (session.zeros(3, 8), (2, 3, 8), torch.bfloat16),
+        (session.fake(torch.empty(2, 3, 8, device="meta"), session.dtype), (2, 3, 8), torch.bfloat16),
     ):
         assert isinstance(tensor, FakeTensor)
         assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
