@@ -404,7 +404,7 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
         for inputs in plain_inputs(model, batch_size):
             yield Use(partial(_use_forward, inputs=inputs))
         return
-    if name in TEXT and tokens == 0:
+    if name not in KNOWN or (name in TEXT and tokens == 0):
         return
     media = list(media_inputs(model, batch_size))
     if getattr(config, "is_encoder_decoder", False) and hasattr(model, "get_encoder") and tokens:
@@ -431,6 +431,12 @@ MEDIA = "images or sounds"
 
 TEXT = ("input_ids", "inputs_embeds")
 """Principal inputs of models of text."""
+
+KNOWN = (
+    *TEXT, "pixel_values", "pixel_values_videos", "flattened_patches", "hidden_states", "input_features",
+    "input_values", "audio_values", "past_values",
+)  # fmt: skip
+"""Principal inputs whose shapes are known."""
 
 
 def _modalities_of(model: nn.Module) -> Any:
