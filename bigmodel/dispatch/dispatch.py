@@ -19,6 +19,7 @@ from .attach.dispatched import dispatched
 from .placement.offload_files import fill_meta, write_to_disk
 from .placement.options import Options, PlanArguments
 from .placement.resolve import DeviceMap, ResolvedMap, resolve_device_map, resolve_given, whole_classes
+from .placement.unsupported import refuse_unsupported
 from .weights.parameters import moved_like, refresh_second_places
 
 
@@ -119,6 +120,7 @@ def place_and_attach(
     """Dispatch a model without weights on meta by a resolved map."""
     if dispatched(model) is not None:
         undispatch(model)
+    refuse_unsupported(model, resolved.placement)
     with lasting_tensors():
         write_to_disk(model, resolved.placement, offload_dir)
         if offload_dir is not None:

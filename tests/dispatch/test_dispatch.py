@@ -221,16 +221,25 @@ def test_a_model_that_cannot_fit_says_by_how_much() -> None:
 def test_moving_casting_and_copying_a_dispatched_model_are_refused() -> None:
     model = dispatch_model(stack(), {"": "cpu"}, main_device=0)
     for attempt in (
-        lambda: model.to("cpu"),
-        lambda: model.cuda(),
+        lambda: model.to("meta"),
+        lambda: model.to("cpu", torch.float64),
         lambda: model.half(),
-        lambda: model.blocks[0].cpu(),
+        lambda: model.blocks[0].double(),
         lambda: copy.deepcopy(model),
         lambda: pickle.dumps(model),
     ):
         with pytest.raises(DispatchError, match="undispatch"):
             attempt()
     assert torch.equal(undispatch(model)(ids()), stack()(ids()))
+
+
+def test_moving_a_dispatched_model_to_the_device_that_it_is_on_does_nothing() -> None:
+    model = dispatch_model(stack(), {"": "cpu"}, main_device=at(0))
+    before = [(parameter, parameter.device) for parameter in model.parameters()]
+    for device in (at(0), model.embed.weight.device, torch.float32):
+        assert model.to(device) is model
+        assert model.blocks[0].to(device) is model.blocks[0]
+    assert all(now is then and now.device == place for now, (then, place) in zip(model.parameters(), before))
 
 
 @two

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import torch
@@ -91,8 +92,9 @@ class Dispatched:
 
     def guard(self, model: nn.Module) -> None:
         """Refuse to move or cast `model` or any part of it."""
+        devices = {self.main_device, *(parameter.device for parameter in islice(model.parameters(), 1))}
         for module in model.modules():
-            module.__dict__["_apply"] = RefuseConversion()
+            module.__dict__["_apply"] = RefuseConversion(module, devices)
 
     def stats(self) -> dict[str, Any]:
         """Return transfer counters by target: bytes, fetches, hits, misses, seconds waited.

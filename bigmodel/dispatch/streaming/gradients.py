@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C import DisableTorchFunctionSubclass
+from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 
 from ...devices.nested import iter_tensors
 from ...errors import DispatchError
@@ -63,6 +65,8 @@ def run_with_gradients(
     """
     if block.recomputed_by == threading.get_ident():
         return compute(args, kwargs)  # the module has called itself; it refers to the leaves already
+    if _is_transformed():
+        return compute(args, kwargs)
     streamer.adopt_replaced(block)
     if not wants_gradients(block, args, kwargs):
         return streamer.run(block, compute, args, kwargs)
@@ -70,6 +74,15 @@ def run_with_gradients(
         return _through_copies(streamer, block, compute, args, kwargs)
     host = [tensor.value for tensor in (*block.tensors, *block.nested)]
     return _BlockCall(streamer, block, module, compute, args, kwargs).run(host)
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` or forward-mode differentiation is running.
+
+    A block cannot be recomputed under these. Its module then computes with the host's weights, which follow operation
+    by operation.
+    """
+    return maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
 class _BlockCall(RecomputedCall):

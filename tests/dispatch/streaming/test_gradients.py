@@ -545,3 +545,21 @@ def test_hooks_of_a_weight_see_its_gradient_wherever_it_went(where: object) -> N
     gradient = model.blocks[1].up.weight.grad
     assert gradient is not None
     assert not gradient.cpu().any()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda model, x: torch.func.grad(lambda each: model(each).sum())(x),
+        lambda model, x: torch.func.jacrev(model)(x),
+        lambda model, x: torch.func.functional_call(model, {k: v * 2 for k, v in model.named_parameters()}, (x,)),
+    ],
+)
+def test_transforms_of_torch_func_go_through_streamed_blocks(
+    transform: Callable[[nn.Module, torch.Tensor], Any],
+) -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
+    x = torch.randn(3, 4)
+    expected = transform(model, x)
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    torch.testing.assert_close(transform(model, x).cpu(), expected)

@@ -1,0 +1,67 @@
+"""What cannot be dispatched as a map says is refused in one line, and nothing has moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.dispatch import dispatch_model
+from bigmodel.errors import DispatchError
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+MAPS: list[Any] = [{"": "cpu"}, {"": "disk"}, {"0": 0, "1": 1}]
+
+
+class Sparse(nn.Linear):
+    """Multiplies by a sparse weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight @ x.T).T
+
+
+def sparse() -> nn.Module:
+    layer = Sparse(4, 4, bias=False)
+    layer.weight = nn.Parameter(layer.weight.detach().to_sparse(), requires_grad=False)
+    return nn.Sequential(layer, nn.Linear(4, 4))
+
+
+def scripted() -> nn.Module:
+    return nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 4))
+
+
+def assert_untouched(model: nn.Module) -> None:
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert model(torch.ones(1, 4)).shape == (1, 4)
+
+
+@pytest.mark.parametrize("device_map", MAPS)
+def test_sparse_weights_are_neither_streamed_nor_moved(device_map: dict[str, object], tmp_path: Path) -> None:
+    model = sparse()
+    with pytest.raises(DispatchError, match=r"0\.weight is a tensor of several parts \(sparse_coo\)"):
+        dispatch_model(model, device_map, main_device=0, offload_dir=tmp_path)
+    assert_untouched(model)
+    assert_untouched(dispatch_model(model, {"": "cpu"}))
+
+
+@pytest.mark.parametrize("device_map", MAPS)
+def test_torchscript_modules_are_not_attached_to(device_map: dict[str, object], tmp_path: Path) -> None:
+    model = scripted()
+    with pytest.raises(DispatchError, match="'0' is a TorchScript module"):
+        dispatch_model(model, device_map, main_device=0, offload_dir=tmp_path)
+    assert_untouched(model)
+    assert_untouched(dispatch_model(model, {"": "cpu"}))
+
+
+@pytest.mark.parametrize("device_map", [{"": "cpu"}, {"": "disk"}])
+def test_weights_that_torchao_quantised_are_not_streamed(device_map: dict[str, object], tmp_path: Path) -> None:
+    quantization = pytest.importorskip("torchao.quantization")
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).requires_grad_(False)
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    with pytest.raises(DispatchError, match=r"0\.weight is a tensor of several parts \(\w*Tensor\)"):
+        dispatch_model(model, device_map, main_device=0, offload_dir=tmp_path)
+    assert_untouched(model)
