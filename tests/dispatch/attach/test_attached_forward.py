@@ -91,7 +91,7 @@ def test_an_attached_forward_keeps_no_module_alive() -> None:
 
 
 @pytest.mark.parametrize("attempt", [copy.deepcopy, pickle.dumps])
-@pytest.mark.parametrize("thing", [AttachedForward(Scale(), None, None), RefuseConversion()])
+@pytest.mark.parametrize("thing", [AttachedForward(Scale(), None, None), RefuseConversion(Scale(), ())])
 def test_an_attached_forward_is_not_copied(attempt: object, thing: object) -> None:
     with pytest.raises(DispatchError, match="undispatch"):
         attempt(thing)  # type: ignore[operator]
