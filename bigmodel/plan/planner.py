@@ -97,7 +97,7 @@ def plan(
         context_length: tokens of a sequence at its end; None: a default; 0: no KV cache and no activations.
         dtype: what floating point parameters will be cast to when loaded; None: as they are.
         no_split_module_classes: class names not to be split; None: find them.
-        main_device: where inputs are and streamed parts run; None: the first accelerator with room for any.
+        main_device: where inputs are and streamed parts run; None: the first accelerator that one fits.
         new_tokens: how many of the context's tokens are generated; None: any share, the prompt may fill the context.
         offload_buffers: buffers of a streamed part are streamed too, and not kept where it runs.
         offload_dtype: what streamed weights are quantised to on the link: `"int8"`, `"int4"`; None: not at all.

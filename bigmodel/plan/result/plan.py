@@ -26,7 +26,7 @@ class DevicePlan:
         kv_cache: keys and values of the units that run on it, prompts or steps, at full context.
         activations: what comes and goes while units run on it, at its highest.
         workspace: what kernels take for themselves beyond that.
-        slots: room that streamed units take turns in; on the host, units on disk that it computes with.
+        slots: buffers that streamed units take turns in; on the host, units on disk that it computes with.
         training: gradients, and what the optimizer keeps.
     """
 

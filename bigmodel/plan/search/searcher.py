@@ -221,7 +221,7 @@ def capacity_around(assignment: Assignment, capacity: Capacity) -> Capacity:
 
 
 def _mains(capacity: Capacity, budgets: Mapping[Key, int]) -> list[Key | None]:
-    """Return the main devices to try in turn: the first accelerator may be too small for what others have room for."""
+    """Return the main devices to try in turn: the first accelerator may be too small where another is not."""
     if capacity.main_device is not None:
         return [capacity.main_device]
     return [*replace(capacity, budgets=budgets).accelerators] or [None]

@@ -1,7 +1,7 @@
 """The most that one call of cached experts takes, whatever the router chooses.
 
 A routing of T tokens to k of E experts each makes A = T k rows, and touches between k and D = min(E, A) distinct
-experts. With room for s experts, dispatch computes them
+experts. With a cache of s experts, dispatch computes them
 
 - all at once, if the routing touches at most s, which needs k <= s. All A rows are then computed together;
 - in chunks of c = max(1, s / 2) experts otherwise, while the other half of the slots is filled. A token has at most
