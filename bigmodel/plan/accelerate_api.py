@@ -38,7 +38,7 @@ def infer_auto_device_map(
 ) -> OrderedDict[str, int | str]:
     """Return a device map that fills accelerators in order, then RAM, then disk. Counts weights only.
 
-    It differs from accelerate's in that bytes for the largest streamed layer are reserved only when a layer is streamed;
+    It differs from accelerate's in that the largest streamed layer's bytes are reserved only when a layer is streamed;
     an accelerator that was passed over is tried again, so one huge layer pushes nothing else away; buffers and
     parameters that a split module holds itself are placed too; and classes that must not be split are found when none
     are named. `make_plan` also counts KV cache and activations, and predicts time.
