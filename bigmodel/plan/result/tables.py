@@ -37,7 +37,10 @@ def explain(plan: Plan) -> str:
 
 
 def _heading(plan: Plan) -> Text:
-    shape = f"batch {plan.batch_size}, context {plan.context_length}" if plan.context_length else "weights only"
+    counted = any(device.activations for device in plan.devices.values())
+    shape = f"batch {plan.batch_size}" if counted or plan.context_length else "weights only"
+    if plan.context_length:
+        shape += f", context {plan.context_length}"
     return Text(f"{plan.model}: {shape}, dtype {plan.dtype or 'as stored'}, strategy {plan.strategy}")
 
 

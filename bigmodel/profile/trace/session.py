@@ -32,6 +32,10 @@ class Session:
         self._device = device
         self._accepted = set(inspect.signature(model.forward).parameters)
 
+    def accepts(self, name: str) -> bool:
+        """Return whether the model's forward takes an argument of this name."""
+        return name in self._accepted
+
     def phase(self, name: str, tokens: int, run: Callable[[], Any]) -> Any:
         """Record `run` as one phase and return its result."""
         first = len(self.recorder.events)

@@ -159,7 +159,7 @@ class _Loop:
             ones = torch.ones_like(ids)
         self.media = {} if given is None else given.media
         self.ids = session.tokens(prompt, ids)
-        self.positions = session.tokens(prompt, self._order(prompt))
+        self.positions = session.tokens(prompt, self._order(prompt)) if session.accepts("position_ids") else None
         # The caller's tensors stay alive after the loop made longer ones; the mask may be the caller's alone.
         mask = session.tokens(prompt, ones)
         self.given = self.ids, mask, self.positions
@@ -177,12 +177,15 @@ class _Loop:
     def step(self, tokens: int) -> None:
         """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip."""
         self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
-        self.ids, self.positions = torch.cat([self.ids, more], 1), torch.cat([self.positions, more], 1)
-        self.session.recorder.values.give(self.positions, self._order(self.positions.shape[1]))
+        self.ids = torch.cat([self.ids, more], 1)
+        if self.positions is not None:
+            self.positions = torch.cat([self.positions, more], 1)
+            self.session.recorder.values.give(self.positions, self._order(self.positions.shape[1]))
         if self.mask is not None:
             self.mask = torch.cat([self.mask, more], 1)
         del more
-        self._run(self.ids[:, -tokens:].clone(), self.positions[:, -tokens:].clone())
+        positions = None if self.positions is None else self.positions[:, -tokens:].clone()
+        self._run(self.ids[:, -tokens:].clone(), positions)
 
     def skip(self, steps: int) -> None:
         """Run as many steps, at once where that leaves the same cache. A layer with a window keeps the storage of all
@@ -198,12 +201,14 @@ class _Loop:
         with real_tensors():
             return torch.arange(tokens).repeat(self.session.workload.batch_size, 1)
 
-    def _run(self, ids: torch.Tensor, positions: torch.Tensor, **media: torch.Tensor) -> None:
+    def _run(self, ids: torch.Tensor, positions: torch.Tensor | None, **media: torch.Tensor) -> None:
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
         mask = [] if self.mask is None else [self.mask]
         cache = dict.fromkeys(CACHES, self.cache)
-        inputs = {"input_ids": ids, "position_ids": positions, **cache, "use_cache": True, **keep, **media}
-        output = self.session.generate_with([self.positions], mask, **inputs)
+        order = {} if positions is None else {"position_ids": positions}
+        inputs = {"input_ids": ids, **order, **cache, "use_cache": True, **keep, **media}
+        kept = [] if self.positions is None else [self.positions]
+        output = self.session.generate_with(kept, mask, **inputs)
         self.scores = scores_of(self.session, output)
         self.cache = _cache_in(output)
 
@@ -241,6 +246,8 @@ class _Transduction:
     def begin(self) -> None:
         """Encode the source and decode the first token."""
         encoder: Any = self.session.model.get_encoder()  # type: ignore[operator]
+        if hasattr(self.session.model, "generate_with_fallback"):  # Whisper: a copy of each segment of a sound
+            self.source = {name: tensor.clone() for name, tensor in self.source.items()}
         self.encoded = encoder(**self.source)
         self.ids = self.start = self.session.tokens(1)
         self.unfinished = self.session.tokens(1)

@@ -1,0 +1,112 @@
+"""Tiny models with random weights, one or more of each kind of architecture that transformers has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import transformers as t
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+}  # fmt: skip
+SPECIAL: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+TEXT: dict[str, Any] = {**SIZES, **SPECIAL, "vocab_size": 160, "max_position_embeddings": 128}
+DECODER: dict[str, Any] = {**TEXT, "num_key_value_heads": 2}
+IMAGE: dict[str, Any] = {**SIZES, "image_size": 32, "patch_size": 8}
+STATES: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
+SMALL: dict[str, Any] = {"hidden_size": 64, "num_hidden_layers": 4, "vocab_size": 160, "state_size": 8, **SPECIAL}
+
+
+def _clip() -> Any:
+    text = {**TEXT, "max_position_embeddings": 77}
+    return t.CLIPModel(t.CLIPConfig(text_config=text, vision_config=IMAGE, projection_dim=32))
+
+
+def _wav2vec2() -> Any:
+    convolutions = {"conv_dim": [32] * 3, "conv_stride": [5, 2, 2], "conv_kernel": [10, 3, 3]}
+    positions = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4}
+    config = t.Wav2Vec2Config(**SIZES, **convolutions, **positions, num_feat_extract_layers=3, vocab_size=32)
+    return t.Wav2Vec2ForCTC(config)
+
+
+def _segformer() -> Any:
+    config = t.SegformerConfig(
+        hidden_sizes=[16, 32], depths=[1, 1], num_encoder_blocks=2, sr_ratios=[4, 2], patch_sizes=[7, 3],
+        strides=[4, 2], num_attention_heads=[1, 2], mlp_ratios=[2, 2], decoder_hidden_size=16,
+    )  # fmt: skip
+    return t.SegformerModel(config)
+
+
+def _swin() -> Any:
+    config = t.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4
+    )  # fmt: skip
+    return t.SwinModel(config)
+
+
+def _deepseek_v3() -> Any:
+    heads = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+    sizes = {**DECODER, "num_key_value_heads": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+    return t.DeepseekV3ForCausalLM(t.DeepseekV3Config(**sizes, **heads, **experts))
+
+
+def _qwen3_next() -> Any:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    linear = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    heads = {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+    config = t.Qwen3NextConfig(**DECODER, **experts, **linear, **heads, shared_expert_intermediate_size=32)
+    return t.Qwen3NextForCausalLM(config)
+
+
+def _jamba() -> Any:
+    experts = {"num_experts": 2, "num_experts_per_tok": 1}
+    config = t.JambaConfig(
+        **DECODER, **experts, attn_layer_period=4, attn_layer_offset=2, use_mamba_kernels=False, mamba_d_state=8
+    )
+    return t.JambaForCausalLM(config)
+
+
+FORWARD: dict[str, Callable[[], Any]] = {
+    "ast": lambda: t.ASTModel(t.ASTConfig(**SIZES, max_length=64, num_mel_bins=32)),
+    "bert": lambda: t.BertForMaskedLM(t.BertConfig(**TEXT)),
+    "clip": _clip,
+    "dinov2": lambda: t.Dinov2Model(t.Dinov2Config(**IMAGE)),
+    "resnet": lambda: t.ResNetModel(t.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 2])),
+    "rwkv": lambda: t.RwkvForCausalLM(t.RwkvConfig(**{**SMALL, "attention_hidden_size": 64})),
+    "segformer": _segformer,
+    "swin": _swin,
+    "videomae": lambda: t.VideoMAEModel(t.VideoMAEConfig(**IMAGE, num_frames=4)),
+    "vit": lambda: t.ViTForImageClassification(t.ViTConfig(**IMAGE)),
+    "wav2vec2": _wav2vec2,
+}
+"""Models that are used by one forward."""
+
+GENERATING: dict[str, Callable[[], Any]] = {
+    "bamba": lambda: t.BambaForCausalLM(
+        t.BambaConfig(**DECODER, **STATES, attn_layer_indices=[1], mamba_chunk_size=16)
+    ),
+    "deepseek_v3": _deepseek_v3,
+    "falcon_h1": lambda: t.FalconH1ForCausalLM(
+        t.FalconH1Config(**DECODER, **STATES, head_dim=16, mamba_d_ssm=128, mamba_chunk_size=16)
+    ),
+    "gpt_neox": lambda: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**TEXT)),
+    "jamba": _jamba,
+    "lfm2": lambda: t.Lfm2ForCausalLM(t.Lfm2Config(**DECODER, layer_types=["conv", "conv", "full_attention", "conv"])),
+    "llama4": lambda: t.Llama4ForCausalLM(
+        t.Llama4TextConfig(
+            **DECODER, head_dim=16, num_local_experts=4, intermediate_size_mlp=96, attention_chunk_size=24
+        )
+    ),
+    "qwen3_next": _qwen3_next,
+    "recurrent_gemma": lambda: t.RecurrentGemmaForCausalLM(
+        t.RecurrentGemmaConfig(
+            **{**DECODER, "num_hidden_layers": 3}, head_dim=16, attention_window_size=32, lru_width=64
+        )
+    ),
+    "bloom": lambda: t.BloomForCausalLM(t.BloomConfig(hidden_size=64, n_layer=4, n_head=4, vocab_size=160, **SPECIAL)),
+    "mamba": lambda: t.MambaForCausalLM(t.MambaConfig(**SMALL)),
+    "mamba2": lambda: t.Mamba2ForCausalLM(t.Mamba2Config(**SMALL, num_heads=8, head_dim=16, n_groups=2, chunk_size=16)),
+}
+"""Models that generate text."""
