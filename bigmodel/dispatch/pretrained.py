@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from ..devices import DeviceLike
+from ..checkpoint import Checkpoint
+from ..devices import HOST, DeviceLike
 from ..devices.empty import init_empty_weights
 from ..errors import CheckpointFormatError
 from ..plan import Plan
@@ -90,6 +93,7 @@ def from_pretrained(
     folder = folder if folder.is_dir() else folder.parent
     planned = dtype_of(device_map) if isinstance(device_map, Plan) else None
     model = build_on_meta(folder, planned or dtype, trust_remote_code)
+    initialised = _initialise_unsaved(model, folder)
     arguments = PlanArguments.read(
         main_device=main_device,
         max_memory=max_memory,
@@ -122,6 +126,8 @@ def from_pretrained(
     options = Options(
         skip_keys=getattr(model, "_skip_keys_device_placement", None), no_split_module_classes=no_split_module_classes
     )
+    if offload_folder is None and initialised:
+        offload_folder = tempfile.gettempdir()  # what no checkpoint holds may be mapped to disk all the same
     place_and_attach(model, resolved, options, None if offload_folder is None else Path(offload_folder))
     return model.eval()
 
@@ -162,6 +168,28 @@ def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_
         model.generation_config = GenerationConfig.from_pretrained(folder)
     model.config.name_or_path = str(folder)
     return model
+
+
+def _initialise_unsaved(model: PreTrainedModel, folder: Path) -> bool:
+    """Initialise parameters that checkpoints of this architecture do not hold, such as sinusoidal positions, as the
+    model's own code does; return whether there are any."""
+    unsaved = re.compile("|".join(model._keys_to_ignore_on_load_missing or ()) or r"(?!)")
+    if not any(unsaved.search(name) for name, _ in model.named_parameters()):
+        return False
+    initialised = False
+    saved = Checkpoint.open(folder)
+    for prefix, module in model.named_modules():
+        own = {key: f"{prefix}.{key}" for key, _ in module.named_parameters(recurse=False)}
+        if not own or not all(unsaved.search(name) and name not in saved for name in own.values()):
+            continue
+        for key in own:
+            empty = module._parameters[key]
+            assert empty is not None
+            module._parameters[key] = nn.Parameter(torch.empty_like(empty, device=HOST), empty.requires_grad)
+        with torch.no_grad():
+            model._init_weights(module)
+        initialised = True
+    return initialised
 
 
 def _class_of(config: Any, trust_remote_code: bool) -> Any:

@@ -15,6 +15,7 @@ from ..errors import PlanError
 from ..sources.local import ModelSource
 from ..sources.resolve import open_source
 from .model.dtypes import DtypeLike, dtype_name, normalize_dtype, torch_dtype
+from .model.kv_cache import text_config
 from .profile import Profile, profile_model
 
 
@@ -76,7 +77,7 @@ def model_config(source: ModelSource) -> Any:
             "a newer release may; code from the repository is not run"
         )
     try:
-        return AutoConfig.for_model(model_type, **content)
+        return AutoConfig.for_model(model_type, **_with_floats(content))
     except ValueError as error:
         raise PlanError(f"{source.name}: config.json is not a valid config of {model_type!r} ({error})") from error
 
@@ -94,12 +95,21 @@ def _model_class(config: Any, name: str) -> Any:
     raise PlanError(f"{name}: transformers has no model for {type(config).__name__}")
 
 
+def _with_floats(value: Any) -> Any:
+    """Return JSON content with the floats that transformers writes as ``{"__float__": "Infinity"}``."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {key: _with_floats(member) for key, member in value.items()}
+    return [_with_floats(member) for member in value] if isinstance(value, list) else value
+
+
 def _auto_dtype(config: Any, source: ModelSource) -> torch.dtype:
     """Return the config's dtype, else the floating point dtype of most bytes of the checkpoint.
 
     Headers are read only in the second case: a model on the Hub may have hundreds of files.
     """
-    said = getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None)
+    said = getattr(config, "dtype", None) or getattr(text_config(config), "dtype", None)
     if isinstance(said, str):
         said = normalize_dtype(said)
     if isinstance(said, torch.dtype):

@@ -1,13 +1,30 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedModel,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from bigmodel.checkpoint import mapped_region
 from bigmodel.devices import max_memory_allocated
-from bigmodel.dispatch import from_pretrained, get_plan, undispatch
+from bigmodel.dispatch import dispatch_model, from_pretrained, get_plan, undispatch
 from bigmodel.errors import BudgetError, CheckpointError, CheckpointNotFoundError, PlanError
 
 from ..accelerators import at, exact
@@ -127,3 +144,66 @@ def test_a_path_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
         with pytest.raises(CheckpointError, match=r"config\.json|quantised"):
             from_pretrained(tmp_path)
+
+
+def marian() -> MarianMTModel:
+    """A model whose positions no checkpoint holds."""
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "vocab_size": 64, "max_position_embeddings": 64}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
+    tokens = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1}
+    return MarianMTModel(MarianConfig(**sizes, **heads, **tokens)).eval()
+
+
+def switch() -> SwitchTransformersForConditionalGeneration:
+    """A model that casts its routers in each forward."""
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+    experts = {"num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "expert_capacity": 8}
+    config = SwitchTransformersConfig(**sizes, **experts, vocab_size=64, decoder_start_token_id=0)
+    return SwitchTransformersForConditionalGeneration(config).eval()
+
+
+def gemma3n() -> Gemma3nForCausalLM:
+    """A model whose layers hand keys and values on in a dict."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 8, "vocab_size": 64}
+    heads = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 2,
+        "max_position_embeddings": 64,
+    }
+    extra = {
+        "laurel_rank": 4,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 64,
+        "altup_num_inputs": 2,
+    }
+    layers = {"layer_types": ["full_attention"] * 4, "activation_sparsity_pattern": [0.0] * 4}
+    return Gemma3nForCausalLM(Gemma3nTextConfig(**sizes, **heads, **extra, **layers)).eval()
+
+
+def bamba() -> BambaForCausalLM:
+    """A hybrid of attention and state space, whose config holds an infinity."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "attn_layer_indices": [1]}
+    state = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+    return BambaForCausalLM(BambaConfig(**sizes, **heads, **state)).eval()
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("make", [marian, switch, gemma3n, bamba])
+def test_families_with_ways_of_their_own_load_and_give_the_bits_of_the_resident_model(
+    make: Callable[[], PreTrainedModel], tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = make()
+    model.save_pretrained(tmp_path)
+    tokens = torch.arange(2, 8).view(1, 6)
+    inputs = {"input_ids": tokens, **({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})}
+    reference = type(model).from_pretrained(tmp_path).eval()
+    blocks = [name for name, part in model.named_modules() if name.endswith((".layers.1", ".block.1", ".blocks.1"))]
+    with torch.no_grad():
+        assert torch.equal(from_pretrained(tmp_path, "cpu")(**inputs).logits, reference(**inputs).logits)
+        resident = dispatch_model(reference, {"": 0}, force_hooks=True)(**inputs).logits
+        for device_map in ({"": "cpu"}, {"": "disk"}, {"": 0, **dict.fromkeys(blocks, 1)}):
+            found = from_pretrained(tmp_path, device_map, main_device=0)
+            assert torch.equal(found(**inputs).logits, resident), device_map

@@ -69,3 +69,17 @@ def test_a_folder_without_safetensors_is_refused(folder: Path) -> None:
 def test_a_dtype_that_a_model_cannot_be_loaded_as_is_refused(dtype: str, folder: Path) -> None:
     with pytest.raises(PlanError, match=f"the dtype {dtype}; give one of floating point"):
         profile_source(folder, dtype=dtype)
+
+
+def test_an_infinity_in_the_config_is_read_as_transformers_writes_it(folder: Path) -> None:
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "vocab_size": 64,
+        "state_size": 8,
+        "num_heads": 8,
+        "head_dim": 8,
+    }
+    limit = {"time_step_limit": [0.0, {"__float__": "Infinity"}]}
+    rewrite(folder, model_type="mamba2", architectures=["Mamba2ForCausalLM"], n_groups=1, expand=2, **sizes, **limit)
+    assert meta_model(open_source(folder)).config.time_step_limit[1] == float("inf")

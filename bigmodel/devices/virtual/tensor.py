@@ -104,6 +104,10 @@ class VirtualTensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(self.held.detach())[:-1] + f", device='{self.device}')"
 
+    def __format__(self, spec: str) -> str:
+        """Format a tensor of no dimension as its number, which PyTorch does not do for subclasses."""
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
     @property
     def data(self) -> torch.Tensor:
         """The same elements, apart from autograd."""

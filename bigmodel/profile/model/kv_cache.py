@@ -58,6 +58,14 @@ def layer_cache_bytes(
     return [bits * tokens // 8 for tokens in tokens_held(text, context_length)]
 
 
+def text_config(config: Any) -> Any:
+    """Return the part of a transformers config that describes the language model; of several, the decoder's."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # a text encoder and a decoder
+        return config.get_text_config(decoder=True)
+
+
 def numbers_per_token(config: Any, cache: str = "dynamic") -> int:
     """Return how many numbers one layer stores for one token."""
     latent = getattr(config, "kv_lora_rank", None)

@@ -8,6 +8,7 @@ from torch import nn
 
 from ...arguments import check_choice, check_flags, optional_whole_number, whole_number
 from ...errors import PlanError
+from ..model.kv_cache import text_config
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def max_context(model: nn.Module) -> int | None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "get_text_config"):
         return None
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    limit = getattr(text_config(config), "max_position_embeddings", None)
     return limit if isinstance(limit, int) and limit > 0 else None
 
 

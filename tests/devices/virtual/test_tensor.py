@@ -217,3 +217,9 @@ def test_impossible_settings_change_nothing(given: dict[str, Any], error: str) -
     assert [arena.capacity for arena in virtual.board.arenas] == [100] * 3
     with pytest.raises(RuntimeError, match="virtual:3 does not exist"):
         virtual.link(3)
+
+
+def test_a_number_is_formatted_as_one() -> None:
+    assert (
+        f"expert_{torch.tensor(3, device='virtual:0')}, {torch.tensor(0.5, device='virtual:0'):.2f}" == "expert_3, 0.50"
+    )
