@@ -3,6 +3,8 @@
 It makes placement, budgets, out-of-memory behaviour and transfer overlap testable, exactly, on a machine without an
 accelerator. Elements are in host memory and operations run on the CPU, so results are real.
 
+Every operation that the CPU has runs, but for those with sparse or nested tensors, which raise NotImplementedError.
+
     from bigmodel.devices import virtual
 
     virtual.enable(count=2, capacity="1GiB", bandwidth=2e9)

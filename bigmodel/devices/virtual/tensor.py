@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from torch._C import DispatchKey
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_map
 
 from .arena import Allocation, Arena
+from .kernels import KERNELS
 from .link import VirtualLink
+from .postponing import postponed
 from .traced import is_traced, mode_of, run_traced
 
 TYPE = "virtual"
@@ -33,21 +36,24 @@ _MAY_MIX = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
     aten.set_.source_Tensor,
+    aten._pack_padded_sequence.default,
+    aten._pack_padded_sequence_backward.default,
 }
 
 
 _OWN = {"held", "_allocation", "_is_param"}
 
 
-def _histc(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Count integers too, as real accelerators do and the CPU does not."""
-    if values.is_floating_point():
-        return aten.histc.default(values, *args, **kwargs)
-    return aten.histc.default(values.double(), *args, **kwargs).to(values.dtype)
+_HOST_OUTPUTS = {aten._pack_padded_sequence.default: {1}}
+"""Outputs that stay on the host, by position."""
 
 
-_KERNELS: dict[OpOverload, Callable[..., Any]] = {aten.histc.default: _histc}
-"""Kernels for operations whose CPU version supports fewer dtypes than that of real accelerators."""
+_SPARSE_GRADIENTS: dict[OpOverload, int | str] = {
+    aten.embedding.default: 4,
+    aten._embedding_bag.default: 5,
+    aten.gather.default: "sparse_grad",
+}
+"""Operations with sparse gradients on request, with the position or name of the argument that requests them."""
 
 
 class Board:
@@ -86,6 +92,8 @@ class VirtualTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, held: torch.Tensor, index: int) -> VirtualTensor:
+        if held.layout is not torch.strided or held.is_nested:
+            raise NotImplementedError(f"{TYPE} accelerators have no sparse and no nested tensors")
         allocation = None if is_traced(held) else board.arena(index).claim(held)
         keep_backward_in_this_thread()
         wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(
@@ -97,6 +105,8 @@ class VirtualTensor(torch.Tensor):
             layout=held.layout,
             device=torch.device(TYPE, index),
         )
+        torch._C._set_conj(wrapper, held.is_conj())
+        torch._C._set_neg(wrapper, held.is_neg())
         wrapper.held = held
         wrapper._allocation = allocation
         return wrapper
@@ -156,6 +166,8 @@ class VirtualTensor(torch.Tensor):
             parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
+        if func in _SPARSE_GRADIENTS:
+            _refuse_sparse_gradients(func, args, kwargs)
         call = _Operation(func)
         held_args = call.unwrap(args)
         held_kwargs = {name: call.unwrap(value) for name, value in kwargs.items() if name != "device"}
@@ -164,9 +176,14 @@ class VirtualTensor(torch.Tensor):
             given = kwargs["device"]
             on_host = given is None or torch.device(given).type == TYPE
             held_kwargs["device"] = torch.device("cpu") if on_host else given
-        kernel = _KERNELS.get(func, func)
+        kernel = KERNELS.get(func, func)
         run: Callable[[], Any] = lambda: kernel(*held_args, **held_kwargs)  # noqa: E731
-        output = _over_link(call, func, args, target, run)
+        try:
+            output = _over_link(call, func, args, target, run)
+        except Exception as error:
+            if target is None or not postponed(error):
+                raise
+            output = _undefined_output(func, held_args, held_kwargs)
         return output if target is None else call.wrap(output, target)
 
 
@@ -216,11 +233,14 @@ class _Operation:
             known = self.wrappers.get(id(output))
             if known is None:
                 return self._new(output, index)
-            if known.shape != output.shape:
-                raise RuntimeError(f"{self.func} changes the shape of a {TYPE} tensor in place, which is not supported")
+            if known.shape != output.shape or known.stride() != output.stride():
+                known.data = VirtualTensor(output, index)  # an operation such as squeeze_
             return known
         if isinstance(output, (list, tuple)):
-            return type(output)(self.wrap(item, index) for item in output)
+            kept = _HOST_OUTPUTS.get(self.func, ())
+            return type(output)(
+                item if position in kept else self.wrap(item, index) for position, item in enumerate(output)
+            )
         return output
 
     def _new(self, held: torch.Tensor, index: int) -> VirtualTensor:
@@ -259,6 +279,26 @@ def _over_link(
     link = board.links[destination if destination is not None else source or 0]
     link.transfer(lambda: output.append(run()), nbytes, to_device=to_device)
     return output[0]
+
+
+def _refuse_sparse_gradients(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    where = _SPARSE_GRADIENTS[func]
+    asked = kwargs.get(where) if isinstance(where, str) else args[where : where + 1] == (True,)
+    if asked and args[0].requires_grad and torch.is_grad_enabled():
+        raise NotImplementedError(f"{TYPE} accelerators have no sparse gradients ({func}): use sparse=False")
+
+
+def _undefined_output(func: OpOverload, args: Any, kwargs: Any) -> Any:
+    """Return tensors like those that an operation would have returned, for a backward pass that is going to raise."""
+
+    def meta(value: Any) -> Any:
+        return value.to("meta") if isinstance(value, torch.Tensor) else value
+
+    args, kwargs = tree_map(meta, (args, {**kwargs, **({"device": "meta"} if "device" in kwargs else {})}))
+    return tree_map(
+        lambda value: torch.zeros_like(value, device="cpu") if isinstance(value, torch.Tensor) else value,
+        func(*args, **kwargs),
+    )
 
 
 def user_attributes(tensor: torch.Tensor) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from bigmodel.devices import memory_allocated, virtual
+from bigmodel.devices.virtual.kernels import KERNELS
 from tests.preloaded import run
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -223,3 +224,66 @@ def test_a_number_is_formatted_as_one() -> None:
     assert (
         f"expert_{torch.tensor(3, device='virtual:0')}, {torch.tensor(0.5, device='virtual:0'):.2f}" == "expert_3, 0.50"
     )
+
+
+def test_operations_in_place_may_change_the_shape() -> None:
+    values = torch.arange(6.0).view(1, 2, 3)
+    for change in (
+        lambda t: t.squeeze_(0),
+        lambda t: t.unsqueeze_(1),
+        lambda t: t.transpose_(1, 2),
+        lambda t: t.resize_(2, 2),
+        lambda t: t.squeeze_(0).t_().mul_(2),
+    ):
+        expected = change(values.clone())
+        there = values.to(DEVICE)
+        found = change(there)
+        assert found is there
+        assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+        assert torch.equal(found.cpu(), expected)
+    there = values.to(DEVICE).requires_grad_()
+    (there * 2).squeeze_(0).t_().pow(2).sum().backward()
+    assert torch.equal(there.grad.cpu(), values * 8)  # type: ignore[union-attr]
+
+
+def test_conjugated_tensors_keep_their_sign_in_gradients() -> None:
+    def gradient(device: str) -> torch.Tensor:
+        values = torch.linspace(-1, 1, 6).to(device).requires_grad_()
+        (torch.fft.ihfft(values).conj() * torch.fft.fft(values)[:4]).imag.pow(2).sum().backward()
+        assert values.grad is not None
+        return values.grad.cpu()
+
+    torch.testing.assert_close(gradient(DEVICE), gradient("cpu"))
+    there = torch.ones(2, dtype=torch.complex64).to(DEVICE).conj()
+    assert there.is_conj()
+    assert there.imag.is_neg()
+
+
+@pytest.mark.virtual_only("CUDA has sparse and nested tensors")
+def test_sparse_and_nested_tensors_are_refused_before_anything_runs() -> None:
+    ids = torch.tensor([1, 2], device=DEVICE)
+    for refused in (
+        lambda: nn.Embedding(4, 2, sparse=True).to(DEVICE)(ids),
+        lambda: nn.EmbeddingBag(4, 2, mode="sum", sparse=True).to(DEVICE)(ids.view(1, 2)),
+        lambda: torch.gather(torch.ones(3, device=DEVICE, requires_grad=True), 0, ids, sparse_grad=True),
+        lambda: torch.eye(2, device=DEVICE).to_sparse(),
+        lambda: torch.eye(2).to_sparse_csr().to(DEVICE),
+    ):
+        with pytest.raises(NotImplementedError):
+            refused()
+    with torch.no_grad():
+        assert nn.Embedding(4, 2, sparse=True).to(DEVICE)(ids).shape == (2, 2)
+
+
+@pytest.mark.virtual_only("it replaces a kernel of the virtual accelerator")
+def test_an_operation_that_fails_in_the_engine_fails_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: Any) -> None:
+        raise ValueError("no kernel")
+
+    monkeypatch.setitem(KERNELS, torch.ops.aten.threshold_backward.default, failing)
+    values = torch.ones(3, device=DEVICE, requires_grad=True)
+    with pytest.raises(ValueError, match="no kernel"):
+        values.exp().relu().sum().backward()
+    monkeypatch.undo()
+    values.exp().relu().sum().backward()
+    assert values.grad is not None
