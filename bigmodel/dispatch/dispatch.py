@@ -17,10 +17,10 @@ from ..profile.trace.dry_run import SampleInputs
 from .attach.builder import Builder
 from .attach.dispatched import dispatched
 from .placement.offload_files import fill_meta, write_to_disk
-from .placement.options import Options, PlanArguments
+from .placement.options import Options, PlanArguments, dtype_of
 from .placement.resolve import DeviceMap, ResolvedMap, resolve_device_map, resolve_given, whole_classes
 from .placement.unsupported import refuse_unsupported
-from .weights.parameters import moved_like, refresh_second_places
+from .weights.parameters import moved_like, parts_with_dtype, refresh_second_places
 
 
 def dispatch_model(
@@ -125,6 +125,9 @@ def place_and_attach(
         write_to_disk(model, resolved.placement, offload_dir)
         if offload_dir is not None:
             options = replace(options, offload_folder=Path(offload_dir))
+        for part, dtype in parts_with_dtype(model).values():
+            # What the forward around it would do, and cannot do to a dispatched model.
+            part.to(dtype_of(resolved.plan) or dtype).to(dtype)
         _attach(model, resolved, options)
     return model
 

@@ -207,3 +207,21 @@ def test_families_with_ways_of_their_own_load_and_give_the_bits_of_the_resident_
         for device_map in ({"": "cpu"}, {"": "disk"}, {"": 0, **dict.fromkeys(blocks, 1)}):
             found = from_pretrained(tmp_path, device_map, main_device=0)
             assert torch.equal(found(**inputs).logits, resident), device_map
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("device_map", [{"": 0}, {"": "cpu"}, {"": "disk"}, {"": 0, "encoder.block.1": 1}])
+def test_routers_that_cast_themselves_are_cast_when_dispatched(device_map: dict[str, object], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    switch().save_pretrained(tmp_path)
+    reference = SwitchTransformersForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    tokens = torch.arange(2, 8).view(1, 6)
+    inputs = {"input_ids": tokens, "decoder_input_ids": tokens}
+    with torch.no_grad():
+        resident = dispatch_model(reference, {"": 0}, force_hooks=True)(**inputs).logits
+        model = from_pretrained(tmp_path, device_map, dtype=torch.bfloat16, main_device=0)
+        inputs = {name: each.to(at(0)) for name, each in inputs.items()}
+        assert torch.equal(model(**inputs).logits.cpu(), resident)
+    routers = [module for module in model.modules() if hasattr(module, "classifier")]
+    assert routers
+    assert {router.classifier.weight.dtype for router in routers} == {torch.float32}

@@ -25,7 +25,7 @@ from ..placement.resolve import ResolvedMap
 from ..placement.tensors import PlacedTensor
 from ..transfer.files import SourceFiles
 from ..weights.block import Block, HostTensor
-from ..weights.parameters import moved_like, refresh_second_places, second_places
+from ..weights.parameters import moved_like, parts_with_dtype, refresh_second_places, second_places
 from .align import Aligner
 from .dispatched import Dispatched, UndoLog
 from .expert_builder import ExpertBuilder
@@ -48,6 +48,7 @@ class Builder:
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.placed: dict[str, PlacedTensor] = {p.name: p for p in self.placement.tensors(model)}
         self.units = dispatch_units_of_parts([part.name for part in self.plan.parts], self.modules, self.placed)
+        self._with_own_dtype = parts_with_dtype(model).keys()
         self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
 
     def build(self) -> Dispatched:
@@ -143,7 +144,8 @@ class Builder:
 
     def _device_dtype(self, placed: PlacedTensor, tensor: torch.Tensor) -> torch.dtype:
         wanted = dtype_of(self.plan)
-        if wanted is None or placed.is_buffer or not tensor.is_floating_point():
+        own = placed.name.rpartition(".")[0] in self._with_own_dtype
+        if wanted is None or own or placed.is_buffer or not tensor.is_floating_point():
             return tensor.dtype
         return wanted
 

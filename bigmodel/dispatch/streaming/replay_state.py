@@ -14,7 +14,7 @@ from torch import nn
 
 from ...devices.nested import iter_leaves
 from ...errors import DispatchError
-from ..weights.block import Block, version_of
+from ..weights.block import Block, Registry, version_of
 
 
 class Precision:
@@ -70,7 +70,7 @@ class EarlierState:
         if block.registries_of_buffers is None:
             block.registries_of_buffers = [part._buffers for part in module.modules() if part._buffers]
         written = block.written_buffers
-        self._before = [
+        self._before: list[tuple[Registry, str, torch.Tensor, int, bool]] = [
             (registry, name, buffer, version_of(buffer), written is None or (id(registry), name) in written)
             for registry in block.registries_of_buffers
             for name, buffer in registry.items()

@@ -55,7 +55,7 @@ class _Follows:
 class OffloadedParameter(_Follows, nn.Parameter):
     """A parameter on the host."""
 
-    def __repr__(self, *, tensor_contents: str | None = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return repr(torch.Tensor._make_subclass(nn.Parameter, self.detach(), self.requires_grad))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

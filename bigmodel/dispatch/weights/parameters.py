@@ -44,7 +44,7 @@ def moved_like(tensor: torch.Tensor, device: torch.device, dtype: torch.dtype | 
         # The dicts themselves, so that the handles people have still remove hooks.
         if tensor._backward_hooks:
             moved._backward_hooks = tensor._backward_hooks
-        for hook in (tensor._post_accumulate_grad_hooks or {}).values():  # type: ignore[attr-defined]
+        for hook in (tensor._post_accumulate_grad_hooks or {}).values():
             moved.register_post_accumulate_grad_hook(hook)
     return moved
 
@@ -65,3 +65,14 @@ def refresh_second_places(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
             module._flat_weights[:] = [module._parameters.get(name) for name in module._flat_weights_names]
+
+
+def parts_with_dtype(model: nn.Module) -> dict[str, tuple[nn.Module, torch.dtype]]:
+    """Return the parts of `model`, by name, that the modules around them cast to a dtype of their own in each forward,
+    as transformers' routers (Switch Transformers, NLLB-MoE) do with their classifiers."""
+    found = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        dtype, part = vars(module).get("dtype"), module._modules.get("classifier")
+        if isinstance(dtype, torch.dtype) and part is not None:
+            found[f"{name}.classifier" if name else "classifier"] = part, dtype
+    return found
