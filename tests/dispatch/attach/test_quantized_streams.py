@@ -211,8 +211,8 @@ def layers(count: int) -> nn.Sequential:
 def test_a_plan_counts_what_is_quantised_and_where_it_is_restored(kind: str) -> None:
     exact = 4 * 256 * 256
     budgets = {0: 4 * exact, "cpu": 6 * exact // 3}
-    assert "disk" in make_plan(layers(8), budgets, main_device=0).device_map.values()
-    planned = make_plan(layers(8), budgets, main_device=0, offload_dtype=kind)
+    assert "disk" in make_plan(layers(8), budgets, main_device=0, context_length=0).device_map.values()
+    planned = make_plan(layers(8), budgets, main_device=0, context_length=0, offload_dtype=kind)
     streamed = [name for name, key in planned.device_map.items() if key == "cpu"]
     assert set(planned.device_map.values()) == {0, "cpu"}
     model = dispatch_model(layers(8), planned, offload_dtype=kind)
