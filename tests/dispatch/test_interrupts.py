@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,12 +38,14 @@ def in_another_thread(work: Callable[[], object]) -> bool:
 
 @pytest.mark.parametrize("budget", [None, 2**17])
 def test_a_reader_ahead_is_left(tmp_path: Path, budget: int | None) -> None:
-    blocks, registries = mapped_blocks(tmp_path, 4, elements=2**14)
     number, interrupted = 0, True
     while interrupted:
+        # Blocks of its own: threads of a reader that was left may still page in a block of theirs.
+        (tmp_path / str(number)).mkdir()
+        blocks, registries = mapped_blocks(tmp_path / str(number), 4, elements=2**14)
         reader = ReadAhead(blocks, budget)
 
-        def visit_all(reader: ReadAhead = reader) -> None:
+        def visit_all(reader: ReadAhead = reader, blocks: Any = blocks, registries: Any = registries) -> None:
             for block, registry in zip(blocks, registries):
                 reader.visit(block, lambda _, registry=registry: registry["weight"][0])  # type: ignore[misc]
 
