@@ -33,7 +33,7 @@ from .recorder import Recorder
 from .session import ConstantsThroughHost, Session
 from .trace import Trace, cut
 from .usage import FILLING, FROM_HOST, Use, use_sample, uses_of
-from .values import Values
+from .values import LARGEST, Values
 from .workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -251,7 +251,7 @@ def fake_clone(
     """Return a copy of `model` in evaluation mode with fake tensors on `device` and only the sampled blocks.
 
     Args:
-        model: any module, on any device, also meta; not changed, no value of it is read.
+        model: any module, on any device, also meta; not changed. Of its values only buffers of whole numbers are read.
         mode: the mode the fake tensors belong to.
         device: device that the fake tensors report.
         dtypes: dtype by `id` of the tensor, for those that will be cast when loaded.
@@ -292,4 +292,6 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device, dtyp
         fake = torch.empty(tensor.shape, dtype=dtype, device=device)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, requires_grad=False)
+    if not tensor.is_floating_point() and tensor.device.type == HOST and tensor.numel() <= LARGEST:
+        Values().give(fake, tensor.detach().clone())  # buffers such as the stride of a convolution
     return fake

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -231,21 +231,21 @@ def sound_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
         for length in dict.fromkeys([frames, *positions, *fields(config, "spec_size", "max_length")]):
             for count in dict.fromkeys([bands, *named, 128, 160]):
                 for shape in ((count, length), (length, count), (1, length, count)):
-                    mask_length = length if shape[0] != length else shape[0]
-                    masks = {
-                        name: torch.ones(batch_size, mask_length, dtype=torch.long)
-                        for name in ("input_features_mask", "feature_attention_mask", "attention_mask")
-                        if name in accepted and name not in ("attention_mask",)
-                    }
-                    yield {"input_features": sample(batch_size, *shape), **masks}
+                    yield {"input_features": sample(batch_size, *shape), **_masks(accepted, batch_size, length)}
     name = next((n for n in ("input_values", "audio_values", "waveform") if n in accepted), None)
     if name is not None:
-        for shape in (
+        shapes: tuple[tuple[int, ...], ...] = (
             (SAMPLES,),
             (1, SAMPLES),
             (first_field(config, 1024, "max_length"), first_field(config, 128, "num_mel_bins")),
-        ):
-            yield {name: sample(batch_size, *shape)}
+        )
+        yield from ({name: sample(batch_size, *shape)} for shape in shapes)
+
+
+def _masks(accepted: Collection[str], batch_size: int, length: int) -> Inputs:
+    """Return the masks of sounds that a forward takes, which mask nothing: (batch, frames)."""
+    names = [name for name in ("input_features_mask", "feature_attention_mask") if name in accepted]
+    return {name: torch.ones(batch_size, length, dtype=torch.long) for name in names}
 
 
 def series_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:

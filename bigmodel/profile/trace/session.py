@@ -110,12 +110,18 @@ class Session:
 
 
 class ConstantsThroughHost(TorchFunctionMode):
-    """Has `torch.tensor(data, device=...)` read its data on the CPU; on another device it would make a real tensor."""
+    """Runs on fake tensors what PyTorch does for real ones alone.
+
+    `torch.tensor(data, device=...)` reads its data on the CPU; on another device it would make a real tensor. Text made
+    of a single number has its value, as names of experts have.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.Tensor.__format__ and args[0].dim() == 0:
+            return format(args[0].item(), *args[1:])
         device = kwargs.get("device")
         if func not in (torch.tensor, torch.as_tensor) or device is None or torch.device(device).type == "cpu":
             return func(*args, **kwargs)

@@ -166,7 +166,7 @@ class _Loop:
         self.mask = mask if keeps_mask() else None
         self.unfinished = session.tokens(1)
         self.chosen: torch.Tensor | None = None
-        self.special = [session.ids(count) for count in _special_tokens(config)]
+        self.special = [session.ids(count) for count in _special_tokens(session.model, config)]
         self.scores: torch.Tensor | None = None
         self.cache = _new_cache(session, config)
 
@@ -238,7 +238,7 @@ class _Transduction:
         self.source = source
         # The source's mask stays alive; the model is called without it, as it masks nothing.
         self.mask = session.tokens(next(iter(source.values())).shape[1]) if "input_ids" in source else None
-        self.special = [session.ids(count) for count in _special_tokens(config, "decoder_start")]
+        self.special = [session.ids(count) for count in _special_tokens(session.model, config, "decoder_start")]
         self.chosen: torch.Tensor | None = None
         self.scores: torch.Tensor | None = None
         self.cache: Any = None
@@ -279,10 +279,15 @@ def scores_of(session: Session, output: Any) -> torch.Tensor | None:
     return scores
 
 
-def _special_tokens(config: Any, *more: str) -> list[int]:
+def _special_tokens(model: Any, config: Any, *more: str) -> list[int]:
     """Return how many ids each kind of special token has (bos, eos, pad, `more`); the loop keeps a tensor of each."""
-    text = config.get_text_config(decoder=True)
-    begin, end, pad, *rest = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad", *more))
+    settings = [getattr(model, "generation_config", None), config.get_text_config(decoder=True)]
+
+    def ids_of(kind: str) -> Any:
+        named = (getattr(each, f"{kind}_token_id", None) for each in settings)
+        return next((value for value in named if value is not None), None)
+
+    begin, end, pad, *rest = map(ids_of, ("bos", "eos", "pad", *more))
     kinds = [begin, end, end if pad is None else pad, *rest]
     return [len(kind) if isinstance(kind, list) else 1 for kind in kinds if kind is not None]
 
@@ -343,8 +348,7 @@ class _Prompt:
             if look is not None and set(media) & set(taken) and placeholder is None:
                 placeholder = next(iter(fields(config, *names)), None)
                 features = _features(look(**{name: value for name, value in fake.items() if name in taken}))
-                width = session.model.get_input_embeddings().weight.shape[-1]  # type: ignore[operator]
-                count = sum(tensor.numel() for tensor in features) // (width * work.batch_size)
+                count = sum(tensor.shape[:-1].numel() for tensor in features) // work.batch_size
         with real_tensors():
             ids = token_ids(config, work.batch_size, max(length, count + 2))
             if placeholder is not None:

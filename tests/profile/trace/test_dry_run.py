@@ -155,3 +155,17 @@ def test_long_lists_of_blocks_are_cut() -> None:
     clone = fake_clone(model, FakeTensorMode(), torch.device("cpu"), {}, [sample])
     assert len(clone.blocks) == sample.count < 9
     assert len(model.blocks) == 9
+
+
+def test_buffers_of_whole_numbers_have_values() -> None:
+    class Striding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("stride", torch.tensor(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.stride.mul_(1)
+            return x[:: int(self.stride)].clone()
+
+    (phase,) = dry_run(Striding(), [], Workload(), CPU, example=((torch.ones(64),), {}))
+    assert replay(phase.trace, {}, 0).peak[0] == (64 + 16) * 4

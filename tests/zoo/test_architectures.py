@@ -1,0 +1,130 @@
+"""The dry run of every architecture that transformers exports, with its default config: memory is known for each.
+
+The list grows by itself. Exceptions are named with their reasons; whatever else is not known is a defect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from bigmodel.profile import profile_model
+from bigmodel.profile.trace.workload import max_context
+
+LAYERS = 6
+CONTEXT = 64
+
+QUICK = {
+    "bert",
+    "clip",
+    "gpt2",
+    "llama",
+    "mamba2",
+    "mistral",
+    "siglip",
+    "t5",
+    "vit",
+    "wav2vec2",
+    "whisper",
+    "xlm-roberta",
+}
+"""Architectures that every run of the tests tries; the others are marked slow."""
+
+INCONSISTENT = "its default config is not one that its forward accepts"
+DATA = "the shapes of its forward depend on what its weights compute"
+OTHER_INPUTS = "its inputs follow no convention: sample_inputs are needed"
+NO_FORWARD = "a model of several that has no forward of its own, or one that takes a session"
+META = "its forward decides by buffers, which have no values on meta"
+CASTS = "it casts parts of itself in forward"
+
+EXCEPTIONS = {
+    **dict.fromkeys(
+        [
+            "bamba", "blenderbot", "blt", "deepseek_v2", "depth_pro", "dpt", "glm46v", "glm4v", "glm4v_moe",
+            "glm4v_moe_text", "glm4v_text", "glm_image", "glm_image_text", "glmga", "granitemoehybrid", "hrm_text",
+            "step3p7", "xmod",
+        ],
+        INCONSISTENT,
+    ),
+    **dict.fromkeys(["fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "jetmoe", "vits"], DATA),
+    **dict.fromkeys(
+        ["bark", "edgetam_video", "sam2_video", "sam3_tracker_video", "sam3_video"], NO_FORWARD
+    ),
+    **dict.fromkeys(
+        [
+            "encodec", "mimi", "mimi_decoder", "mimi_encoder", "pocket_tts_audio_tokenizer",
+            "pocket_tts_audio_tokenizer_decoder", "pocket_tts_audio_tokenizer_encoder",
+        ],
+        META,
+    ),
+    **dict.fromkeys(["nllb-moe", "switch_transformers"], CASTS),
+    **dict.fromkeys(
+        [
+            "blip-2", "blip_2_qformer", "decision_transformer", "fun_asr_nano_encoder", "gemma3n_audio",
+            "gemma4_vision", "glm_image_vqmodel", "granite_speech5_ctc", "granite_speech5_encoder", "idefics",
+            "inkling2_vision", "instructblip", "instructblipvideo", "kosmos-2", "kyutai_speech_to_text", "lw_detr",
+            "lxmert", "minicpm_ocr_vision", "minicpmv4_7_vision", "muse_glimmer_assistant", "muse_glimmer_vision",
+            "muse_spark_audio", "muse_spark_vision", "nemotron3_5_asr", "nemotron3_5_transcribe_word_timestamp",
+            "nemotron_asr_streaming", "neucodec", "oneformer", "parakeet_rnnt", "parakeet_tdt", "perceiver", "pi0",
+            "pp_ocrv6_small_det", "qwen3_omni_moe_thinker", "rf_detr", "seggpt", "speecht5",
+            "timesfm", "tvp", "udop", "uvdoc", "vibevoice_acoustic_tokenizer_decoder",
+            "vibevoice_acoustic_tokenizer_encoder", "voxtral_realtime", "xcodec2",
+        ],
+        OTHER_INPUTS,
+    ),
+}  # fmt: skip
+"""Architectures whose memory is not known without sample inputs, and why."""
+
+
+def architectures() -> dict[str, str]:
+    """Return the class that stands for each architecture: the one that generates, else the bare model."""
+    found: dict[str, Any] = {}
+    for task in ("CAUSAL_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT"):
+        for name, chosen in getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES").items():
+            found.setdefault(name, chosen)
+    for name, chosen in modeling_auto.MODEL_MAPPING_NAMES.items():
+        found.setdefault(name, chosen)
+    return {name: chosen if isinstance(chosen, str) else chosen[0] for name, chosen in sorted(found.items())}
+
+
+def shallow(config: Any) -> Any:
+    """Return a config with fewer layers, if all of its layers are of one kind."""
+    depth = getattr(config, "num_hidden_layers", None)
+    lists = [value for value in vars(config).values() if isinstance(value, (list, tuple)) and len(value) == depth]
+    if isinstance(depth, int) and depth > LAYERS and not lists:
+        config.num_hidden_layers = LAYERS
+    return config
+
+
+def build(name: str, class_name: str) -> Any:
+    """Return a model with its default config on meta; skip the test if there is none."""
+    try:
+        config = shallow(CONFIG_MAPPING[name]())
+        with torch.device("meta"):
+            return getattr(transformers, class_name)._from_config(config)
+    except Exception as error:  # a config of several that must be named, or a package that is not installed
+        pytest.skip(f"has no default model: {error}")
+
+
+@pytest.mark.parametrize(
+    ("name", "class_name"),
+    [
+        pytest.param(name, class_name, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name, class_name in architectures().items()
+        if name not in EXCEPTIONS
+    ],
+)
+def test_memory_is_known_for_every_architecture(name: str, class_name: str) -> None:
+    model = build(name, class_name)
+    profile = profile_model(model, context_length=min(CONTEXT, max_context(model) or CONTEXT))
+    assert profile.phases
+    assert profile.activations > 0
+
+
+def test_every_exception_is_an_architecture() -> None:
+    assert set(architectures()) >= set(EXCEPTIONS)
