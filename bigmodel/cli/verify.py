@@ -29,10 +29,16 @@ def verify(
         str, typer.Option(help="Weights that do not fit: stream, compute (on the CPU), or auto: the faster.")
     ] = "stream",
     tolerance: Annotated[float, typer.Option(min=0, help="Tolerated relative error of memory.")] = 0.02,
-    time_tolerance: Annotated[float, typer.Option(min=0, help="Tolerated relative error of time.")] = 0.2,
+    time_tolerance: Annotated[
+        float, typer.Option(min=0, help="Tolerated relative error of time, beyond the spread of the runs.")
+    ] = 0.2,
     as_json: AsJson = False,
 ) -> None:
-    """Load MODEL by plan, run the planned shapes, and print predicted beside measured. Exits 1 past a tolerance."""
+    """Load MODEL by plan, run the planned shapes, and print predicted beside measured.
+
+    Exits 1 past the tolerance of memory. Time depends on what else the machine does: an error past its tolerance and
+    the spread of the measured runs is reported, and does not change the exit code.
+    """
     import json
     from dataclasses import asdict
 
@@ -55,10 +61,22 @@ def verify(
         print_tables(findings_table(findings))
         for note in found.notes:
             typer.echo(f"note: {note}")
-    tolerated = {"bytes": tolerance, "seconds": time_tolerance}
-    if any(abs(each.error) > tolerated[each.unit] for each in findings):
-        typer.echo("past the tolerance", err=True)
+    for each in findings:
+        if each.unit == "seconds":
+            typer.echo(time_verdict(each, time_tolerance), err=True)
+    if any(abs(each.error) > tolerance for each in findings if each.unit == "bytes"):
+        typer.echo("memory is past the tolerance", err=True)
         raise typer.Exit(1)
+
+
+def time_verdict(found: Finding, tolerance: float) -> str:
+    """Return one line on a predicted time: right, wrong, or not to be told from how much the runs varied."""
+    said = f"time of {found.what}: error {found.error:+.0%}, runs varied by {found.spread:.0%}"
+    if abs(found.error) <= tolerance:
+        return f"{said}: within the tolerance of {tolerance:.0%}"
+    if abs(found.error) <= tolerance + found.spread:
+        return f"{said}: past the tolerance of {tolerance:.0%}, but not by more than the spread of the runs"
+    return f"{said}: past the tolerance of {tolerance:.0%} and the spread of the runs"
 
 
 def findings_table(findings: list[Finding]) -> Table:

@@ -52,7 +52,8 @@ class Finding:
         what: the quantity, in words.
         unit: "bytes" or "seconds".
         predicted: the value in the plan.
-        measured: the measured value.
+        measured: the measured value; of seconds, the median of the runs.
+        spread: the largest deviation of a single run from the median, relative to it: how busy the machine was.
     """
 
     device: str
@@ -60,6 +61,7 @@ class Finding:
     unit: str
     predicted: float
     measured: float
+    spread: float = 0.0
 
     @property
     def error(self) -> float:
@@ -186,13 +188,14 @@ def _times(found: Plan, use: PlannedUse) -> list[Finding]:
     device = torch_device(found.main_device)
     predicted = [found.prediction.prefill, found.prediction.token][-len(use.passes) :]
     return [
-        Finding("", name, SECONDS, seconds, _median(run, device))
+        Finding("", name, SECONDS, seconds, *_median_and_spread(run, device))
         for (name, run), seconds in zip(use.passes.items(), predicted, strict=True)
         if seconds is not None
     ]
 
 
-def _median(work: Run, device: torch.device) -> float:
+def _median_and_spread(work: Run, device: torch.device) -> tuple[float, float]:
+    """Return the median seconds of a run, and the largest relative deviation from it."""
     work()
     taken = []
     for _ in range(REPEATS):
@@ -201,4 +204,5 @@ def _median(work: Run, device: torch.device) -> float:
         work()
         synchronize(device)
         taken.append(time.perf_counter() - started)
-    return statistics.median(taken)
+    median = statistics.median(taken)
+    return median, max(abs(seconds - median) for seconds in taken) / median

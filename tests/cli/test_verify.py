@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from rich.console import Console
 
 from bigmodel.cli.main import run
-from bigmodel.cli.verify import findings_table
+from bigmodel.cli.verify import findings_table, time_verdict
+from bigmodel.verify import verify
 from bigmodel.verify.verify import Finding
 
 
@@ -26,6 +29,32 @@ def test_bytes_and_seconds_stand_beside_their_errors() -> None:
     assert "+0.00%" in first
     assert "10.00 ms" in second
     assert "+25.00%" in second
+
+
+@pytest.mark.parametrize(
+    ("predicted", "spread", "verdict"),
+    [
+        (1.1, 0.0, "within the tolerance of 20%"),
+        (1.4, 0.3, "not by more than the spread of the runs"),
+        (0.4, 0.3, "past the tolerance of 20% and the spread of the runs"),
+    ],
+)
+def test_a_time_is_judged_against_the_spread_of_its_runs(predicted: float, spread: float, verdict: str) -> None:
+    line = time_verdict(Finding("", "step", "seconds", predicted, 1.0, spread), 0.2)
+    assert line.endswith(verdict)
+    assert f"runs varied by {spread:.0%}" in line
+
+
+@pytest.mark.parametrize(("measured", "code"), [(100, 0), (90, 1)])
+def test_memory_alone_decides_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: int, code: int
+) -> None:
+    findings = [Finding("cpu", "peak memory", "bytes", 100, measured), Finding("", "step", "seconds", 1.0, 9.0, 0.1)]
+    monkeypatch.setattr(verify, "verify", lambda *arguments, **options: (SimpleNamespace(notes=[]), findings))
+    assert run(["verify", "any/model"]) == code
+    said = capsys.readouterr().err
+    assert "time of step: error -89%, runs varied by 10%" in said
+    assert ("memory is past the tolerance" in said) is bool(code)
 
 
 def test_a_model_that_is_not_there_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:

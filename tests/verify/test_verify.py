@@ -86,13 +86,14 @@ def peak(findings: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_peak_of_the_accelerator_is_predicted_and_the_exit_code_reports_every_deviation(
+def test_the_peak_of_the_accelerator_is_predicted_and_busy_machines_do_not_change_the_exit_code(
     results: dict[str, Any],
 ) -> None:
     exit_code, findings = results["llama"]["exit_code"], results["llama"]["findings"]
     assert peak(findings)["predicted"] == peak(findings)["measured"]
     assert {one["what"] for one in findings if one["unit"] == "seconds"} == {"prompt", "step"}
-    assert exit_code == (1 if any(abs(one["error"]) > 0.2 for one in findings if one["unit"] == "seconds") else 0)
+    assert exit_code == 0
+    assert all(one["spread"] > 0 for one in findings if one["unit"] == "seconds")
 
 
 @pytest.mark.slow
