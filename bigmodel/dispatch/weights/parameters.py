@@ -72,7 +72,8 @@ def parts_with_dtype(model: nn.Module) -> dict[str, tuple[nn.Module, torch.dtype
     as transformers' routers (Switch Transformers, NLLB-MoE) do with their classifiers."""
     found = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        dtype, part = vars(module).get("dtype"), module._modules.get("classifier")
+        dtype = vars(module).get("dtype")
+        part = dict(module.named_children()).get("classifier") if isinstance(dtype, torch.dtype) else None
         if isinstance(dtype, torch.dtype) and part is not None:
             found[f"{name}.classifier" if name else "classifier"] = part, dtype
     return found
