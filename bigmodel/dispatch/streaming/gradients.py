@@ -23,8 +23,9 @@ from torch._C import DisableTorchFunctionSubclass
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 
-from ...devices.nested import iter_tensors
+from ...devices.nested import iter_tensors, map_tensors
 from ...errors import DispatchError
+from ...profile.model.units import INDIVISIBLE
 from ...profile.training.recompute import Gradients, RecomputedCall, gradients_of
 from ..weights.block import Block, version_of
 from ..weights.parameters import like
@@ -112,9 +113,22 @@ class _BlockCall(RecomputedCall):
 
     def _compute_observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._state = EarlierState(self._block, self._module)
-        output = self._compute(args, kwargs)
+        if self._takes_other_path():
+            with torch.enable_grad():
+                output = map_tensors(torch.Tensor.detach, self._compute(args, kwargs))
+        else:
+            output = self._compute(args, kwargs)
         self._state.keep_written()
         return output
+
+    def _takes_other_path(self) -> bool:
+        """Whether the block holds attention of PyTorch in eval mode, which gives other last bits where gradients are
+        off."""
+        if self._module.training:
+            return False
+        if self._block.has_fast_path is None:
+            self._block.has_fast_path = any(isinstance(part, INDIVISIBLE) for part in self._module.modules())
+        return self._block.has_fast_path
 
     def refuse_written_arguments(self) -> None:
         raise DispatchError(

@@ -79,6 +79,8 @@ class Block:
         self._recomputing = new_rlock()
         self.registries_of_buffers: list[Registry] | None = None
         """Those of all modules of the block that have buffers, once a forward has looked."""
+        self.has_fast_path: bool | None = None
+        """Whether it holds modules of PyTorch that compute otherwise where gradients are off, once it was looked."""
         self.written_buffers: set[tuple[int, str]] | None = None
         """Registries, by id, and names of the buffers that its forward writes; None until one has shown."""
         self.nested: list[HostTensor] = []

@@ -563,3 +563,18 @@ def test_transforms_of_torch_func_go_through_streamed_blocks(
     expected = transform(model, x)
     dispatch_model(model, {"": "cpu"}, main_device=at(0))
     torch.testing.assert_close(transform(model, x).cpu(), expected)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_attention_of_pytorch_gives_the_bits_of_the_resident_model_where_gradients_are_on(training: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), 3)
+    model.train(training)
+    resident = copy.deepcopy(model).to(at(0))
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    x = torch.randn(2, 5, 16, device=at(0))
+    found, expected = model(x), resident(x)
+    assert torch.equal(found, expected)
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    assert_same(gradients(model), gradients(resident))
