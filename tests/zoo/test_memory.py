@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from bigmodel import dispatch_model, get_plan
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.trace.usage import uses_of
@@ -76,3 +78,21 @@ def test_the_peak_of_generating_is_planned_to_the_byte(family: str) -> None:
     model = GENERATING[family]().eval()
     _, predicted = planned(model)
     assert peak_of_generating(model) == predicted
+
+
+def test_a_module_of_no_convention_keeps_its_budget_with_sample_inputs() -> None:
+    """Under this budget its weights alone would fit the device: with its activations they do not."""
+    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(6)))
+    inputs = torch.zeros(4, 8, 32, 32)
+    budget = 4 * inputs.nbytes + sum(parameter.nbytes for parameter in model.parameters()) // 2
+    before = memory_allocated(DEVICE)
+    dispatch_model(model, "auto", max_memory={0: budget, "cpu": "1GB"}, sample_inputs=inputs)
+    plan = get_plan(model)
+    assert plan is not None
+    assert plan.streamed
+    given = inputs.to(DEVICE)
+    gc.collect()
+    reset_peak_memory(DEVICE)
+    with torch.inference_mode():
+        model(given)
+    assert 0.9 * plan.devices[0].total <= max_memory_allocated(DEVICE) - before <= plan.devices[0].total <= budget

@@ -154,8 +154,12 @@ def _dry_run(
     given = None if example is None else Use(partial(use_sample, args=example[0], kwargs=example[1]))
     clones = [_Clone(model, units, device, dtypes, chosen) for chosen in ([samples, []] if samples else [[]])]
     errors: list[Exception] = []
+    not_sampling: set[str] = set()  # errors of a sample of layers that the whole model raised too
     for use in uses_of(model, workload) if given is None else [given]:
+        first = len(errors)
         for clone in clones:  # where a sample of the layers cannot run or be extrapolated, the whole model runs
+            if len(errors) > first and str(errors[-1]) in not_sampling:
+                break
             for values in (Values(assumed=True), Values(assumed=False)):
                 try:
                     return clone.record(use, workload, values)
@@ -164,6 +168,9 @@ def _dry_run(
                     logger.debug("dry run of %s: %s", type(model).__name__, error)
                 if not values.guessed:
                     break
+        messages = {str(error) for error in errors[first:]}
+        if len(messages) == 1:
+            not_sampling |= messages
     if errors:
         logger.warning(
             "activations of %s are not known, because its forward cannot run on fake tensors: %s",
