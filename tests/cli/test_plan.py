@@ -40,6 +40,22 @@ def test_json_is_the_plan_itself(folder: Path, capsys: pytest.CaptureFixture[str
     assert set(plan.device_map.values()) <= {"cpu", "disk"}
 
 
+def test_inputs_are_given_as_shapes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--max-memory", "cpu=1MB", "--context", "64", "--strict", "--json"]
+    activations = []
+    for shape in ("1x8", "3x48"):
+        assert run(["plan", str(folder), *options, "--input", f"input_ids={shape}:int64"]) == 0
+        plan = Plan.from_json(capsys.readouterr().out)
+        activations.append(plan.devices["cpu"].activations)
+    assert plan.batch_size == 3
+    assert activations[0] < activations[1]
+
+
+def test_an_input_that_is_no_shape_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(folder), "--input", "input_ids=long"]) != 0
+    assert "NAME=SHAPE" in capsys.readouterr().err
+
+
 def test_training_is_planned_for_one_of_several_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for ranks in ("1", "2"):
