@@ -1,5 +1,6 @@
 # make demo          the main job from start to end, offline, in a few minutes
 # make test          the whole test suite
+# make zoo           the memory of every architecture of transformers is planned, of many also measured
 # make lint          ruff, mypy --strict, import-linter
 # make docs          the guide and the API, built strictly into site/
 # make test-oldest   the fast tests of planning and dispatching with the oldest PyTorch allowed, make test-newest the newest
@@ -10,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint docs test-oldest test-newest clean
+.PHONY: demo test zoo lint docs test-oldest test-newest clean
 .DELETE_ON_ERROR:
 
 # The stamps are written last: an interrupted environment has none. One that was broken later is found here.
@@ -24,6 +25,9 @@ demo: $(VENV)/.ready
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+zoo: $(VENV)/.ready-test
+	$(BIN)/python -m pytest tests/zoo -m "" -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

@@ -33,7 +33,9 @@ QUICK = {
     "whisper",
     "xlm-roberta",
 }
-"""Architectures that every run of the tests tries; the others are marked slow."""
+"""Architectures that every run of the tests tries; the others are tried by `make zoo`."""
+
+ZOO = [pytest.mark.slow, pytest.mark.zoo]
 
 INCONSISTENT = "its default config is not one that its forward accepts"
 DATA = "the shapes of its forward depend on what its weights compute"
@@ -71,7 +73,8 @@ EXCEPTIONS = {
             "lxmert", "minicpm_ocr_vision", "minicpmv4_7_vision", "muse_glimmer_assistant", "muse_glimmer_vision",
             "muse_spark_audio", "muse_spark_vision", "nemotron3_5_asr", "nemotron3_5_transcribe_word_timestamp",
             "nemotron_asr_streaming", "neucodec", "oneformer", "parakeet_rnnt", "parakeet_tdt", "perceiver", "pi0",
-            "pp_ocrv6_small_det", "qwen3_omni_moe_thinker", "rf_detr", "seggpt", "speecht5",
+            "pp_ocrv6_small_det", "qwen3_asr_encoder", "qwen3_omni_moe_thinker", "rf_detr", "seggpt",
+            "speech-encoder-decoder", "speecht5",
             "timesfm", "tvp", "udop", "uvdoc", "vibevoice_acoustic_tokenizer_decoder",
             "vibevoice_acoustic_tokenizer_encoder", "voxtral_realtime", "xcodec2",
         ],
@@ -114,7 +117,7 @@ def build(name: str, class_name: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "class_name"),
     [
-        pytest.param(name, class_name, id=name, marks=[] if name in QUICK else pytest.mark.slow)
+        pytest.param(name, class_name, id=name, marks=[] if name in QUICK else ZOO)
         for name, class_name in architectures().items()
         if name not in EXCEPTIONS
     ],

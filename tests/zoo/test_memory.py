@@ -31,8 +31,10 @@ def planned(model: Any) -> tuple[Profile, int]:
 
 
 def some(families: dict[str, Any], quick: set[str]) -> list[Any]:
-    """Return the names of families as parameters of a test, those that are not `quick` marked as slow."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in families]
+    """Return the names of families as parameters of a test, those that are not `quick` for `make zoo`."""
+    return [
+        name if name in quick else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.zoo]) for name in families
+    ]
 
 
 def on_device(value: Any, dtype: torch.dtype) -> torch.Tensor:
