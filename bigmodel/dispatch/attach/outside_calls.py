@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -81,14 +82,16 @@ class _FirstForward:
         self._compute = root.compute or root.plain
         self._given = root.compute
         self._result = result
+        self._lock = Lock()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = self._compute(args, kwargs)
-        self._root.compute = self._given
-        outside = self._result.outside
-        for attached in [each for each in outside if each.method == "forward" and not each.moved_inputs]:
-            attached.detach()
-            outside.remove(attached)
+        with self._lock:  # threads may share the first forward
+            self._root.compute = self._given
+            outside = self._result.outside
+            for attached in [each for each in outside if each.method == "forward" and not each.moved_inputs]:
+                attached.detach()
+                outside.remove(attached)
         return output
 
 

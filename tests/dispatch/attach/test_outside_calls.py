@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigmodel.dispatch import dispatch_model
+from bigmodel.dispatch.attach.attached_forward import AttachedForward
 from bigmodel.errors import DeviceMapError
 
 from ...accelerators import at, two
@@ -100,6 +104,26 @@ def test_a_part_of_a_block_may_be_called_by_the_model(
     with torch.no_grad():
         for _ in range(2):
             assert torch.equal(model(x), resident(x.to(at(0))).cpu())
+
+
+@pytest.mark.usefixtures("every_accelerator")
+def test_threads_may_share_the_first_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    detach = AttachedForward.detach
+
+    def slowly(attached: AttachedForward) -> None:
+        time.sleep(1e-3)  # has the threads meet in what follows a forward
+        detach(attached)
+
+    model, x = diffusion(), torch.randn(2, WIDTH)
+    expected = model(x)
+    meet, forward = threading.Barrier(4, timeout=60), model.forward
+    monkeypatch.setattr(model, "forward", lambda x: (forward(x), meet.wait())[0])
+    monkeypatch.setattr(AttachedForward, "detach", slowly)
+    dispatch_model(model, {"": at(0), "blocks.1": "cpu"}, main_device=at(0), offload="compute")
+    with ThreadPoolExecutor(4) as pool:
+        outputs = list(pool.map(model, [x] * 4))
+    for output in outputs:
+        torch.testing.assert_close(output, expected)
 
 
 @pytest.mark.parametrize("warm", [False, True])
