@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -111,7 +112,9 @@ def _empty_maps(files: Sequence[Path]) -> None:
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5] in wanted:
             start, end = (int(text, 16) for text in fields[0].split("-"))
-            if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED):
+            failed = libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+            # ENOMEM: the map was removed since the list was read (another thread, the garbage collector).
+            if failed and ctypes.get_errno() != errno.ENOMEM:
                 raise OSError(ctypes.get_errno(), "madvise(MADV_DONTNEED) failed")
 
 

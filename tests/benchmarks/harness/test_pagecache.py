@@ -48,6 +48,26 @@ def test_own_maps_are_emptied_first_and_show_the_same_bytes_afterwards(file: Pat
     assert int(tensor.sum(dtype=torch.int64)) == total
 
 
+def test_a_map_that_is_removed_meanwhile_is_no_error(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = file.open("r+b")
+    view = mmap.mmap(source.fileno(), SIZE, mmap.MAP_PRIVATE)
+    view[::4096]
+    real = pagecache.c_library()
+
+    class UnmapsFirst:
+        mincore = real.mincore
+
+        def madvise(self, *arguments: object) -> int:
+            view.close()
+            return int(real.madvise(*arguments))
+
+    monkeypatch.setattr(pagecache, "c_library", UnmapsFirst)
+    evict([file])
+    assert view.closed
+    assert cached_bytes(file) == 0
+    source.close()
+
+
 def test_somebody_who_still_reads_ahead_is_waited_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     warm([file])
     calls: list[Path] = []
