@@ -20,7 +20,8 @@ from ..weights.block import Registry
 from ..weights.outside_use import follow, follow_no_more
 from ..weights.packing import WeightError
 from ..weights.stats import StreamStats, together
-from .attached_forward import AttachedForward, RefuseConversion
+from .attached_forward import AttachedForward
+from .refusals import RefuseConversion, refuse_copy
 
 ATTRIBUTE = "_bigmodel_dispatched"
 _PUBLIC = ("hf_device_map", "dispatch_stats")
@@ -145,10 +146,10 @@ class Dispatched:
         self.expert_caches.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        raise DispatchError("a dispatched model cannot be copied; call undispatch(model) first")
+        return refuse_copy()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise DispatchError("a dispatched model cannot be pickled; call undispatch(model) first")
+        return refuse_copy()
 
 
 def dispatched(model: nn.Module) -> Dispatched | None:

@@ -1,0 +1,60 @@
+"""What a dispatched model refuses: copies, pickles, and conversions by ``.to()`` and similar methods."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import DispatchError
+
+
+def refuse_copy(*_: object) -> Any:
+    """Raise DispatchError: a dispatched model can be neither copied nor pickled."""
+    raise DispatchError(
+        "a dispatched model cannot be copied or pickled: its weights are spread over devices and streams belong to "
+        "this process. Call undispatch(model) first, or save it with save_model(model, directory)"
+    )
+
+
+class RefuseConversion:
+    """Replaces ``module._apply``, which ``.to()``, ``.cuda()``, ``.half()`` and similar methods call.
+
+    Libraries move a model to the device that it is on before they use it. That changes nothing, and is accepted.
+
+    Args:
+        module: The module, or a part of it.
+        devices: The model's main device and the device of its first parameter: what is taken for the model's device.
+    """
+
+    def __init__(self, module: nn.Module, devices: Collection[torch.device]) -> None:
+        self._module = weakref.ref(module)
+        self._devices = devices
+
+    def __call__(self, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        module = self._module()
+        assert module is not None, "the module is gone"
+        dtypes = {tensor.dtype for tensor in (*module.parameters(recurse), *module.buffers(recurse))}
+        if all(self._changes_nothing(convert, dtype) for dtype in dtypes):
+            return module
+        raise DispatchError(
+            "a dispatched model cannot be moved or cast: parts of it live on several devices or are streamed. "
+            "Call undispatch(model) first, or dispatch it again with another device_map or dtype"
+        )
+
+    def _changes_nothing(self, convert: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> bool:
+        """Whether a tensor on one of the devices stays the tensor that it is."""
+        tensors = (torch.empty(0, dtype=dtype, device=device) for device in self._devices)
+        try:
+            return any(convert(tensor) is tensor for tensor in tensors)
+        except (AssertionError, RuntimeError):  # there is no such device
+            return False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return refuse_copy()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return refuse_copy()
