@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from . import model_options as shared
+from .interrupts import ending_at_once
 
 if TYPE_CHECKING:
     from bigmodel.server import Loaded, Loading, Settings
@@ -90,37 +91,38 @@ def serve(
     log_level: Log = LogLevel.INFO,
 ) -> None:
     """Serve MODEL over HTTP: OpenAI-compatible completions and chat, batched, with a web page at /."""
-    from bigmodel.devices import parse_size
-    from bigmodel.server import EngineOptions, Settings
-    from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
-    from bigmodel.server.loading import LoadOptions, display_name, parse_max_memory
+    with ending_at_once():  # until the server takes over the signals, there is nothing to undo
+        from bigmodel.devices import parse_size
+        from bigmodel.server import EngineOptions, Settings
+        from bigmodel.server.engine.budget import DEFAULT_SEQUENCES
+        from bigmodel.server.loading import LoadOptions, display_name, parse_max_memory
 
-    keys = (*(api_key or ()), *(_keys(api_key_file) if api_key_file else ()))
-    kv_bytes = None if kv_memory is None else parse_size(kv_memory)
-    rows: int | str = "auto" if batch_invariant else 1
-    engine = EngineOptions(
-        max_sequences, max_batch_tokens, max_queue, kv_bytes, max_model_len, prefix_cache, rows, draft_tokens
-    )
-    name = served_model_name or display_name(model)
-    settings = Settings(
-        name, keys, None if max_body is None else parse_size(max_body), request_timeout, drain_timeout, engine
-    )
-    options = LoadOptions(
-        device_map=device_map,
-        max_memory=parse_max_memory(max_memory),
-        dtype=dtype,
-        revision=revision,
-        trust_remote_code=trust_remote_code,
-        offload=offload,
-        offload_dtype=offload_dtype,
-        offload_folder=offload_folder,
-        batch_size=max_sequences or DEFAULT_SEQUENCES,
-        context_length=max_model_len,
-    )
-    load_all = partial(_load, model, draft_model, options)
-    if replicas > 1 or ray_address is not None:
-        raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
-    raise typer.Exit(_serve(load_all, settings, host, port, log_level.value))
+        keys = (*(api_key or ()), *(_keys(api_key_file) if api_key_file else ()))
+        kv_bytes = None if kv_memory is None else parse_size(kv_memory)
+        rows: int | str = "auto" if batch_invariant else 1
+        engine = EngineOptions(
+            max_sequences, max_batch_tokens, max_queue, kv_bytes, max_model_len, prefix_cache, rows, draft_tokens
+        )
+        name = served_model_name or display_name(model)
+        settings = Settings(
+            name, keys, None if max_body is None else parse_size(max_body), request_timeout, drain_timeout, engine
+        )
+        options = LoadOptions(
+            device_map=device_map,
+            max_memory=parse_max_memory(max_memory),
+            dtype=dtype,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            offload=offload,
+            offload_dtype=offload_dtype,
+            offload_folder=offload_folder,
+            batch_size=max_sequences or DEFAULT_SEQUENCES,
+            context_length=max_model_len,
+        )
+        load_all = partial(_load, model, draft_model, options)
+        if replicas == 1 and ray_address is None:
+            raise typer.Exit(_serve(load_all, settings, host, port, log_level.value))
+    raise typer.Exit(_replicate(load_all, settings, host, port, replicas, ray_address))
 
 
 def _keys(path: Path) -> list[str]:

@@ -21,7 +21,7 @@ from bigmodel.server.engine.scheduling.request import (
     SequencePhase,
     TokenLogprob,
 )
-from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens, Scheduler
+from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens, Scheduler, SchedulingError
 from bigmodel.server.text.codec import TextCodec
 from bigmodel.server.text.incremental import Detokenizer, StopChecker
 
@@ -78,6 +78,8 @@ class OutputStream:
 class EngineCore:
     """Owns the unfinished requests. Single-threaded; :class:`bigmodel.server.engine.engine.Engine` runs it in a thread.
 
+    An exception in one sequence's part of a step fails its request; the others get the tokens they would have got.
+
     ``max_length`` bounds prompt plus output of a sequence, in tokens; ``vocabulary_size`` is the width of the model's
     logits; ``eos_ids`` are the tokens that end a text.
     """
@@ -111,7 +113,7 @@ class EngineCore:
     def step(self) -> bool:
         """Compute one step; return False if there was nothing to compute."""
         self._propose()
-        batch = self.scheduler.schedule()
+        batch = self._schedule()
         if not batch:
             if self.requests:
                 raise RuntimeError(f"{len(self.requests)} requests wait and none can be scheduled")
@@ -135,13 +137,26 @@ class EngineCore:
     def _propose(self) -> None:
         if self.drafter is None:
             return
-        decoding = [s for s in self.scheduler.running if s.decoding]
+        decoding = [s for s in self.scheduler.running if s.decoding and s.takes_drafts]
         try:
             self.drafter.propose(decoding)
+            return
         except Exception:
-            logger.exception("the draft model failed; this step is computed without a draft")
-            for sequence in decoding:
+            logger.exception("the draft model failed for %d sequences; it is asked for each alone", len(decoding))
+        for sequence in decoding:
+            try:
+                self.drafter.propose([sequence])
+            except Exception as error:
+                logger.error("request %s goes on without drafts: %s", sequence.request.request_id, error)
+                sequence.takes_drafts = False
                 sequence.draft = []
+
+    def _schedule(self) -> list[ScheduledTokens]:
+        while True:
+            try:
+                return self.scheduler.schedule()
+            except SchedulingError as error:
+                self._fail_step(error.sequence.request, error.__cause__ or error)
 
     def _compute(self, batch: list[ScheduledTokens]) -> list[tuple[ScheduledTokens, torch.Tensor | None]]:
         """Return the logits of each entry. If the step raises, sequences are computed alone, and those that raise fail.
@@ -228,9 +243,15 @@ class EngineCore:
             if sequence.phase is not SequencePhase.FINISHED:
                 self.scheduler.finish(sequence)
         self._observer.finished(request, kind, time.monotonic() - request.arrived)
-        request.sink.put(Failed(kind, message))
+        self._send_failure(request, Failed(kind, message))
 
-    def _fail_step(self, request: Request, error: Exception) -> None:
+    def _send_failure(self, request: Request, failed: Failed) -> None:
+        try:
+            request.sink.put(failed)
+        except Exception:  # nothing else is held for the request, and nobody else can be told
+            logger.exception("the failure of request %s could not be sent", request.request_id)
+
+    def _fail_step(self, request: Request, error: BaseException) -> None:
         logger.error("request %s failed", request.request_id, exc_info=error)
         self.fail(request, "engine", f"computing a step failed: {type(error).__name__}")
 
@@ -248,7 +269,11 @@ class EngineCore:
         self._observer.finished(request, "ok", time.monotonic() - request.arrived)
         # The first sequence's: the others find in the cache what it computed for them.
         cached = request.sequences[0].cached_tokens
-        request.sink.put(Done(len(request.prompt), request.completion_tokens, cached))
+        try:
+            request.sink.put(Done(len(request.prompt), request.completion_tokens, cached))
+        except Exception:
+            logger.exception("the end of request %s could not be sent", request.request_id)
+            self._send_failure(request, Failed("engine", "the end of the answer could not be sent"))
 
     @property
     def counts(self) -> TokenCounts:

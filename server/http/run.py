@@ -69,8 +69,8 @@ def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
 def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> int:
     """Serve until a signal or a failure; returns the exit code.
 
-    SIGTERM or SIGINT: no new requests; accepted ones may finish within the drain timeout, then 0. A second signal ends
-    at once. When loading or the engine fails: 1.
+    SIGTERM or SIGINT: no new requests; accepted ones may finish within the drain timeout, then 0, or 130 after SIGINT.
+    A second signal ends at once. When loading or the engine fails: 1.
     """
     state: ServerState = app.state.server
     config = server_config(app, log_level=log_level, timeout_graceful_shutdown=5)
@@ -79,7 +79,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     watcher = threading.Thread(target=server.watch_for_failure, name="bigmodel-watch", daemon=True)
     watcher.start()
     server.run(sockets=[listener])
-    code = 1 if state.failure is not None else 0
+    code = 1 if state.failure is not None else 130 if server.interrupted else 0
     if state.loader is not None and state.loader.is_alive():
         # The loader cannot be interrupted in a download or a long computation: exit without waiting for it.
         logging.shutdown()
@@ -92,11 +92,13 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config)
+        self.interrupted = False
         self._state = state
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """First signal: drain. Second: end now. Not passed on to uvicorn, which would raise it again afterwards."""
         name = signal.Signals(sig).name
+        self.interrupted = self.interrupted or sig == signal.SIGINT
         if self._state.draining:
             logger.warning("%s again: ending at once", name)
             # Connections are cut on purpose: no traceback for each.

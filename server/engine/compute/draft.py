@@ -24,7 +24,10 @@ class Drafter(Protocol):
     """Proposes tokens for running sequences."""
 
     def propose(self, sequences: Seq[Sequence]) -> None:
-        """Set ``draft`` of each sequence to tokens that may follow it, or to none."""
+        """Set ``draft`` of each sequence to tokens that may follow it, or to none.
+
+        When it raises, the drafts are of no use, and nothing is remembered of any sequence.
+        """
         ...
 
     def bytes_per_token(self) -> dict[str, int]:
@@ -62,6 +65,13 @@ class ModelDrafter:
     def propose(self, sequences: Seq[Sequence]) -> None:
         """See :meth:`Drafter.propose`."""
         self._states = {s.order: self._states.get(s.order, _DraftState()) for s in sequences}
+        try:
+            self._propose(sequences)
+        except BaseException:
+            self._states = {}  # they count tokens whose keys and values may not have been computed
+            raise
+
+    def _propose(self, sequences: Seq[Sequence]) -> None:
         ready = [s for s in sequences if self._discard_rejected(s)]
         if not ready:
             return

@@ -64,7 +64,11 @@ class PrefixCache:
             if not self.pool.take(PROMPT_BLOCK):
                 return
             parent = path[-1] if path else None
-            path.append(PrefixBlock(_cut(kv, index), parent))
+            try:
+                path.append(PrefixBlock(_cut(kv, index), parent))
+            except BaseException:
+                self.pool.give_back(PROMPT_BLOCK)
+                raise
             self._blocks[_key(parent, prompt, index)] = path[-1]
             if parent is not None:
                 parent.children += 1

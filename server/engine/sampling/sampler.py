@@ -63,8 +63,14 @@ class Sampler:
         An error fails its own request only (a grammar that no token continues, logits that are NaN).
         """
         greedy = [(scheduled, rows[-1]) for scheduled, rows in batch if _plainly_greedy(scheduled)]
-        tokens = likeliest(torch.stack([row for _, row in greedy])) if greedy else []
-        known = {scheduled.sequence.order: token for (scheduled, _), token in zip(greedy, tokens, strict=True)}
+        known: dict[int, int | None] = {}
+        if greedy:
+            try:
+                tokens = likeliest(torch.stack([row for _, row in greedy]))
+            except Exception:
+                logger.exception("tokens of %d sequences could not be chosen together; each is alone", len(greedy))
+            else:
+                known = {scheduled.sequence.order: token for (scheduled, _), token in zip(greedy, tokens, strict=True)}
         for scheduled, rows in batch:
             request = scheduled.sequence.request
             if scheduled.sequence.phase is not SequencePhase.RUNNING:

@@ -186,6 +186,7 @@ class Sequence:
         self.order = next(_order)
         self.output: list[int] = []
         self.draft: list[int] = []  # proposed tokens, verified in the next step
+        self.takes_drafts = True  # until the draft model fails at it
         self.computed = 0
         self.cached_tokens = 0
         self.kv: SequenceKV | None = None

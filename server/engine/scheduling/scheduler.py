@@ -7,8 +7,11 @@ key-value memory runs out, the youngest running sequence gives its memory back a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from bigmodel.errors import ServeError
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool, round_up
 from bigmodel.server.engine.kv.prefix import PrefixCache
 from bigmodel.server.engine.scheduling.request import Sequence, SequencePhase
@@ -31,6 +34,23 @@ class ScheduledTokens:
     def all_logits(self) -> bool:
         """Whether logits of all tokens are needed (log-probabilities of the prompt), not only the last one's."""
         return self.sequence.params.prompt_logprobs and not self.sequence.output
+
+
+class SchedulingError(ServeError):
+    """Scheduling ``sequence`` raised; the cause says what. What the others hold is as it should be."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        super().__init__(f"sequence {sequence.index} of request {sequence.request.request_id} cannot be scheduled")
+        self.sequence = sequence
+
+
+@contextmanager
+def _on_behalf_of(sequence: Sequence) -> Iterator[None]:
+    """Raise errors within this context as errors of ``sequence``."""
+    try:
+        yield
+    except Exception as error:
+        raise SchedulingError(sequence) from error
 
 
 class Scheduler:
@@ -58,7 +78,10 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> list[ScheduledTokens]:
-        """The tokens of the next step, oldest sequence first; empty when there is nothing to compute."""
+        """The tokens of the next step, oldest sequence first; empty when there is nothing to compute.
+
+        Raises :class:`SchedulingError` when one sequence cannot be scheduled. Once that is finished, call it again.
+        """
         batch = self._decode()
         batch += self._prefill(self.max_batch_tokens - sum(1 + len(scheduled.draft) for scheduled in batch))
         return sorted(batch, key=lambda scheduled: scheduled.sequence.order)
@@ -79,11 +102,12 @@ class Scheduler:
         # One prompt block of the budget stays free for prefill: drafts never hold prompts up.
         draft_budget = self.max_batch_tokens - self.max_sequences - PROMPT_BLOCK
         for sequence in [s for s in self.running if s.decoding]:
-            # The iterations before this one may have preempted it.
-            if sequence.phase is SequencePhase.RUNNING and self._reserve(sequence):
-                draft = self._affordable_draft(sequence, draft_budget)
-                draft_budget -= len(draft)
-                batch.append(ScheduledTokens(sequence, 1, draft))
+            with _on_behalf_of(sequence):
+                # The iterations before this one may have preempted it.
+                if sequence.phase is SequencePhase.RUNNING and self._reserve(sequence):
+                    draft = self._affordable_draft(sequence, draft_budget)
+                    draft_budget -= len(draft)
+                    batch.append(ScheduledTokens(sequence, 1, draft))
         # Sequences preempted after they were scheduled are not computed.
         return [scheduled for scheduled in batch if scheduled.sequence.phase is SequencePhase.RUNNING]
 
@@ -91,12 +115,7 @@ class Scheduler:
         """As much of the draft as budget and free memory allow; no sequence is preempted for a draft."""
         assert sequence.kv is not None
         draft = tuple(sequence.draft[: max(0, budget)])
-        capacity = round_up(len(sequence) + len(draft))
-        more = capacity - sequence.kv.capacity
-        if more > 0 and not self._take(more):
-            return ()
-        sequence.kv.reserve(capacity)
-        return draft
+        return draft if self._extend(sequence.kv, round_up(len(sequence) + len(draft))) else ()
 
     # --- prefill: prompts that were begun, then new sequences --------------------------------------------
 
@@ -109,9 +128,9 @@ class Scheduler:
                 budget -= tokens
         while self.waiting and len(self.running) < self.max_sequences and budget >= PROMPT_BLOCK:
             sequence = self.waiting[0]
-            if self._shares_unfinished_prompt(sequence) or not self._admit(sequence):
-                break
-            self.waiting.popleft()
+            with _on_behalf_of(sequence):
+                if self._shares_unfinished_prompt(sequence) or not self._admit(sequence):
+                    break
             tokens = self._chunk(sequence, budget)
             batch.append(ScheduledTokens(sequence, tokens))
             budget -= tokens
@@ -136,18 +155,23 @@ class Scheduler:
         )
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Start a sequence from its cached prefix; False when memory is short."""
+        """Start the first waiting sequence from its cached prefix; False when memory is short."""
         prompt = sequence.request.prompt
         # One position beyond the tokens at hand: a new sequence is not preempted at its first token.
         capacity = min(round_up(len(sequence) + 1), self.pool.capacity)
-        self.prefix.match(prompt)  # marks the blocks as recently used: `_take` evicts others first
-        if not self._take(capacity):
+        self.prefix.match(prompt)  # marks the blocks as recently used: `_extend` evicts others first
+        kv = SequenceKV()
+        if not self._extend(kv, capacity):
             return False
-        # Log-probabilities of the prompt need the logits of all its tokens: none may come from the cache.
-        cached = 0 if sequence.params.prompt_logprobs else self.prefix.match(prompt)
-        sequence.kv = SequenceKV()
-        sequence.kv.reserve(capacity)
-        self.prefix.copy_into(sequence.kv, prompt, cached)
+        try:
+            # Log-probabilities of the prompt need the logits of all its tokens: none may come from the cache.
+            cached = 0 if sequence.params.prompt_logprobs else self.prefix.match(prompt)
+            self.prefix.copy_into(kv, prompt, cached)
+        except BaseException:
+            self.pool.give_back(capacity)
+            raise
+        self.waiting.popleft()
+        sequence.kv = kv
         self.prefix.lookups += sequence.prompt_length
         self.prefix.hits += cached
         sequence.computed = cached
@@ -163,13 +187,11 @@ class Scheduler:
     def _reserve(self, sequence: Sequence) -> bool:
         """Hold positions for all tokens of a running sequence; False when it had to give way itself."""
         assert sequence.kv is not None
-        more = round_up(len(sequence)) - sequence.kv.capacity
-        while more > 0 and not self._take(more):
+        while not self._extend(sequence.kv, round_up(len(sequence))):
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is sequence:
                 return False
-        sequence.kv.reserve(round_up(len(sequence)))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -180,9 +202,19 @@ class Scheduler:
         self.preemptions += 1
         self.waiting.appendleft(sequence)
 
-    def _take(self, positions: int) -> bool:
-        """Take positions from the pool, evicting cached prefixes if need be; False when too few can be freed."""
-        return self.prefix.shrink(positions) and self.pool.take(positions)
+    def _extend(self, kv: SequenceKV, capacity: int) -> bool:
+        """Reserve ``capacity`` positions, evicting cached prefixes if need be; False when too few can be freed."""
+        more = capacity - kv.capacity
+        if more <= 0:
+            return True
+        if not (self.prefix.shrink(more) and self.pool.take(more)):
+            return False
+        try:
+            kv.reserve(capacity)
+        except BaseException:
+            self.pool.give_back(more)
+            raise
+        return True
 
     def _release(self, sequence: Sequence) -> None:
         assert sequence.kv is not None
