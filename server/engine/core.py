@@ -140,9 +140,10 @@ class EngineCore:
         decoding = [s for s in self.scheduler.running if s.decoding and s.takes_drafts]
         try:
             self.drafter.propose(decoding)
-            return
         except Exception:
             logger.exception("the draft model failed for %d sequences; it is asked for each alone", len(decoding))
+        else:
+            return
         for sequence in decoding:
             try:
                 self.drafter.propose([sequence])

@@ -5,6 +5,7 @@ python -m tests.cli.serve_command sound|breaks ARGUMENTS OF bigmodel
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -38,6 +39,7 @@ def _break_at(tokens: list[int]) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell starts in the background
     if sys.argv[1] == "breaks":
         _break_at(BREAKS)
     main(sys.argv[2:])

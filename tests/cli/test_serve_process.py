@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Served:
     """A process that serves, what it has said so far, and the address that it named."""
 
-    def __init__(self, process: Program, log: Path) -> None:
+    def __init__(self, process: Program, log: Path, wait: bool) -> None:
         self.process = process
         self._log = log
         found = None
@@ -40,7 +40,7 @@ class Served:
             time.sleep(0.01)
             found = re.search(r"^serving tiny on (http://127\.0\.0\.1:\d+)$", self.said(), re.M)
         self.url = found[1]
-        while self.status("ready") != 200:
+        while wait and self.status("ready") != 200:
             time.sleep(0.02)
 
     def said(self) -> str:
@@ -62,7 +62,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, log: Path, *arguments: str, breaks: bool = False) -> Iterator[Served]:
+def serving(folder: Path, log: Path, *arguments: str, breaks: bool = False, wait: bool = True) -> Iterator[Served]:
+    """A process of `bigmodel serve`, once it is ready, or (not ``wait``) once it has said where it serves."""
     given = ["serve", folder, "--port", "0", "--max-memory", "cpu=1GiB", *arguments]
     command = ["-m", "tests.cli.serve_command", "breaks" if breaks else "sound", *given]
     with log.open("w") as output:
@@ -74,7 +75,7 @@ def serving(folder: Path, log: Path, *arguments: str, breaks: bool = False) -> I
             modules=["bigmodel.cli.serve", "bigmodel.server.http.run", "tests.server.tiny"],
         )
     try:
-        yield Served(process, log)
+        yield Served(process, log, wait)
     finally:
         process.kill()
 

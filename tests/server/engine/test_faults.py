@@ -57,7 +57,11 @@ def held(core: EngineCore) -> int:
     """Positions, sequences and requests that are still held, prefixes in the cache left out."""
     cached = PROMPT_BLOCK * len(core.scheduler.prefix)
     return (
-        core.scheduler.pool.used - cached + len(core.scheduler.running) + len(core.scheduler.waiting) + len(core.requests)
+        core.scheduler.pool.used
+        - cached
+        + len(core.scheduler.running)
+        + len(core.scheduler.waiting)
+        + len(core.requests)
     )
 
 
