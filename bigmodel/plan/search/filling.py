@@ -75,6 +75,10 @@ class Filling:
         """Whether every device keeps to its budget."""
         return not self.usage.over(self.capacity.budgets)
 
+    def free_on_accelerators(self) -> int:
+        """Return the bytes that are free on all accelerators together."""
+        return sum(-self.usage.excess(key, self.capacity.budgets) for key in self.capacity.accelerators)
+
     def placement(self) -> GroupPlacement | None:
         """Return the placement of all groups with the slots it needs; None if a device passes its budget."""
         if not self.fits():

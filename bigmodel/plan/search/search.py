@@ -7,26 +7,18 @@ by exchanging groups. Both start from the greedy placement, so the result is nev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ...devices import HOST
 from ..result.budgets import Key
+from .branch_and_bound import BranchAndBound, Least, Seconds
 from .filling import Filling, Option, options_of
 from .greedy import place_away, place_greedily
 from .items import Capacity, GroupPlacement, Item
 
-Seconds = Callable[[GroupPlacement], float]
-"""What the search minimises."""
-
-Least = Callable[[int, Option], tuple[float, float]]
-"""A lower bound of a group's seconds of computing, and of its seconds on the link, under an option."""
-
 EXACT = 12
-"""Models of at most this many groups are searched exactly, within `NODES` steps."""
-
-NODES = 60_000
-"""Steps of branch and bound; predicting the seconds of a whole placement counts as 30."""
+"""Models of at most this many groups are searched exactly, within `branch_and_bound.NODES` steps."""
 
 TRIES = 240
 """Placements of a deep model that are tried to improve the best candidate."""
@@ -41,7 +33,7 @@ def search(
         items: the groups, in the order they run.
         capacity: the budgets.
         seconds: the seconds of a placement.
-        least: a lower bound for one group, whatever the options of the others.
+        least: lower bounds for one group, whatever the options of the others.
         thorough: False tries the candidates only.
     """
     best: GroupPlacement | None = None
@@ -159,64 +151,3 @@ def _neighbours(items: Sequence[Item], capacity: Capacity, chosen: Mapping[int, 
             one, other = chosen[index], chosen[index + distance]
             if one != other and not items[index].pinned and not items[index + distance].pinned:
                 yield {index: other, index + distance: one}
-
-
-@dataclass
-class BranchAndBound:
-    """Branch and bound over the options of every group.
-
-    Attributes:
-        items: the groups, in the order they run.
-        capacity: the budgets.
-        seconds: the seconds of a placement.
-        least: a lower bound for one group, whatever the options of the others.
-        best: the best placement known.
-        shortest: its seconds.
-        left: steps that remain.
-    """
-
-    items: Sequence[Item]
-    capacity: Capacity
-    seconds: Seconds
-    least: Least
-    best: GroupPlacement | None
-    shortest: float
-    left: float = NODES
-
-    def run(self) -> GroupPlacement | None:
-        """Return the best placement of all, or the best found when the steps ran out."""
-        options = [options_of(item, self.capacity) for item in self.items]
-        self._options = [
-            [(option, *self.least(index, option)) for option in given] for index, given in enumerate(options)
-        ]
-        self._rest = [0.0]
-        for given in reversed(self._options):
-            self._rest.append(self._rest[-1] + min(compute for _, compute, _ in given))
-        self._rest.reverse()
-        self._filling = Filling(self.items, self.capacity)
-        self._descend(0, 0.0, 0.0, 0)
-        return self.best
-
-    def _descend(self, index: int, compute: float, link: float, streamed: int) -> None:
-        busy = link if streamed > self.capacity.slots else 0.0
-        self.left -= 1
-        if self.left <= 0 or max(compute + self._rest[index], busy) >= self.shortest * (1 - 1e-6):
-            return
-        if index == len(self.items):
-            self._try()
-            return
-        item = self.items[index]
-        for option, own, fetch in self._options[index]:
-            self._filling.add(index, option)
-            if self._filling.fits():
-                turns = len(item.units) if fetch else 0
-                self._descend(index + 1, compute + own, link + fetch, streamed + turns)
-            self._filling.remove(index)
-
-    def _try(self) -> None:
-        placement = self._filling.placement()
-        if placement is not None:
-            self.left -= 30
-            taken = self.seconds(placement)
-            if taken < self.shortest:
-                self.best, self.shortest = placement, taken

@@ -118,16 +118,20 @@ class Searcher:
     def _seconds(self, placement: GroupPlacement, capacity: Capacity) -> float:
         return self.goal.seconds(self._assignment(placement, capacity))
 
-    def _least(self, index: int, option: Option) -> tuple[float, float]:
+    def _least(self, index: int, option: Option) -> list[tuple[float, float]]:
+        """Return lower bounds of the weighted seconds of a group, for each phase: of computing, and on the link."""
         storage, execution = option
         cost = self.goal.cost.units
-        compute = fetch = 0.0
-        for unit in self.groups[index].members:
-            where = HOST if self.profile.units[unit].is_lookup and not is_accelerator(storage) else execution
-            for phase, weight in self.goal.weights.items():
-                compute += weight * cost.least_compute(phase, unit, where)
-                fetch += weight * cost.fetch(phase, unit, (storage, where), 0, self.stream_buffers, experts=0)
-        return compute, fetch
+        bounds = []
+        for phase, weight in self.goal.weights.items():
+            compute = fetch = 0.0
+            for unit in self.groups[index].members:
+                where = HOST if self.profile.units[unit].is_lookup and not is_accelerator(storage) else execution
+                fetched = cost.fetch(phase, unit, (storage, where), 0, self.stream_buffers, experts=0)
+                compute += cost.least_compute(phase, unit, where) + (cost.disturbance(unit, where) if fetched else 0.0)
+                fetch += fetched
+            bounds.append((weight * compute, weight * fetch))
+        return bounds
 
 
 ATTEMPTS = 4

@@ -216,12 +216,7 @@ class CostModel:
         return self._unit_times[key]
 
     def _new_unit_time(self, phase: int, unit: int, storage: Key, execution: Key, around: _Surroundings) -> _UnitTime:
-        units, profile, option, on_disk = (
-            self.units,
-            self.profile.units[unit],
-            (storage, execution),
-            around.on_disk,
-        )
+        units, option, on_disk = self.units, (storage, execution), around.on_disk
         caches, choices = around.caches.get(unit, ()), units.choices[phase].get(unit, {})
         compute = taken = units.compute(phase, unit, execution, around.from_host)
         ahead = on_demand = 0.0
@@ -232,11 +227,10 @@ class CostModel:
                 ahead, on_demand = ahead + soon * cache.expert_bytes, on_demand + then * cache.expert_bytes
         fetch = units.fetch(phase, unit, option, on_disk, around.stream_buffers, ahead)
         if fetch or ahead:
-            whole = profile.weights - profile.expert_weights if is_accelerator(execution) else 0
-            taken += (whole + ahead) * units.machine.link(units.name(execution)).disturbance
+            taken += units.disturbance(unit, execution, ahead)
         if caches:
             taken += units.expert_overhead(phase, unit)
-        disk = profile.weights / units.disk_rate(on_disk) if storage == DISK else 0.0
+        disk = self.profile.units[unit].weights / units.disk_rate(on_disk) if storage == DISK else 0.0
         return _UnitTime(compute, Visit(taken, fetch, units.fetch_on_demand(on_demand, option, on_disk)), disk)
 
 

@@ -106,6 +106,18 @@ class UnitCost:
         seconds = self.machine.link(self.name(execution)).to_device.seconds(int(nbytes))
         return max(seconds, nbytes / self.disk_rate(on_disk)) if storage == DISK else seconds
 
+    def disturbance(self, unit: int, execution: Key, ahead: float = 0.0) -> float:
+        """Return the seconds of computing that a streamed unit costs by the copies beside it.
+
+        Args:
+            unit: position of the unit.
+            execution: the device it runs on.
+            ahead: bytes of its experts that are fetched before they are chosen.
+        """
+        profile = self.profile.units[unit]
+        whole = profile.weights - profile.expert_weights if is_accelerator(execution) else 0
+        return (whole + ahead) * self.machine.link(self.name(execution)).disturbance
+
     def fetch_on_demand(self, nbytes: float, option: Option, on_disk: int) -> float:
         """Return the seconds that a unit waits for `nbytes` of experts which its router has just chosen."""
         storage, execution = option
