@@ -133,7 +133,7 @@ class TrainingUse:
 
 
 class TrainingStep:
-    """Two training steps on fake tensors; the second, which has optimizer state, is recorded.
+    """A training step on fake tensors. Its optimizer runs twice; the second time, when it has its state, is recorded.
 
     Attributes:
         weights, buffers, gradients, state: bytes, once `record` has run.
@@ -163,13 +163,11 @@ class TrainingStep:
         self.gradients = self.state = 0
 
     def record(self) -> None:
-        """Run both steps."""
+        """Run the step."""
         recorder = Recorder(iter([*self._model.parameters(), *self._model.buffers(), *self._slots]))
         with self._mode, recorder, ConstantsThroughHost():
             optimizer = make_optimizer(self._optimizer, [p for p in self._model.parameters() if p.requires_grad])
             inputs = training_inputs(self._model, self._batch_size, self._context, self._device)
-            self._step(optimizer, inputs, recorder)
-            optimizer.zero_grad()
             self._step(optimizer, inputs, recorder)
             self.gradients = _bytes(p.grad for p in self._model.parameters() if p.grad is not None)
             kept = list(_tensors(optimizer.state))
@@ -231,11 +229,13 @@ class TrainingStep:
             loss.backward()
         self._gradients = {recorder.number_of(p.grad) for p in self._model.parameters() if p.grad is not None}
         marks.append(len(recorder.events))
+        optimizer.step()  # makes its state
+        stepping = len(recorder.events)
         optimizer.step()
-        marks.append(len(recorder.events))
         first = self._first_of_block(recorder, *marks[1:3])
         marks[2:2] = [min([*reached, first]), first]
-        self._phases = {phase: range(*marks[turn : turn + 2]) for turn, phase in enumerate(PHASES)}
+        self._phases = {phase: range(*marks[turn : turn + 2]) for turn, phase in enumerate(PHASES[:-1])}
+        self._phases[OPTIMIZER] = range(stepping, len(recorder.events))
 
     @contextmanager
     def _watching_last_block(self, recorder: Recorder) -> Iterator[list[int]]:
