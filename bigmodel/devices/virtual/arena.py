@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 
 import torch
 
@@ -58,9 +59,7 @@ class Arena:
                 return allocation
             self._reserve(nbytes)
             allocation = Allocation(nbytes)
-            reference = weakref.ref(allocation)
-            self._by_address[address] = reference
-            weakref.finalize(allocation, self._release, address, reference, nbytes).atexit = False
+            self._by_address[address] = weakref.ref(allocation, partial(self._release, address, nbytes))
             return allocation
 
     def reset_peak(self) -> None:
@@ -81,7 +80,7 @@ class Arena:
             raise error
         self.allocated += nbytes
 
-    def _release(self, address: int, reference: weakref.ref[Allocation], nbytes: int) -> None:
+    def _release(self, address: int, nbytes: int, reference: weakref.ref[Allocation]) -> None:
         with self._lock:
             self.allocated -= nbytes
             if self._by_address.get(address) is reference:

@@ -8,6 +8,7 @@ device's link.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,6 +40,16 @@ _MAY_MIX = {
     aten._pack_padded_sequence.default,
     aten._pack_padded_sequence_backward.default,
 }
+
+
+_COPIES = {
+    aten.copy_.default,
+    aten._copy_from.default,
+    aten._copy_from_and_resize.default,
+    aten._to_copy.default,
+    aten._local_scalar_dense.default,
+}
+"""Operations that may copy between the host and an accelerator."""
 
 
 _OWN = {"held", "_allocation", "_is_param"}
@@ -84,6 +95,18 @@ def keep_backward_in_this_thread() -> None:
         torch.autograd.set_multithreading_enabled(False)
 
 
+@cache
+def _device(index: int) -> torch.device:
+    return torch.device(TYPE, index)
+
+
+@cache
+def _is_composite(func: OpOverload) -> bool:
+    """Whether PyTorch composes an operation of others."""
+    key = DispatchKey.CompositeImplicitAutograd
+    return key in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
 class VirtualTensor(torch.Tensor):
     """A tensor that reports the device ``virtual:N`` and keeps its elements in a CPU tensor, `held`."""
 
@@ -103,10 +126,12 @@ class VirtualTensor(torch.Tensor):
             storage_offset=held.storage_offset(),
             dtype=held.dtype,
             layout=held.layout,
-            device=torch.device(TYPE, index),
+            device=_device(index),
         )
-        torch._C._set_conj(wrapper, held.is_conj())
-        torch._C._set_neg(wrapper, held.is_neg())
+        if held.is_conj():
+            torch._C._set_conj(wrapper, True)
+        if held.is_neg():
+            torch._C._set_neg(wrapper, True)
         wrapper.held = held
         wrapper._allocation = allocation
         return wrapper
@@ -163,9 +188,8 @@ class VirtualTensor(torch.Tensor):
             # Composite operations are not decomposed yet here, since autograd does not run.
             if func is aten.dropout.default:  # `decompose` would copy the input even where nothing is dropped
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-            parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
+            if _is_composite(func):
+                return func.decompose(*args, **kwargs)
         if func in _SPARSE_GRADIENTS:
             _refuse_sparse_gradients(func, args, kwargs)
         call = _Operation(func)
@@ -177,9 +201,11 @@ class VirtualTensor(torch.Tensor):
             on_host = given is None or torch.device(given).type == TYPE
             held_kwargs["device"] = torch.device("cpu") if on_host else given
         kernel = KERNELS.get(func, func)
-        run: Callable[[], Any] = lambda: kernel(*held_args, **held_kwargs)  # noqa: E731
         try:
-            output = _over_link(call, func, args, target, run)
+            if func in _COPIES:
+                output = _over_link(func, args, target, lambda: kernel(*held_args, **held_kwargs))
+            else:
+                output = kernel(*held_args, **held_kwargs)
         except Exception as error:
             if target is None or not postponed(error):
                 raise
@@ -257,20 +283,16 @@ class _Operation:
         )
 
 
-def _over_link(
-    call: _Operation, func: OpOverload, args: tuple[Any, ...], target: int | None, run: Callable[[], Any]
-) -> Any:
-    """Run an operation, over the link if it copies between the host and a virtual accelerator."""
+def _over_link(func: OpOverload, args: tuple[Any, ...], target: int | None, run: Callable[[], Any]) -> Any:
+    """Run one of `_COPIES`, over the link if it copies between the host and a virtual accelerator."""
     if func is aten.copy_.default:
         source, destination = _index_of(args[1]), _index_of(args[0])
-    elif func in (aten._copy_from.default, aten._copy_from_and_resize.default):
-        source, destination = _index_of(args[0]), _index_of(args[1])
     elif func is aten._to_copy.default:
         source, destination = _index_of(args[0]), target
     elif func is aten._local_scalar_dense.default:
         source, destination = _index_of(args[0]), None
     else:
-        return run()
+        source, destination = _index_of(args[0]), _index_of(args[1])
     if source == destination:
         return run()
     nbytes = args[1 if func is aten.copy_.default else 0].nbytes
