@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.hooks import RemovableHandle
 
 from ...arguments import check_names, shown
 from ...devices import HOST
@@ -158,7 +159,7 @@ def _dry_run(
     for use in uses_of(model, workload) if given is None else [given]:
         first = len(errors)
         for clone in clones:  # where a sample of the layers cannot run or be extrapolated, the whole model runs
-            if len(errors) > first and str(errors[-1]) in not_sampling:
+            if len(errors) > first and (str(errors[-1]) in not_sampling or clones[0].fails_as_whole(errors[-1])):
                 break
             for values in (Values(assumed=True), Values(assumed=False)):
                 try:
@@ -204,6 +205,12 @@ class _Clone:
     ) -> None:
         self._model, self._units, self._device, self._dtypes, self._samples = model, units, device, dtypes, samples
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._missed = True
+
+    def fails_as_whole(self, error: Exception) -> bool:
+        """Whether the whole model would have raised `error`, too: no layer had been left out when it was raised, nor
+        was one asked for."""
+        return not self._missed and not isinstance(error, (LookupError, AttributeError))
 
     @cached_property
     def _clone(self) -> nn.Module:
@@ -214,12 +221,15 @@ class _Clone:
         clone = self._clone
         recorder = Recorder(iter([*clone.parameters(), *clone.buffers()]), values, self._device)
         self._follow_units(recorder)
+        missing = self._watch_ends()
         session = Session(clone, recorder, workload, self._device)
         try:
             with self._mode, recorder, ConstantsThroughHost(), torch.no_grad():
                 use.record(session)
         finally:
             recorder.unfollow()
+            for handle in missing:
+                handle.remove()
         traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
         phases: list[Phase] = []
         filling: list[Trace] = []
@@ -233,6 +243,15 @@ class _Clone:
             else:
                 phases.append(Phase(name, trace, tokens, also=tuple(filling), without=use.without))
         return phases
+
+    def _watch_ends(self) -> list[RemovableHandle]:
+        """Note when the last layer of a sample has run: from then on those that are left out are missed."""
+        self._missed = False
+
+        def miss(*_: Any) -> None:
+            self._missed = True
+
+        return [_blocks(self._clone, sample)[-1].register_forward_hook(miss) for sample in self._samples]
 
     def _follow_units(self, recorder: Recorder) -> None:
         left_out = {unit for sample in self._samples for unit in sample.units[sample.count :]}

@@ -23,7 +23,7 @@ from ...devices import HOST, virtual
 from ..model.experts import RouterChoice, expert_names
 from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Leave, Operation, Return, Route, Routed, Scratch
 from .values import Values
-from .work import ROUTE, Work, work_of
+from .work import ROUTE, Work, tensors_in, work_of
 
 aten = torch.ops.aten
 
@@ -62,10 +62,9 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = self.values.run(run_fake, func, args, kwargs or {})
-        read = () if self._units or self._at_inputs else self._tensors((args, kwargs))
-        for tensor in tree_iter(output):
-            if isinstance(tensor, torch.Tensor):
-                self.watch(tensor, read)
+        read = () if self._units or self._at_inputs else self._numbered(tensors_in(args, kwargs))
+        for tensor in tensors_in(output):
+            self.watch(tensor, read)
         work = work_of(func, args, kwargs or {}, output, self._choice)
         if work is not None:
             self.events.append(Operation(work))
@@ -196,12 +195,14 @@ class Recorder(TorchDispatchMode):
         ]
 
     def _tensors(self, value: Any) -> tuple[tuple[int, int], ...]:
+        return self._numbered(leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor))
+
+    def _numbered(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, int], ...]:
         found = {}
-        for tensor in tree_iter(value):
-            if isinstance(tensor, torch.Tensor):
-                number = self.number_of(tensor)
-                if number != OUTSIDE:
-                    found[number] = tensor.numel() * tensor.element_size()
+        for tensor in tensors:
+            number = self.number_of(tensor)
+            if number != OUTSIDE:
+                found[number] = tensor.numel() * tensor.element_size()
         return tuple(found.items())
 
     def _death_of(self, key: int, number: int) -> Callable[[Any], None]:

@@ -25,6 +25,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
+from .work import tensors_in
+
 aten = torch.ops.aten
 
 LARGEST = 2**20
@@ -99,7 +101,7 @@ class Values:
             output = call(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
             return self._by_value(call, func, args, kwargs, error)
-        tensors = [leaf for leaf in tree_iter(output) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in(output)
         if tensors and all(tensor.numel() <= LARGEST for tensor in tensors):
             self._remember(output, self._compute(func, args, kwargs))
         elif func._schema.is_mutable:
@@ -109,7 +111,7 @@ class Values:
     def _adopt_constants(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Keep the constants that PyTorch attaches to fake tensors here instead: its own propagation fails where one
         is moved to another device."""
-        for leaf in tree_iter((args, kwargs)):
+        for leaf in tensors_in(args, kwargs):
             if isinstance(leaf, FakeTensor) and leaf.constant is not None:
                 if getattr(leaf, VALUE, None) is None:
                     self.give(leaf, leaf.constant)
@@ -117,7 +119,7 @@ class Values:
 
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the value of an operation's result; None if it is unknown."""
-        read = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        read = tensors_in(args, kwargs)
         known = func not in _UNDEFINED and torch.Tag.nondeterministic_seeded not in func.tags
         if not known or any(self.of(tensor) is None for tensor in read):
             if func._schema.is_mutable:
@@ -167,7 +169,7 @@ class Values:
         value = self._compute(func, args, kwargs)
         if value is None:
             raise UnknownValue(f"{func} reads values that are not known") from error
-        device = next(leaf.device for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor))
+        device = tensors_in(args, kwargs)[0].device
         return tree_map(lambda real: self._fake(real, device) if isinstance(real, torch.Tensor) else real, value)
 
     def _number(self, func: Any, args: tuple[Any, ...]) -> Any:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from typing import ClassVar
 
 import pytest
 import torch
@@ -41,6 +42,34 @@ def test_logits_of_every_token_are_counted_when_asked_for() -> None:
     few = run(tiny_llama(vocab_size=4096, num_hidden_layers=1), Workload(1, 65, 1))
     all_ = run(tiny_llama(vocab_size=4096, num_hidden_layers=1), Workload(1, 65, 1, all_logits=True))
     assert all_["prefill"] >= 64 * 4096 * 4 > few["prefill"]
+
+
+class Choosy(Stack):
+    """Refuses its inputs before its layers run, or after them; notes how many run in each forward of any copy."""
+
+    layers_run: ClassVar[list[int]] = []
+
+    def __init__(self, early: bool) -> None:
+        super().__init__(depth=9)
+        self.early = early
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.layers_run.append(0)
+        if self.early:
+            raise ValueError(f"{ids.shape} is not what this model takes")
+        x = self.embed(ids)
+        for block in self.blocks:
+            self.layers_run[-1] += 1
+            x = block(x)
+        raise ValueError(f"{x.shape} is not what this head takes")
+
+
+@pytest.mark.parametrize(("early", "runs"), [(True, [0]), (False, [4, 9])])
+def test_only_inputs_that_may_pass_the_whole_model_are_given_to_it(early: bool, runs: list[int]) -> None:
+    model, ids = Choosy(early), torch.zeros(2, 3, dtype=torch.long)
+    Choosy.layers_run.clear()
+    assert dry_run(model, profile_units(model), Workload(), CPU, example=((ids,), {})) == []
+    assert Choosy.layers_run == runs
 
 
 @pytest.mark.slow
