@@ -8,7 +8,7 @@ import torch
 
 from ..devices import DeviceLike, normalize_device, torch_device
 from ..errors import DeviceMapError
-from ..module_names import owner_of
+from ..profile.model.tensors import owner_of
 
 
 class DeviceLookup:

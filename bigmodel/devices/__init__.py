@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from . import virtual
-from .budgets import get_max_memory
 from .memory import (
     free_memory_bytes,
+    get_max_memory,
     max_memory_allocated,
     memory_allocated,
     release_cached_memory,

@@ -15,8 +15,6 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
-from .virtual.tensor import VirtualTensor
-
 Predicate = Callable[[Any], bool]
 
 
@@ -175,18 +173,6 @@ def send_to_device(
     return map_leaves(send, tensor, is_leaf=_is_packed, skip_keys=skip)
 
 
-def copied_out_of(value: Any, storage: int) -> Any:
-    """Return `value` with every tensor whose memory is `storage` (see `storage_of`) replaced by a copy.
-
-    A module may return one of its weights or a view of it, as position embeddings do.
-    """
-
-    def copied(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.clone() if storage_of(tensor) == storage else tensor
-
-    return copied(value) if isinstance(value, torch.Tensor) else map_tensors(copied, value)
-
-
 def are_all_on(values: Iterable[Any], device: torch.device) -> bool:
     """Whether `values` are only tensors on `device` and plain values, so that nothing needs to move."""
     return all(value.device == device if isinstance(value, torch.Tensor) else _is_plain(value) for value in values)
@@ -204,16 +190,6 @@ def _is_packed(value: Any) -> bool:
 def moves_itself(value: Any) -> bool:
     """Whether `value` is an object with a ``to`` method of its own."""
     return hasattr(value, "to") and not isinstance(value, (torch.nn.Module, type))
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Return a number that identifies the storage of `tensor` while it exists; 0 if it has none."""
-    if isinstance(tensor, VirtualTensor):
-        tensor = tensor.held
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # tensor subclasses without a storage of their own
-        return 0
 
 
 def _sequence(value: Any) -> Container:

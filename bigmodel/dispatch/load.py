@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..devices import DeviceLike
-from ..profile.model.dtypes import torch_dtype
+from ..profile.model.tensors import torch_dtype
 from ..profile.trace.dry_run import SampleInputs
 from .dispatch import place_and_attach
 from .placement.fused_checkpoint import load_in_place

@@ -18,7 +18,7 @@ from ..devices import HOST, DeviceLike
 from ..devices.empty import init_empty_weights
 from ..errors import CheckpointFormatError
 from ..plan import Plan
-from ..profile.model.dtypes import torch_dtype
+from ..profile.model.tensors import torch_dtype
 from ..profile.trace.dry_run import SampleInputs
 from ..sources.resolve import open_source
 from .attach.dispatched import dispatched

@@ -15,8 +15,8 @@ from torch import nn
 
 from ..devices import DISK, HOST, DeviceLike, device_key, format_size, free_memory_bytes, is_accelerator, torch_device
 from ..errors import DispatchError
-from ..module_names import owner_of
 from ..profile import storage_key
+from ..profile.model.tensors import owner_of
 from .attach.dispatched import Dispatched, dispatched
 from .dispatch import redispatch
 from .placement.tensors import DeviceMapLookup, PlacedTensor

@@ -12,6 +12,6 @@ from .result.plan import DevicePlan as DevicePlan
 from .result.plan import Part as Part
 from .result.plan import Plan as Plan
 from .result.plan import Prediction as Prediction
-from .search.greedy import balanced_caps as balanced_caps
+from .search.filling import balanced_caps as balanced_caps
 from .search.searcher import OFFLOADS as OFFLOADS
 from .training import plan_training as plan_training

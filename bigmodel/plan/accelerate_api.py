@@ -15,11 +15,11 @@ from ..arguments import check_flags, check_model, check_names
 from ..devices import DeviceLike, format_size
 from ..errors import DeviceMapError
 from ..limits import PLANNED_SHARE
-from ..module_names import owner_of
 from ..profile import DtypeLike, UnitProfile, named_tensors, profile_units
+from ..profile.model.tensors import owner_of
 from .memory.usage import PassingUnit
 from .result.budgets import Key, budget_error, is_accelerator, read_budgets
-from .search.greedy import balanced_caps, place_greedily
+from .search.filling import balanced_caps, place_greedily
 from .search.items import Capacity, Group, GroupPlacement, Item, tie_groups
 
 logger = logging.getLogger(__name__)

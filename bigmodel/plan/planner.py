@@ -23,7 +23,7 @@ from ..profile.machine.probe import known_machine
 from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import check_offload_dtype
 from ..profile.trace.dry_run import SampleInputs
-from .memory.assemble import assemble
+from .memory.assignment import assemble
 from .result.budgets import Key, device_type_of, is_accelerator, kept_for_unknown, read_budgets, with_headroom
 from .result.plan import Plan
 from .search.items import Capacity

@@ -20,8 +20,7 @@ from ..limits import DEFAULT_SLOTS, PINNED_SHARE
 from ..profile import Profile, profile_model
 from ..profile.trace.workload import trained_length
 from ..profile.training.step import TrainingStep, check_optimizer
-from .memory.assemble import parts_of, with_budgets
-from .memory.assignment import Assignment, passing_usage
+from .memory.assignment import Assignment, parts_of, passing_usage, with_budgets
 from .memory.usage import ACTIVATIONS, BUFFERS, TRAINING, WEIGHTS, MemoryUsage, PassingUnit
 from .result.budgets import Key, budget_error, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import Plan

@@ -1,7 +1,3 @@
-from .model.dtypes import CustomDtype as CustomDtype
-from .model.dtypes import DtypeLike as DtypeLike
-from .model.dtypes import dtype_byte_size as dtype_byte_size
-from .model.dtypes import normalize_dtype as normalize_dtype
 from .model.experts import expert_names as expert_names
 from .model.kv_cache import kv_cache_bytes as kv_cache_bytes
 from .model.kv_cache import layer_cache_bytes as layer_cache_bytes
@@ -9,9 +5,13 @@ from .model.sizes import calculate_maximum_sizes as calculate_maximum_sizes
 from .model.sizes import compute_module_sizes as compute_module_sizes
 from .model.sizes import compute_module_total_buffer_size as compute_module_total_buffer_size
 from .model.sizes import get_max_layer_size as get_max_layer_size
+from .model.tensors import CustomDtype as CustomDtype
+from .model.tensors import DtypeLike as DtypeLike
 from .model.tensors import TensorSpec as TensorSpec
+from .model.tensors import dtype_byte_size as dtype_byte_size
 from .model.tensors import find_tied_parameters as find_tied_parameters
 from .model.tensors import named_tensors as named_tensors
+from .model.tensors import normalize_dtype as normalize_dtype
 from .model.tensors import retie_parameters as retie_parameters
 from .model.tensors import storage_key as storage_key
 from .model.tensors import tensor_specs as tensor_specs
@@ -26,10 +26,10 @@ from .source import meta_model as meta_model
 from .source import model_config as model_config
 from .source import profile_source as profile_source
 from .trace.dry_run import Phase as Phase
-from .trace.inputs import image_shape as image_shape
-from .trace.inputs import sound_shape as sound_shape
+from .trace.generation import as_when_decoding as as_when_decoding
+from .trace.media_inputs import image_shape as image_shape
+from .trace.media_inputs import sound_shape as sound_shape
 from .trace.trace import Trace as Trace
-from .trace.usage import as_when_decoding as as_when_decoding
 from .trace.workload import Workload as Workload
 from .trace.workload import max_context as max_context
 from .training.memory import TrainingMemory as TrainingMemory

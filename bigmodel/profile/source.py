@@ -14,9 +14,9 @@ from torch import nn
 from ..errors import PlanError
 from ..sources.local import ModelSource
 from ..sources.resolve import open_source
-from .model.dtypes import DtypeLike, dtype_name, normalize_dtype, torch_dtype
-from .model.kv_cache import text_config
+from .model.tensors import DtypeLike, dtype_name, normalize_dtype, torch_dtype
 from .profile import Profile, profile_model
+from .trace.workload import text_config
 
 
 def profile_source(

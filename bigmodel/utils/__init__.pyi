@@ -1,8 +1,8 @@
 from bigmodel import *  # noqa: F403
 from bigmodel.checkpoint import load_state_dict as load_state_dict
 from bigmodel.plan.accelerate_api import clean_device_map as clean_device_map
-from bigmodel.profile.model.dtypes import CustomDtype as CustomDtype
-from bigmodel.profile.model.dtypes import dtype_byte_size as dtype_byte_size
+from bigmodel.profile.model.tensors import CustomDtype as CustomDtype
+from bigmodel.profile.model.tensors import dtype_byte_size as dtype_byte_size
 from bigmodel.profile.model.tensors import retie_parameters as retie_parameters
 from bigmodel.train.collectives import pad_input_tensors as pad_input_tensors
 from bigmodel.train.nested import find_device as find_device

@@ -14,8 +14,8 @@ from torch import nn
 
 from ..devices import HOST, max_memory_allocated, memory_allocated, reset_peak_memory
 from ..dispatch.weights.fused_view import lies_on_disk
-from ..module_names import owner_of
 from ..profile import named_tensors, storage_key
+from ..profile.model.tensors import owner_of
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Parameters of `mallopt` in the GNU C library (malloc.h)."""

@@ -4,8 +4,15 @@ import sys
 import pytest
 import torch
 
-from bigmodel.devices import free_memory_bytes, max_memory_allocated, memory_allocated, reset_peak_memory, virtual
-from bigmodel.errors import DeviceError
+from bigmodel.devices import (
+    free_memory_bytes,
+    get_max_memory,
+    max_memory_allocated,
+    memory_allocated,
+    reset_peak_memory,
+    virtual,
+)
+from bigmodel.errors import DeviceError, SizeError
 
 MB = 2**20
 
@@ -50,3 +57,46 @@ def test_an_accelerator_counts_what_tensors_hold() -> None:
 def test_the_disk_has_no_memory_of_its_own() -> None:
     with pytest.raises(DeviceError):
         memory_allocated("meta")
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_without_budgets_the_machine_is_asked() -> None:
+    virtual.configure(0, "1MiB")
+    virtual.configure(1, "2MiB")
+    held = torch.empty(2**18, dtype=torch.uint8, device="virtual:0")
+    budgets = get_max_memory()
+    assert list(budgets) == [0, 1, "cpu"]
+    assert budgets[0] == 2**20 - held.nbytes
+    assert budgets[1] == 2**21
+    assert budgets["cpu"] > 0
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_budgets_take_every_spelling_and_come_back_in_order() -> None:
+    given = {"disk": "1TB", "cpu": "10G", torch.device("virtual:1"): "2MiB", 0: 5}
+    assert list(get_max_memory(given).items()) == [(0, 5), (1, 2 * 2**20), ("cpu", 10**10), ("disk", 10**12)]
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_device_named_twice_is_refused() -> None:
+    with pytest.raises(SizeError, match="twice"):
+        get_max_memory({0: 1, "virtual:0": 2})
+
+
+def test_a_bad_budget_names_the_device() -> None:
+    with pytest.raises(SizeError, match=r"max_memory\['cpu'\].*'much'"):
+        get_max_memory({"cpu": "much"})
+    with pytest.raises(DeviceError, match="gpu"):
+        get_max_memory({"gpu": 1})
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_device_the_machine_lacks_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    assert get_max_memory({7: 100})[7] == 100
+    assert "device 7" in caplog.text
+
+
+@pytest.mark.parametrize("given", ["cpu=8GiB", 8, [("cpu", 8)], True])
+def test_budgets_that_are_no_mapping_are_refused(given: object) -> None:
+    with pytest.raises(SizeError, match="give budgets by device"):
+        get_max_memory(given)  # type: ignore[arg-type]

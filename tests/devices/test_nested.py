@@ -16,7 +16,6 @@ from torch.utils import _pytree
 from transformers.modeling_outputs import BaseModelOutput
 
 from bigmodel.devices.nested import (
-    copied_out_of,
     first_tensor,
     flatten,
     iter_leaves,
@@ -24,7 +23,6 @@ from bigmodel.devices.nested import (
     map_leaves,
     map_tensors,
     send_to_device,
-    storage_of,
 )
 
 from ..accelerators import at
@@ -189,19 +187,6 @@ def test_a_packed_sequence_moves_as_it_knows_it_may() -> None:
     moved = send_to_device((packed,), at(0))[0]
     assert type(moved) is type(packed)
     assert (str(moved.data.device), str(moved.batch_sizes.device)) == (at(0), "cpu")
-
-
-@pytest.mark.usefixtures("accelerators")
-def test_tensors_are_copied_out_of_one_memory_and_others_left() -> None:
-    slab, other = torch.zeros(16), torch.zeros(4)
-    value = {"part": slab[2:6], "deep": [(slab[8:], other)], "number": 3}
-    found = copied_out_of(value, storage_of(slab))
-    slab.fill_(1)
-    assert found["part"].tolist() == [0] * 4
-    assert found["deep"][0][0].tolist() == [0] * 8
-    assert found["deep"][0][1] is other
-    untouched = [other, "text"]
-    assert copied_out_of(untouched, storage_of(slab)) is untouched
 
 
 def test_tensors_are_freed_without_a_garbage_collection() -> None:

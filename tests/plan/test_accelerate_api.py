@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from bigmodel.errors import BudgetError, DeviceMapError
-from bigmodel.module_names import owner_of
 from bigmodel.plan import check_device_map, clean_device_map, get_balanced_memory, infer_auto_device_map
 from bigmodel.profile import compute_module_sizes, find_tied_parameters, named_tensors
+from bigmodel.profile.model.tensors import owner_of
 
 from ..profile.models import Block, Flat, Stack, on_meta
 

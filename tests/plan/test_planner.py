@@ -14,12 +14,12 @@ from torch import nn
 
 from bigmodel.devices import virtual
 from bigmodel.errors import BudgetError, DeviceError, PlanError, SizeError
-from bigmodel.module_names import owner_of
 from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, plan, planner
 from bigmodel.plan.memory.assignment import Assignment, memory_usage
 from bigmodel.plan.planner import without_garbage_collection
 from bigmodel.plan.time.cost import CostModel
 from bigmodel.profile import Profile, find_tied_parameters, named_tensors, profile_model
+from bigmodel.profile.model.tensors import owner_of
 
 from ..profile.models import Flat, Stack, on_meta, tiny_llama
 from .machines import llama_profile, machine

@@ -12,7 +12,7 @@ from torch import nn
 from bigmodel import dispatch_model, get_plan
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.profile import Profile, profile_model
-from bigmodel.profile.trace.usage import uses_of
+from bigmodel.profile.trace.uses import uses_of
 
 from .families import FORWARD, GENERATING
 

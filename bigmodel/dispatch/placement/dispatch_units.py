@@ -10,8 +10,8 @@ from typing import NamedTuple
 from torch import nn
 
 from ...errors import DeviceMapError
-from ...module_names import itself_and_around, owner_of
 from ...profile import find_units
+from ...profile.model.tensors import itself_and_around, owner_of
 from .tensors import PlacedTensor
 
 

@@ -9,10 +9,9 @@ from torch import nn
 
 from ...devices import HOST, device_key
 from ...plan import Plan, check_device_map
-from ...plan.memory.assemble import assemble
-from ...plan.memory.assignment import Assignment
+from ...plan.memory.assignment import Assignment, assemble
 from ...profile import Profile, UnitProfile, profile_units
-from ...profile.model.dtypes import dtype_name
+from ...profile.model.tensors import dtype_name
 from ...profile.model.units import UnitModule, is_lookup
 from ...profile.trace.workload import Workload
 from .dispatch_units import DispatchUnit, find_dispatch_units

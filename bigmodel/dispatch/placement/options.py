@@ -16,8 +16,8 @@ from ...devices.sizes import size_or_none
 from ...errors import PlanError
 from ...limits import DEFAULT_SLOTS
 from ...plan import OFFLOADS, Plan
-from ...profile.model.dtypes import torch_dtype
 from ...profile.model.quantized import check_offload_dtype
+from ...profile.model.tensors import torch_dtype
 
 
 @dataclass(frozen=True)

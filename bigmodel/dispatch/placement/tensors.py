@@ -11,7 +11,7 @@ from torch import nn
 
 from ...devices import DISK, HOST, DeviceLike, is_accelerator, normalize_device
 from ...errors import DeviceMapError
-from ...module_names import owner_of
+from ...profile.model.tensors import owner_of
 from ..weights.block import Registry
 
 T = TypeVar("T")

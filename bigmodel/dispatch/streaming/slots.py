@@ -10,12 +10,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from ...devices import CopyStream, Event
-from ...devices.nested import storage_of
+from ...devices.nested import map_tensors
+from ...profile.model.tensors import storage_of
 from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
 from ..weights.visits import VisitOrder
@@ -158,6 +159,17 @@ class BlockSlot(Slot[Block]):
                 raise
             block.show_host()
             self.shown = False
+
+    def copied_out(self, value: Any) -> Any:
+        """Return `value` with every tensor in this slot's memory replaced by a copy.
+
+        A module may return one of its weights or a view of it, as position embeddings do.
+        """
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.clone() if storage_of(tensor) == self.storage else tensor
+
+        return copied(value) if isinstance(value, torch.Tensor) else map_tensors(copied, value)
 
 
 class BlockSlots(SlotCache[Block, BlockSlot]):

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import torch
 
 from ...devices import CopyStream, copy_stream
-from ...devices.nested import copied_out_of
 from ...limits import DEFAULT_SLOTS, READERS, STAGING_BYTES
 from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
@@ -103,7 +102,7 @@ class Streamer(Visited[Block, BlockSlot]):
         Raises:
             Exception: The error of the fetch or of `compute`; the slot is released.
         """
-        return self.visit(block, lambda held: copied_out_of(compute(*args), held[0].storage))
+        return self.visit(block, lambda held: held[0].copied_out(compute(*args)))
 
     def _enter(self, block: Block, held: list[BlockSlot]) -> None:
         """Fetch `block` if needed, and make the model's parameters refer to it."""

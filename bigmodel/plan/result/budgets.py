@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...devices import DISK, HOST, DeviceLike, accelerators, format_size, get_max_memory, normalize_device, parse_size
-from ...devices.budgets import budget_items
+from ...devices.memory import budget_items
 from ...errors import BudgetError, DeviceError, SizeError
 from ...limits import PLANNED_SHARE, UNKNOWN_SHARE
 

@@ -5,13 +5,19 @@ Admission control reads the number of concurrent sequences from it (`max_sequenc
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from ...errors import PlanError
 from ...limits import READ_AHEAD_BYTES, READERS, STAGING_BYTES
 from .budgets import Key, is_accelerator
+
+FORMAT = 2
+"""Format of a plan's JSON, raised whenever a field comes or goes: a plan without one of them could not be obeyed."""
 
 
 @dataclass(frozen=True)
@@ -184,9 +190,19 @@ class Plan:
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return the plan as JSON text that `from_json` reads back."""
-        from .plan_json import dump
-
-        return dump(self, indent)
+        prediction = None
+        if self.prediction is not None:
+            saved = _pairs(self.prediction.seconds_saved_per_gib)
+            prediction = {**asdict(self.prediction), "seconds_saved_per_gib": saved}
+        content = {
+            **vars(self),
+            "format": FORMAT,
+            "expert_cache": _pairs(self.expert_cache),
+            "devices": [{**asdict(device), "total": device.total} for device in self.devices.values()],
+            "parts": [asdict(part) for part in self.parts],
+            "prediction": prediction,
+        }
+        return json.dumps(content, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -195,9 +211,31 @@ class Plan:
         Raises:
             PlanError: the text is not a plan.
         """
-        from .plan_json import load
+        from pydantic import TypeAdapter, ValidationError
 
-        return load(text)
+        try:
+            content: dict[str, Any] = json.loads(text)
+            written = content.pop("format")
+            if written != FORMAT:
+                raise PlanError(
+                    f"this is a plan of format {written}, and this version reads format {FORMAT}: make it anew"
+                )
+            devices = TypeAdapter(list[DevicePlan]).validate_python(
+                [{k: v for k, v in device.items() if k != "total"} for device in content.pop("devices")]
+            )
+            parts = TypeAdapter(tuple[Part, ...]).validate_python(content.pop("parts"))
+            prediction = content.pop("prediction")
+            if prediction is not None:
+                prediction["seconds_saved_per_gib"] = dict(map(tuple, prediction["seconds_saved_per_gib"]))
+                prediction = TypeAdapter(Prediction).validate_python(prediction)
+            content["notes"] = tuple(content["notes"])
+            content["expert_cache"] = dict(map(tuple, content["expert_cache"]))
+            by_key = {device.device: device for device in devices}
+            return TypeAdapter(cls).validate_python(
+                {**content, "devices": by_key, "parts": parts, "prediction": prediction}
+            )
+        except (ValidationError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise PlanError(f"this is not a plan: {error}") from None
 
     def to_html(self) -> str:
         """Return the plan as an HTML page: a picture of the devices, the tables, and why."""
@@ -220,6 +258,11 @@ class Plan:
         from .tables import explain
 
         return explain(self)
+
+
+def _pairs(by_device: Mapping[Key, object]) -> list[list[object]]:
+    """Return a mapping by device as a list of pairs: keys of JSON objects are text, which 0 and "0" would share."""
+    return [list(item) for item in by_device.items()]
 
 
 def max_sequences(plan: Plan) -> int | None:

@@ -13,8 +13,7 @@ from dataclasses import replace
 from ...devices import HOST
 from ..result.budgets import Key
 from .branch_and_bound import BranchAndBound, Least, Seconds
-from .filling import Filling, Option, options_of
-from .greedy import place_away, place_greedily
+from .filling import Filling, Option, options_of, place_away, place_greedily
 from .items import Capacity, GroupPlacement, Item
 
 EXACT = 12

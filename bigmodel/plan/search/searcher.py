@@ -22,8 +22,7 @@ from ..result.budgets import Key, budget_error, is_accelerator
 from ..result.plan import Prediction
 from ..time.cost import Objective
 from ..time.per_pass import per_pass
-from .filling import Option
-from .greedy import balanced_caps, place_greedily
+from .filling import Option, balanced_caps, place_greedily
 from .items import Capacity, GroupPlacement, Item, assignment_of, item_of, tie_groups
 from .search import search
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...arguments import check_choice, shown, whole_number
 from ...errors import PlanError
-from .dtypes import DtypeLike, dtype_bits
+from .tensors import DtypeLike, dtype_bits
 
 CACHES = ("dynamic", "static", "expanded")
 
@@ -56,14 +56,6 @@ def layer_cache_bytes(
             raise PlanError(f"config is {shown(config)}, which has no {name}; give one of a transformers decoder")
     bits = dtype_bits(dtype) * batch_size * numbers_per_token(text, cache)
     return [bits * tokens // 8 for tokens in tokens_held(text, context_length)]
-
-
-def text_config(config: Any) -> Any:
-    """Return the part of a transformers config that describes the language model; of several, the decoder's."""
-    try:
-        return config.get_text_config()
-    except ValueError:  # a text encoder and a decoder
-        return config.get_text_config(decoder=True)
 
 
 def numbers_per_token(config: Any, cache: str = "dynamic") -> int:

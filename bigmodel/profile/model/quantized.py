@@ -15,8 +15,7 @@ import torch
 
 from ...arguments import check_choice
 from ...limits import ALIGNMENT
-from .dtypes import DtypeLike, dtype_bits, normalize_dtype
-from .tensors import TensorSpec
+from .tensors import DtypeLike, TensorSpec, dtype_bits, normalize_dtype
 from .units import UnitProfile
 
 GROUP = 128

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from ...arguments import check_flags, check_model
-from .dtypes import DtypeLike
-from .tensors import tensor_specs
+from .tensors import DtypeLike, tensor_specs
 from .units import as_class_names, find_no_split_classes
 
 

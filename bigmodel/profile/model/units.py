@@ -20,10 +20,8 @@ from torch.nn.utils.parametrize import is_parametrized
 from ...arguments import check_model, shown
 from ...errors import PlanError
 from ...limits import ALIGNMENT
-from ...module_names import owner_of
-from .dtypes import DtypeLike
 from .experts import ExpertsProfile, profile_experts
-from .tensors import TensorSpec, tensor_specs
+from .tensors import DtypeLike, TensorSpec, owner_of, tensor_specs
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 

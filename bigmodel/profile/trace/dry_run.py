@@ -3,7 +3,7 @@
 This is how activations and KV cache are known before any weight is read:
 
 1. `fake_clone` copies the model with fake tensors; of a deep model only a few layers (`extrapolate`).
-2. `Session` and `usage` call the clone as `generate`, a translation or a plain forward would.
+2. `Session` calls the clone in one of its `uses`: generation, or a plain forward.
 3. `Recorder` turns each operation and each freed storage into events of a `Trace`.
 4. `extrapolate` repeats the recorded layers for those that were left out.
 
@@ -30,10 +30,11 @@ from ...devices import HOST
 from ...errors import PlanError
 from ..model.units import UnitProfile
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
+from .generation import FILLING, FROM_HOST
 from .recorder import Recorder
 from .session import ConstantsThroughHost, Session
 from .trace import Trace, cut
-from .usage import FILLING, FROM_HOST, Use, use_sample, uses_of
+from .uses import Use, use_sample, uses_of
 from .values import LARGEST, Values
 from .workload import Workload
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from ...arguments import check_choice, check_flags, optional_whole_number, whole_number
 from ...errors import PlanError
-from ..model.kv_cache import text_config
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,14 @@ class Workload:
 
 DEFAULT_CONTEXT = 2048
 """Default tokens of a sequence, if the model allows as many."""
+
+
+def text_config(config: Any) -> Any:
+    """Return the part of a transformers config that describes the language model; of several, the decoder's."""
+    try:
+        return config.get_text_config()
+    except ValueError:  # a text encoder and a decoder
+        return config.get_text_config(decoder=True)
 
 
 def max_context(model: nn.Module) -> int | None:

@@ -18,7 +18,7 @@ from ...devices import HOST, torch_device
 from ...errors import PlanError
 from ..model.units import find_units
 from ..trace.dry_run import fake_clone
-from ..trace.inputs import image_shape
+from ..trace.media_inputs import image_shape
 from ..trace.recorder import Recorder
 from ..trace.session import ConstantsThroughHost
 from ..trace.trace import Allocate, Free, Scratch

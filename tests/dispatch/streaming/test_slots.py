@@ -165,3 +165,16 @@ def test_in_a_child_the_host_tensors_are_shown_of_what_is_shown_on_the_device(st
     found = [registry[key] for block in made for registry, key in block.tensors[0].owners]
     assert found[0] is host[0]
     assert found[1] is shown[1], "what somebody else put there is left alone"
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_tensors_in_the_slots_memory_are_copied_out_of_it_and_others_left() -> None:
+    slot, other = BlockSlot(torch.zeros(16)), torch.zeros(4)
+    value = {"part": slot.memory[2:6], "deep": [(slot.memory[8:], other)], "number": 3}
+    found = slot.copied_out(value)
+    slot.memory.fill_(1)
+    assert found["part"].tolist() == [0] * 4
+    assert found["deep"][0][0].tolist() == [0] * 8
+    assert found["deep"][0][1] is other
+    untouched = [other, "text"]
+    assert slot.copied_out(untouched) is untouched

@@ -14,6 +14,7 @@ from bigmodel.dispatch import dispatch_model
 from bigmodel.plan import plan, read_ahead_window, staging
 from bigmodel.plan.memory.assignment import (
     Assignment,
+    assemble,
     device_uses,
     expert_capacities,
     host_only,
@@ -23,7 +24,7 @@ from bigmodel.plan.memory.assignment import (
 )
 from bigmodel.plan.memory.usage import SLOTS, ExpertCapacity
 from bigmodel.profile import Profile, profile_model
-from bigmodel.profile.trace.usage import keeps_mask
+from bigmodel.profile.trace.generation import keeps_mask
 from bigmodel.verify.planned_use import planned_use
 
 from ...dispatch.mixtures import deepseek_v3, mixtral
@@ -194,3 +195,30 @@ def test_experts_on_disk_that_the_host_computes_come_one_by_one_into_its_memory(
     (cache,) = set(expert_capacities(profile, assignment).values())
     assert cache.slots == 16
     assert passing_usage(profile.units, assignment).of("cpu", SLOTS) >= 16 * cache.expert_bytes
+
+
+def test_reasons_tell_places_apart() -> None:
+    profile = profile_model(on_meta(Stack, depth=3, direct=True))
+    storage = {"embed": "cpu", "blocks.0": 0, "blocks.1": "cpu", "blocks.2": "disk", "scale": 0}
+    where = tuple(storage.get(unit.name, 0) for unit in profile.units)
+    execution = tuple("cpu" if unit.name == "embed" else 0 for unit in profile.units)
+    plan = assemble(profile, Assignment(where, execution, 0), {0: 10**6, "cpu": 10**6}, "auto")
+    reasons = {part.name: part.reason for part in plan.parts}
+    assert "looked up in RAM" in reasons["embed"]
+    assert "resident" in reasons["blocks.0"]
+    assert "streamed from RAM" in reasons["blocks.1"]
+    assert "streamed from disk" in reasons["blocks.2"]
+    assert "split module" in reasons["scale"]
+
+
+def test_devices_are_listed_in_the_order_of_the_budgets_and_unlimited_ones_last() -> None:
+    profile = profile_model(Stack())
+    plan = assemble(profile, host_only(profile), {0: 5, "cpu": 10**6}, "auto")
+    assert list(plan.devices) == [0, "cpu"]
+    assert plan.devices[0].total == 0
+
+
+def test_given_reasons_win() -> None:
+    profile = profile_model(Stack())
+    plan = assemble(profile, host_only(profile), {"cpu": 10**6}, "auto", reasons={0: "because"})
+    assert plan.parts[0].reason == "because"

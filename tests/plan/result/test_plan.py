@@ -1,14 +1,16 @@
-"""."""
+"""The plan as a value: its totals, its forms, and JSON that survives a round trip."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Group
 
-from bigmodel.plan import DevicePlan, Part, Plan, make_plan
+from bigmodel.errors import PlanError
+from bigmodel.plan import DevicePlan, Part, Plan, Prediction, make_plan
 from bigmodel.plan.result.plan import max_sequences
 from bigmodel.profile import profile_model
 
@@ -81,3 +83,26 @@ def test_what_is_free_holds_so_many_more_sequences(more: int) -> None:
 
 def test_without_keys_and_values_nothing_is_said() -> None:
     assert max_sequences(make_plan(Flat(), {"cpu": 10**6})) is None
+
+
+def test_json_gives_the_plan_back() -> None:
+    assert Plan.from_json(PLAN.to_json()) == PLAN
+    timed = replace(PLAN, prediction=Prediction(1.5, 0.25, "link to 0", {0: 0.1, "cpu": 0.0}))
+    assert Plan.from_json(timed.to_json(indent=None)) == timed
+
+
+def test_device_numbers_stay_numbers() -> None:
+    assert list(Plan.from_json(PLAN.to_json()).devices) == [0, "cpu", "disk"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", "null", '{"format": 99}',
+        json.dumps({**json.loads(PLAN.to_json()), "parts": [{"name": 3}]}),
+        json.dumps({**json.loads(PLAN.to_json()), "devices": None}),
+    ],
+)  # fmt: skip
+def test_text_that_is_not_a_plan_is_refused(text: str) -> None:
+    with pytest.raises(PlanError):
+        Plan.from_json(text)

@@ -1,4 +1,4 @@
-"""Options of a group, and whether placements fit."""
+"""Options of a group, whether placements fit, the greedy placement, and the caps that balance it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.plan.search.filling import options_of
-from bigmodel.plan.search.items import Capacity, GroupPlacement
+from bigmodel.plan import balanced_caps
+from bigmodel.plan.search.filling import options_of, place_greedily
+from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 
 from .groups import fill, group, placement_of
 
@@ -99,3 +100,135 @@ def test_no_bin_overflows_and_every_item_is_accounted_for(costs: list[int], capa
     for index in passed:
         for bin_, capacity in zip(placed, capacities, strict=True):
             assert sum(costs[i] for i in bin_) + costs[index] > capacity
+
+
+def items(*sizes: int, working: int = 0) -> list[Item]:
+    return [group(size, working) for size in sizes]
+
+
+def placed(sizes: list[Item], **capacity: object) -> GroupPlacement:
+    found = place_greedily(sizes, Capacity(**capacity))  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def test_what_fits_is_resident_and_needs_no_slots() -> None:
+    found = placed(items(10, 10), budgets={0: 20, "cpu": 100})
+    assert found.storage == found.execution == (0, 0)
+    assert found.slots == 0
+
+
+def test_what_does_not_fit_is_streamed_through_two_slots() -> None:
+    found = placed(items(10, 10, 10, 10), budgets={0: 30, "cpu": 100})
+    assert found.storage == (0, "cpu", "cpu", "cpu")
+    assert found.execution == (0, 0, 0, 0)
+    assert (found.main, found.slots, found.slot_bytes) == (0, 2, 10)
+
+
+def test_one_streamed_unit_needs_one_slot() -> None:
+    sizes = [group(10, slot=3), group(10, slot=3)]
+    found = placed(sizes, budgets={0: 13, "cpu": 100})
+    assert (found.storage, found.slots, found.slot_bytes) == ((0, "cpu"), 1, 3)
+
+
+def test_the_largest_units_are_kept_when_that_makes_slots_small_enough() -> None:
+    found = placed(items(50, 10, 10, 10), budgets={0: 70, "cpu": 100})
+    assert found.storage[0] == 0
+    assert found.slot_bytes == 10
+
+
+def test_ram_full_goes_to_disk() -> None:
+    found = placed(items(10, 10, 10, 10), budgets={0: 30, "cpu": 22})  # half of which is for staging
+    assert found.storage == (0, "cpu", "disk", "disk")
+
+
+def test_a_second_accelerator_takes_what_the_first_cannot() -> None:
+    found = placed(items(10, 10, 10, 10), budgets={0: 20, 1: 20, "cpu": 100})
+    assert found.storage == (0, 0, 1, 1)
+
+
+def test_budgets_of_zero_and_gaps_in_ids_are_no_trouble() -> None:
+    found = placed(items(10, 10), budgets={0: 0, 1: 0, 3: 25, "cpu": 0})
+    assert found.storage == (3, 3)
+    assert found.main == 3
+
+
+def test_accelerators_too_small_for_slots_are_left_out() -> None:
+    found = placed(items(10, 10), budgets={0: 5, "cpu": 100})
+    assert found.storage == found.execution == ("cpu", "cpu")
+    assert found.main == "cpu"
+
+
+def test_a_unit_too_big_for_a_slot_may_run_on_the_cpu_when_that_is_allowed() -> None:
+    sizes = items(1000, *[40] * 10)
+    found = placed(sizes, budgets={0: 500, "cpu": 5000}, host_compute=True)
+    assert found.storage == ("cpu", *[0] * 10)
+    assert found.execution == ("cpu", *[0] * 10)
+
+
+def test_pinned_items_are_on_the_main_device() -> None:
+    sizes = [*items(10, 10, 10), replace(group(4), pinned=True)]
+    found = placed(sizes, budgets={0: 24, 1: 20, "cpu": 100}, main_device=0)
+    assert found.storage[3] == 0
+
+
+def test_working_memory_counts_where_a_unit_runs() -> None:
+    streamed = items(10, 10, 10, working=5)
+    found = placed(streamed, budgets={0: 35, "cpu": 100})
+    assert found.storage == ("cpu", "cpu", "cpu")
+    assert place_greedily(streamed, Capacity({0: 34, "cpu": 29, "disk": 0})) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(0, 9)), min_size=1, max_size=12),
+    st.lists(st.integers(0, 120), max_size=2),
+    st.integers(0, 200),
+    st.integers(0, 20),
+)
+def test_no_budget_is_passed(
+    sizes: list[tuple[int, int]], accelerators: list[int], host: int, activations: int
+) -> None:
+    things = [group(weights, working) for weights, working in sizes]
+    budgets: dict[int | str, int] = {**dict(enumerate(accelerators)), "cpu": host}
+    found = place_greedily(things, Capacity(budgets, activations))
+    if found is None:
+        return
+    used: dict[int | str, int] = {}
+    for item, storage, execution in zip(things, found.storage, found.execution, strict=True):
+        used[storage] = used.get(storage, 0) + item.weights
+        used[execution] = used.get(execution, 0) + item.working
+    for device in {key for key in found.execution if key != "disk"}:
+        used[device] = used.get(device, 0) + (activations if activations else 0)
+    used[found.main] = used.get(found.main, 0) + found.slots * found.slot_bytes
+    for device, budget in budgets.items():
+        assert used.get(device, 0) <= budget
+    streamed = [
+        item for item, storage, execution in zip(things, found.storage, found.execution, strict=True)
+        if execution not in ("cpu", storage)
+    ]  # fmt: skip
+    assert found.slots == min(len(streamed), 2)
+    assert all(item.slot_bytes <= found.slot_bytes for item in streamed)
+
+
+def test_unequal_devices_are_capped_by_what_they_have() -> None:
+    assert balanced_caps([10] * 10, [20, 1000]) == [20, 80]
+
+
+def test_low_zero_leaves_to_the_first_device_only_what_the_others_cannot_hold() -> None:
+    assert balanced_caps([10] * 10, [1000, 60, 30], low_zero=True) == [10, 60, 30]
+
+
+def test_a_model_that_does_not_fit_keeps_the_budgets() -> None:
+    assert balanced_caps([10] * 10, [20, 30]) == [20, 30]
+
+
+def test_one_large_embedding_does_not_leave_the_other_devices_empty() -> None:
+    costs = [100, *[10] * 10]
+    assert balanced_caps(costs, [150, 150]) == [100, 100]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1), st.lists(st.integers(1, 400), min_size=1, max_size=4), st.booleans())
+def test_what_fitted_still_fits_under_the_caps(costs: list[int], capacities: list[int], low_zero: bool) -> None:
+    caps = balanced_caps(costs, capacities, low_zero)
+    assert all(cap <= capacity for cap, capacity in zip(caps, capacities, strict=True))
+    assert fill(costs, caps)[1] == fill(costs, capacities)[1]

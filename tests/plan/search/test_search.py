@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from bigmodel.devices import HOST
 from bigmodel.plan.result.budgets import is_accelerator
 from bigmodel.plan.search.branch_and_bound import BranchAndBound
-from bigmodel.plan.search.filling import Option, options_of
-from bigmodel.plan.search.greedy import place_greedily
+from bigmodel.plan.search.filling import Option, options_of, place_greedily
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 from bigmodel.plan.search.search import search
 from bigmodel.plan.time.cost import Visit, seconds_of_pass

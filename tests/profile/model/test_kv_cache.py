@@ -6,7 +6,6 @@ from torch import nn
 
 from bigmodel.errors import PlanError
 from bigmodel.profile import kv_cache_bytes, layer_cache_bytes, profile_model
-from bigmodel.profile.model.kv_cache import text_config
 
 from ..models import on_meta
 
@@ -76,10 +75,3 @@ def test_an_argument_that_makes_no_sense_is_named(argument: str, value: object) 
     given = {"config": t.LlamaConfig(), "batch_size": 1, "context_length": 16, "dtype": "float32", argument: value}
     with pytest.raises(PlanError, match=argument):
         kv_cache_bytes(**given)  # type: ignore[arg-type]
-
-
-def test_of_several_text_configs_the_decoders_counts() -> None:
-    parts = {"text_encoder": t.T5Config(), "audio_encoder": t.EncodecConfig(), "decoder": t.MusicgenDecoderConfig()}
-    config = t.MusicgenConfig(**parts)
-    assert text_config(config) is config.decoder
-    assert text_config(config.decoder) is config.decoder

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as t
 from torch import nn
 
 from bigmodel.errors import PlanError
 from bigmodel.profile import profile_model
-from bigmodel.profile.trace.inputs import image_shape, parse_inputs, plain_token, sound_shape
+from bigmodel.profile.trace.inputs import parse_inputs, plain_token
 
-from ..models import Flat, on_meta
+from ..models import Flat
 
 
 def test_text_describes_inputs_as_tensors_on_meta() -> None:
@@ -31,24 +30,6 @@ def test_text_describes_inputs_as_tensors_on_meta() -> None:
 def test_text_that_describes_no_input_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="pixel_values=1x3x224x224"):
         parse_inputs([text])
-
-
-@pytest.mark.parametrize(
-    ("config", "shape"),
-    [
-        ({}, (3, 224, 224)),
-        ({"image_size": 32, "num_channels": 1}, (1, 32, 32)),
-        ({"image_size": (16, 48)}, (3, 16, 48)),
-        ({"vision_config": SimpleNamespace(image_size=64), "image_size": 32}, (3, 64, 64)),
-    ],
-)
-def test_images_are_of_the_size_that_the_config_says(config: dict[str, Any], shape: tuple[int, int, int]) -> None:
-    assert image_shape(SimpleNamespace(**config)) == shape
-
-
-def test_sounds_have_two_frames_for_each_position() -> None:
-    assert sound_shape(SimpleNamespace()) == (80, 3000)
-    assert sound_shape(SimpleNamespace(num_mel_bins=128, max_source_positions=20)) == (128, 40)
 
 
 def test_a_plain_token_is_none_of_those_that_the_config_names() -> None:
@@ -90,33 +71,6 @@ def test_models_of_other_libraries_are_known_by_their_attributes(make: type[nn.M
     assert [phase.name for phase in profile.phases] == ["forward"]
     assert profile.activations > 0
     assert profile.unknown == ""
-
-
-def llava() -> nn.Module:
-    text = t.LlamaConfig(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
-    )  # fmt: skip
-    vision = t.CLIPVisionConfig(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=4
-    )  # fmt: skip
-    config = t.LlavaConfig(text_config=text, vision_config=vision, image_token_index=63)
-    return on_meta(t.LlavaForConditionalGeneration, config)
-
-
-def test_an_image_comes_with_the_prompt_of_a_model_that_sees() -> None:
-    profile = profile_model(llava(), context_length=20, new_tokens=2)
-    assert [phase.name for phase in profile.phases] == ["prefill", "decode"]
-    assert profile.phases[0].tokens == 18  # 16 patches, and a token before and behind them
-    assert profile.unknown == ""
-    ran = {profile.units[unit].name for unit in profile.phases[0].trace.order()}
-    assert any("vision" in name for name in ran)
-
-
-def test_shapes_alone_say_how_long_the_prompt_and_how_large_the_image_is() -> None:
-    shapes = parse_inputs(["input_ids=2x40", "pixel_values=2x3x16x16"])
-    profile = profile_model(llava(), context_length=64, new_tokens=1, sample_inputs=shapes)
-    assert profile.workload.batch_size == 2
-    assert profile.phases[0].tokens == 40
 
 
 def test_inputs_that_follow_no_convention_are_unknown_and_said_to_be() -> None:

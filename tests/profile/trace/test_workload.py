@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
+import transformers as t
 from torch import nn
 
 from bigmodel.errors import PlanError
 from bigmodel.profile import Workload
-from bigmodel.profile.trace.workload import DEFAULT_CONTEXT, max_context, trained_length, used_length
+from bigmodel.profile.trace.workload import DEFAULT_CONTEXT, max_context, text_config, trained_length, used_length
 
 from ..models import Flat, tiny_llama
 
@@ -51,3 +52,10 @@ def test_a_limit_that_is_none_is_none(limit: object) -> None:
     model.config.max_position_embeddings = limit
     assert max_context(model) is None
     assert max_context(nn.Linear(2, 2)) is None
+
+
+def test_of_several_text_configs_the_decoders_counts() -> None:
+    parts = {"text_encoder": t.T5Config(), "audio_encoder": t.EncodecConfig(), "decoder": t.MusicgenDecoderConfig()}
+    config = t.MusicgenConfig(**parts)
+    assert text_config(config) is config.decoder
+    assert text_config(config.decoder) is config.decoder

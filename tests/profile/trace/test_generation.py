@@ -1,4 +1,4 @@
-"""What a generation takes, against the virtual accelerator's own books: to the byte."""
+"""Memory of a generation: predictions against peaks measured on the virtual accelerator, to the byte."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ from typing import Any
 import pytest
 import torch
 import transformers as t
-from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.plan import Plan, make_plan
-from bigmodel.profile import profile_model, profile_units
-from bigmodel.profile.trace import usage as generation
-from bigmodel.profile.trace.dry_run import dry_run
-from bigmodel.profile.trace.usage import keeps_mask
-from bigmodel.profile.trace.workload import Workload
-
-from ..models import Flat, on_meta, tiny_llama
+from bigmodel.profile import profile_model
+from bigmodel.profile.trace import generation
+from bigmodel.profile.trace.generation import keeps_mask
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -28,7 +23,6 @@ DEVICE = "virtual:0"
 
 def small(family: str) -> Any:
     """A model with real weights, small."""
-    import transformers as t
 
     if family == "gpt2":
         return t.GPT2LMHeadModel(t.GPT2Config(n_embd=64, n_layer=4, n_head=4, vocab_size=160, n_positions=128)).eval()
@@ -152,28 +146,6 @@ def test_the_last_step_of_a_full_context_is_planned_for_too() -> None:
     assert profile.kv_cache == one.kv_cache
 
 
-@pytest.mark.parametrize(("batch_size", "source", "new_tokens"), [(1, 39, 1), (2, 60, 4)])
-def test_the_peak_of_an_encoder_decoder_is_predicted_to_the_byte(batch_size: int, source: int, new_tokens: int) -> None:
-    import transformers as t
-
-    sizes: dict[str, Any] = {
-        f"{side}_{name}": size
-        for side in ("encoder", "decoder")
-        for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 128))
-    }
-    model = t.BartForConditionalGeneration(t.BartConfig(d_model=64, vocab_size=160, forced_eos_token_id=None, **sizes))
-    profile = profile_model(
-        model.eval(),
-        batch_size=batch_size,
-        context_length=source + new_tokens,
-        new_tokens=new_tokens,
-        device_type="virtual",
-    )
-    predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
-    # An encoder-decoder is fed the token it starts with, so one new token less than a decoder.
-    assert peak_of_generating(model.to(DEVICE), batch_size, source, new_tokens - 1) == predicted
-
-
 def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> None:
     """`generate` brings them to the model's first weights, and the dispatched model back to where it runs."""
     from bigmodel.dispatch import dispatch_model
@@ -239,51 +211,3 @@ def test_watching_leaves_random_numbers_as_they_were() -> None:
     torch.manual_seed(1)
     keeps_mask()
     assert torch.rand(1) == pytest.approx(expected)
-
-
-def phases(model: nn.Module, **shapes: Any) -> list[tuple[str, int]]:
-    """Names and tokens of the forwards that a model is used by."""
-    workload = Workload(**{"context_length": 8, "new_tokens": 2, **shapes})
-    return [(phase.name, phase.tokens) for phase in dry_run(model, profile_units(model), workload, torch.device("cpu"))]
-
-
-def bert() -> nn.Module:
-    config = t.BertConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
-    return on_meta(t.BertForMaskedLM, config)
-
-
-def vit() -> nn.Module:
-    config = t.ViTConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
-    return on_meta(t.ViTModel, config)
-
-
-def whisper() -> nn.Module:
-    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 64, "max_source_positions": 20}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
-    return on_meta(t.WhisperForConditionalGeneration, t.WhisperConfig(**sizes, **heads, **ids))
-
-
-def test_a_decoder_generates() -> None:
-    assert phases(tiny_llama()) == [("prefill", 6), ("decode", 1)]
-
-
-def test_a_decoder_without_a_cache_and_an_encoder_of_texts_see_the_whole_context_at_once() -> None:
-    assert phases(tiny_llama(), cache=None) == phases(bert()) == [("forward", 8)]
-
-
-def test_images_need_no_context_and_sounds_are_transcribed() -> None:
-    assert phases(vit(), context_length=0, new_tokens=0) == [("forward", 1)]
-    assert [name for name, _ in phases(whisper())] == ["prefill", "decode"]
-
-
-def test_inputs_that_a_config_does_not_describe_are_not_guessed() -> None:
-    model = tiny_llama()
-    model.main_input_name = "voltages"
-    assert phases(model) == phases(Flat()) == phases(tiny_llama(), context_length=0, new_tokens=0) == []
-
-
-def test_an_example_says_how_any_model_is_called() -> None:
-    model, workload = Flat(), Workload()
-    found = dry_run(model, profile_units(model), workload, torch.device("cpu"), example=((torch.ones(2, 3),), {}))
-    assert [(phase.name, phase.tokens) for phase in found] == [("forward", 1)]

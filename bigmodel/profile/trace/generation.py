@@ -1,0 +1,258 @@
+"""Generation with a decoder: the forwards that `generate` of transformers runs, and the tensors it keeps between them.
+
+Every forward gets position ids of its own for each sequence, so rotary tables are computed for each. Token ids, mask,
+position ids and the last scores stay alive while the next forward runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+
+from .inputs import token_ids
+from .media_inputs import Prompt
+from .session import Session
+from .values import real_tensors
+
+FROM_HOST = "decode, the first weights on the host"
+"""Name of the phase that replaces the decode phase if the model's first weights lie on the host."""
+
+FILLING = "decode, before a window is full"
+"""Name of further steps that belong to the decode phase after them."""
+
+CACHES = ("past_key_values", "cache_params")
+"""Argument names of a forward's cache: of keys and values, or of recurrent states."""
+
+
+def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Record the prefill, and the last decoding step, at which the cache holds all tokens but one.
+
+    Once a sliding window is full, kernels receive a mask and may take less memory than in the step before, so that step
+    is recorded too.
+
+    Args:
+        session: the fake model.
+        config: its config.
+        media: images and sounds in the prompt. The prompt includes their placeholders, and is longer than the
+            workload's if these need more tokens.
+    """
+    work = session.workload
+    given = None if media is None else Prompt.with_media(session, config, media)
+    prompt = max(work.prompt_length, 1) if given is None else given.ids.shape[1]
+    loop = _Loop(session, config, prompt, given)
+    session.phase("prefill", prompt, loop.prefill)
+    if work.new_tokens == 0 or work.context_length < 2:
+        return
+    if given is not None:
+        loop.skip(max(work.new_tokens or 1, 1) - 1)
+    elif work.new_tokens is None:
+        loop = _shorter_by_one(session, config, loop) or _up_to_last_step(session, config)
+    else:
+        for window in _windows(loop.cache):
+            if prompt + 1 < window <= work.context_length:
+                loop.skip(window - 2 - loop.ids.shape[1])
+                session.phase(FILLING, 1, lambda: loop.step(1))
+        loop.skip(work.context_length - 1 - loop.ids.shape[1])
+    with as_when_decoding(session.model):
+        settings = _experts_functions(session.model)
+        session.phase("decode", 1, lambda: loop.step(1))
+    if _experts_functions(session.model) != settings and given is None:
+        del loop
+        loop = _up_to_last_step(session, config)
+        session.phase(FROM_HOST, 1, lambda: loop.step(1))
+
+
+def _up_to_last_step(session: Session, config: Any) -> _Loop:
+    """Return a loop that has run all steps but the last."""
+    work = session.workload
+    new_tokens = work.new_tokens or 1
+    loop = _Loop(session, config, work.context_length - new_tokens)
+    loop.prefill()
+    loop.skip(new_tokens - 1)
+    return loop
+
+
+def _shorter_by_one(session: Session, config: Any, loop: _Loop) -> _Loop | None:
+    """Return a loop whose prompt is one token shorter, made from `loop` without another prefill.
+
+    None if the cache does not hold the keys and values of all tokens (sliding windows, recurrent states).
+    """
+    prompt = loop.ids.shape[1]
+    layers = _filled_layers(loop.cache)
+    if not _keeps_every_token(loop.cache) or any(layer.get_seq_length() != prompt for layer in layers):
+        return None
+    shorter = _Loop(session, config, prompt - 1)
+    for layer in layers:
+        for name in ("keys", "values"):
+            held = getattr(layer, name)
+            with session.recorder.as_maker_of(held):
+                setattr(layer, name, held.new_empty((*held.shape[:-2], prompt - 1, held.shape[-1])))
+            del held
+    shorter.cache = loop.cache
+    shorter.scores = None if loop.scores is None else torch.empty_like(loop.scores)
+    return shorter
+
+
+def _filled_layers(cache: Any) -> list[Any]:
+    """Return the layers of a cache that hold anything; those of blocks that were not sampled are empty."""
+    return [layer for layer in getattr(cache, "layers", ()) if getattr(layer, "is_initialized", True)]
+
+
+def _windows(cache: Any) -> list[int]:
+    """Return the sliding windows of a cache's layers, in tokens, ascending."""
+    layers = [layer for layer in _filled_layers(cache) if getattr(layer, "is_sliding", False)]
+    return sorted({layer.sliding_window for layer in layers if isinstance(layer.sliding_window, int)})
+
+
+def _keeps_every_token(cache: Any) -> bool:
+    """Return whether every layer of a cache holds the keys and values of all tokens."""
+    from transformers.cache_utils import DynamicLayer
+
+    layers = _filled_layers(cache)
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+def cache_in(output: Any) -> Any:
+    """Return the cache in the output of a forward; None for models that keep their state themselves."""
+    return next((getattr(output, name) for name in CACHES if getattr(output, name, None) is not None), None)
+
+
+def _experts_functions(model: Any) -> Any:
+    """Return the experts implementation that is set on the model; None without experts."""
+    ask: Callable[[], Any] = getattr(model, "get_experts_implementation", lambda: None)
+    return ask()
+
+
+def as_when_decoding(model: Any) -> AbstractContextManager[None]:
+    """Return the context in which transformers runs decoding steps: on accelerators it selects an experts
+    implementation that gathers the weights of each token's experts."""
+    setting: Callable[[], AbstractContextManager[None]] = getattr(model, "_optimize_model_for_decode", nullcontext)
+    return setting()
+
+
+class _Loop:
+    """The loop of `generate`, with the tensors that it keeps between forwards."""
+
+    def __init__(self, session: Session, config: Any, prompt: int, given: Prompt | None = None) -> None:
+        self.session = session
+        with real_tensors():
+            ids = token_ids(config, session.workload.batch_size, prompt) if given is None else given.ids
+            ones = torch.ones_like(ids)
+        self.media = {} if given is None else given.media
+        self.ids = session.tokens(prompt, ids)
+        self.positions = session.tokens(prompt, self._order(prompt)) if session.accepts("position_ids") else None
+        # The caller keeps its own tensors alive beside the longer ones of the loop. The loop may have no mask.
+        mask = session.tokens(prompt, ones)
+        self.given = self.ids, mask, self.positions
+        self.mask = mask if keeps_mask() else None
+        self.unfinished = session.tokens(1)
+        self.chosen: torch.Tensor | None = None
+        self.special = [session.ids(count) for count in special_tokens(session.model, config)]
+        self.scores: torch.Tensor | None = None
+        self.cache = _new_cache(session, config)
+
+    def prefill(self) -> None:
+        """Run the forward of the whole prompt."""
+        self._run(self.ids.clone(), self.positions, **self.media)
+
+    def step(self, tokens: int) -> None:
+        """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip."""
+        self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
+        self.ids = torch.cat([self.ids, more], 1)
+        if self.positions is not None:
+            self.positions = torch.cat([self.positions, more], 1)
+            self.session.recorder.values.give(self.positions, self._order(self.positions.shape[1]))
+        if self.mask is not None:
+            self.mask = torch.cat([self.mask, more], 1)
+        del more
+        positions = None if self.positions is None else self.positions[:, -tokens:].clone()
+        self._run(self.ids[:, -tokens:].clone(), positions)
+
+    def skip(self, steps: int) -> None:
+        """Run `steps` steps, in one forward if that leaves the same cache.
+
+        A layer with a window keeps the storage of all tokens of the last forward, so its last step is a forward of its
+        own.
+        """
+        alone = 0 if _keeps_every_token(self.cache) else 1
+        if steps > alone:
+            self.step(steps - alone)
+        if steps and alone:
+            self.step(1)
+
+    def _order(self, tokens: int) -> torch.Tensor:
+        """Return the positions of the first `tokens` tokens of each sequence."""
+        with real_tensors():
+            return torch.arange(tokens).repeat(self.session.workload.batch_size, 1)
+
+    def _run(self, ids: torch.Tensor, positions: torch.Tensor | None, **media: torch.Tensor) -> None:
+        keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
+        mask = [] if self.mask is None else [self.mask]
+        cache = dict.fromkeys(CACHES, self.cache)
+        order = {} if positions is None else {"position_ids": positions}
+        inputs = {"input_ids": ids, **order, **cache, "use_cache": True, **keep, **media}
+        kept = [] if self.positions is None else [self.positions]
+        output = self.session.generate_with(kept, mask, **inputs)
+        self.scores = next_token_scores(self.session, output)
+        self.cache = cache_in(output)
+
+
+def next_token_scores(session: Session, output: Any) -> torch.Tensor | None:
+    """Return the scores of the next token, the last logits in float32 on the inputs' device; compute their argmax."""
+    logits = getattr(output, "logits", None)
+    if logits is None or logits.dim() != 3:
+        return None
+    with session.recorder.at_inputs():
+        scores: torch.Tensor = logits[:, -1, :].to(dtype=torch.float32, copy=True)
+        scores.argmax(-1)
+    return scores
+
+
+def special_tokens(model: Any, config: Any, *more: str) -> list[int]:
+    """Return the number of ids of each special token: bos, eos, pad, `more`; the loop keeps a tensor of each."""
+    settings = [getattr(model, "generation_config", None), config.get_text_config(decoder=True)]
+
+    def ids_of(kind: str) -> Any:
+        named = (getattr(each, f"{kind}_token_id", None) for each in settings)
+        return next((value for value in named if value is not None), None)
+
+    begin, end, pad, *rest = map(ids_of, ("bos", "eos", "pad", *more))
+    kinds = [begin, end, end if pad is None else pad, *rest]
+    return [len(kind) if isinstance(kind, list) else 1 for kind in kinds if kind is not None]
+
+
+def _new_cache(session: Session, config: Any) -> Any:
+    """Return an empty cache of the workload's kind; None for a dynamic one, which the model makes itself."""
+    if session.workload.cache != "static":
+        return None
+    from transformers import StaticCache
+
+    return StaticCache(config=config, max_cache_len=session.workload.context_length)
+
+
+@cache
+def keeps_mask() -> bool:
+    """Return whether `generate` of the installed transformers passes an attention mask of ones to the model.
+
+    If it does, it keeps a mask that grows with the text. Versions differ, so this is observed on a tiny model.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "vocab_size": 4}
+    seen: list[bool] = []
+
+    def record(_module: Any, _args: Any, kwargs: dict[str, Any]) -> None:
+        seen.append(kwargs.get("attention_mask") is not None)
+
+    with real_tensors(), torch.no_grad():
+        state = torch.get_rng_state()
+        model: Any = LlamaForCausalLM(LlamaConfig(num_attention_heads=1, num_key_value_heads=1, **sizes))
+        model.register_forward_pre_hook(record, with_kwargs=True)
+        ids = torch.zeros(1, 2, dtype=torch.long)
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False, pad_token_id=0)
+        torch.set_rng_state(state)
+    return any(seen)

@@ -1,0 +1,70 @@
+"""Generation with an encoder and a decoder: the forwards that `generate` of transformers runs, as in `generation`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .generation import cache_in, next_token_scores, special_tokens
+from .session import Session
+
+
+def generate_seq2seq(session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
+    """Record the encoder with the first decoding step as prefill, and the last decoding step.
+
+    If any share of the context may be generated, a source text fills the context and two tokens follow (a token takes
+    the same bytes of the cache on either side). Images and sounds take none of it, so the whole context is generated.
+
+    Args:
+        session: the fake model.
+        config: its config.
+        source: fake inputs of the encoder by name.
+    """
+    new_tokens = session.workload.new_tokens
+    if new_tokens is None:
+        new_tokens = 2 if "input_ids" in source else session.workload.context_length
+    loop = _Loop(session, config, source)
+    session.phase("prefill", max(session.workload.prompt_length, 1), loop.begin)
+    if new_tokens > 1:
+        if new_tokens > 2:
+            loop.step(new_tokens - 2)
+        session.phase("decode", 1, lambda: loop.step(1))
+
+
+class _Loop:
+    """The loop of `generate`, with the tensors that it keeps between forwards."""
+
+    def __init__(self, session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
+        self.session = session
+        self.source = source
+        # The caller's mask of the source stays alive; it is all ones, so the model is called without it.
+        self.mask = session.tokens(next(iter(source.values())).shape[1]) if "input_ids" in source else None
+        self.special = [session.ids(count) for count in special_tokens(session.model, config, "decoder_start")]
+        self.chosen: torch.Tensor | None = None
+        self.scores: torch.Tensor | None = None
+        self.cache: Any = None
+
+    def begin(self) -> None:
+        """Run the encoder on the source, and the first decoding step."""
+        encoder: Any = self.session.model.get_encoder()  # type: ignore[operator]
+        if hasattr(self.session.model, "generate_with_fallback"):  # Whisper copies each segment of a sound
+            self.source = {name: tensor.clone() for name, tensor in self.source.items()}
+        self.encoded = encoder(**self.source)
+        self.ids = self.start = self.session.tokens(1)
+        self.unfinished = self.session.tokens(1)
+        self._run(self.ids.clone())
+
+    def step(self, tokens: int) -> None:
+        """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip."""
+        self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
+        self.ids = torch.cat([self.ids, more], 1)
+        del more
+        self._run(self.ids[:, -tokens:].clone())
+
+    def _run(self, ids: torch.Tensor) -> None:
+        output = self.session.generate_with(
+            encoder_outputs=self.encoded, decoder_input_ids=ids, past_key_values=self.cache, use_cache=True
+        )
+        self.scores = next_token_scores(self.session, output)
+        self.cache = cache_in(output)

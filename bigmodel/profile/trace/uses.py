@@ -1,0 +1,125 @@
+"""The uses of a model: generation, encoder-decoder generation, or one forward; chosen by its library's conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from .generation import CACHES, generate
+from .inputs import (
+    IMAGES,
+    SERIES,
+    SOUNDS,
+    TEXT,
+    Inputs,
+    main_input,
+    modalities,
+    parameters_of,
+    plain_inputs,
+    text_inputs,
+    token_ids,
+)
+from .media_inputs import media_inputs
+from .seq2seq import generate_seq2seq
+from .session import Session
+from .workload import Workload
+
+
+def use_sample(session: Session, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Record one forward on given arguments, or a generation whose prompt they are."""
+    ids = kwargs.get("input_ids")
+    config = getattr(session.model, "config", None)
+    if isinstance(ids, torch.Tensor) and ids.dim() == 2 and not args and _generates(session.model, session.workload):
+        generate(session, config, kwargs)
+        return
+    args, kwargs = (session.fake(value, session.dtype) for value in (tuple(args), dict(kwargs)))
+
+    def run() -> None:
+        session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
+
+    session.phase("forward", 1, run)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of a model.
+
+    Attributes:
+        record: records its forwards.
+        without: kinds of inputs that the model accepts and this use leaves out: "images or sounds"; empty: none.
+    """
+
+    record: Callable[[Session], None]
+    without: str = ""
+
+
+def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
+    """Yield the uses that a model may have by the conventions of its library, those that take most memory first.
+
+    The caller records the first that runs on fake tensors. Nothing is yielded for a model that follows no known
+    convention, nor for a text model if the workload has no tokens.
+    """
+    config: Any = getattr(model, "config", None)
+    batch_size, tokens = workload.batch_size, workload.context_length
+    name = main_input(model)
+    if config is None or name is None:
+        for inputs in plain_inputs(model, batch_size):
+            yield Use(partial(_use_forward, inputs=inputs))
+        return
+    if name not in KNOWN or (name in TEXT and tokens == 0):
+        return
+    media = [] if parameters_of(model).keys().isdisjoint(MEDIA) else list(media_inputs(model, batch_size))
+    if getattr(config, "is_encoder_decoder", False) and hasattr(model, "get_encoder") and tokens:
+        sources: list[Inputs] = media if name not in TEXT else []
+        sources = [*sources, {"input_ids": token_ids(config, batch_size, max(workload.prompt_length, 1))}]
+        for source in sources:
+            yield Use(partial(_use_seq2seq, source=source))
+    if _generates(model, workload):
+        for inputs in media:
+            yield Use(partial(generate, config=config, media=inputs))
+        yield Use(partial(generate, config=config), WITHOUT_MEDIA if media else "")
+    texts = text_inputs(model, batch_size, tokens) if "input_ids" in parameters_of(model) else {}
+    for inputs in [*media, {}]:
+        both = {**texts, **inputs}
+        alone = [inputs] if inputs and name not in TEXT else []
+        for chosen in [*alone, both] if "text" not in modalities(model) else [both, *alone]:
+            if chosen:
+                tokens_run = tokens if "input_ids" in chosen else 1
+                without = WITHOUT_MEDIA if media and not inputs else ""
+                yield Use(partial(_use_forward, inputs=chosen, tokens=tokens_run), without)
+
+
+MEDIA = (*IMAGES, *SOUNDS, *SERIES)
+"""Inputs other than text whose shapes are known."""
+
+WITHOUT_MEDIA = "images or sounds"
+
+KNOWN = (*TEXT, *MEDIA, "hidden_states")
+"""Main inputs whose shapes are known; "hidden_states" are patches of images."""
+
+
+def _generates(model: nn.Module, workload: Workload) -> bool:
+    """Return whether a model is a decoder that generates with a cache."""
+    config = getattr(model, "config", None)
+    if config is None or not workload.cache or not workload.context_length or main_input(model) not in TEXT:
+        return False
+    return not getattr(config, "is_encoder_decoder", False) and not set(CACHES).isdisjoint(parameters_of(model))
+
+
+def _use_seq2seq(session: Session, source: Inputs) -> None:
+    generate_seq2seq(session, getattr(session.model, "config", None), session.fake(source, session.dtype))
+
+
+def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], tokens: int = 1) -> None:
+    fake = session.fake(inputs, session.dtype)
+    args, kwargs = (fake, {}) if isinstance(fake, tuple) else ((), fake)
+
+    def run() -> None:
+        session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
+
+    session.phase("forward", tokens, run)

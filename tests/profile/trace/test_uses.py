@@ -1,0 +1,63 @@
+"""The uses that are recorded of a model, by the conventions of its library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers as t
+from torch import nn
+
+from bigmodel.profile import profile_units
+from bigmodel.profile.trace.dry_run import dry_run
+from bigmodel.profile.trace.workload import Workload
+
+from ..models import Flat, on_meta, tiny_llama
+
+
+def phases(model: nn.Module, **shapes: Any) -> list[tuple[str, int]]:
+    """Names and tokens of the forwards that a model is used by."""
+    workload = Workload(**{"context_length": 8, "new_tokens": 2, **shapes})
+    return [(phase.name, phase.tokens) for phase in dry_run(model, profile_units(model), workload, torch.device("cpu"))]
+
+
+def bert() -> nn.Module:
+    config = t.BertConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    return on_meta(t.BertForMaskedLM, config)
+
+
+def vit() -> nn.Module:
+    config = t.ViTConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    return on_meta(t.ViTModel, config)
+
+
+def whisper() -> nn.Module:
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 64, "max_source_positions": 20}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+    return on_meta(t.WhisperForConditionalGeneration, t.WhisperConfig(**sizes, **heads, **ids))
+
+
+def test_a_decoder_generates() -> None:
+    assert phases(tiny_llama()) == [("prefill", 6), ("decode", 1)]
+
+
+def test_a_decoder_without_a_cache_and_an_encoder_of_texts_see_the_whole_context_at_once() -> None:
+    assert phases(tiny_llama(), cache=None) == phases(bert()) == [("forward", 8)]
+
+
+def test_images_need_no_context_and_sounds_are_transcribed() -> None:
+    assert phases(vit(), context_length=0, new_tokens=0) == [("forward", 1)]
+    assert [name for name, _ in phases(whisper())] == ["prefill", "decode"]
+
+
+def test_inputs_that_a_config_does_not_describe_are_not_guessed() -> None:
+    model = tiny_llama()
+    model.main_input_name = "voltages"
+    assert phases(model) == phases(Flat()) == phases(tiny_llama(), context_length=0, new_tokens=0) == []
+
+
+def test_an_example_says_how_any_model_is_called() -> None:
+    model, workload = Flat(), Workload()
+    found = dry_run(model, profile_units(model), workload, torch.device("cpu"), example=((torch.ones(2, 3),), {}))
+    assert [(phase.name, phase.tokens) for phase in found] == [("forward", 1)]
