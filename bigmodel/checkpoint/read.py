@@ -13,6 +13,7 @@ import torch
 
 from ..devices import DISK, HOST, torch_device
 from ..errors import DeviceMapError
+from ..limits import READERS
 from .checkpoint import Checkpoint
 from .match import TensorLoad
 from .pages import empty_host, populate, release
@@ -20,7 +21,6 @@ from .progress import byte_progress
 from .write import Outgoing, offload
 
 T = TypeVar("T")
-_THREADS = 2
 _BATCH_BYTES = 32 * 2**20
 _BATCH_LENGTH = 512
 _BYTES_AHEAD = 128 * 2**20
@@ -40,7 +40,7 @@ def populated(items: Iterable[T], tensors: Callable[[T], Sequence[torch.Tensor]]
     waiting: deque[tuple[list[T], int, Future[None]]] = deque()
     ahead = 0
     # Not a `with` block: that would complete all queued reads after an error or Ctrl-C.
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkpoint-read")
+    pool = ThreadPoolExecutor(READERS, thread_name_prefix="checkpoint-read")
     try:
         for batch, views, nbytes in _batches(items, tensors):
             waiting.append((batch, nbytes, pool.submit(populate, views)))

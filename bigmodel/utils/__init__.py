@@ -1,10 +1,10 @@
-"""What scripts import from `accelerate.utils`, under the same names: `from bigmodel.utils import set_seed`.
+"""The names of `accelerate.utils` that scripts import, as in `from bigmodel.utils import set_seed`.
 
-Every public name of `bigmodel` is here, too. Names are listed in `__init__.pyi` and imported when they are first used.
+Every public name of `bigmodel` is here, too. Names are listed in `__init__.pyi` and imported on first use.
 
-Not here, because there is nothing they could mean: Megatron-LM, TPU (XLA), SageMaker, MS-AMP and TransformerEngine; the
-folder of `.dat` files for offloaded weights (a checkpoint is used where it lies); bitsandbytes' own loader
-(transformers' `BitsAndBytesConfig` does that); and helpers by which accelerate's own command line starts processes.
+Not included: Megatron-LM, TPU (XLA), SageMaker, MS-AMP and TransformerEngine, which are not supported; the folder of
+`.dat` files for offloaded weights, as checkpoints are used in place; the bitsandbytes loader, which is replaced by
+`BitsAndBytesConfig` of transformers; and helpers by which accelerate's command line starts processes.
 """
 
 from bigmodel.lazy_names import lazy_names

@@ -1,4 +1,4 @@
-"""Whether a package is installed, or a kind of device or precision can be used: is_..._available()."""
+"""The functions is_..._available(): whether a package is installed, or a device or precision can be used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _found(module: str) -> bool:
         return False
 
 
-def _not_driven() -> bool:
+def _unsupported() -> bool:
     """False: this library does not support such devices."""
     return False
 
@@ -59,7 +59,7 @@ is_transformers_available = partial(_installed, "transformers")
 is_triton_available = partial(_installed, "triton")
 is_wandb_available = partial(_installed, "wandb")
 
-is_hpu_available = is_mlu_available = is_musa_available = is_npu_available = is_sdaa_available = _not_driven
+is_hpu_available = is_mlu_available = is_musa_available = is_npu_available = is_sdaa_available = _unsupported
 
 
 def is_torch_xla_available(check_is_tpu: bool = False, check_is_gpu: bool = False) -> bool:
@@ -83,12 +83,12 @@ def is_mps_available(min_version: str = "1.12") -> bool:
 
 
 def is_bf16_available(ignore_tpu: bool = False) -> bool:
-    """Whether the device a process would use computes in bfloat16."""
+    """Whether the default device computes in bfloat16."""
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported()
 
 
 def is_fp16_available() -> bool:
-    """Whether the device a process would use computes in float16: all do."""
+    """Whether the default device computes in float16: all do."""
     return True
 
 

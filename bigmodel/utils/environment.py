@@ -33,12 +33,12 @@ def parse_flag_from_env(key: str, default: bool = False) -> bool:
 
 
 def parse_choice_from_env(key: str, default: str = "no") -> str:
-    """Read a variable, `default` where it is not set."""
+    """Read a variable; return `default` if it is not set."""
     return os.environ.get(key, str(default))
 
 
 def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
-    """Return the first of these variables that holds a number of 0 or above, else `default`."""
+    """Return the value of the first of these variables that is an integer of at least 0, else `default`."""
     for key in env_keys:
         number = environment.integer(key, -1)
         if number >= 0:
@@ -48,14 +48,14 @@ def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
 
 @contextmanager
 def patch_environment(**variables: Any) -> Iterator[None]:
-    """Set variables, named in capital letters, while the body runs; then restore them."""
+    """Set variables, their names in upper case, while the body runs; restore them afterwards."""
     with environment.changed_environment({name.upper(): str(value) for name, value in variables.items()}):
         yield
 
 
 @contextmanager
 def clear_environment() -> Iterator[None]:
-    """Run the body without any variable; afterwards all are restored."""
+    """Remove all variables while the body runs; restore them afterwards."""
     before = dict(os.environ)
     os.environ.clear()
     try:
@@ -65,7 +65,7 @@ def clear_environment() -> Iterator[None]:
 
 
 def purge_accelerate_environment(func_or_cls: F) -> F:
-    """Decorate a function, or every function of a class, so that no ACCELERATE_ variable it sets outlives a call."""
+    """Decorate a function, or every method of a class, to remove the ACCELERATE_ variables set during a call."""
     if isinstance(func_or_cls, type):
         for name, method in list(vars(func_or_cls).items()):
             if callable(method) and not name.startswith("__"):
@@ -97,7 +97,7 @@ def get_gpu_info() -> tuple[list[str], int]:
 
 
 def is_port_in_use(port: int | str | None = None) -> bool:
-    """Whether something listens on this port of this machine; 29500 by default."""
+    """Whether a process listens on this local port; 29500 by default."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         return probe.connect_ex(("localhost", int(port or 29500))) == 0

@@ -1,4 +1,4 @@
-"""Names of the files that checkpoints consist of, and saving and loading one object."""
+"""File names of checkpoints, and saving and loading a single object."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RNG_STATE_NAME = "random_states"
 def save(
     obj: Any, f: str | os.PathLike[str], save_on_each_node: bool = False, safe_serialization: bool = False
 ) -> None:
-    """Write an object, on the main process (of each machine, if `save_on_each_node`) only.
+    """Write an object on the main process only (that of each machine, if `save_on_each_node`).
 
     Args:
         safe_serialization: write a dict of tensors as safetensors, else `torch.save`'s format.
@@ -42,10 +42,10 @@ def save(
 
 
 def load(f: str | os.PathLike[str], map_location: torch.device | str | None = None, **kwargs: Any) -> Any:
-    """Read what `save` wrote. No code in the file is run.
+    """Read an object written by `save`. No code in the file is run.
 
     Args:
-        map_location: where tensors go; the CPU by default.
+        map_location: device of the tensors; the CPU by default.
         kwargs: `mmap`, whether to map the file instead of reading it.
 
     Raises:

@@ -19,7 +19,7 @@ def extract_model_from_parallel(
     """Return the model inside DistributedDataParallel, a DeepSpeed engine and compilation.
 
     Args:
-        keep_fp32_wrapper: keep its forward in mixed precision; else give back the plain forward.
+        keep_fp32_wrapper: keep its mixed precision forward; otherwise restore the original one.
         keep_torch_compile: keep it compiled.
         recursive: also unwrap the model's children, in place.
     """
@@ -47,12 +47,12 @@ def is_compiled_module(module: nn.Module) -> bool:
 
 
 def has_compiled_regions(module: nn.Module) -> bool:
-    """Whether any of its modules is compiled separately."""
+    """Whether any submodule is compiled separately."""
     return any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
 
 
 def is_peft_model(model: nn.Module) -> bool:
-    """Whether the model, without its wrappers, is one of peft's."""
+    """Whether the model, without its wrappers, is a PEFT model."""
     try:
         from peft import PeftModel
     except ImportError:
@@ -90,15 +90,15 @@ def set_module_tensor_to_device(
     dtype: torch.dtype | None = None,
     non_blocking: bool = False,
 ) -> None:
-    """Put a parameter or buffer of a module on a device, with new values if `value` is given.
+    """Move a parameter or buffer of a module to a device, with new values if `value` is given.
 
     Args:
         tensor_name: its name, with dots for those of children.
         value: of the same shape. A tensor on the meta device needs one.
-        dtype: its dtype from now on; by default the one it has.
+        dtype: its new dtype; by default, its dtype does not change.
 
     Raises:
-        TrainError: there is no such tensor, the shapes differ, or there are no numbers to move.
+        TrainError: there is no such tensor, the shapes differ, or a meta tensor is moved without `value`.
     """
     owner_name, _, name = tensor_name.rpartition(".")
     owner = module.get_submodule(owner_name)
@@ -124,5 +124,5 @@ def id_tensor_storage(tensor: Tensor) -> tuple[torch.device, int, int]:
 
 
 def wait_for_everyone() -> None:
-    """Return when every process has called it."""
+    """Wait until every process has called this function."""
     PartialState().wait_for_everyone()

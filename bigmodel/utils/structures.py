@@ -27,24 +27,24 @@ def is_tensor_information(tensor_info: Any) -> bool:
 
 
 def get_data_structure(data: Any) -> Any:
-    """Return `data` with a `TensorInformation` in the place of every tensor."""
+    """Return `data` with every tensor replaced by its `TensorInformation`."""
     return recursively_apply(lambda tensor: TensorInformation(tensor.shape, tensor.dtype), data)
 
 
 def initialize_tensors(data_structure: Any) -> Any:
-    """Return the data of such a structure, with uninitialised tensors."""
+    """Return uninitialised tensors for a structure that `get_data_structure` returned."""
     return recursively_apply(
         lambda info: torch.empty(*info.shape, dtype=info.dtype), data_structure, test_type=is_tensor_information
     )
 
 
 def ignorant_find_batch_size(data: Any) -> int | None:
-    """Return the length of the first tensor in `data`, or None where there is none."""
+    """Return the length of the first tensor in `data`; None if there is none."""
     return find_batch_size(data)
 
 
 def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward whose fp16 and bf16 outputs become float32."""
+    """Return a forward whose fp16 and bf16 outputs are cast to float32."""
 
     @wraps(model_forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -54,7 +54,7 @@ def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., 
 
 
 def merge_dicts(source: Mapping[Any, Any], destination: dict[Any, Any]) -> dict[Any, Any]:
-    """Put `source` into `destination`, dicts into dicts, and return it; values of `source` take precedence."""
+    """Merge `source` into `destination`, recursively, and return it; values of `source` take precedence."""
     for key, value in source.items():
         if isinstance(value, Mapping):
             merge_dicts(value, destination.setdefault(key, {}))
@@ -64,7 +64,7 @@ def merge_dicts(source: Mapping[Any, Any], destination: dict[Any, Any]) -> dict[
 
 
 def recursive_getattr(obj: Any, attr: str) -> Any:
-    """Return the attribute at a path with dots: `recursive_getattr(model, "layer.weight")`."""
+    """Return the attribute at a dotted path: `recursive_getattr(model, "layer.weight")`."""
     for name in attr.split("."):
         obj = getattr(obj, name)
     return obj
@@ -77,10 +77,10 @@ def get_pretty_name(obj: Any) -> str:
 
 
 def convert_bytes(size: float) -> str:
-    """Return bytes as a text: 1610612736 -> "1.50 GiB"."""
+    """Return a size in bytes as text: 1610612736 -> "1.50 GiB"."""
     return format_size(size)
 
 
 def convert_file_size_to_int(size: int | str) -> int:
-    """Return bytes from a text: "1GiB" -> 1073741824, "1GB" -> 1000000000. Raises SizeError."""
+    """Return the bytes of a size: "1GiB" -> 1073741824, "1GB" -> 1000000000. Raises SizeError."""
     return parse_size(size)

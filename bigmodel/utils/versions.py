@@ -20,7 +20,7 @@ _OPERATIONS: dict[str, Any] = {
 
 
 def compare_versions(library_or_version: str | TorchVersion, operation: str, requirement_version: str) -> bool:
-    """Compare the version of an installed package, or a version, with another: ("torch", ">=", "2.4").
+    """Compare a version, or that of an installed package, with another: ("torch", ">=", "2.4").
 
     Raises:
         ValueError: an operation other than >, >=, ==, !=, <=, <.

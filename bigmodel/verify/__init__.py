@@ -1,1 +1,1 @@
-"""Verify: a plan held against what is measured."""
+"""Verification of plans: predictions compared with measurements."""

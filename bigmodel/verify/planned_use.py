@@ -46,11 +46,13 @@ def planned_use(model: Any, found: Plan) -> PlannedUse:
     if name == "pixel_values":
         return _forward(model, _zeros(model, found, *image_shape(config)), name)
     if name == "input_features":
-        return _transduce(model, found, {name: _zeros(model, found, *sound_shape(config))})
+        return _seq2seq(model, found, {name: _zeros(model, found, *sound_shape(config))})
     if name != "input_ids":
-        raise PlanError(f"{type(model).__name__} takes {name!r}; models of text, images and sounds are verified")
+        raise PlanError(
+            f"{type(model).__name__} takes {name!r}; only models of text, images and sounds can be verified"
+        )
     if getattr(config, "is_encoder_decoder", False):
-        return _transduce(model, found, {name: _tokens(model, found, found.context_length - (found.new_tokens or 0))})
+        return _seq2seq(model, found, {name: _tokens(model, found, found.context_length - (found.new_tokens or 0))})
     if model.can_generate():
         return _generate(model, found)
     return _forward(model, _tokens(model, found, found.context_length), name)
@@ -68,7 +70,7 @@ def _generate(model: Any, found: Plan) -> PlannedUse:
     ids = _tokens(model, found, max(found.context_length - new_tokens, 1))
 
     def whole() -> None:
-        # The token that is chosen last is not fed to the model.
+        # `generate` does not feed the last token to the model.
         _generate_with(model, new_tokens + 1, attention_mask=torch.ones_like(ids), input_ids=ids)
 
     def forward(tokens: torch.Tensor, cache: Any = None) -> Any:
@@ -77,7 +79,7 @@ def _generate(model: Any, found: Plan) -> PlannedUse:
     words = itertools.cycle(range(ids.shape[1]))
 
     def step(cache: Any) -> None:
-        word = next(words)  # no text repeats one word, for which a mixture would choose the same experts again
+        word = next(words)  # a repeated token would be routed to the same experts every time
         with as_when_decoding(model):
             forward(ids[:, word : word + 1], cache)
 
@@ -85,7 +87,7 @@ def _generate(model: Any, found: Plan) -> PlannedUse:
     return PlannedUse(whole, passes, ids.nbytes)
 
 
-def _transduce(model: Any, found: Plan, source: dict[str, torch.Tensor]) -> PlannedUse:
+def _seq2seq(model: Any, found: Plan, source: dict[str, torch.Tensor]) -> PlannedUse:
     count = found.new_tokens or 1
 
     def whole() -> None:
@@ -122,7 +124,7 @@ def _with_step(begin: Callable[[], Any], step: Callable[[Any], object], found: P
 def _generate_with(model: Any, new_tokens: int, **inputs: Any) -> None:
     asked: dict[str, Any] = {"max_new_tokens": new_tokens, "eos_token_id": NEVER, "pad_token_id": 0, "do_sample": False}
     with warnings.catch_warnings():
-        # The embedding may lie on the host: the dispatched model takes inputs where they are.
+        # The embedding may be on the host; the dispatched model accepts inputs on any device.
         warnings.filterwarnings("ignore", message="You are calling .generate")
         model.generate(**inputs, **asked)
 

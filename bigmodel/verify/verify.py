@@ -49,7 +49,7 @@ class Finding:
 
     Attributes:
         device: the device measured; "" for a figure of the whole model.
-        what: the quantity, in words.
+        what: name of the quantity.
         unit: "bytes" or "seconds".
         predicted: the value in the plan.
         measured: the measured value; of seconds, the median of the runs.

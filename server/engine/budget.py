@@ -18,7 +18,6 @@ from bigmodel.server.engine.compute.host_linear import HostLinear
 from bigmodel.server.engine.kv.buffers import GROWTH, PROMPT_BLOCK
 
 DEFAULT_SEQUENCES = 16  # at once, where the plan has memory for them
-DEFAULT_SHARE = 0.25  # of a device's free memory, for keys and values, without a plan
 
 
 @dataclass(frozen=True)

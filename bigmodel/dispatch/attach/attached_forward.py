@@ -69,11 +69,11 @@ class AttachedForward:
         """Decides the device of each call; None: always `device`."""
         self.ahead: tuple[ReadAhead, MappedBlock] | None = None
         """Pages in mapped weights before the module computes with them."""
-        self.weights_follow = False
-        """Whether the module's own weights stay on the host, beside an accelerator, and follow their other operands."""
+        self.weights_on_host = False
+        """Whether the module's own weights stay on the host beside an accelerator, as offloaded tensors."""
         self.returns_to_input = False
         self.moved_inputs = False
-        """Inputs have been brought from another device."""
+        """Whether inputs have been moved from another device."""
         self.output_device: torch.device | None = None
         self.output_dtype: torch.dtype | None = None
 

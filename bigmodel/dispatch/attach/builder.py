@@ -174,13 +174,13 @@ class Builder:
             if type(module) is nn.Embedding and not encloses and module.max_norm is None:
                 # The lookup runs on the host, so that rows cross the link and not the whole table.
                 forward = result.forward_of(name, module)
-                forward.weights_follow = True
+                forward.weights_on_host = True
                 forward.device, forward.output_device = torch_device(HOST), self.main
                 forward.output_dtype = self._device_dtype(streamed[0], module.weight)
                 continue
             if not encloses and _makes_weights_before_forward(module) and self.main != torch_device(HOST):
                 forward = result.forward_of(name, module)
-                forward.weights_follow = True
+                forward.weights_on_host = True
                 forward.device = torch_device(streamed[0].execution_device)
                 continue
             block = self._block(name, streamed)

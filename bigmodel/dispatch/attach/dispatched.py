@@ -17,7 +17,7 @@ from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
 from ..streaming.streamer import Streamer
 from ..weights.block import Registry
-from ..weights.outside_use import follow, follow_no_more
+from ..weights.outside_use import mark_offloaded, unmark_offloaded
 from ..weights.packing import WeightError
 from ..weights.stats import StreamStats, together
 from .attached_forward import AttachedForward
@@ -70,26 +70,26 @@ class Dispatched:
         """Put all attachments in place and mark `model` as dispatched."""
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.attach()
-        self._let_weights_follow(model)
+        self._mark_offloaded(model)
         model.__dict__[ATTRIBUTE] = self
         model.__dict__["hf_device_map"] = self.resolved.keys
         model.__dict__["dispatch_stats"] = self.stats
 
-    def _let_weights_follow(self, model: nn.Module) -> None:
-        """Have weights on the host, that visit an accelerator or are looked up in, serve code outside their modules."""
+    def _mark_offloaded(self, model: nn.Module) -> None:
+        """Make host weights that are streamed or looked up in usable by code outside their modules (`outside_use`)."""
         if not is_accelerator(self.main_device):
             return
-        # torch's encoder looks for tensor subclasses in its first layer, and computes otherwise where it finds some.
+        # torch's encoder takes another code path if its first layer has tensor subclasses.
         probed = {
             id(layer) for each in model.modules() if isinstance(each, nn.TransformerEncoder) for layer in each.layers
         }
         for attachment in self.attachments.values():
             module = attachment.module
-            if attachment.weights_follow:
-                follow((*module.parameters(), *module.buffers()))
+            if attachment.weights_on_host:
+                mark_offloaded((*module.parameters(), *module.buffers()))
             if attachment.host_or_device is None and id(module) not in probed:
                 streamed = (block for streamer, block in attachment.blocks if is_accelerator(streamer.device))
-                follow(tensor.value for block in streamed for tensor in block.tensors)
+                mark_offloaded(tensor.value for block in streamed for tensor in block.tensors)
 
     def guard(self, model: nn.Module) -> None:
         """Refuse to move or cast `model` or any part of it."""
@@ -131,7 +131,7 @@ class Dispatched:
         """Restore every module's own forward and `model`'s own attributes."""
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.detach()
-        follow_no_more((*model.parameters(), *model.buffers()))
+        unmark_offloaded((*model.parameters(), *model.buffers()))
         for module in model.modules():
             module.__dict__.pop("_apply", None)
         for name in (ATTRIBUTE, *_PUBLIC):

@@ -32,7 +32,7 @@ def attach_methods(result: Dispatched, modules: Mapping[str, nn.Module]) -> None
     """Have methods beside ``forward``, of the model and of modules whose inputs are brought, bring theirs."""
     for name, forward in result.attachments.items():
         device = forward.device
-        if device is None or forward.weights_follow or forward.host_or_device is not None:
+        if device is None or forward.weights_on_host or forward.host_or_device is not None:
             continue
         for method in methods_of(modules[name]):
             _bring(result, modules[name], device, forward.skip_keys, method)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ...limits import WAVES
 from .cache import ExpertCache
 from .layer import ExpertLayer
 
@@ -89,7 +90,7 @@ class LazyTensor:
 
 def wave_size(count: int, slots: int) -> int:
     """Return how many of `count` experts to hold at once, such that slots are left to fetch the next ones."""
-    return count if count <= slots else max(1, slots // 2)
+    return count if count <= slots else max(1, slots // WAVES)
 
 
 def split(experts: list[int], size: int) -> list[list[int]]:

@@ -80,8 +80,8 @@ def run_with_gradients(
 def _is_transformed() -> bool:
     """Whether a transform of ``torch.func`` or forward-mode differentiation is running.
 
-    A block cannot be recomputed under these. Its module then computes with the host's weights, which follow operation
-    by operation.
+    A block cannot be recomputed under these. Its module then computes with the offloaded weights, which are copied to
+    the device in each operation.
     """
     return maybe_current_level() is not None or forward_ad._current_level >= 0
 

@@ -13,6 +13,7 @@ import time
 import psutil
 
 from ...devices import HOST, free_memory_bytes
+from ...limits import RESIDENT_SHARE
 
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 if _libc is not None:
@@ -100,5 +101,5 @@ class ReadPolicy:
         now = time.monotonic()
         if now - self._checked > 1.0:
             self._checked = now
-            self._fits = self.nbytes < 0.8 * free_memory_bytes(HOST)
+            self._fits = self.nbytes < RESIDENT_SHARE * free_memory_bytes(HOST)
         return self._fits

@@ -20,7 +20,7 @@ from ...devices import HOST
 from ...devices.forks import new_rlock
 from ...errors import DispatchError
 from .layout import Layout
-from .outside_use import follow, follows
+from .outside_use import is_marked, mark_offloaded
 from .parameters import SecondPlace, like
 
 Registry = dict[str, Any]
@@ -132,8 +132,8 @@ class Block:
                     f"{key!r} of {self.name!r} was removed or replaced by a tensor of another shape, dtype or device "
                     "while the model is dispatched; call undispatch(model) first"
                 )
-            if follows(tensor.value):
-                follow([current])
+            if is_marked(tensor.value):
+                mark_offloaded([current])
             tensor.value, self.packed, self._on_disk, replaced = current, None, None, True
             tensor.show(current)
         return replaced

@@ -1,13 +1,13 @@
-"""Weights on the host that are used outside the forward of their unit, on an accelerator.
+"""Offloaded weights in operations with accelerator tensors, outside the forward of their unit.
 
 While a unit runs, its modules refer to copies on the device. Code outside it may use the same weights: a parent that
-computes with a child's weight, a method beside ``forward``, a child that is called by itself. What it then finds are
-the host tensors, and these follow: in an operation with tensors on an accelerator, a copy of theirs takes part there.
-What is written in place stays where it is, and what else takes part comes to it. What such tensors are made into on the
-host follows in the same way: slices, transposed views, sums.
+computes with a child's weight, a method other than ``forward``, a child that is called by itself. This code gets the
+host tensors. They are of tensor subclasses that implement ``__torch_function__``: an operation that mixes them with
+accelerator tensors uses copies on the accelerator. An operand that is written in place keeps its device, and the other
+operands are copied to it. Results on the host, such as slices, transposed views and sums, are of the subclass, too.
 
-Tensors keep their identity: only their class changes, and changes back when the model is undispatched. Inside their
-unit's forward none of this code runs.
+Tensors keep their identity: only their class changes, and changes back when the model is undispatched. Inside the
+forward of their unit none of this code runs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ...devices.nested import iter_tensors, map_tensors
 _READS = frozenset(
     ("detach", "to", "cpu", "cuda", "type", "numpy", "tolist", "item", "__deepcopy__", "__reduce_ex__", "__iter__")
 )
-"""What takes a tensor's value out of the model: results are plain tensors. So are clones of parameters."""
+"""Functions that read a tensor's value: their results are plain tensors. So are clones of parameters."""
 
 _VIEWS = frozenset(("T", "H", "mT", "mH", "real", "imag"))
-"""Attributes that are tensors to compute with, unlike ``.data`` and ``.grad``."""
+"""Attributes that are views to compute with, unlike ``.data`` and ``.grad``."""
 
 _PLAIN_DUNDERS = frozenset(("__invert__", "__index__", "__int__"))
 
 
-class _Follows:
-    """The behaviour of host tensors that follow what they are computed with."""
+class _Offloaded:
+    """Mixin of host tensors that are copied to the device of the other operands."""
 
     @classmethod
     def __torch_function__(
@@ -45,14 +45,14 @@ class _Follows:
             operands = _operands(args, kwargs)
             target = _device_of_result(name, operands, args, kwargs)
             if target is not None:
-                args, kwargs = map_tensors(lambda tensor: _brought(tensor, target), (args, kwargs))
+                args, kwargs = map_tensors(lambda tensor: _on_device(tensor, target), (args, kwargs))
             result = func(*args, **kwargs)
             if not PLAIN.keys() >= set(map(type, operands)) or _is_read(func, name, args):
                 return result
-            return map_tensors(_following, result)
+            return map_tensors(_as_offloaded, result)
 
 
-class OffloadedParameter(_Follows, nn.Parameter):
+class OffloadedParameter(_Offloaded, nn.Parameter):
     """A parameter on the host."""
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -62,15 +62,15 @@ class OffloadedParameter(_Follows, nn.Parameter):
         return memo.setdefault(id(self), nn.Parameter(self.detach().clone(), self.requires_grad))
 
 
-class OffloadedTensor(_Follows, torch.Tensor):
-    """A buffer on the host, or what was made of a parameter there."""
+class OffloadedTensor(_Offloaded, torch.Tensor):
+    """A buffer on the host, or a result computed there from an offloaded tensor."""
 
     def __reduce_ex__(self, proto: Any) -> Any:
         return self.detach().__reduce_ex__(proto)
 
 
-def follow(tensors: Iterable[torch.Tensor]) -> None:
-    """Have plain host tensors follow what they are computed with. Those of other classes stay as they are."""
+def mark_offloaded(tensors: Iterable[torch.Tensor]) -> None:
+    """Change the class of plain parameters and tensors to the offloaded one; other subclasses stay as they are."""
     for tensor in tensors:
         if type(tensor) is nn.Parameter:
             tensor.__class__ = OffloadedParameter
@@ -78,24 +78,24 @@ def follow(tensors: Iterable[torch.Tensor]) -> None:
             tensor.__class__ = OffloadedTensor
 
 
-def follows(tensor: torch.Tensor) -> bool:
-    """Whether a tensor follows what it is computed with."""
-    return isinstance(tensor, _Follows)
+def is_marked(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of an offloaded class."""
+    return isinstance(tensor, _Offloaded)
 
 
-def follow_no_more(tensors: Iterable[torch.Tensor]) -> None:
-    """Make tensors plain again."""
+def unmark_offloaded(tensors: Iterable[torch.Tensor]) -> None:
+    """Change offloaded tensors back to their plain class."""
     for tensor in tensors:
         if type(tensor) in PLAIN:
             tensor.__class__ = PLAIN[type(tensor)]
 
 
 PLAIN: dict[type[torch.Tensor], type[torch.Tensor]] = {OffloadedParameter: nn.Parameter, OffloadedTensor: torch.Tensor}
-"""The classes that tensors have when they are not dispatched."""
+"""The plain class of each offloaded one."""
 
 
 def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors that an operation is called with."""
+    """Return the tensors among the arguments of an operation."""
     found: list[torch.Tensor] = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
@@ -108,7 +108,7 @@ def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tenso
 def _device_of_result(
     name: str, operands: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> torch.device | None:
-    """Return where operands on the host, or others, must be brought; None if all may stay where they are."""
+    """Return the device to which offloaded operands, or those of an in-place operation, are copied; None for none."""
     devices = {tensor.device for tensor in operands}
     if len(devices) <= 1 or name in ("__set__", "copy_"):
         return None
@@ -125,19 +125,20 @@ def _writes(name: str) -> bool:
     return name.endswith("_")
 
 
-def _brought(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    if tensor.device == device or (device.type != "cpu" and not isinstance(tensor, _Follows)):
+def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return an operand for an operation on `device`: a copy of it if it is offloaded, or if the target is the host."""
+    if tensor.device == device or (device.type != "cpu" and not isinstance(tensor, _Offloaded)):
         return tensor
     return tensor.to(device)
 
 
 def _is_read(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> bool:
+    """Whether the result of a function is a plain tensor: a value that is read, not an operand."""
     if name == "__get__":
         return getattr(getattr(func, "__self__", None), "__name__", None) not in _VIEWS
     return name in _READS or (name == "clone" and isinstance(args[0], nn.Parameter))
 
 
-def _following(result: torch.Tensor) -> torch.Tensor:
-    return (
-        result.as_subclass(OffloadedTensor) if type(result) is torch.Tensor and result.device.type == "cpu" else result
-    )
+def _as_offloaded(result: torch.Tensor) -> torch.Tensor:
+    is_plain = type(result) is torch.Tensor and result.device.type == "cpu"
+    return result.as_subclass(OffloadedTensor) if is_plain else result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 
 from ...devices import DISK, HOST, DeviceLike, accelerators, format_size, get_max_memory, normalize_device, parse_size
@@ -107,13 +108,7 @@ def smallest_budget(budgets: Mapping[Key, int], device: Key, enough: int, fits: 
     low, high = budgets.get(device, 0), max(enough, budgets.get(device, 0))
     if not fits({**budgets, device: high}):
         return None
-    while low < high:
-        middle = (low + high) // 2
-        if fits({**budgets, device: middle}):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+    return low + bisect_left(range(low, high), True, key=lambda size: fits({**budgets, device: size}))
 
 
 def budget_error(budgets: Mapping[Key, int], needed: int, fits: Fits) -> BudgetError:

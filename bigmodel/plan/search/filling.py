@@ -10,6 +10,7 @@ Devices are filled in order (`fill_in_order`); `balanced_caps` are the budgets u
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -245,12 +246,12 @@ def balanced_caps(costs: Sequence[int], capacities: Sequence[int], low_zero: boo
     if not _all_fit(costs, capacities):
         return list(capacities)
     if low_zero and len(capacities) > 1:
-        first = _smallest(0, capacities[0], lambda cap: _all_fit(costs, [cap, *capacities[1:]]))
+        first = _smallest(capacities[0], lambda cap: _all_fit(costs, [cap, *capacities[1:]]))
         rest = _smallest(
-            0, max(capacities[1:]), lambda cap: _all_fit(costs, [first, *(min(cap, c) for c in capacities[1:])])
+            max(capacities[1:]), lambda cap: _all_fit(costs, [first, *(min(cap, c) for c in capacities[1:])])
         )
         return [first, *(min(rest, capacity) for capacity in capacities[1:])]
-    cap = _smallest(0, max(capacities), lambda cap: _all_fit(costs, [min(cap, c) for c in capacities]))
+    cap = _smallest(max(capacities), lambda cap: _all_fit(costs, [min(cap, c) for c in capacities]))
     return [min(cap, capacity) for capacity in capacities]
 
 
@@ -266,12 +267,6 @@ def _all_fit(costs: Sequence[int], capacities: Sequence[int]) -> bool:
     return not fill_in_order(range(len(costs)), len(free), place)
 
 
-def _smallest(low: int, high: int, enough: Callable[[int], bool]) -> int:
-    """Return the smallest value that is `enough`, by bisection; `high` is enough."""
-    while low < high:
-        middle = (low + high) // 2
-        if enough(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+def _smallest(high: int, enough: Callable[[int], bool]) -> int:
+    """Return the smallest value that is `enough`; `high` is enough."""
+    return bisect_left(range(high), True, key=enough)

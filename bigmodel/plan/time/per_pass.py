@@ -6,6 +6,7 @@ them, and only activations move. A prompt multiplies them by many rows, which is
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 
@@ -91,7 +92,4 @@ def streamed_from(cost: UnitCost, unit: int, main: Key) -> int | None:
     prompt, fetch = cost.works[0].get(unit, ()), cost.fetch(0, unit, (HOST, main), 0)
     if many <= few or computing_wins(many) or not computing_wins(few):
         return None
-    while many - few > 1:
-        middle = (few + many) // 2
-        few, many = (middle, many) if computing_wins(middle) else (few, middle)
-    return many
+    return few + 1 + bisect_left(range(few + 1, many), True, key=lambda number: not computing_wins(number))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ...limits import READERS
 from .machine import DeviceLinks, LinkSpeed
 from .timing import Effort, seconds_of
 
@@ -86,7 +87,7 @@ def _copy(device: torch.device, nbytes: int, effort: Effort, pinned: bool, to_de
 
 
 STEP = 4 * 2**20
-THREADS = 2
+"""Bytes of one read from disk."""
 
 
 def disk_rates(folder: Path, effort: Effort) -> tuple[float, float]:
@@ -130,14 +131,14 @@ def _cold(direct: int, descriptor: int, size: int) -> float:
 
 
 def _read(descriptor: int, size: int) -> float:
-    """Return bytes per second of reading the whole file, by two threads into memory that they reuse."""
+    """Return bytes per second of reading the whole file with `READERS` threads into memory that they reuse."""
 
     def work(first: int) -> None:
         with mmap.mmap(-1, STEP) as memory:
-            for offset in range(first * STEP, size, THREADS * STEP):
+            for offset in range(first * STEP, size, READERS * STEP):
                 os.preadv(descriptor, [memory], offset)
 
     started = time.perf_counter()
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(work, range(THREADS)))
+    with ThreadPoolExecutor(READERS) as pool:
+        list(pool.map(work, range(READERS)))
     return size / (time.perf_counter() - started)

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ...limits import MOST_GROUPS
+from ...limits import MOST_GROUPS, WAVES
 from .trace import Allocate, Event, Free, Route, Scratch
 
 NUMBER = 8
@@ -110,7 +110,7 @@ def expert_calls(route: Route, slots: int) -> list[ExpertCall]:
 def chunk_rows(route: Route, slots: int) -> int:
     """Return the most rows in one chunk of a routing that touches more experts than there are `slots`."""
     choice = route.choice
-    size = max(1, slots // 2)
+    size = max(1, slots // WAVES)
     touched = max(slots + 1, choice.per_token)
     return min(choice.tokens * min(size, choice.per_token), choice.rows - (touched - size))
 

@@ -34,8 +34,8 @@ class Tracking(AcceleratorCore):
         """Start the trackers of `log_with`.
 
         Args:
-            project_name: what the trackers call the project.
-            config: hyperparameters to store.
+            project_name: name of the project in the trackers.
+            config: hyperparameters to log.
             init_kwargs: arguments for each tracker, by its name: {"wandb": {"tags": [...]}}.
         """
         if not self.log_with:
@@ -49,7 +49,7 @@ class Tracking(AcceleratorCore):
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return the tracker `name`, or with `unwrap` the library's own object in it.
 
-        On processes that do not track, returns an object that does nothing.
+        On processes that do not log, returns an object that does nothing.
 
         Raises:
             TrainError: no such tracker was started.
@@ -69,7 +69,7 @@ class Tracking(AcceleratorCore):
         step: int | None = None,
         log_kwargs: dict[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Log values to every tracker, on the processes that track.
+        """Log values to every tracker, on the processes that log.
 
         Args:
             values: numbers, strings or dicts of numbers by name.

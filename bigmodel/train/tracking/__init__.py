@@ -1,4 +1,4 @@
-"""Tracking: a run's configuration, numbers, images and tables, sent to the tools that show them."""
+"""Experiment tracking: hyperparameters, metrics, images and tables of a run, sent to tracking libraries."""
 
 from bigmodel.lazy_names import lazy_names
 

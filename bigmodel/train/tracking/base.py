@@ -1,4 +1,4 @@
-"""What a tracker is: something that stores a run's configuration, numbers, images and tables."""
+"""Base classes of trackers, which log the hyperparameters, metrics, images and tables of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def on_main_process(method: Method) -> Method:
-    """Let a tracker's method do nothing on other processes, unless the tracker has `main_process_only` False."""
+    """Run a tracker's method on the main process only, unless the tracker sets `main_process_only` to False."""
 
     @wraps(method)
     def run(self: GeneralTracker, *args: Any, **kwargs: Any) -> Any:
@@ -27,16 +27,16 @@ def on_main_process(method: Method) -> Method:
 
 
 class GeneralTracker:
-    """Base of all trackers, and of your own: subclass it and pass an instance in `Accelerator(log_with=...)`.
+    """Base class of all trackers. Pass an instance of a subclass of your own in `Accelerator(log_with=...)`.
 
-    A subclass says its `name` and whether it `requires_logging_directory`, gives the library's object as `tracker`,
-    and overrides `store_init_configuration` and `log`.
+    A subclass defines `name`, `requires_logging_directory` and `tracker` (the library's own object), and overrides
+    `store_init_configuration` and `log`.
 
     Attributes:
-        main_process_only: only the main process tracks.
+        main_process_only: only the main process logs.
 
     Raises:
-        TrainError: a subclass is made that lacks `name`, `requires_logging_directory` or `tracker`.
+        TrainError: the subclass lacks `name`, `requires_logging_directory` or `tracker`.
     """
 
     main_process_only: ClassVar[bool] = True
@@ -53,25 +53,25 @@ class GeneralTracker:
             )
 
     def start(self) -> None:
-        """Begin the run: open files and connections."""
+        """Start the run: open files and connections."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
+        """Log hyperparameters."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Store values by name: numbers, texts or dicts of numbers."""
+        """Log values by name: numbers, strings or dicts of numbers."""
 
     def finish(self) -> None:
-        """End the run: write what is pending."""
+        """Finish the run: flush pending data."""
 
 
 class LibraryTracker(GeneralTracker):
-    """Base of the built-in trackers: holds the library's object for one run. Only the main process has one.
+    """Base class of the built-in trackers, with the library's object for one run. Only the main process has one.
 
-    A subclass makes that object in `_begin`, and stores images and tables in `_store_images` and `_store_table`.
+    A subclass creates that object in `_begin`, and logs images and tables in `_store_images` and `_store_table`.
 
     Args:
-        run_name: what the library is to call the project.
+        run_name: name of the project in the library.
         kwargs: arguments for the library.
     """
 
@@ -90,12 +90,12 @@ class LibraryTracker(GeneralTracker):
 
     @on_main_process
     def start(self) -> None:
-        """Begin the run."""
+        """Start the run."""
         self.run = self._begin()
 
     @on_main_process
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Store several images under each name; further arguments are the library's."""
+        """Log a list of images for each name; further arguments are the library's."""
         for name, images in values.items():
             self._store_images(name, images, step, kwargs)
 
@@ -109,13 +109,13 @@ class LibraryTracker(GeneralTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Store a table, given as columns and rows or as a dataframe; further arguments are the library's."""
+        """Log a table, given as columns and rows or as a dataframe; further arguments are the library's."""
         names, rows = table_rows(columns, data, dataframe)
         self._store_table(table_name, names, rows, step, kwargs)
 
     @on_main_process
     def finish(self) -> None:
-        """End the run."""
+        """Finish the run."""
         self._end()
 
     def _begin(self) -> Any:
@@ -135,7 +135,7 @@ class LibraryTracker(GeneralTracker):
 
 
 def image_names(name: str, images: Any, separator: str) -> list[tuple[str, Any]]:
-    """Each image with a name of its own; a lone one has the name given."""
+    """Return each image with a distinct name; a single image has the given name."""
     return [(name if len(images) == 1 else f"{name}{separator}{number}", image) for number, image in enumerate(images)]
 
 
@@ -147,17 +147,17 @@ def is_number(value: Any) -> bool:
 
 
 def as_number(value: Any) -> int | float:
-    """The number in `value`, for which `is_number` holds."""
+    """Return the number in `value`, for which `is_number` is true."""
     return value if isinstance(value, (int, float)) else value.item()
 
 
 def table_rows(
     columns: list[str] | None, data: list[list[Any]] | None, dataframe: Any
 ) -> tuple[list[str], list[list[Any]]]:
-    """Column names and rows of a table that is given either way.
+    """Return the column names and rows of a table.
 
     Raises:
-        TrainError: neither columns and data nor a dataframe.
+        TrainError: neither data nor a dataframe is given.
     """
     if dataframe is not None:
         return [str(name) for name in dataframe.columns], dataframe.to_numpy().tolist()
@@ -167,14 +167,14 @@ def table_rows(
 
 
 def markdown_table(columns: list[str], rows: list[list[Any]]) -> str:
-    """A table as Markdown, for tools that show texts only."""
+    """Return a table as Markdown, for libraries that display text only."""
     lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
     lines += [" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows]
     return "\n".join(f"| {line} |" for line in lines)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as one, with names joined by slashes."""
+    """Return nested dicts as one dict, with names joined by slashes."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):

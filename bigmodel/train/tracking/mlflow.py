@@ -1,4 +1,4 @@
-"""MLflow: a tracking server, a database or a folder, as MLFLOW_TRACKING_URI or `logging_dir` says."""
+"""MLflow: a tracking server, a database or a folder, named by MLFLOW_TRACKING_URI or `logging_dir`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .base import LibraryTracker, as_number, flat, is_number, on_main_process
 
 
 class MLflowTracker(LibraryTracker):
-    """Logs to a run of MLflow.
+    """Logs to an MLflow run.
 
     Args:
-        experiment_name: the experiment; MLFLOW_EXPERIMENT_NAME wins over it.
-        logging_dir: where runs are kept (a URI or a folder) unless MLFLOW_TRACKING_URI says.
-        run_id: an existing run to go on with; MLFLOW_RUN_ID by default.
+        experiment_name: the experiment; MLFLOW_EXPERIMENT_NAME takes precedence.
+        logging_dir: tracking URI or folder of the runs; MLFLOW_TRACKING_URI takes precedence.
+        run_id: an existing run to resume; MLFLOW_RUN_ID by default.
         tags: as in `mlflow.start_run`.
         nested_run: as in `mlflow.start_run`.
         run_name: as in `mlflow.start_run`.
@@ -47,7 +47,7 @@ class MLflowTracker(LibraryTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters, cut to the length and sent in the numbers MLflow takes."""
+        """Log hyperparameters, truncated to MLflow's maximum length and in batches of its maximum size."""
         import mlflow
         from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH, MAX_PARAMS_TAGS_PER_BATCH
 
@@ -57,7 +57,7 @@ class MLflowTracker(LibraryTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log numbers as metrics, also those of nested dicts ("loss/train"); texts are stored as tags."""
+        """Log numbers, also in nested dicts ("loss/train"), as metrics, and strings as tags."""
         import mlflow
 
         found = flat(values)
@@ -69,21 +69,21 @@ class MLflowTracker(LibraryTracker):
 
     @on_main_process
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
-        """Store a matplotlib or plotly figure."""
+        """Log a matplotlib or plotly figure."""
         import mlflow
 
         mlflow.log_figure(figure=figure, artifact_file=artifact_file, **save_kwargs)
 
     @on_main_process
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Store a file."""
+        """Log a file."""
         import mlflow
 
         mlflow.log_artifact(local_path=local_path, artifact_path=artifact_path)
 
     @on_main_process
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
-        """Store a folder."""
+        """Log a folder."""
         import mlflow
 
         mlflow.log_artifacts(local_dir=local_dir, artifact_path=artifact_path)

@@ -1,4 +1,4 @@
-"""Which trackers there are, which are installed, and starting those that were asked for."""
+"""The registry of trackers: built-in and registered ones, the installed ones, and starting those of `log_with`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRACKERS: dict[str, tuple[str | type[GeneralTracker], str, str]] = {
     "dvclive": ("more.dvclive:DVCLiveTracker", "dvclive", "dvclive"),
     "swanlab": ("more.swanlab:SwanLabTracker", "swanlab", "swanlab"),
 }
-"""Of each tracker the class ("module:class" until its first use), the module it needs, and that module's package."""
+"""By name: the class ("module:class" until its first use), the module that it imports, and the package to install."""
 
 
 def register_tracker_class(tracker_class: type[GeneralTracker], module: str = "", package: str = "") -> None:
@@ -32,25 +32,25 @@ def register_tracker_class(tracker_class: type[GeneralTracker], module: str = ""
 
     Args:
         tracker_class: the class; its `name` is the name.
-        module: what has to be importable for it.
-        package: what to install when it is not; by default, `module`.
+        module: module that it imports.
+        package: package that provides this module; by default, `module`.
     """
     _TRACKERS[tracker_class.name] = (tracker_class, module, package or module)  # type: ignore[attr-defined]
 
 
 def available_trackers() -> list[str]:
-    """Names of the trackers whose packages are installed."""
+    """Return the names of the trackers whose packages are installed."""
     return [name for name, (_, module, _) in _TRACKERS.items() if _is_installed(module)]
 
 
 def filter_trackers(
     log_with: Sequence[Any], logging_dir: str | Path | None = None
 ) -> list[str | GeneralTracker | type[GeneralTracker]]:
-    """Check what was asked for in `log_with`: names, "all" (every installed one), tracker objects or classes.
+    """Return the trackers of `log_with`: names, tracker objects or classes, and for "all" every installed one.
 
     Raises:
-        TrainError: an unknown name (the message names the nearest), a package that is not installed (it names the
-            package), or a tracker that needs a logging directory when there is none.
+        TrainError: a name is unknown (the message names the nearest), a package is not installed (the message names
+            it), or a tracker needs a logging directory and there is none.
     """
     chosen: list[Any] = []
     for item in log_with:
@@ -71,7 +71,7 @@ def start_trackers(
     config: dict[str, Any] | None,
     init_kwargs: dict[str, dict[str, Any]],
 ) -> list[GeneralTracker]:
-    """Start the trackers of `log_with` that track on this process, and store `config` in each.
+    """Start the trackers of `log_with` that log on this process, and log `config` to each.
 
     Args:
         init_kwargs: arguments of each tracker, by its name.
@@ -115,7 +115,7 @@ def _checked(name: str, logging_dir: str | Path | None) -> str:
 
 
 def _class_of(name: str) -> Any:
-    """Return a tracker's class; its module is imported when it is first asked for."""
+    """Return a tracker's class; its module is imported on first use."""
     kind = _TRACKERS[name][0]
     if not isinstance(kind, str):
         return kind

@@ -22,7 +22,7 @@ class TensorBoardTracker(LibraryTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters as an event and, beside it, in hparams.yml."""
+        """Log hyperparameters as an event, and write them to hparams.yml in the same folder."""
         plain = {name: _plain(value) for name, value in flat(values).items()}
         self.run.add_hparams(plain, metric_dict={})
         self.run.flush()
@@ -31,7 +31,7 @@ class TensorBoardTracker(LibraryTracker):
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Numbers become scalars, dicts of numbers a group of scalars, everything else text."""
+        """Log numbers as scalars, dicts of numbers as groups of scalars, and all other values as text."""
         for name, value in values.items():
             if is_number(value):
                 self.run.add_scalar(name, as_number(value), global_step=step, **kwargs)
@@ -50,7 +50,7 @@ class TensorBoardTracker(LibraryTracker):
         self.run.close()
 
     def _store_images(self, name: str, images: Any, step: int | None, options: dict[str, Any]) -> None:
-        """Images are arrays of shape (N, 3, H, W), or as `dataformats` says."""
+        """Images are arrays of shape (N, 3, H, W), or of the layout `dataformats`."""
         self.run.add_images(name, images, global_step=step, **options)
         self.run.flush()
 

@@ -1,4 +1,4 @@
-"""Trackio: runs in a local database, shown by `trackio show`."""
+"""Trackio: runs in a local database, displayed by `trackio show`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .base import LibraryTracker, flat, image_names, on_main_process
 
 
 class TrackioTracker(LibraryTracker):
-    """Logs to a run of trackio. Further arguments are those of `trackio.init`."""
+    """Logs to a trackio run. Further arguments are those of `trackio.init`."""
 
     name = "trackio"
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
+        """Log hyperparameters."""
         self.run.config.update(flat(values))
 
     @on_main_process

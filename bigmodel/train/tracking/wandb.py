@@ -8,13 +8,13 @@ from .base import LibraryTracker, on_main_process
 
 
 class WandBTracker(LibraryTracker):
-    """Logs to a run of wandb. Further arguments are those of `wandb.init`."""
+    """Logs to a wandb run. Further arguments are those of `wandb.init`."""
 
     name = "wandb"
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
+        """Log hyperparameters."""
         self.run.config.update(values, allow_val_change=True)
 
     @on_main_process
@@ -35,7 +35,7 @@ class WandBTracker(LibraryTracker):
     def _store_table(
         self, name: str, columns: list[str], rows: list[list[Any]], step: int | None, options: dict[str, Any]
     ) -> None:
-        """Cells may be numbers, texts or wandb's media."""
+        """Cells may be numbers, strings or wandb media."""
         import wandb
 
         self.run.log({name: wandb.Table(columns=list(columns), data=rows)}, step=step, **options)

@@ -1,4 +1,4 @@
-"""Host weights used outside the forward of their unit take part where the computation is."""
+"""Offloaded weights used outside the forward of their unit are copied to the device of the other operands."""
 
 from __future__ import annotations
 

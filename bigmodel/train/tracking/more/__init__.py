@@ -1,1 +1,1 @@
-"""Trackers of less common tools, imported when one is asked for by name."""
+"""Trackers of less common libraries, imported on first use."""

@@ -1,4 +1,4 @@
-"""Aim: runs in a repository folder, shown by `aim up`."""
+"""Aim: runs in a repository folder, displayed by `aim up`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..base import LibraryTracker, as_number, flat, image_names, is_number, mark
 
 
 class AimTracker(LibraryTracker):
-    """Logs to a run of Aim in the repository `logging_dir`. Further arguments are those of `aim.Run`."""
+    """Logs to an Aim run in the repository `logging_dir`. Further arguments are those of `aim.Run`."""
 
     name = "aim"
     requires_logging_directory = True
@@ -20,12 +20,12 @@ class AimTracker(LibraryTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
+        """Log hyperparameters."""
         self.run["hparams"] = values
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Numbers become metrics, also those of nested dicts ("loss/train"), texts Aim's texts.
+        """Log numbers, also in nested dicts ("loss/train"), as metrics, and strings as Aim texts.
 
         Further arguments are those of `aim.Run.track`.
         """
@@ -47,9 +47,9 @@ class AimTracker(LibraryTracker):
         self.run.close()
 
     def _store_images(self, name: str, images: Any, step: int | None, options: dict[str, Any]) -> None:
-        """Images are arrays or PIL images, each alone or with a caption: (image, "caption").
+        """Images are arrays or PIL images, or pairs with a caption: (image, "caption").
 
-        `aim_image` and `track` hold arguments of `aim.Image` and of `aim.Run.track`.
+        `aim_image` and `track` are arguments of `aim.Image` and of `aim.Run.track`.
         """
         import aim
 

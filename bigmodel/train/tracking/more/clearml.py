@@ -11,7 +11,7 @@ _SERIES = ("eval", "test", "train")
 
 
 class ClearMLTracker(LibraryTracker):
-    """Logs to a task of ClearML: the current one, or a new one. Further arguments are those of `clearml.Task.init`.
+    """Logs to a ClearML task: the current one, or a new one. Further arguments are those of `clearml.Task.init`.
 
     A new task's project and name are CLEARML_PROJECT and CLEARML_TASK, else both `run_name`.
     """
@@ -24,15 +24,15 @@ class ClearMLTracker(LibraryTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
+        """Log hyperparameters."""
         self.run.connect_configuration(values)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Numbers become scalars, also those of nested dicts, texts lines of the task's log.
+        """Log numbers, also in nested dicts, as scalars, and strings as lines of the task's log.
 
-        "eval_loss" is the point of plot "loss" in series "eval", likewise "test_" and "train_"; any other name is a
-        plot with the series "train". Without a step, a number is the task's single value of that name.
+        "eval_loss" is a point in plot "loss", series "eval"; likewise for "test_" and "train_". Any other name is a
+        plot with the series "train". Without a step, a number is logged as a single value of the task.
         """
         logger = self.run.get_logger()
         for name, value in flat(values).items():
@@ -57,7 +57,7 @@ class ClearMLTracker(LibraryTracker):
         return Task.init(**{**names, **self._kwargs})
 
     def _end(self) -> None:
-        """A task that the program began itself is left to it."""
+        """Close the task, unless the program had started it before."""
         if self._is_ours:
             self.run.close()
 
@@ -76,6 +76,6 @@ class ClearMLTracker(LibraryTracker):
 
 
 def _plot(name: str) -> dict[str, str]:
-    """The plot and the series in it that a name means."""
+    """Return the plot and the series for a name."""
     series, _, title = name.partition("_")
     return {"title": title, "series": series} if series in _SERIES and title else {"title": name, "series": "train"}

@@ -8,18 +8,18 @@ from ..base import LibraryTracker, as_number, image_names, is_number, on_main_pr
 
 
 class CometMLTracker(LibraryTracker):
-    """Logs to an experiment of Comet. Further arguments are those of `comet_ml.start`."""
+    """Logs to a Comet experiment. Further arguments are those of `comet_ml.start`."""
 
     name = "comet_ml"
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
+        """Log hyperparameters."""
         self.run.log_parameters(values)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Numbers become metrics, dicts of numbers a group of metrics, everything else "other" values."""
+        """Log numbers as metrics, dicts of numbers as groups of metrics, and all other values as "other" values."""
         if step is not None:
             self.run.set_step(step)
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""DVCLive: metrics, parameters and plots in a folder that DVC and its extensions show."""
+"""DVCLive: metrics, parameters and plots in a folder that DVC displays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".gif")
 
 
 class DVCLiveTracker(LibraryTracker):
-    """Logs to an object of `dvclive.Live`.
+    """Logs to a `dvclive.Live` object.
 
     Args:
         run_name: not used; the folder is `dir`.
-        live: an object to go on with, instead of a new one.
+        live: an existing object, used instead of a new one.
         kwargs: those of `dvclive.Live`.
     """
 
@@ -29,12 +29,12 @@ class DVCLiveTracker(LibraryTracker):
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
+        """Log hyperparameters."""
         self.run.log_params(values)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Numbers and texts become metrics, also those of nested dicts. Each call ends one step.
+        """Log numbers and strings, also in nested dicts, as metrics. Each call ends one step.
 
         Further arguments are those of `dvclive.Live.log_metric`.
         """
@@ -53,7 +53,7 @@ class DVCLiveTracker(LibraryTracker):
         self.run.end()
 
     def _store_images(self, name: str, images: Any, step: int | None, options: dict[str, Any]) -> None:
-        """Images are arrays of shape (H, W, 3), PIL images or figures; a name without a suffix is one of a PNG file."""
+        """Images are arrays of shape (H, W, 3), PIL images or figures; a name without a suffix gets ".png"."""
         if step is not None:
             self.run.step = step
         suffix = PurePath(name).suffix if name.lower().endswith(_IMAGE_SUFFIXES) else ""
@@ -64,5 +64,5 @@ class DVCLiveTracker(LibraryTracker):
         self, name: str, columns: list[str], rows: list[list[Any]], step: int | None, options: dict[str, Any]
     ) -> None:
         raise TrainError(
-            f"dvclive has no tables, so {name!r} cannot be stored; log its numbers, or give another tracker the table"
+            f"dvclive has no tables, so {name!r} cannot be logged; log its numbers, or use another tracker"
         )

@@ -8,18 +8,18 @@ from ..base import LibraryTracker, flat, on_main_process
 
 
 class SwanLabTracker(LibraryTracker):
-    """Logs to a run of SwanLab. Further arguments are those of `swanlab.init`."""
+    """Logs to a SwanLab run. Further arguments are those of `swanlab.init`."""
 
     name = "swanlab"
 
     @on_main_process
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store hyperparameters."""
+        """Log hyperparameters."""
         self.run.config.update(values)
 
     @on_main_process
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log values; texts become SwanLab's texts. Further arguments are those of `swanlab.log`."""
+        """Log values; strings are logged as SwanLab texts. Further arguments are those of `swanlab.log`."""
         import swanlab
 
         shown = {key: swanlab.Text(value) if isinstance(value, str) else value for key, value in flat(values).items()}
