@@ -31,10 +31,10 @@ class Profile:
         phases: the recorded forwards; empty if they are unknown.
         dtype: dtype that floating point weights are cast to when loaded; None if they keep theirs.
         max_context: tokens the model allows; None if it does not say.
-        first: position of the unit that holds the model's first parameter: `transformers` takes its device as the
-            model's, and `generate` moves the inputs there.
+        first: position of the unit with the model's first parameter: transformers takes its device as the model's, and
+            `generate` moves the inputs there.
         offload_dtype: dtype that streamed weights are quantised to on the link; None: they are not.
-        unknown: what could not be measured, as a sentence; empty: nothing.
+        unknown: a sentence about memory that could not be measured; empty if there is none.
     """
 
     name: str
@@ -124,15 +124,15 @@ def profile_model(
         batch_size: sequences at once.
         context_length: tokens of a sequence at its end. None: `DEFAULT_CONTEXT`, or as many as the model allows if
             these are fewer. 0: neither KV cache nor activations are counted.
-        new_tokens: how many of these are generated; None: any share of them, the prompt may fill the context.
+        new_tokens: number of these that are generated; None: any number, so the prompt may fill the context.
         dtype: dtype that floating point tensors are cast to when loaded; None: they keep theirs.
         no_split_module_classes: names of classes that are not split; None: found automatically.
         special_dtypes: dtype by tensor name; takes precedence over `dtype`.
         cache: "dynamic", "static", or None for a forward without cache.
-        all_logits: the prompt's forward returns the logits of every token.
+        all_logits: the prefill returns the logits of every token.
         device_type: kind of device that it will run on ("cpu", "cuda", "virtual"): kernels differ.
-        sample_inputs: arguments of forward, for a model that follows no known convention: by name, or a tuple of
-            positional ones. Their tensors may be on meta.
+        sample_inputs: arguments of forward, for a model whose inputs follow no known convention: a mapping by name, or
+            a tuple of positional ones. Their tensors may be on meta.
 
     Raises:
         PlanError: the context is longer than the model allows, or an argument is invalid.
@@ -143,11 +143,11 @@ def profile_model(
     if example is not None and isinstance(ids := example[1].get("input_ids"), torch.Tensor) and ids.dim() == 2:
         batch_size = ids.shape[0]
     length = used_length(model, optional_whole_number("context_length", context_length))
-    asked = optional_whole_number("new_tokens", new_tokens)
+    generated = optional_whole_number("new_tokens", new_tokens)
     work = Workload(
         whole_number("batch_size", batch_size, least=1),
         length,
-        None if asked is None else min(asked, length),
+        None if generated is None else min(generated, length),
         cache,
         all_logits,
     )
@@ -159,22 +159,22 @@ def profile_model(
         phases = dry_run(model, units, work, torch_device(device_type), _cast(model, wanted), example)
         unknown = _unknown(phases)
     order = execution_order(units, phases)
-    given_back = _given_back(model, units, phases)
+    moved = _with_moved_outputs(model, units, phases)
     placed = {index for index, unit in enumerate(units) if unit.tensors}
     return Profile(
         name=type(model).__name__,
         units=tuple(units[index] for index in order),
         workload=work,
-        phases=tuple(_renumbered(phase, order, given_back, placed) for phase in phases),
+        phases=tuple(_renumbered(phase, order, moved, placed) for phase in phases),
         dtype=None if wanted is None else dtype_name(wanted),
         max_context=max_context(model),
-        first=order.index(_holder_of_first(units, model)) if order else 0,
+        first=order.index(_unit_of_first_parameter(units, model)) if order else 0,
         unknown=unknown,
     )
 
 
 def _unknown(phases: Sequence[Phase]) -> str:
-    """Return a sentence about what a dry run could not measure; empty if it measured everything."""
+    """Return a sentence about the memory that a dry run could not measure; empty if it measured everything."""
     if not phases:
         return "activations and KV cache are not known for this model"
     without = next((phase.without for phase in phases if phase.without), "")
@@ -196,8 +196,8 @@ def execution_order(units: Sequence[UnitProfile], phases: Sequence[Phase]) -> li
     return sorted(range(len(units)), key=lambda index: keys[index])
 
 
-def _holder_of_first(units: Sequence[UnitProfile], model: nn.Module) -> int:
-    """Return the position of the unit that holds the model's first parameter; 0 if it has none."""
+def _unit_of_first_parameter(units: Sequence[UnitProfile], model: nn.Module) -> int:
+    """Return the position of the unit with the model's first parameter; 0 if the model has none."""
     first = next((name for name, _ in model.named_parameters()), None)
     holders = (index for index, unit in enumerate(units) if any(spec.name == first for spec in unit.tensors))
     return next(holders, 0)
@@ -211,10 +211,10 @@ def _cast(model: nn.Module, wanted: torch.dtype | CustomDtype | None) -> dict[in
     return {id(tensor): wanted for tensor in tensors if planned_dtype(tensor.dtype, wanted) == wanted}
 
 
-def _given_back(model: nn.Module, units: Sequence[UnitProfile], phases: Sequence[Phase]) -> set[int]:
-    """Return the positions of the units whose outputs are moved to the device of the module around them.
+def _with_moved_outputs(model: nn.Module, units: Sequence[UnitProfile], phases: Sequence[Phase]) -> set[int]:
+    """Return the positions of the units whose outputs are moved to the device of their parent module.
 
-    These are embeddings, units whose outputs the module around them computes with, and the last unit of the model.
+    These are embeddings, units whose parent computes with their outputs, and the last unit of the model.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     whole = find_no_split_classes(model)
@@ -228,16 +228,16 @@ def _given_back(model: nn.Module, units: Sequence[UnitProfile], phases: Sequence
     }
 
 
-def _renumbered(phase: Phase, order: Sequence[int], given_back: Collection[int], placed: Collection[int]) -> Phase:
-    """Return a phase with its units renumbered to `order`, keeping only the outputs that are given back.
+def _renumbered(phase: Phase, order: Sequence[int], moved: Collection[int], placed: Collection[int]) -> Phase:
+    """Return a phase with its units renumbered to `order`, and only those outputs that are moved.
 
-    Units without tensors are not `placed`: they run where their inputs lie, so their operations count as operations
-    between units.
+    Units without tensors are not `placed`: they run on the device of their inputs, so their operations count as
+    operations between units.
     """
     units = {old: new for new, old in enumerate(order)}
 
     def kept(event: Event) -> Event:
-        return Leave(event.unit) if isinstance(event, Leave) and event.unit not in given_back else event
+        return Leave(event.unit) if isinstance(event, Leave) and event.unit not in moved else event
 
     def renumbered(trace: Trace) -> Trace:
         events = tuple(

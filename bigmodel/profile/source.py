@@ -29,7 +29,7 @@ def profile_source(
 
     Args:
         id_or_path: a folder or a repository on the Hub.
-        dtype: dtype that weights are loaded as; "auto": the config's, else that of most of the checkpoint.
+        dtype: dtype that weights are loaded as; "auto": the config's, else that of most bytes of the checkpoint.
         revision: branch, tag or commit of a repository.
         **shapes: further arguments of `profile_model`: `batch_size`, `context_length`, `new_tokens`, ...
 
@@ -109,14 +109,14 @@ def _auto_dtype(config: Any, source: ModelSource) -> torch.dtype:
 
     Headers are read only in the second case: a model on the Hub may have hundreds of files.
     """
-    said = getattr(config, "dtype", None) or getattr(text_config(config), "dtype", None)
-    if isinstance(said, str):
-        said = normalize_dtype(said)
-    if isinstance(said, torch.dtype):
-        return said
-    votes: Counter[torch.dtype] = Counter()
+    declared = getattr(config, "dtype", None) or getattr(text_config(config), "dtype", None)
+    if isinstance(declared, str):
+        declared = normalize_dtype(declared)
+    if isinstance(declared, torch.dtype):
+        return declared
+    nbytes: Counter[torch.dtype] = Counter()
     for header in source.headers().values():
         for entry in header.values():
             if entry.dtype.is_floating_point:
-                votes[entry.dtype] += entry.nbytes
-    return votes.most_common(1)[0][0] if votes else torch.float32
+                nbytes[entry.dtype] += entry.nbytes
+    return nbytes.most_common(1)[0][0] if nbytes else torch.float32

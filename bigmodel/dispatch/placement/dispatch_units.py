@@ -11,7 +11,7 @@ from torch import nn
 
 from ...errors import DeviceMapError
 from ...profile import find_units
-from ...profile.model.tensors import itself_and_around, owner_of
+from ...profile.model.tensors import owner_of, with_ancestors
 from .tensors import PlacedTensor
 
 
@@ -68,7 +68,7 @@ def dispatch_units_of_parts(
         if owner is None:
             raise DeviceMapError(f"the plan has no part for {name!r}: it is of another model; make a plan of this one")
         inside[owner].append(name)
-    enclosing = {outer for part in parts for outer in itself_and_around(part) if outer != part}
+    enclosing = {outer for part in parts for outer in with_ancestors(part) if outer != part}
     found = [DispatchUnit(name, own, name in enclosing) for name, own in inside.items() if name in modules]
     direct: dict[str, list[str]] = defaultdict(list)
     for name in inside:

@@ -1,9 +1,9 @@
 """Calibrates the measured speed of single operations by running whole models.
 
-An operation measured by itself finds its inputs, code and memory in caches; within a model it does not. So small
-transformers are run, one of many small matrices and one of few large ones. The difference between their times and the
-sums of their operations is attributed to its possible causes: in a step of one token, the call of each operation and
-the reading of weights; in a prompt, multiplying and moving bytes.
+An operation that is measured by itself has its inputs, code and memory in caches; within a model it does not. So two
+small transformers are run, one of many small matrices and one of few large ones. The difference between their times and
+the sums of their operations is attributed to its possible causes: in a step of one token, the call overhead and the
+reading of weights; in a prompt, multiplying and moving bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .machine import CACHED, Curve, DeviceSpeed
 from .timing import Effort, seconds_of
 
 LEAST, MOST = 0.7, 3.0
-"""Bounds of corrections: larger ones come from disturbances of the measurement."""
+"""Bounds of the correction factors: values beyond them are measurement noise."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,4 @@
-"""The profile of a machine: how fast each device computes and how fast bytes reach it, in seconds and bytes; its JSON
-form; and a nominal machine for plans without a measurement.
-
-A machine nobody measured: round figures of a server with a data-centre accelerator.
-
-Good for finding how parts should be arranged on a machine that is not here, for that depends on ratios that differ
-little between such machines. Not good for telling seconds, and nothing does so with it.
-"""
+"""The profile of a machine: the speed of its devices, links, memory and disk; its JSON; and a nominal machine."""
 
 from __future__ import annotations
 
@@ -23,17 +16,17 @@ from ..model.experts import RouterChoice
 from ..trace.work import ATTENTION, CALL, MOVE, PRODUCT, ROUTE, Work
 
 CACHED = ":cached"
-"""Ends the name of a curve that was measured with what it reads in the processor's cache."""
+"""Suffix of the names of curves that were measured with inputs in the processor's cache."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A measured function of one size, given at a few sizes; between them it is interpolated on logarithmic scales.
+    """A measured function of a size, sampled at a few sizes and interpolated between them on logarithmic scales.
 
     Attributes:
         sizes: ascending, positive.
         values: positive, one for each size.
-        grows: beyond the largest size the value is proportional to the size; else it stays.
+        grows: beyond the largest size the value is proportional to the size; otherwise it is constant.
     """
 
     sizes: tuple[float, ...]
@@ -54,15 +47,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class DeviceSpeed:
-    """How fast one device computes.
+    """The compute speed of a device.
 
     Attributes:
-        curves: "product:float32": rows to seconds for each number of the matrix, the matrix read from memory; with
-            ":cached" at the end, read from the processor's cache. "attention:float32" alike. "move": bytes to
-            seconds for each byte. "route": seconds that sorting a few tokens by experts takes beyond its operations.
-        call: seconds that one operation takes beside its work: Python, dispatch, launch.
-        call_cached: the same where no large weights drive code and data out of the processor's cache.
-        asynchronous: operations are queued, so calls go on beside the work of those before them.
+        curves: "product:float32": rows -> seconds per element of the matrix, read from memory, or with the suffix
+            ":cached" from the processor's cache; likewise "attention:float32". "move": bytes -> seconds per byte.
+            "route": seconds that sorting a few tokens by expert takes beyond its operations.
+        call: overhead of one operation in seconds: Python, dispatch, launch.
+        call_cached: the same for models whose weights do not evict code and data from the processor's cache.
+        asynchronous: operations are queued, so the overhead of a call overlaps with the work of earlier ones.
     """
 
     curves: Mapping[str, Curve]
@@ -71,11 +64,11 @@ class DeviceSpeed:
     asynchronous: bool = False
 
     def seconds(self, work: Work, cached: bool = False) -> float:
-        """Return how long an operation takes beside its call.
+        """Return the seconds of an operation without its call overhead.
 
         Args:
             work: the operation.
-            cached: what it reads is in the processor's cache: the model is small.
+            cached: its inputs are in the processor's cache, as the model is small.
         """
         if work.kind == CALL or (work.kind == ROUTE and ROUTE not in self.curves):
             return 0.0
@@ -86,7 +79,7 @@ class DeviceSpeed:
         return work.elements * self._curve(work.kind, work.dtype, cached).at(max(work.rows, 1))
 
     def total(self, works: Sequence[Work], cached: bool = False) -> float:
-        """Return the seconds of operations that run one after another."""
+        """Return the seconds of a sequence of operations."""
         calls = (self.call_cached if cached else self.call) * len(works)
         working = sum(self.seconds(work, cached) for work in works)
         return max(calls, working) if self.asynchronous else calls + working
@@ -103,27 +96,27 @@ class DeviceSpeed:
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """How fast bytes move one way between the host and a device: a copy of n bytes takes `latency` + n / `rate`."""
+    """The speed of one direction of a link: a copy of n bytes takes `latency` + n / `rate` seconds."""
 
     rate: float
     latency: float = 0.0
 
     def seconds(self, nbytes: int) -> float:
-        """Return how long `nbytes` are on their way."""
+        """Return the seconds of a copy of `nbytes`."""
         return self.latency + nbytes / self.rate
 
 
 @dataclass(frozen=True)
 class DeviceLinks:
-    """The links of one accelerator to the host; pinned ones are those that copies of weights use where there are any.
+    """The links between an accelerator and the host. Copies of weights use pinned memory if there is any.
 
     Attributes:
         to_device: from pinned memory.
-        to_device_pageable: from ordinary memory.
+        to_device_pageable: from pageable memory.
         to_host: to pinned memory.
-        to_host_pageable: to ordinary memory.
-        disturbance: seconds that compute on the device loses for each byte copied to it meanwhile; 0 where copies have
-            engines of their own.
+        to_host_pageable: to pageable memory.
+        disturbance: seconds that compute on the device loses for each byte that is copied to it meanwhile; 0 for
+            devices with copy engines.
     """
 
     to_device: LinkSpeed
@@ -135,12 +128,12 @@ class DeviceLinks:
 
 @dataclass(frozen=True)
 class ExpertOverhead:
-    """Seconds that the host spends between a router and experts that are fetched one by one, beside their transfers.
+    """Seconds that the host spends between a router and experts that are fetched one by one, without transfers.
 
     Attributes:
         module: for each call of a module of experts.
         chosen: for each expert that is chosen.
-        ahead: for each expert of the next module, where nearly all are chosen, so that the next module's are fetched.
+        ahead: for each expert of the next module, if these are prefetched because nearly all experts are chosen.
     """
 
     module: float = 0.0
@@ -155,18 +148,18 @@ class ExpertOverhead:
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """What was measured of one machine.
+    """The measurements of one machine.
 
     Attributes:
-        name: what it is, in words.
-        key: differs when anything differs that the figures depend on.
+        name: description of the machine.
+        key: hash of everything that the figures depend on.
         devices: by canonical name, "cpu" among them.
-        links: by canonical name of the accelerator; by "cpu" copies from one place of the host's memory to another.
-        memory_rate: bytes per second that the host reads from its memory.
-        disk_cold: bytes per second from the disk itself.
-        disk_warm: bytes per second from the kernel's cache of files into memory.
+        links: by canonical name of the accelerator; "cpu" stands for copies within the host's memory.
+        memory_rate: bytes per second at which the host reads its memory.
+        disk_cold: bytes per second at which the disk is read.
+        disk_warm: bytes per second at which files in the page cache are read.
         expert_overhead: seconds of Python for experts that are fetched one by one.
-        cache_bytes: bytes of the processor's last cache.
+        cache_bytes: bytes of the processor's last-level cache.
         memory_bytes: bytes of the host's memory.
         measured_at: seconds since the epoch.
     """
@@ -184,7 +177,7 @@ class MachineProfile:
     measured_at: float = 0.0
 
     def device(self, name: str) -> DeviceSpeed:
-        """Return the speed of a device by canonical name; of one like it, if that very one was not measured."""
+        """Return the speed of a device by canonical name, or of one of the same type if it was not measured."""
         if name in self.devices:
             return self.devices[name]
         kind = name.partition(":")[0]
@@ -192,7 +185,7 @@ class MachineProfile:
         return alike[0] if alike else self.devices["cpu"]
 
     def link(self, name: str) -> DeviceLinks:
-        """Return the links of an accelerator by canonical name; of one like it, if that very one was not measured."""
+        """Return the links of an accelerator by canonical name, or of one of the same type if it was not measured."""
         if name in self.links:
             return self.links[name]
         kind = name.partition(":")[0]
@@ -204,7 +197,7 @@ class MachineProfile:
 
 
 FORMAT = 3
-"""Raised whenever what is measured changes: a profile of another format is measured again."""
+"""Raised whenever the measured quantities change: a profile of another format is measured again."""
 
 
 def dump(machine: MachineProfile) -> str:
@@ -228,14 +221,14 @@ def load(text: str) -> MachineProfile:
 
 
 def nominal_machine() -> MachineProfile:
-    """Return a machine of round figures, like a server with a data-centre accelerator that stands for any CUDA device.
+    """Return an unmeasured machine with round figures: a server with a data-centre accelerator, for any CUDA device.
 
-    Plans for a machine that is not here are searched with it, as the best placement depends on ratios that differ
-    little between such machines. It predicts no seconds.
+    Plans for other machines are searched with it, as the best placement depends on ratios that differ little between
+    such machines. It is not used to predict seconds.
     """
     link = LinkSpeed(25e9, 10e-6)
     return MachineProfile(
-        name="round figures, not measured",
+        name="nominal figures, not measured",
         key="nominal",
         devices={"cpu": _device(2e-10, 2e11, 5e-6), "cuda:0": _device(1e-12, 4e14, 5e-6)},
         links={"cuda:0": DeviceLinks(link, LinkSpeed(12e9, 10e-6), link, LinkSpeed(12e9, 10e-6))},
@@ -249,7 +242,7 @@ def nominal_machine() -> MachineProfile:
 
 
 def _device(read: float, operations: float, call: float) -> DeviceSpeed:
-    """Return a device that reads a number in `read` seconds and does `operations` per second, two per product."""
+    """Return a device that reads an element in `read` seconds and computes `operations` per second."""
     per_row = 2 / operations
     rows = (1.0, 256.0)
     curve = Curve(rows, (max(read, per_row), max(read, per_row * rows[-1])), grows=True)

@@ -1,4 +1,4 @@
-"""Measures this machine once: the profile is cached in a file, and concurrent processes share one measurement."""
+"""Measurement of this machine: the profile is cached in a file, and concurrent processes share one measurement."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ def cache_folder() -> Path:
 
 
 def machine(refresh: bool = False, effort: Effort | None = None, folder: Path | None = None) -> MachineProfile:
-    """Return the profile of this machine, measured now if it was not before.
+    """Return the profile of this machine, and measure it if it is not cached.
 
-    A measurement takes some seconds. Other processes that ask meanwhile wait and read its result.
+    A measurement takes half a minute. Concurrent callers in other processes wait for it and read its result.
 
     Args:
         refresh: measure again, unless another process does so meanwhile.
-        effort: how much is measured; None: enough for predictions.
+        effort: sizes and repetitions; None: those that predictions need.
         folder: folder of the profiles; None: `cache_folder()`.
     """
     effort = effort or Effort()
     key = machine_key(effort)
     folder = folder or cache_folder()
     path = folder / f"{key}.json"
-    asked = time.time()
+    started = time.time()
     known = None if refresh else _known(path)
     if known is not None:
         return known
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / f"{key}.lock"):
         known = _known(path)
-        if known is not None and (not refresh or known.measured_at >= asked):
+        if known is not None and (not refresh or known.measured_at >= started):
             return known
         measured = measure(effort, folder, key)
         write_text(path, machine_json.dump(measured))
@@ -98,8 +98,7 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
 
 @contextmanager
 def _unlimited(device: torch.device) -> Iterator[None]:
-    """Lift the capacity of a virtual accelerator, and restore it and its peak afterwards: its speed does not depend on
-    its capacity."""
+    """Remove the capacity limit of a virtual accelerator within the context; restore it and the peak afterwards."""
     if device.type != virtual.TYPE:
         yield
         return
@@ -113,16 +112,16 @@ def _unlimited(device: torch.device) -> Iterator[None]:
 
 
 def describe() -> str:
-    """Return this machine in words: processor, cores, threads in use, memory, accelerators."""
+    """Return a description of this machine: processor, cores, threads in use, memory, accelerators."""
     parts = [processor_name(), f"{usable_cores()} cores", f"{torch.get_num_threads()} threads"]
     parts.append(f"{round(psutil.virtual_memory().total / 2**30)} GiB of memory")
     return ", ".join([*parts, *_accelerator_names(accelerators())])
 
 
 def machine_key(effort: Effort) -> str:
-    """Return a key of this machine's setup; it differs if anything that the figures depend on differs."""
-    said = [describe(), platform.platform(), torch.__version__, repr(effort)]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+    """Return a hash of everything that the figures depend on."""
+    parts = [describe(), platform.platform(), torch.__version__, repr(effort)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _accelerator_names(names: Sequence[str]) -> list[str]:
@@ -140,7 +139,7 @@ def _accelerator_names(names: Sequence[str]) -> list[str]:
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two accelerators are of one model, so that measuring one is enough."""
+    """Whether two accelerators are of the same model, so that one measurement is enough."""
     first, second = torch_device(one), torch_device(other)
     if first.type != second.type or first.type == HOST:
         return False
@@ -155,7 +154,7 @@ def _known(path: Path) -> MachineProfile | None:
     except FileNotFoundError:
         return None
     except PlanError as error:
-        logger.warning("%s is ignored and the machine measured again: %s", path, error)
+        logger.warning("%s is ignored, and the machine is measured again: %s", path, error)
         return None
 
 

@@ -1,4 +1,4 @@
-"""Measures how fast a device computes: products, attention, convolutions, moves of bytes, and routing to experts."""
+"""Measures the compute speed of a device: products, attention, convolutions, moves of bytes, and expert routing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def probe_device(device: torch.device, effort: Effort, dtypes: Sequence[torch.dtype] = DTYPES) -> DeviceSpeed:
-    """Measure how fast `device` computes; dtypes that it does not support are left out."""
+    """Measure the compute speed of `device`; dtypes that it does not support are left out."""
     curves: dict[str, Curve] = {}
     with torch.inference_mode():
         curves[MOVE] = _moves(device, effort)
@@ -54,7 +54,7 @@ def computes_in(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _products(device: torch.device, dtype: torch.dtype, effort: Effort, spread: int) -> Curve:
-    """Rows to seconds for each number of the matrix. `spread`: bytes of matrices that are used in turn."""
+    """Return rows -> seconds per element of the matrix. `spread`: bytes of matrices that are used in turn."""
     width = effort.width if spread else max(effort.width // 2, 16)
     count = max(1, spread // (width * width * dtype.itemsize))
     turn = itertools.cycle([_filled((width, width), dtype, device) for _ in range(count)])
@@ -72,7 +72,7 @@ def _products(device: torch.device, dtype: torch.dtype, effort: Effort, spread: 
 
 
 def _attention(device: torch.device, dtype: torch.dtype, effort: Effort) -> Curve:
-    """Rows of queries to seconds for each number of the keys and values."""
+    """Return rows of queries -> seconds per element of keys and values."""
     heads, width, length = 8, 64, max(effort.rows)
 
     def timed(rows: int, length: int) -> float:
@@ -86,7 +86,7 @@ def _attention(device: torch.device, dtype: torch.dtype, effort: Effort) -> Curv
 
 
 def _convolutions(device: torch.device, dtype: torch.dtype, effort: Effort) -> tuple[Curve, Curve]:
-    """Positions to seconds for each number of the weights: of a residual block's middle, and of its narrow ends."""
+    """Return positions -> seconds per weight, for the 3x3 and for the 1x1 convolutions of a residual block."""
 
     def timed(side: int, channels: int) -> tuple[float, float]:
         image, inner = (_filled((1, count, side, side), dtype, device) for count in (4 * channels, channels))
@@ -106,7 +106,7 @@ def _convolutions(device: torch.device, dtype: torch.dtype, effort: Effort) -> t
 
 
 def _moves(device: torch.device, effort: Effort) -> Curve:
-    """Bytes read and written by an addition to seconds for each, its result in new memory."""
+    """Return bytes read and written -> seconds per byte, for an addition whose result is newly allocated."""
 
     def timed(count: int) -> float:
         left, right = (_filled((count,), torch.float32, device) for _ in range(2))
@@ -118,7 +118,7 @@ def _moves(device: torch.device, effort: Effort) -> Curve:
 
 
 def _beyond(least: float, taken: float) -> float:
-    """Return the seconds beyond the call overhead, which is counted separately."""
+    """Return the seconds without the call overhead, which is counted separately."""
     return max(taken - least, 0.02 * taken)
 
 
@@ -132,13 +132,14 @@ def _filled(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) ->
 
 
 LAYERS = 4
+"""Layers of the mixture of experts that routing is measured with."""
 
 
 def with_routing(speed: DeviceSpeed, device: torch.device, effort: Effort) -> DeviceSpeed:
     """Return `speed` with the seconds that one routing to experts takes beyond its operations.
 
-    Sorting tokens by expert takes many operations of few bytes, each slower than most. They are measured together, in
-    a mixture so small that it does little else.
+    Sorting tokens by expert takes many operations on few bytes, which are slower than most. They are measured together,
+    in a mixture of experts so small that it does little else.
     """
     from transformers import MixtralConfig, MixtralForCausalLM
 

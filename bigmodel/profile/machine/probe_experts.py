@@ -1,9 +1,9 @@
-"""Measures what fetching experts one by one costs the host beside transfers and operations, in seconds of Python.
+"""Measures the host's overhead of experts that are fetched one by one: seconds of Python, without transfers.
 
-Between a router and its experts, `dispatch` checks where inputs are, finds the chosen experts, looks up and holds their
-slots, waits for their transfers, renumbers the tokens' choices and releases the slots. `MiniatureExperts` does the same
-steps without a model. It runs with few and with many experts, between reads of large weights, which evict code and data
-from the processor's cache as a model's do.
+Between a router and its experts, `dispatch` checks the device of the inputs, finds the chosen experts, looks up and
+holds their slots, waits for their transfers, renumbers the tokens' choices and releases the slots. `MiniatureExperts`
+does the same steps without a model. It runs with few and with many experts, between reads of large weights that evict
+code and data from the processor's cache, as those of a model do.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .machine import ExpertOverhead
 from .timing import Effort
 
 FEW, MANY = 2, 32
-"""Numbers of chosen experts between which the seconds of one expert are measured."""
+"""Numbers of chosen experts: the difference of their seconds gives those of one expert."""
 
 MODULES = 3
 """Modules around the experts whose inputs are checked: the layer, its router and the experts."""
 
 
 class _Slot:
-    """A slot with the transfer that filled it, and the marks of computations that read it."""
+    """A slot with the transfer that filled it, and marks of the computations that read it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -45,7 +45,7 @@ class _Slot:
         self.failure: Exception | None = None
 
     def wait(self) -> None:
-        """Wait for the transfer; raise its failure."""
+        """Wait for the transfer; raise its error."""
         self._raise_failure()
         self.arrived = self.ready.result() is not None
 
@@ -58,16 +58,16 @@ class _Slot:
             raise self.failure
 
     def mark(self, computed: object) -> None:
-        """Note a computation that reads the slot, in place of those that have ended."""
+        """Add a mark of a computation that reads the slot, and remove those of finished ones."""
         self.marks = [mark for mark in self.marks if mark is None]
         self.marks.append(computed)
 
 
 class MiniatureExperts:
-    """The bookkeeping between a router and cached experts, with nothing to compute or transfer.
+    """The bookkeeping between a router and cached experts, without computations and transfers.
 
     Args:
-        count: how many experts there are, all of them cached.
+        count: number of experts, all of them cached.
     """
 
     def __init__(self, count: int) -> None:
@@ -81,11 +81,11 @@ class MiniatureExperts:
         self._cpu = torch.device("cpu")
 
     def __call__(self, hidden: torch.Tensor, numbers: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Do what a call of the experts `numbers` takes beside its operations."""
+        """Do the bookkeeping of a call of the experts `numbers`."""
         arguments: tuple[Any, ...] = (hidden, numbers, weights)
         keywords = {"mask": None, "positions": (weights, weights), "cached": True}
         for module in range(MODULES):
-            named = {} if module else keywords  # a tuple is looked into to send what is in it
+            named = {} if module else keywords  # the tuple among them is traversed
             if not are_all_on(arguments, self._cpu) or not are_all_on(named.values(), self._cpu):
                 arguments, named = send_to_device((arguments, named), self._cpu)
         result: torch.Tensor = self.compute(*self._arguments.bind(self, *arguments).args[1:])
@@ -108,7 +108,7 @@ class MiniatureExperts:
         return index
 
     def fetch_ahead(self, experts: Sequence[int]) -> None:
-        """Start the fetch of experts that are likely to be wanted next, each into the slot that it has."""
+        """Start fetching experts that are likely to be used next, each into its own slot."""
         with self._changed:
             found = {expert: self._find(expert) for expert in experts}
             order = np.argsort(-self._waits, kind="stable")
@@ -120,7 +120,7 @@ class MiniatureExperts:
                 self._waits[slot.number] = expert
 
     def _fetch(self, expert: int, slot: _Slot) -> Future[float]:
-        """Return a fetch that has ended at once."""
+        """Return a finished fetch."""
         fetched: Future[float] = Future()
         try:
             fetched.set_result(float(expert + slot.number))
@@ -175,7 +175,7 @@ def miniature_call(chosen: int) -> Callable[[], object]:
 
 
 def expert_overhead(effort: Effort) -> ExpertOverhead:
-    """Measure what experts that are fetched one by one cost the host in Python, per module and per expert."""
+    """Measure the overhead per module and per expert."""
     few, many = (_seconds(miniature_call(chosen), effort) for chosen in (FEW, MANY))
     ahead = _seconds(partial(MiniatureExperts(MANY).fetch_ahead, range(MANY)), effort) / MANY
     each = max(many - few, 0.0) / (MANY - FEW)

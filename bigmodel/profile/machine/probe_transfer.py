@@ -1,4 +1,4 @@
-"""Measures how fast bytes move: over the links of a device, from host memory, and from disk, cold and cached."""
+"""Measures transfer speeds: over the links of a device, from host memory, and from disk, cold and cached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .timing import Effort, seconds_of
 
 
 def probe_links(device: torch.device, effort: Effort) -> DeviceLinks:
-    """Measure the links of an accelerator. Without pinned memory, the figures of pageable memory take its place."""
+    """Measure the links of an accelerator. Without pinned memory, those of pageable memory are used."""
     pinned = device.type == "cuda"
     return DeviceLinks(
         to_device=_link(device, effort, pinned, to_device=True),
@@ -37,7 +37,7 @@ def memory_rate(effort: Effort) -> float:
 
 
 def _disturbance(device: torch.device, effort: Effort) -> float:
-    """Return the seconds of compute lost per byte copied to the device meanwhile, if threads do both."""
+    """Return the seconds of compute lost per byte that another thread copies to the device meanwhile."""
     matrix, rows = (torch.full((effort.width, n), 0.5).to(device) for n in (effort.width, effort.prompt))
     host = torch.full((effort.copied[-1],), 1, dtype=torch.uint8)
     there = host.to(device)

@@ -1,7 +1,4 @@
-"""How measurements are taken: the effort to spend, and the seconds of a piece of work on a device.
-
-Seconds that small pieces of work take on a device, repeated until the figure can be trusted.
-"""
+"""Timing of work on a device, and the effort of a measurement."""
 
 from __future__ import annotations
 
@@ -14,22 +11,21 @@ import torch
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. Less effort is quicker and coarser.
+    """The sizes and repetitions of a measurement: less effort is faster and less accurate.
 
     Attributes:
-        width: of the square matrices of products.
-        spread: bytes of matrices that are taken in turn, so that none is in the cache.
-        rows: of products and attention.
+        width: width of the square matrices of products.
+        spread: bytes of matrices that are used in turn, so that none is in the cache.
+        rows: rows of products and attention.
         moved: bytes of the tensors that are moved.
-        at_least: seconds of each timed run.
-        repeats: timed runs behind each figure.
-        copied: bytes of each copy over a link.
+        at_least: minimum seconds of each timed run.
+        repeats: number of timed runs for each figure.
+        copied: bytes of a small and a large copy over a link.
         file: bytes of the file that is written and read.
-        models: width and depth of two transformers that are run for the figures to be corrected by: one of many small
-            matrices, one of few large ones, both larger than the processor's cache.
+        models: width and depth of two transformers whose times calibrate the figures: one of many small matrices, one
+            of few large ones, both larger than the processor's cache.
         prompt: tokens of their prompt.
-        images: sides and channels of what is convolved, as they follow each other in a network that goes from fine to
-            coarse.
+        images: side and channels of the convolved images, from the coarsest to the finest stage of a network.
     """
 
     width: int = 2048
@@ -48,7 +44,7 @@ class Effort:
 QUICK = Effort(
     64, 2**17, (1, 16), (2**12, 2**16), 0.0005, 1, (2**12, 2**18), 2**20, ((16, 2), (32, 1)), 8, ((4, 8), (8, 4))
 )
-"""The least effort, for tests: the figures mean little."""
+"""Minimal effort for tests; the figures are not meaningful."""
 
 
 def synchronize(device: torch.device) -> None:

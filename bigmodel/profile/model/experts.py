@@ -34,7 +34,7 @@ class ExpertsProfile:
 
 @dataclass(frozen=True)
 class RouterChoice:
-    """A router's choice in one call: `per_token` different experts for each of `tokens` tokens, out of `count`."""
+    """A router's choice in one call: `per_token` distinct experts for each of `tokens` tokens, out of `count`."""
 
     tokens: int
     per_token: int
@@ -42,24 +42,25 @@ class RouterChoice:
 
     @property
     def rows(self) -> int:
-        """Pairs of a token and an expert chosen for it."""
+        """Number of pairs of a token and an expert chosen for it."""
         return self.tokens * self.per_token
 
     @property
     def most(self) -> int:
-        """The most distinct experts used."""
+        """Upper bound of the number of distinct experts used."""
         return min(self.count, self.rows)
 
     @property
     def wanted(self) -> float:
-        """Expected number of distinct experts used, if all are equally likely, as routers are trained to make them."""
+        """Expected number of distinct experts used, if all are equally likely, which routers are trained for."""
         return distinct_experts(self.count, self.tokens, self.per_token)
 
 
 def distinct_experts(count: int, tokens: int, per_token: int = 1) -> float:
     """Return the expected number of `count` experts that at least one of `tokens` uses, each using `per_token`.
 
-    A token leaves out a given expert with probability 1 - per_token / count, all tokens with its power.
+    One token skips a given expert with probability 1 - per_token / count, and all tokens skip it with that to the power
+    of `tokens`.
     """
     return count * (1 - (1 - min(per_token / count, 1.0)) ** tokens)
 
@@ -67,7 +68,7 @@ def distinct_experts(count: int, tokens: int, per_token: int = 1) -> float:
 def expert_names(module: nn.Module) -> list[str]:
     """Return the names of `module`'s fused expert tensors; empty if its experts cannot be fetched one by one.
 
-    They can be for classes that transformers decorates with ``use_experts_implementation``: any configured experts
+    Those of classes that transformers decorates with ``use_experts_implementation`` can: any configured experts
     function, the class's own or one registered in ``ALL_EXPERTS_FUNCTIONS``, receives the tensors ``(experts, ...)``
     and the expert indices of each token.
     """

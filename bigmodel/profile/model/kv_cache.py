@@ -1,8 +1,8 @@
 """Bytes of a KV cache, computed from a config.
 
-A layer that attends to everything holds, for each token and each key-value head, one key and one value. A layer with
-a sliding window holds no more tokens than the window. Multi-head latent attention holds, for each token, the latent
-vector and the rotary part of the key; implementations that expand these before caching hold every head's instead.
+A layer with full attention caches one key and one value for each token and each key-value head. A layer with a sliding
+window caches no more tokens than the window. Multi-head latent attention caches the latent vector and the rotary part
+of the key for each token; implementations that expand these before caching cache keys and values of every head.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def kv_cache_bytes(
     Args:
         config: a transformers config (of the text part, or one that has it).
         batch_size: sequences.
-        context_length: tokens of each sequence; for "static", tokens the cache is made for.
+        context_length: tokens of each sequence; for "static", the maximum.
         dtype: dtype of keys and values.
-        cache: "dynamic" (grows with the text), "static" (made for the whole context at once), or "expanded" (for
-            latent attention whose keys and values are cached for every head).
+        cache: "dynamic" (grows with the text), "static" (allocated for the whole context), or "expanded" (latent
+            attention whose keys and values are cached for every head).
 
     Raises:
         PlanError: the config lacks layers or heads, or another argument is invalid.
@@ -54,12 +54,12 @@ def layer_cache_bytes(
     for name in ("num_attention_heads", "num_hidden_layers"):
         if not isinstance(getattr(text, name, None), int):
             raise PlanError(f"config is {shown(config)}, which has no {name}; give one of a transformers decoder")
-    bits = dtype_bits(dtype) * batch_size * numbers_per_token(text, cache)
+    bits = dtype_bits(dtype) * batch_size * elements_per_token(text, cache)
     return [bits * tokens // 8 for tokens in tokens_held(text, context_length)]
 
 
-def numbers_per_token(config: Any, cache: str = "dynamic") -> int:
-    """Return how many numbers one layer stores for one token."""
+def elements_per_token(config: Any, cache: str = "dynamic") -> int:
+    """Return the number of elements that one layer caches for one token."""
     latent = getattr(config, "kv_lora_rank", None)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if latent is not None and cache == "expanded":
@@ -72,7 +72,7 @@ def numbers_per_token(config: Any, cache: str = "dynamic") -> int:
 
 
 def tokens_held(config: Any, context_length: int) -> list[int]:
-    """Return how many tokens each layer holds after `context_length` tokens."""
+    """Return the number of tokens that each layer caches after `context_length` tokens."""
     window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
     if not getattr(config, "use_sliding_window", True):
         window = None

@@ -1,9 +1,9 @@
 """Bytes of weights that are quantised for the link.
 
-A weight is cut into groups of `GROUP` elements that follow each other in memory. A group of ``int8`` is its integers
-and one scale; of ``int4`` its integers, two to a byte, one scale and one zero point. The scales of all groups lie
-together, then the zero points, then the integers, each aligned to `ALIGNMENT`, so that integers
-that have arrived can be restored while the rest is in transfer.
+A weight is divided into groups of `GROUP` consecutive elements. In ``int8`` a group has its integers and one scale; in
+``int4`` its integers, two per byte, one scale and one zero point. The layout is: the scales of all groups, the zero
+points, the integers, each part aligned to `ALIGNMENT`. Integers that have arrived can be restored while the rest is in
+transfer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .tensors import DtypeLike, TensorSpec, dtype_bits, normalize_dtype
 from .units import UnitProfile
 
 GROUP = 128
-"""Elements that share a scale, as in torchao's int4. The scale makes them 3 % larger than 8 bits each would be."""
+"""Elements that share a scale, as in torchao's int4. In int8 the scales add 3 %."""
 
 UNPACK_GROUPS = 128 * 2**10
 """Groups that are restored at once: enough to keep a GPU busy, with 8 MiB of scratch memory."""
@@ -45,8 +45,8 @@ def check_offload_dtype(offload_dtype: str | None) -> str | None:
 def quantized_parts(shape: Sequence[int], dtype: DtypeLike, offload_dtype: str) -> list[PartOfWeight] | None:
     """Return the parts of a quantised weight: scales, zero points (``int4``), and integers.
 
-    None for a tensor that is not quantised: anything but a matrix (biases, norms, fused experts); integers; a number
-    of elements that is no multiple of `GROUP`; a matrix so small that nothing is saved.
+    None for a tensor that is not quantised: one that is not a matrix (biases, norms, fused experts) or not of floating
+    point; one whose number of elements is no multiple of `GROUP`; one that would not become smaller.
     """
     count, found = prod(shape), normalize_dtype(dtype)
     if len(shape) != 2 or found not in _WHOLE or count == 0 or count % GROUP:
@@ -65,7 +65,7 @@ def quantized_bytes(shape: Sequence[int], dtype: DtypeLike, offload_dtype: str |
 
 
 def scratch_bytes(groups: int, offload_dtype: str) -> int:
-    """Return the bytes of scratch memory for restoring a weight of so many groups."""
+    """Return the bytes of scratch memory for restoring a weight of `groups` groups."""
     return min(groups, UNPACK_GROUPS) * GROUP // 2 if offload_dtype == "int4" else 0
 
 
@@ -77,9 +77,9 @@ def offloaded_bytes(unit: UnitProfile, offload_dtype: str | None) -> int:
 
 
 def restored_bytes(unit: UnitProfile, offload_dtype: str | None) -> tuple[int, int]:
-    """Return the bytes of the buffer in which a quantised unit arrives, and of scratch memory to restore it.
+    """Return the bytes of the buffer that receives a quantised unit, and of the scratch memory for restoring it.
 
-    Both are 0 if none of its weights is quantised. Experts are fetched one by one, past the buffer and as they are.
+    Both are 0 if none of its weights is quantised. Experts that are fetched one by one are not quantised.
     """
     if offload_dtype is None:
         return 0, 0

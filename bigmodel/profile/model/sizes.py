@@ -20,12 +20,12 @@ def compute_module_sizes(
 ) -> dict[str, int]:
     """Return the bytes of every module, parameter and buffer by name; `""` is the whole model.
 
-    A tied tensor counts once in every module that holds one of its names, so the sizes of two children may
+    A tied tensor counts once in every module that contains one of its names, so the sizes of two children may
     add up to more than their parent's. Modules without tensors are listed with 0.
 
     Args:
         model: any module, also on meta.
-        dtype: floating point tensors count as this dtype, but never as more bytes than now; None: as they are.
+        dtype: floating point tensors count in this dtype, but not with more bytes than now; None: as they are.
         special_dtypes: dtype by parameter or buffer name; takes precedence over `dtype`.
         buffers_only: count buffers only.
 
@@ -92,7 +92,7 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
 
 
 def _ancestors(name: str) -> Iterator[str]:
-    """Yield the modules that hold `name`, outermost (`""`) first."""
+    """Yield the names of the ancestors of `name`, outermost (`""`) first."""
     yield ""
     position = name.find(".")
     while position >= 0:

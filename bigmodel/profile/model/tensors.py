@@ -110,8 +110,8 @@ def planned_dtype(current: torch.dtype, wanted: torch.dtype | CustomDtype | None
     return wanted
 
 
-def itself_and_around(name: str) -> Iterator[str]:
-    """Yield `name` and the modules that it lies in, the innermost first; the whole model, `""`, comes last."""
+def with_ancestors(name: str) -> Iterator[str]:
+    """Yield `name` and the names of its ancestors, innermost first; the whole model, `""`, is last."""
     while name:
         yield name
         name = name.rpartition(".")[0]
@@ -119,8 +119,8 @@ def itself_and_around(name: str) -> Iterator[str]:
 
 
 def owner_of(name: str, keys: Container[str]) -> str | None:
-    """Return the longest of `keys` that is `name` or a module that it lies in; None if there is none."""
-    return next((around for around in itself_and_around(name) if around in keys), None)
+    """Return the longest of `keys` that is `name` or one of its ancestors; None if there is none."""
+    return next((ancestor for ancestor in with_ancestors(name) if ancestor in keys), None)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def storage_key(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return a key that two tensors share exactly if they are the same memory.
 
     Works on meta tensors too. Tensors that view different parts of one storage (a memory-mapped file, say)
-    get different keys; an empty tensor shares memory with nobody.
+    get different keys; an empty tensor shares memory with no other.
     """
     if isinstance(tensor, VirtualTensor):
         return storage_key(tensor.held)

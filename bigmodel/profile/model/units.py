@@ -1,9 +1,9 @@
 """The units of a model: the modules that are placed as a whole, with their tensors and bytes.
 
-A module with a residual connection adds its input to its output; if it were split, the two would meet on different
-devices. transformers models declare such classes. In any other model the repeated blocks are units: modules of one
-class that sit side by side in a `ModuleList`, `Sequential` or `ModuleDict` and have children. The outermost such
-module counts, so the experts inside a decoder layer do not split it.
+A module with a residual connection adds its input to its output; if it were split, the two would be on different
+devices. transformers models declare such classes. In all other models the repeated blocks are units: siblings of one
+class in a `ModuleList`, `Sequential` or `ModuleDict` that have children. The outermost such module is the unit, so the
+experts inside a decoder layer do not split it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tensors import DtypeLike, TensorSpec, owner_of, tensor_specs
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 INDIVISIBLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-"""PyTorch's own modules that compute with their children's weights themselves, and so are never split."""
+"""PyTorch modules that compute with their children's weights themselves, and so are never split."""
 
 
 def find_no_split_classes(model: nn.Module) -> frozenset[str]:
@@ -71,7 +71,7 @@ class UnitModule:
         is_block: it is one of the repeated blocks, or its class was given as not to be split.
         is_tensor: `name` is a parameter or buffer, not a module.
         class_name: class of the module, or "Parameter" / "Buffer".
-        is_lookup: an embedding: only a few rows are read, so it best executes where its table lies.
+        is_lookup: an embedding: only a few rows are read, so it runs best on the device of its table.
     """
 
     name: str
@@ -141,7 +141,7 @@ def is_indivisible(module: nn.Module) -> bool:
 
 
 def is_lookup(module: nn.Module) -> bool:
-    """Whether a module is a table of which rows are read as they lie, best where the table lies."""
+    """Whether a module is an embedding whose rows are read unchanged: it runs best on the device of its table."""
     return type(module) is nn.Embedding and module.max_norm is None
 
 
@@ -156,10 +156,10 @@ def _names_around_blocks(model: nn.Module, classes: frozenset[str]) -> set[str]:
 
 
 def combining_module(modules: Mapping[str, nn.Module], name: str, whole: Collection[str]) -> str | None:
-    """Return the module around `name` that computes with the outputs of `name`; None if it only passes them on.
+    """Return the parent of `name` if it computes with the outputs of `name`; None if it only passes them on.
 
-    A module that holds tensors itself computes with them. Others count as computing unless their model declares which
-    modules must not be split, and thereby that all others may be.
+    A parent with tensors of its own computes with them. Other parents count as computing unless the model declares
+    which modules must not be split, and thereby that all others may be split.
 
     Args:
         modules: all modules of a model by name, the model itself under `""`.
@@ -168,13 +168,13 @@ def combining_module(modules: Mapping[str, nn.Module], name: str, whole: Collect
     """
     if not name:
         return None
-    around = name.rpartition(".")[0]
-    while around and type(modules[around]).forward is nn.Module.forward:
-        around = around.rpartition(".")[0]
-    module = modules[around]
+    parent = name.rpartition(".")[0]
+    while parent and type(modules[parent]).forward is nn.Module.forward:
+        parent = parent.rpartition(".")[0]
+    module = modules[parent]
     declares = bool(getattr(modules[""], "_no_split_modules", None))
     holds = any(tensor is not None for tensor in (*module._parameters.values(), *module._buffers.values()))
-    return around if holds or not declares or type(module).__name__ in whole else None
+    return parent if holds or not declares or type(module).__name__ in whole else None
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class UnitProfile:
         is_block: it is one of the repeated blocks, or its class was given as not to be split.
         is_tensor: `name` is a tensor.
         tensors: every name inside it, tied ones once per name.
-        is_lookup: an embedding, which best executes where its table lies.
+        is_lookup: an embedding, which runs best on the device of its table.
         experts: one entry for each module in it whose experts can be fetched one by one.
     """
 
@@ -243,12 +243,12 @@ class UnitProfile:
 
     @cached_property
     def expert_weights(self) -> int:
-        """Bytes of experts that come one by one."""
+        """Bytes of experts that are fetched one by one."""
         return sum(self.storages[number].nbytes for number in self.expert_storages)
 
     @cached_property
     def expert_storages(self) -> frozenset[int]:
-        """Numbers of the storages of experts that come one by one."""
+        """Numbers of the storages of experts that are fetched one by one."""
         return frozenset[int]().union(*(experts.storages for experts in self.experts))
 
 
@@ -268,7 +268,7 @@ def profile_units(
         special_dtypes: as for `tensor_specs`.
         no_split_module_classes: as for `find_units`.
         as_loaded: as for `tensor_specs`.
-        units: what `model` is cut into, if otherwise; each tensor is of the innermost that it lies in.
+        units: other units than those of `find_units`; each tensor belongs to the innermost one that contains it.
     """
     if units is None:
         units = find_units(model, no_split_module_classes)

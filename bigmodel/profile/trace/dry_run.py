@@ -44,7 +44,7 @@ Example = tuple[Sequence[Any], Mapping[str, Any]]
 """Positional and keyword arguments of a model's forward."""
 
 SampleInputs = Mapping[str, Any] | Sequence[Any] | torch.Tensor
-"""Arguments of a model's forward as people give them: see `read_sample`."""
+"""Arguments of a model's forward as users give them: see `read_sample`."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Phase:
         name: "prefill", "decode" or "forward".
         trace: its events.
         tokens: tokens of each sequence that it processes.
-        from_host: the trace if the model's first weights lie on the host, as `transformers` chooses kernels by their
-            device; None: the same as `trace`.
-        also: further forwards of this kind that may take more memory, as the step before a sliding window is full.
-        without: kinds of inputs that the model may be given and that were not, as `Use.without`.
+        from_host: the trace if the model's first weights lie on the host: transformers chooses kernels by their device.
+            None: the same as `trace`.
+        also: further forwards of this kind that may take more memory, such as the step before a sliding window is full.
+        without: as `Use.without`.
     """
 
     name: str
@@ -83,14 +83,14 @@ class Phase:
 
 
 def read_sample(sample_inputs: object) -> Example | None:
-    """Return sample inputs, as people give them, as positional and keyword arguments of forward.
+    """Return the positional and keyword arguments of forward in sample inputs.
 
     Args:
         sample_inputs: keyword arguments by name; or one tensor, or a tuple of positional arguments; or a pair of
             a tuple and a mapping. Tensors may be on meta. None: none.
 
     Raises:
-        PlanError: it is none of these; names its type.
+        PlanError: it is none of these; the message names its type.
     """
     if sample_inputs is None:
         return None
@@ -131,8 +131,8 @@ def dry_run(
         workload: shapes for a transformers model.
         device: device that the fake tensors report; kernels differ between kinds of devices.
         dtypes: dtype by `id` of a tensor, for those that will be cast when loaded.
-        example: arguments of forward, for a model whose config does not describe its inputs. Of samples of floating
-            point no value is read.
+        example: arguments of forward, for a model whose config does not describe its inputs. Values of floating point
+            samples are not read.
         every_layer: run every layer of a deep model instead of extrapolating from a few; slower, same result.
 
     Returns:
@@ -165,7 +165,7 @@ def _dry_run(
             for values in (Values(assumed=True), Values(assumed=False)):
                 try:
                     return clone.record(use, workload, values)
-                except Exception as error:  # whatever a model's own forward raises on inputs or values it does not take
+                except Exception as error:  # any error of the model's own forward on unsuitable inputs or values
                     errors.append(error)
                     logger.debug("dry run of %s: %s", type(model).__name__, error)
                 if not values.guessed:
@@ -184,7 +184,7 @@ def _dry_run(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence PyTorch's log of unsupported fake kernels, which has whole stacks; `_dry_run` logs one line instead."""
+    """Silence PyTorch's log of unsupported fake kernels, which has stack traces; `_dry_run` logs one line instead."""
     noisy = logging.getLogger("torch._subclasses.fake_tensor")
     disabled, noisy.disabled = noisy.disabled, True
     try:

@@ -1,4 +1,4 @@
-"""The most that one call of cached experts takes, whatever the router chooses.
+"""Upper bound of the bytes that one call of cached experts takes, for any choice of the router.
 
 A routing of T tokens to k of E experts each makes A = T k rows, and touches between k and D = min(E, A) distinct
 experts. With a cache of s experts, dispatch computes them
@@ -9,9 +9,9 @@ experts. With a cache of s experts, dispatch computes them
   each, so that it has at most A - (d - c) rows: most for the smallest d, max(s + 1, k). So no chunk has more than
   min(T min(c, k), A - (d - c)) rows.
 
-Every tensor of the experts function grows with the rows, the tokens or the experts that it is called with, so the
-larger of the two peaks bounds every routing. A routing reaches it: as many experts with one row each as there have to
-be, in the first chunk and after the second, and all other rows in the second chunk.
+Every tensor of the experts function grows with its rows, tokens or experts, so the larger of the two peaks bounds every
+routing. The bound is reached by a routing whose second chunk has all rows but those that the experts of the other
+chunks must have, one row each.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ExpertCall:
         rows: rows, one for each token and chosen expert, in one call of the experts function.
         per_token: experts per token in that call.
         experts: experts among which the function tells the rows apart.
-        beside: bytes that are held while the function runs.
-        after: bytes that are held once it has run.
-        gathers: whether the shares of all rows' experts in all fused tensors are copied when the first are asked for.
+        beside: bytes that are alive while the function runs.
+        after: bytes that are alive once it has run.
+        gathers: whether the first use of a fused tensor copies the parts of all rows' experts in all fused tensors.
     """
 
     rows: int
@@ -47,7 +47,7 @@ class ExpertCall:
     gathers: bool = False
 
     def peak(self, route: Route, events: Iterable[Event], rounding: Callable[[int], int]) -> int:
-        """Return the most bytes alive at once beyond those before the call.
+        """Return the peak bytes beyond those before the call.
 
         Args:
             route: the call as it was recorded, with all experts in one tensor.
@@ -76,8 +76,8 @@ class ExpertCall:
         return peak
 
     def bytes_of(self, nbytes: int, route: Route) -> int:
-        """Return the bytes of a tensor that was recorded with `nbytes`: by row, by token, or by expert. Where more than
-        one is possible, the most."""
+        """Return the bytes of a tensor that was recorded with `nbytes`: its size grows with rows, tokens or experts. If
+        several of these are possible, the maximum."""
         choice = route.choice
         tokens = self.rows // self.per_token
         possible = []
@@ -91,7 +91,7 @@ class ExpertCall:
 
 
 def expert_calls(route: Route, slots: int) -> list[ExpertCall]:
-    """Return the ways in which experts may be called when there are `slots` for them, each at its largest."""
+    """Return the ways in which experts may be called with `slots` slots, each with its maximal sizes."""
     choice = route.choice
     if route.implementation in (None, "eager"):
         return [ExpertCall(choice.rows, choice.per_token, choice.count, beside=0)]
@@ -108,7 +108,7 @@ def expert_calls(route: Route, slots: int) -> list[ExpertCall]:
 
 
 def chunk_rows(route: Route, slots: int) -> int:
-    """Return the most rows in one chunk of a routing that touches more experts than there are `slots`."""
+    """Return the maximum of rows in one chunk of a routing that touches more experts than there are `slots`."""
     choice = route.choice
     size = max(1, slots // WAVES)
     touched = max(slots + 1, choice.per_token)

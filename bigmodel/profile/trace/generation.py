@@ -89,7 +89,7 @@ def _shorter_by_one(session: Session, config: Any, loop: _Loop) -> _Loop | None:
     for layer in layers:
         for name in ("keys", "values"):
             held = getattr(layer, name)
-            with session.recorder.as_maker_of(held):
+            with session.recorder.as_unit_of(held):
                 setattr(layer, name, held.new_empty((*held.shape[:-2], prompt - 1, held.shape[-1])))
             del held
     shorter.cache = loop.cache

@@ -1,7 +1,7 @@
-"""Replays a trace under a device map: which device each storage lies on, and the peak bytes on each device.
+"""Replays a trace under a device map: the device of each storage, and the peak bytes on each device.
 
-Tensors that cross between devices are copied, as the dispatched model copies them: inputs to where a unit executes,
-outputs back to the main device. Experts that are cached are counted as the worst routing calls them (`expert_calls`).
+Tensors are copied between devices as in the dispatched model: inputs to the execution device of a unit, outputs back to
+the main device. Calls of cached experts take the bytes of the worst routing (`expert_calls`).
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def replay(
     """
     ledger = Ledger(execution_devices, main, rounding, input_device, experts or {})
     for held in trace.initial:
-        ledger.hold(held)
+        ledger.start_with(held)
     for event in trace.condensed if rounding is int else trace.events:
-        ledger.book(event)
+        ledger.apply(event)
     return ledger
 
 
 class Ledger(Generic[D]):
-    """Bytes alive on each device: `now`, and at most, `peak`."""
+    """Bytes alive on each device: `now`, and their maximum, `peak`."""
 
     def __init__(
         self,
@@ -79,16 +79,16 @@ class Ledger(Generic[D]):
         self._experts = experts or {}
         self._routed: tuple[Route, int, list[Event]] | None = None  # the running call of cached experts, and its slots
         self._indices = 0  # bytes of the slot indices that the running experts are called with
-        self._brought_to = main if input_device is None else input_device
+        self._input_device = main if input_device is None else input_device
         self._calls: list[Call] = []
         self._alive: dict[int, tuple[D, int]] = {}
         self._running: list[tuple[int, D, int]] = []  # each running unit: index, device, bytes copied there for it
 
-    def hold(self, held: InitialStorage) -> None:
+    def start_with(self, held: InitialStorage) -> None:
         """Count a storage that is alive from the start."""
         self._take(held.storage, self._execution_devices.get(held.unit, self._main), self._rounding(held.nbytes))
 
-    def book(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Apply one event."""
         if self._routed is not None and not isinstance(event, Routed):
             self._routed[2].append(event)
@@ -123,26 +123,26 @@ class Ledger(Generic[D]):
             self._last = self._main
 
     def _move_inputs(self, call: Call) -> None:
-        if self._brought_to != self._main:
-            self._add(self._brought_to, sum(self._rounding(nbytes) for _, nbytes in call.fresh))
-            self._add(self._brought_to, self._rounding(call.kept))
+        if self._input_device != self._main:
+            self._add(self._input_device, sum(self._rounding(nbytes) for _, nbytes in call.fresh))
+            self._add(self._input_device, self._rounding(call.kept))
             self._add(self._main, self._rounding(call.kept))
 
     def _release_inputs(self, call: Call) -> None:
-        if self._brought_to != self._main:
-            self._add(self._brought_to, -self._rounding(call.kept))
+        if self._input_device != self._main:
+            self._add(self._input_device, -self._rounding(call.kept))
             self._add(self._main, -self._rounding(call.kept))
             for storage, nbytes in call.fresh:
-                self._add(self._brought_to, -self._rounding(nbytes))
-                self._move(storage, nbytes, self._brought_to)
+                self._add(self._input_device, -self._rounding(nbytes))
+                self._move(storage, nbytes, self._input_device)
 
     def _return(self, event: Return) -> None:
         for storage, nbytes in event.outputs:
             if storage not in event.given:
-                self._move(storage, nbytes, self._brought_to)
-            elif self._alive.get(storage, (self._brought_to, 0))[0] != self._brought_to:
-                self._add(self._brought_to, self._rounding(nbytes))
-                self._add(self._brought_to, -self._rounding(nbytes))
+                self._move(storage, nbytes, self._input_device)
+            elif self._alive.get(storage, (self._input_device, 0))[0] != self._input_device:
+                self._add(self._input_device, self._rounding(nbytes))
+                self._add(self._input_device, -self._rounding(nbytes))
 
     def _allocate(self, event: Allocate) -> None:
         device = self._device_of(event)
@@ -167,8 +167,11 @@ class Ledger(Generic[D]):
         self._add(device, copied)
 
     def _route(self, event: Route) -> None:
-        """Begin a call of cached experts. Where all are sure to fit, it takes what was recorded, and beside it the slot
-        indices, and row counts of the slots beyond the number of experts."""
+        """Begin a call of cached experts.
+
+        If all experts fit, the call takes the recorded bytes, the slot indices, and the row counts of the slots beyond
+        the number of experts.
+        """
         if not self._running:
             return
         unit, device, _ = self._running[-1]
@@ -183,7 +186,7 @@ class Ledger(Generic[D]):
         self._add(device, self._indices)
 
     def _end_routed(self) -> None:
-        """End a call of experts: count the worst that it may have taken, and what is left of it."""
+        """End a call of cached experts: add its worst peak, then the storages that it leaves alive."""
         if not self._running:
             return
         device = self._running[-1][1]
@@ -214,13 +217,13 @@ class Ledger(Generic[D]):
         self._add(device, -copied)
 
     def _move_outputs(self, event: Leave, device: D) -> None:
-        """Move the outputs of a unit that executes on the host to the main device, as dispatch does at once."""
+        """Move the outputs of a unit that executes on the host to the main device, as dispatch does."""
         for storage, nbytes in event.outputs:
             if self._alive.get(storage, (None, 0))[0] == device:
                 self._move(storage, nbytes, self._main)
 
     def _move(self, storage: int, nbytes: int, to: D) -> None:
-        """Replace a storage that lies elsewhere by a copy of `nbytes` on `to`."""
+        """Replace a storage on another device by a copy of `nbytes` on `to`."""
         device, taken = self._alive.get(storage, (to, 0))
         if device != to:
             self._take(storage, to, self._rounding(nbytes))

@@ -1,8 +1,8 @@
 """Records events: every operation of a forward on fake tensors, and the end of every storage.
 
-Two things a dry run must know about single kernels follow at the end: `run_fake`, where PyTorch's fake kernels refuse
-or differ from the real ones; and `scratch_bytes`, the workspace of kernels, whose figures come from ATen's sources and
-were checked against the measured peak of each operation.
+Two functions about single kernels are at the end. `run_fake` corrects PyTorch's fake kernels that refuse valid inputs
+or differ from the real ones. `scratch_bytes` is the workspace of kernels by ATen's sources, checked against measured
+peaks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 
 class Recorder(TorchDispatchMode):
-    """Turns the operations that run within it into events. Enter it inside a `FakeTensorMode`.
+    """Records the operations that run within its context as events. Enter it inside a `FakeTensorMode`.
 
     Args:
         known: weights and buffers, which are not recorded.
@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):
         Args:
             run: calls the model.
             inputs: its arguments, nested.
-            fresh: the inputs that `generate` made for this call.
+            fresh: the inputs that `generate` creates for this call.
             kept: the inputs that it keeps after the call.
         """
         self.events.append(Call(self._tensors(list(fresh)), sum(tensor.nbytes for tensor in kept)))
@@ -119,14 +119,14 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def at_inputs(self) -> Iterator[None]:
-        """Record storages made within as lying on the inputs' device, whatever they are computed from."""
+        """Record storages allocated within the context as lying on the device of the inputs."""
         self._at_inputs = True
         yield
         self._at_inputs = False
 
     @contextmanager
-    def as_maker_of(self, tensor: torch.Tensor) -> Iterator[None]:
-        """Record storages made within as made by the unit that made `tensor`."""
+    def as_unit_of(self, tensor: torch.Tensor) -> Iterator[None]:
+        """Record storages allocated within the context as allocated by the unit that allocated `tensor`."""
         unit, running, number = OUTSIDE, OUTSIDE, self.number_of(tensor)
         for event in self.events:
             if isinstance(event, Enter):

@@ -1,4 +1,4 @@
-"""A session: a fake model that is called, and the recorded phases of the calls."""
+"""A session of calls of a fake model, recorded as phases."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Session:
 
         Args:
             kept: inputs that `generate` keeps after the call.
-            unread: further tensors that it keeps and the model does not read; not passed to the model here.
+            unread: further tensors that it keeps; not passed to the model.
             inputs: by name.
         """
         inputs = {name: value for name, value in inputs.items() if name in self._accepted}
@@ -65,7 +65,7 @@ class Session:
         return self.recorder.call(lambda: self.model(**inputs), inputs, fresh, [*passed, *unread])
 
     def forward(self, tokens: int, **inputs: torch.Tensor) -> None:
-        """Record one forward whose output is dropped at once; it processes `tokens` of each sequence."""
+        """Record one forward, with `tokens` tokens of each sequence, whose output is freed at once."""
 
         def run() -> None:
             self.call(**inputs)
@@ -73,27 +73,27 @@ class Session:
         self.phase("forward", tokens, run)
 
     def tokens(self, length: int, value: torch.Tensor | None = None) -> torch.Tensor:
-        """Return fake token ids, or other numbers of each token: int64, (batch, length); zeros, or of another value."""
+        """Return fake token ids, or other integers per token: int64, (batch, length); zeros unless `value` is given."""
         fake = torch.zeros(self.workload.batch_size, length, dtype=torch.long, device=self._device)
         if value is not None:
             self.recorder.values.give(fake, value)
         return fake
 
     def ids(self, count: int) -> torch.Tensor:
-        """Return `count` fake token ids that belong to no sequence: int64, (count,)."""
+        """Return `count` fake token ids without a batch dimension: int64, (count,)."""
         return torch.zeros(count, dtype=torch.long, device=self._device)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that samples come in: that of the model's first floating point parameter."""
+        """The dtype of samples: that of the model's first floating point parameter."""
         return next((p.dtype for p in self.model.parameters() if p.is_floating_point()), torch.float32)
 
     def fake(self, value: Any, dtype: torch.dtype | None = None) -> Any:
         """Return `value` with every tensor in it replaced by a fake one of its shape and dtype.
 
         Args:
-            value: nested arguments. Whole numbers and booleans keep their values; samples of floating point have none.
-            dtype: of samples, if another than theirs.
+            value: nested arguments. Integers and booleans keep their values; floating point samples have none.
+            dtype: dtype of floating point samples; None: their own.
         """
 
         def one(item: Any) -> Any:
@@ -110,10 +110,10 @@ class Session:
 
 
 class ConstantsThroughHost(TorchFunctionMode):
-    """Runs on fake tensors what PyTorch does for real ones alone.
+    """Supports functions on fake tensors that PyTorch implements for real ones only.
 
-    `torch.tensor(data, device=...)` reads its data on the CPU; on another device it would make a real tensor. Text made
-    of a single number has its value, as names of experts have.
+    `torch.tensor(data, device=...)` would return a real tensor on another device than the CPU. A tensor of one number
+    can be formatted, as in names of experts.
     """
 
     def __torch_function__(

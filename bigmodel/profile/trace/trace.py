@@ -92,7 +92,7 @@ class Return:
 
     Attributes:
         outputs: (storage, bytes of the tensor).
-        given: storages of the inputs; outputs among them stay where they are as well.
+        given: storages of the inputs; outputs among them also stay where they are.
     """
 
     outputs: tuple[tuple[int, int], ...] = ()
@@ -134,7 +134,7 @@ class Routed:
 
 @dataclass(frozen=True)
 class Burst:
-    """A stretch of a unit's own allocations: `peak` bytes more at most, `net` more at its end."""
+    """Consecutive allocations and frees within a unit: `peak` bytes more at most, `net` more at the end."""
 
     peak: int
     net: int
@@ -256,10 +256,10 @@ def _track(event: Event, unit: int, alive: dict[int, InitialStorage]) -> int:
 def condense(events: Iterable[Event]) -> Iterator[Event]:
     """Yield fewer events that give every device the same peak and final bytes, under any device map.
 
-    A unit executes on one device, so of the storages that it allocates and frees in one stretch only the peak and the
-    net bytes matter (`Burst`). Of hundreds of events of a block some ten remain. Kept as they are: events between
-    units, whose devices depend on their inputs, and events within experts, whose chunks depend on the plan. An
-    allocator that rounds each storage needs the original events.
+    A unit executes on one device, so only the peak and the net bytes of consecutive allocations and frees matter
+    (`Burst`). About ten of the hundreds of events of a block remain. Events between units, whose devices depend on
+    their inputs, and events within experts, whose chunks depend on the plan, are kept. An allocator that rounds each
+    storage needs the original events.
     """
     pending: list[Event] = []
     depth, routed = 0, False
@@ -278,7 +278,7 @@ def condense(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _together(events: Sequence[Event]) -> Iterator[Event]:
-    """Yield `events` with bursts in place of the storages that are allocated and freed among them."""
+    """Yield `events` with the storages that are allocated and freed among them replaced by bursts."""
     dying = {event.storage for event in events if isinstance(event, Free)}
     own = {event.storage: event.nbytes for event in events if isinstance(event, Allocate) and event.storage in dying}
     now = peak = 0

@@ -1,9 +1,9 @@
-"""Values that a dry run knows: those computed from nothing but the values of inputs and constants.
+"""Known values of fake tensors: those computed only from the values of inputs and constants.
 
-Fake tensors have shapes and no values, yet forwards decide by values: where the image's tokens lie in a prompt, how
-many frames a sound has, whether a mask masks anything. `Values` computes such tensors for real beside the fake ones.
-Only what comes from weights or from samples of floating point stays unknown; where a shape depends on it, the largest
-is taken, so that memory is planned for the most it may be:
+Fake tensors have shapes and no values, but control flow depends on values: the positions of image tokens in a prompt,
+the number of frames of a sound, whether a mask is all ones. `Values` computes such tensors for real beside the fake
+ones. Values that depend on weights or on floating point samples are unknown. If a shape depends on them, the largest is
+taken, so that the upper bound of memory is planned for:
 
 - a mask of unknown value selects everything;
 - an unknown condition is `Values.assumed`: True first, and False if the forward raises under that.
@@ -30,7 +30,7 @@ from .work import tensors_in
 aten = torch.ops.aten
 
 LARGEST = 2**20
-"""Numbers of the largest tensor whose value is computed: masks of long prompts are not worth their time."""
+"""Elements of the largest tensor whose value is computed: masks of long prompts would take too long."""
 
 VALUE = "_bigmodel_value"
 """Attribute of a fake tensor that holds its value: a tensor on the host."""
@@ -53,14 +53,14 @@ def real_tensors() -> AbstractContextManager[None]:
 
 
 class UnknownValue(Exception):
-    """A forward reads a number that depends on weights or on samples."""
+    """A forward reads a number that depends on weights or on floating point samples."""
 
 
 class Values:
     """Runs operations on fake tensors and computes the values that are known beside them.
 
     Args:
-        assumed: what conditions of unknown value are taken for.
+        assumed: the value of unknown conditions.
 
     Attributes:
         guessed: whether a condition of unknown value was read.
@@ -69,7 +69,7 @@ class Values:
     def __init__(self, assumed: bool = True) -> None:
         self.assumed = assumed
         self.guessed = False
-        self._overwritten: dict[int, torch.Tensor] = {}  # by storage: values into which something unknown was written
+        self._overwritten: dict[int, torch.Tensor] = {}  # by storage: values into which unknown ones were written
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the value of a tensor on the host; None if it is unknown."""
@@ -109,8 +109,8 @@ class Values:
         return output
 
     def _adopt_constants(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Keep the constants that PyTorch attaches to fake tensors here instead: its own propagation fails where one
-        is moved to another device."""
+        """Take over the constants that PyTorch attaches to fake tensors: its own propagation fails if one is moved to
+        another device."""
         for leaf in tensors_in(args, kwargs):
             if isinstance(leaf, FakeTensor) and leaf.constant is not None:
                 if getattr(leaf, VALUE, None) is None:
@@ -181,7 +181,9 @@ class Values:
         if func is aten.equal.default or args[0].dtype == torch.bool:
             self.guessed = True
             return self.assumed
-        raise UnknownValue(f"a number of type {str(args[0].dtype).removeprefix('torch.')} is read that is not known")
+        raise UnknownValue(
+            f"a number of dtype {str(args[0].dtype).removeprefix('torch.')} is read, and it is not known"
+        )
 
     def _selected(self, mask: torch.Tensor) -> torch.Tensor:
         """Return the positions that a mask selects: int64, (count, dimensions); all of them if it is unknown."""

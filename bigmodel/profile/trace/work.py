@@ -1,9 +1,9 @@
-"""The work of one operation, in the few kinds that differ in how long they take, and its scaling to fewer tokens.
+"""The work of one operation, by kinds that differ in speed, and its scaling to fewer tokens.
 
-A product reads a matrix of `elements` numbers and multiplies `rows` rows with it: with few rows it takes as long as
-reading the matrix, with many as long as multiplying. Fused attention is two products whose matrices are keys and
-values; a convolution is one whose rows are positions, and takes less for each number where it spans several positions
-(Winograd's way). Everything else that makes a tensor moves bytes. What makes none, a view, costs only its call.
+A product multiplies `rows` rows with a matrix of `elements` elements: with few rows it takes as long as reading the
+matrix, with many as long as multiplying. Fused attention is two products whose matrices are keys and values. The rows
+of a convolution are positions; kernels that span several positions are faster (Winograd). All other operations that
+return a new tensor move bytes. Operations that return none, or a view, cost only their call.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Work:
 
     Attributes:
         kind: "product", "attention", "convolution", "pointwise" (a convolution that spans one position), "move",
-            "call" (a view, or anything else that makes no storage), or "route": tokens are sorted by the experts they
-            go to, which takes more than the moves it consists of.
-        dtype: of what it computes with, as in "float32".
-        elements: numbers of the matrices it multiplies with.
-        rows: rows it multiplies them by.
-        nbytes: bytes it reads and writes.
+            "call" (a view, or another operation without a new storage), or "route": the sorting of tokens by expert,
+            which takes longer than the moves it consists of.
+        dtype: dtype that it computes in, as in "float32".
+        elements: elements of the matrices that it multiplies with.
+        rows: rows that it multiplies with them.
+        nbytes: bytes that it reads and writes.
     """
 
     kind: str

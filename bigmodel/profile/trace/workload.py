@@ -18,11 +18,11 @@ class Workload:
     Attributes:
         batch_size: sequences (or samples) at once.
         context_length: tokens of one sequence at its end: prompt and new tokens together.
-        new_tokens: how many of these are generated; for a model that does not generate, 0. None: any share of them,
-            so that prompts up to the whole context are planned for, and steps up to its last token.
+        new_tokens: number of these that are generated; 0 for a model that does not generate. None: any number, so that
+            prompts up to the whole context are planned for, and steps up to its last token.
         cache: kind of KV cache: "dynamic", "static", or None for a forward without cache.
-        all_logits: the prompt's forward returns logits for every token, as a plain `model(input_ids)` does, and
-            not only for the last as in generation.
+        all_logits: the prefill returns logits for every token, as a plain `model(input_ids)` does; in generation only
+            those of the last.
     """
 
     batch_size: int = 1
@@ -91,6 +91,6 @@ def trained_length(model: nn.Module, wanted: int | None) -> int:
         return min(DEFAULT_CONTEXT, limit or DEFAULT_CONTEXT)
     if limit is not None and wanted > limit:
         raise PlanError(
-            f"context_length is {wanted}, but {type(model).__name__} allows {limit} tokens; ask for at most {limit}"
+            f"context_length is {wanted}, but {type(model).__name__} allows {limit} tokens; give at most {limit}"
         )
     return wanted

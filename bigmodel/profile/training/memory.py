@@ -16,16 +16,16 @@ from .step import BACKWARD, FORWARD, LOSS, OPTIMIZER, PHASES, REDUCING, Training
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """Predicted bytes of one rank that trains.
+    """Predicted bytes of one training rank.
 
     Attributes:
-        weights: parameters that the rank keeps.
+        weights: parameters of the rank.
         buffers: buffers.
-        gradients: gradients that the rank keeps after the backward.
+        gradients: gradients of the rank after the backward.
         optimizer: optimizer state.
-        activations: peak beside all these in the forward, mostly saved for the backward.
-        communication: buckets of gradients to reduce, and gathered parameters.
-        total: the peak; less than the sum if activations peak before there are gradients.
+        activations: peak of all other tensors in the forward, mostly saved for the backward.
+        communication: gradient buckets, and gathered parameters.
+        total: the peak; less than the sum if activations peak before gradients are allocated.
     """
 
     weights: int
@@ -55,10 +55,10 @@ def training_memory(
         model: a transformers model of text or images, also on meta; not changed. `requires_grad` is respected.
         batch_size: samples of one rank.
         context_length: tokens of each; None: as `profile_model` does.
-        optimizer: one of `OPTIMIZERS`, or a function that makes one from parameters.
-        checkpointing: blocks keep only their inputs, and run again in the backward.
+        optimizer: one of `OPTIMIZERS`, or a function of parameters that returns one.
+        checkpointing: blocks save only their inputs, and are recomputed in the backward.
         ranks: processes that train together.
-        strategy: "ddp" (each rank has the whole model; gradients are reduced in buckets) or "fsdp" (each keeps a shard
+        strategy: "ddp" (each rank has the whole model; gradients are reduced in buckets) or "fsdp" (each has a shard
             and gathers one block at a time, as `torch.distributed.fsdp.fully_shard` does).
         device_type: kind of device that it will run on.
 
@@ -78,14 +78,14 @@ def training_memory(
     sharding = sharding_of(model, ranks, strategy)
     share = sharding.share
     kept = share(step.weights) + step.buffers + share(step.state)
-    beside = {phase: step.most_beside(phase, share) + sharding.held_in(phase) for phase in PHASES}
-    beside[OPTIMIZER] = share(step.most_beside(OPTIMIZER, lambda nbytes: nbytes)) + sharding.held_in(OPTIMIZER)
+    beside = {phase: step.peak_beside(phase, share) + sharding.held_in(phase) for phase in PHASES}
+    beside[OPTIMIZER] = share(step.peak_beside(OPTIMIZER, lambda nbytes: nbytes)) + sharding.held_in(OPTIMIZER)
     return TrainingMemory(
         weights=share(step.weights),
         buffers=step.buffers,
         gradients=share(step.gradients),
         optimizer=share(step.state),
-        activations=step.most_beside(FORWARD, lambda _: 0),
+        activations=step.peak_beside(FORWARD, lambda _: 0),
         communication=max(sharding.held_in(phase) for phase in PHASES),
         total=kept + max(beside.values()),
     )
@@ -97,7 +97,7 @@ STRATEGIES = (DDP, FSDP)
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one rank of several holds a model.
+    """The sharding of a model among ranks.
 
     Attributes:
         ranks: ranks among which parameters, gradients and state are divided; 1 if each has all.
@@ -117,12 +117,12 @@ class Sharding:
 
 
 def sharding_of(model: nn.Module, ranks: int, strategy: str) -> Sharding:
-    """Return how one of `ranks` holds `model`.
+    """Return the sharding of `model` among `ranks`.
 
-    Under DDP the reducer keeps a bucket for every gradient beside it. Under FSDP (`fully_shard` of every block, then
-    of the rest) the rest is whole from its forward to the end of the backward. Beside it there are, in the forward, one
-    block's whole parameters, as in the backward before it comes to a block; then also those of the block that comes
-    next; and while gradients are reduced, one block's whole gradients with what they are reduced from.
+    Under DDP the reducer has a bucket for every gradient. Under FSDP (`fully_shard` of every block, then of the rest)
+    the parameters of the rest are gathered from its forward to the end of the backward. In addition there are: in the
+    forward, and in the backward before it reaches a block, the gathered parameters of one block; then also those of the
+    next block; and while gradients are reduced, the unsharded gradients of one block and the inputs of their reduction.
     """
     if ranks == 1:
         return Sharding(1, {})

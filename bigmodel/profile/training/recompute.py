@@ -1,7 +1,7 @@
-"""Recomputed calls: the forward keeps only its inputs, the backward computes the module again.
+"""Recomputed calls: the forward saves only its inputs, and the backward recomputes the module.
 
-This is gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) for modules whose weights are not on the device
-between forward and backward either. Streamed training and its prediction on fake tensors share it.
+This is gradient checkpointing (Chen et al. 2016, arXiv:1604.06174) for modules whose weights leave the device between
+forward and backward. Streamed training and its prediction on fake tensors share it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from ...devices.nested import flatten
 
 Gradients = Sequence[torch.Tensor | None]
-"""One for each tensor; None where there is none."""
+"""A gradient for each tensor; None for tensors without one."""
 
 
 _TENSOR = object()
@@ -24,7 +24,7 @@ _TENSOR = object()
 
 
 class RecomputedCall(ABC):
-    """One call of a module: computed without a graph in the forward, and again in the backward.
+    """One call of a module: computed without a graph in the forward, and recomputed in the backward.
 
     Args:
         args: positional arguments of the module.
@@ -41,16 +41,16 @@ class RecomputedCall(ABC):
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the module's output, without a graph."""
 
-    def refuse_written_arguments(self) -> None:  # noqa: B027 (nothing to refuse is a fine answer)
-        """Called when the module has put something into a container that it was given; may raise."""
+    def refuse_written_arguments(self) -> None:  # noqa: B027 (optional)
+        """Called if the module has written into a container among its arguments; may raise."""
 
     @abstractmethod
     def gradients(self, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
         """Return the gradients of the inputs, then of the weights, from those of the outputs.
 
         Args:
-            inputs: the tensors among the arguments, leaves that require a gradient where one is wanted.
-            received: of each tensor of the output.
+            inputs: the tensors among the arguments, as leaves; those that need a gradient require one.
+            received: the gradient of each tensor of the output.
         """
 
     def run(self, weights: Iterable[torch.Tensor]) -> Any:
@@ -64,7 +64,7 @@ class RecomputedCall(ABC):
         return rebuild(next(remaining) if leaf is _TENSOR else leaf for leaf in leaves)
 
     def arguments_again(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of the second computation, with `inputs` as their tensors and caches as they were."""
+        """Return the arguments of the recomputation, with `inputs` as their tensors and caches in their first state."""
         leaves = list(self._others)
         for position, tensor in zip(self._positions, inputs, strict=True):
             leaves[position] = tensor
@@ -72,7 +72,7 @@ class RecomputedCall(ABC):
         return args, kwargs
 
     def tensors_of(self, output: Any) -> tuple[torch.Tensor, ...]:
-        """Return the tensors of an output, and keep what else it is made of."""
+        """Return the tensors of an output, and store its structure and its other leaves."""
         leaves, rebuild = flatten(output, registered=True)
         self._output = [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], rebuild
         return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
@@ -128,7 +128,7 @@ def gradients_of(
 def snapshot(leaf: Any) -> Any:
     """Return a shallow copy of a key-value cache; anything else unchanged.
 
-    The module appends to the cache, and the second computation must start from the same one as the first.
+    The module appends to the cache, and the recomputation must start from the same cache as the first computation.
     """
     layers = getattr(leaf, "layers", None)
     if not isinstance(layers, list):

@@ -39,7 +39,7 @@ OPTIMIZERS: Mapping[str, MakeOptimizer] = {
     "sgd": torch.optim.SGD,
     "adafactor": torch.optim.Adafactor,
 }
-"""Optimizers by name; any function of parameters is accepted too."""
+"""Optimizers by name; functions of parameters are accepted, too."""
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -57,7 +57,7 @@ def make_optimizer(optimizer: str | MakeOptimizer, parameters: Sequence[nn.Param
     """Return the optimizer of `parameters`.
 
     Args:
-        optimizer: one of `OPTIMIZERS`, or a function that makes one from parameters.
+        optimizer: one of `OPTIMIZERS`, or a function of parameters that returns one.
         parameters: the parameters that it updates.
 
     Raises:
@@ -67,9 +67,9 @@ def make_optimizer(optimizer: str | MakeOptimizer, parameters: Sequence[nn.Param
     try:
         made = make(parameters)
     except TypeError as error:
-        raise PlanError(f"optimizer cannot be made of a list of parameters by {shown(optimizer)}: {error}") from error
+        raise PlanError(f"optimizer {shown(optimizer)} does not take a list of parameters: {error}") from error
     if not isinstance(made, torch.optim.Optimizer):
-        raise PlanError(f"optimizer made {shown(made)} from parameters; it must make a torch.optim.Optimizer")
+        raise PlanError(f"optimizer returned {shown(made)} for parameters; it must return a torch.optim.Optimizer")
     return made
 
 
@@ -80,18 +80,18 @@ def trainable_clone(model: nn.Module, mode: FakeTensorMode, device: torch.device
         model: any module, also on meta; not changed.
         mode: the mode the fake tensors belong to.
         device: device that the fake tensors report.
-        checkpointing: blocks keep only their inputs, and run again in the backward.
+        checkpointing: blocks save only their inputs, and are recomputed in the backward.
 
     Raises:
         PlanError: the model does not support gradient checkpointing.
     """
     wanted = [parameter.requires_grad for parameter in model.parameters()]
     clone: Any = fake_clone(model, mode, device, {}).train()
-    for parameter, asks in zip(clone.parameters(), wanted, strict=True):
-        parameter.requires_grad_(asks and parameter.is_floating_point())
+    for parameter, trained in zip(clone.parameters(), wanted, strict=True):
+        parameter.requires_grad_(trained and parameter.is_floating_point())
     if checkpointing:
         if not getattr(clone, "supports_gradient_checkpointing", False):
-            raise PlanError(f"{type(model).__name__} cannot recompute its blocks; leave checkpointing off")
+            raise PlanError(f"{type(model).__name__} does not support gradient checkpointing; use checkpointing=False")
         # Renamed in transformers 5.
         getattr(clone, "activation_checkpointing_enable", clone.gradient_checkpointing_enable)()
     return clone
@@ -111,13 +111,13 @@ def training_inputs(model: nn.Module, batch_size: int, tokens: int, device: torc
     """
     name, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
     if "labels" not in inspect.signature(model.forward).parameters or config is None:
-        raise PlanError(f"{type(model).__name__} takes no labels; give a transformers model with a loss")
+        raise PlanError(f"{type(model).__name__} takes no labels; use a transformers model with a loss")
     if name == "pixel_values":
         dtype = next(p.dtype for p in model.parameters())
         labels = torch.zeros(batch_size, dtype=torch.long, device=device)
         return {name: torch.zeros(batch_size, *image_shape(config), dtype=dtype, device=device), "labels": labels}
     if name != "input_ids":
-        raise PlanError(f"{type(model).__name__} takes {name!r}; texts and images are followed in training")
+        raise PlanError(f"{type(model).__name__} takes {name!r}; training is predicted for models of text and images")
     ids = torch.zeros(batch_size, tokens, dtype=torch.long, device=device)
     return {"input_ids": ids, "labels": ids}
 
@@ -181,7 +181,7 @@ class TrainingStep:
     def peak(self, kind: str) -> int:
         """Return the peak bytes on one kind of device, without the slots of streamed weights."""
         use = self.uses[kind]
-        beside = (self.most_beside(phase, lambda nbytes: nbytes, kind) for phase in PHASES)
+        beside = (self.peak_beside(phase, lambda nbytes: nbytes, kind) for phase in PHASES)
         return use.weights + use.buffers + use.state + max(beside)
 
     def _use(self, kind: str, kept: Collection[torch.Tensor]) -> TrainingUse:
@@ -193,12 +193,12 @@ class TrainingStep:
             there(parameters), there(self._model.buffers()), there(p.grad for p in parameters), there(kept)
         )
 
-    def most_beside(self, phase: str, share: Callable[[int], int], kind: str | None = None) -> int:
-        """Return the peak bytes in a phase of the step beside weights, buffers and optimizer state.
+    def peak_beside(self, phase: str, share: Callable[[int], int], kind: str | None = None) -> int:
+        """Return the peak bytes of a phase in addition to weights, buffers and optimizer state.
 
         Args:
             phase: one of `PHASES`.
-            share: bytes of a gradient -> bytes that this rank keeps of it.
+            share: bytes of a gradient -> bytes of this rank's shard.
             kind: kind of device; None: the model's.
         """
         on_host = (kind or self._device.type) == HOST
@@ -220,10 +220,10 @@ class TrainingStep:
 
     def _step(self, optimizer: torch.optim.Optimizer, inputs: Mapping[str, torch.Tensor], recorder: Recorder) -> None:
         marks = [len(recorder.events)]
-        with self._watching_last_block(recorder) as reached:
+        with self._last_block_observed(recorder) as reached:
             loss = self._model(**inputs).loss
         if loss is None:
-            raise PlanError(f"{type(self._model).__name__} returns no loss, so its training cannot be followed")
+            raise PlanError(f"{type(self._model).__name__} returns no loss, so its training cannot be predicted")
         marks.append(len(recorder.events))
         with torch.autograd.set_multithreading_enabled(False):  # the recording modes belong to this thread
             loss.backward()
@@ -238,7 +238,7 @@ class TrainingStep:
         self._phases[OPTIMIZER] = range(stepping, len(recorder.events))
 
     @contextmanager
-    def _watching_last_block(self, recorder: Recorder) -> Iterator[list[int]]:
+    def _last_block_observed(self, recorder: Recorder) -> Iterator[list[int]]:
         """Run a forward within; the list receives the event position at which the backward reaches the last block."""
         reached: list[int] = []
         outputs: list[torch.Tensor] = []

@@ -1,8 +1,8 @@
-"""Streamed training on fake tensors: modules whose weights lie on the host compute as `dispatch` runs them.
+"""Streamed training on fake tensors: modules with weights on the host compute as under `dispatch`.
 
-A streamed module's weights are on the device only while it computes. The forward keeps only its inputs; the backward
-computes the module again, and copies the gradients of its weights to the host. The table of an embedding stays on the
-host, and the looked-up rows are copied.
+The weights of a streamed module are on the device only while it computes. The forward saves only its inputs; the
+backward recomputes the module, and copies the gradients of its weights to the host. The table of an embedding stays on
+the host, and the looked-up rows are copied.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_the_command_shows_what_is_known(tmp_path: Path) -> None:
     )
     done = run(["-c", script], {**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
-    assert "round figures" in done.stdout
+    assert "nominal" in done.stdout
     assert "25.0 GB/s" in done.stdout
 
 

@@ -114,10 +114,10 @@ def test_but_not_past_a_module_that_holds_tensors_or_must_stay_whole() -> None:
     assert combining_module(modules, "model.layers.0", whole) == "model"
 
 
-def test_a_profile_tells_what_is_given_back_rows_of_tables_and_the_models_own_output() -> None:
+def test_outputs_of_embeddings_and_of_the_model_are_recorded_as_moved() -> None:
     profile = profile_model(tiny_llama(), context_length=16, new_tokens=2)
-    given_back = {e.unit for e in profile.phases[0].trace.events if isinstance(e, Leave) and e.outputs}
-    assert {profile.units[index].name for index in given_back} == {"model.embed_tokens", "lm_head"}
+    moved = {e.unit for e in profile.phases[0].trace.events if isinstance(e, Leave) and e.outputs}
+    assert {profile.units[index].name for index in moved} == {"model.embed_tokens", "lm_head"}
 
 
 def test_bytes_of_units_add_up_to_the_model() -> None:

@@ -63,9 +63,9 @@ def test_a_recording_is_cut_into_traces_that_know_what_was_alive() -> None:
 def book_every_event(trace: Trace, execution_devices: dict[int, Any], **options: Any) -> Ledger[Any]:
     ledger: Ledger[Any] = Ledger(execution_devices, 0, **options)
     for held in trace.initial:
-        ledger.hold(held)
+        ledger.start_with(held)
     for event in trace.events:
-        ledger.book(event)
+        ledger.apply(event)
     return ledger
 
 

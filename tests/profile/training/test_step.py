@@ -109,16 +109,16 @@ def recorded(model: torch.nn.Module) -> TrainingStep:
 
 def test_gradients_are_all_there_when_the_optimizer_runs_and_none_in_the_forward() -> None:
     step = recorded(t.LlamaForCausalLM(CONFIG))
-    none = {phase: step.most_beside(phase, lambda _: 0) for phase in (FORWARD, OPTIMIZER)}
-    assert step.most_beside(FORWARD, int) == none[FORWARD]
-    assert step.most_beside(OPTIMIZER, int) == none[OPTIMIZER] + step.gradients
+    none = {phase: step.peak_beside(phase, lambda _: 0) for phase in (FORWARD, OPTIMIZER)}
+    assert step.peak_beside(FORWARD, int) == none[FORWARD]
+    assert step.peak_beside(OPTIMIZER, int) == none[OPTIMIZER] + step.gradients
 
 
 def test_blocks_give_gradients_after_the_head_has() -> None:
     model = t.LlamaForCausalLM(CONFIG)
     step = recorded(model)
     beside = {
-        phase: step.most_beside(phase, int) - step.most_beside(phase, lambda _: 0) for phase in (BACKWARD, REDUCING)
+        phase: step.peak_beside(phase, int) - step.peak_beside(phase, lambda _: 0) for phase in (BACKWARD, REDUCING)
     }
     assert 0 <= beside[BACKWARD] <= model.lm_head.weight.nbytes + model.model.norm.weight.nbytes
     assert beside[REDUCING] > beside[BACKWARD]
