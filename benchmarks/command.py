@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bigmodel.cli.quiet import quieten
+from bigmodel.cli.log_filters import filter_library_logs
 
 from .harness.errors import UsageError
 from .harness.report import Report, disturbances
@@ -72,7 +72,7 @@ def run(arguments: Sequence[str], program: str = "python -m benchmarks") -> int:
         UsageError: They name no benchmark.
         Exception: An error of the benchmark.
     """
-    quieten()
+    filter_library_logs()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     known = questions()
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -44,7 +44,7 @@ from .errors import SizeError as SizeError
 from .errors import TrainError as TrainError
 from .launch import debug_launcher as debug_launcher
 from .launch import notebook_launcher as notebook_launcher
-from .launch.basic import write_basic_config as write_basic_config
+from .launch.config_file import write_basic_config as write_basic_config
 from .plan import Plan as Plan
 from .plan import check_device_map as check_device_map
 from .plan import get_balanced_memory as get_balanced_memory

@@ -29,8 +29,13 @@ def config(
     ] = "no",
 ) -> None:
     """Ask a few questions and write the configuration file of `bigmodel launch`."""
-    from ..launch.basic import write_basic_config
-    from ..launch.config_file import default_config_path, find_default_config, load_config, save_config
+    from ..launch.config_file import (
+        default_config_path,
+        find_default_config,
+        load_config,
+        save_config,
+        write_basic_config,
+    )
     from ..launch.questions import ask_configuration
 
     path = config_file or default_config_path()

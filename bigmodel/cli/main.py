@@ -20,12 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import faulthandler
     import io
 
-    from .quiet import quieten
+    from .log_filters import filter_library_logs
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = _take_debug(given)
     if given[:1] != ["launch"]:  # a launched script keeps its own logging
-        quieten()
+        filter_library_logs()
     if not faulthandler.is_enabled():  # a truncated mapped checkpoint raises SIGBUS: show where
         faulthandler.enable(sys.__stderr__ or 2)
     if isinstance(sys.stdout, io.TextIOWrapper):  # unencodable characters must not fail the command

@@ -1,4 +1,4 @@
-"""Configuration files: locating, reading (accelerate's too) and writing them."""
+"""Configuration files: locating, reading (accelerate's, too) and writing them, and the default configuration."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .settings import SECTIONS, LaunchConfig
 
 
 def default_config_path() -> Path:
-    """Where `bigmodel config` writes when no file is named: `$XDG_CONFIG_HOME/bigmodel/default_config.yaml`."""
+    """Return the file that `bigmodel config` writes by default: `$XDG_CONFIG_HOME/bigmodel/default_config.yaml`."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(home) / "bigmodel" / "default_config.yaml"
 
 
 def find_default_config() -> Path | None:
-    """The default configuration file: this library's, else the one that accelerate would read, else None."""
+    """Return the default configuration file: this library's, else accelerate's; None if neither exists."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     hub_home = Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface")
     candidates = [
@@ -39,7 +39,7 @@ def load_config(path: str | Path) -> LaunchConfig:
 
     Raises:
         LaunchError: the file is missing or malformed, a key is unknown (the message names the file and the nearest
-            known key), a value has the wrong type, or the file asks for something that is not offered.
+            known key), a value has the wrong type, or the file requests something that is not supported.
     """
     path = Path(path)
     content = _parse(path)
@@ -65,7 +65,7 @@ def load_config(path: str | Path) -> LaunchConfig:
 
 
 def save_config(config: LaunchConfig, path: str | Path) -> Path:
-    """Write `config` as YAML (JSON when the name ends in .json), whole or not at all. Returns the path."""
+    """Write `config` atomically as YAML (JSON if the name ends in .json), and return the path."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,6 +82,39 @@ def save_config(config: LaunchConfig, path: str | Path) -> Path:
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def basic_config(mixed_precision: str = "no") -> LaunchConfig:
+    """Return the default configuration: one process for each GPU of this machine, or one on the CPU if it has none.
+
+    Raises:
+        LaunchError: `mixed_precision` is not one of no, fp16, bf16, fp8.
+    """
+    import torch
+
+    gpus = torch.cuda.device_count()
+    option = options_of(LaunchConfig)["mixed_precision"]
+    return LaunchConfig(
+        distributed_type="MULTI_GPU" if gpus > 1 else "NO",
+        mixed_precision=coerce(option, mixed_precision, "bigmodel config"),
+        use_cpu=gpus == 0,
+        num_processes=max(1, gpus),
+        num_machines=1,
+        machine_rank=0,
+        gpu_ids="all" if gpus else None,
+    )
+
+
+def write_basic_config(mixed_precision: str = "no", save_location: str | Path | None = None) -> Path | None:
+    """Write `basic_config` to `save_location` (default: the default configuration file), unless the file exists.
+
+    Returns:
+        The path written; None if the file exists, which is not changed.
+    """
+    path = Path(save_location) if save_location else default_config_path()
+    if path.exists():
+        return None
+    return save_config(basic_config(mixed_precision), path)
 
 
 def _dump(content: dict[str, Any], path: Path) -> str:
@@ -145,5 +178,5 @@ def _section(section: str, content: Any, where: str) -> dict[str, Any]:
 
 
 def _find(key: Any, known: dict[str, Option], prefixes: tuple[str, ...]) -> Option | None:
-    """The option called `key`, written with or without the section's prefix (`fsdp_version`, `version`)."""
+    """Return the option called `key`, with or without the section's prefix (`fsdp_version`, `version`)."""
     return next((known[name] for name in (str(key), *(p + str(key) for p in prefixes)) if name in known), None)

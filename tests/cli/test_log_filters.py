@@ -1,4 +1,4 @@
-"""A command says nothing that libraries say about themselves, and everything else that they say."""
+"""Messages of libraries about themselves are dropped; all others are logged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bigmodel.cli.quiet import quieten
+from bigmodel.cli.log_filters import filter_library_logs
 
 
 @pytest.mark.parametrize(
@@ -18,21 +18,23 @@ from bigmodel.cli.quiet import quieten
         ("torch.utils._pytree", "Calling register_constant() on Enum subclasses is deprecated"),
     ],
 )
-def test_noise_is_left_out_and_the_rest_is_not(logger: str, noise: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_known_messages_are_dropped_and_others_are_not(
+    logger: str, noise: str, caplog: pytest.LogCaptureFixture
+) -> None:
     source = logging.getLogger(logger)
     before = list(source.filters)
-    quieten()
-    quieten()
+    filter_library_logs()
+    filter_library_logs()
     assert len(source.filters) <= len(before) + 1
-    # Handed to the filters: torch's own loggers do not pass on what a test could see otherwise.
+    # Given to the filters themselves: torch's loggers do not propagate to caplog.
     records = [source.makeRecord(logger, logging.WARNING, "", 0, text, (), None) for text in (noise, "a real warning")]
     assert [bool(source.filter(record)) for record in records] == [False, True]
     source.filters = before
 
 
 @pytest.mark.slow
-def test_importing_what_a_command_needs_says_nothing() -> None:
+def test_importing_torchao_logs_nothing() -> None:
     pytest.importorskip("torchao", reason="torchao is not installed")
-    script = "from bigmodel.cli.quiet import quieten; quieten(); import torchao"
+    script = "from bigmodel.cli.log_filters import filter_library_logs; filter_library_logs(); import torchao"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""Suppression of import-time log messages of libraries that users of a command cannot act on."""
+"""Filters for import-time log messages of libraries, which users of a command cannot act on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NOISE = {
     "torchao": "Failed to load ",  # kernels built for other machines
     "torch.utils._pytree": "register_constant() on Enum",  # torchao registering its own types
 }
-"""Logger -> phrase of the messages that are dropped; its other messages are shown."""
+"""Logger -> phrase in the messages that are dropped."""
 
 
 class DropPhrase(logging.Filter):
@@ -23,9 +23,9 @@ class DropPhrase(logging.Filter):
         return self.phrase not in record.getMessage()
 
 
-def quieten() -> None:
+def filter_library_logs() -> None:
     """Install the filters. Must run before torch or transformers is imported."""
-    # transformers logs details of loading; the command reports what matters to the user itself.
+    # transformers logs details of loading; commands report the relevant ones themselves.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     for name, phrase in _NOISE.items():
         logger = logging.getLogger(name)
