@@ -2,38 +2,22 @@ from __future__ import annotations
 
 import pytest
 
-from bigmodel.benchmarks.planning_fuzz import (
+from bigmodel.benchmarks.fuzz_cases import (
     ABOVE,
     BELOW,
     EXACT,
     FAILED,
-    HOST_ALONE,
     OUTCOMES,
     REFUSED,
     STREAMED,
     VIOLATED,
     Outcome,
-    Worker,
-    fuzz,
     planned,
-    report,
 )
+from bigmodel.benchmarks.planning_fuzz import Worker, report
 from bigmodel.devices import virtual
 
-
-def outcomes(*numbers: int) -> list[Outcome]:
-    virtual.enable(2)
-    return [fuzz(number, 0, planned(number, seed=0)) for number in numbers]
-
-
-def test_a_case_is_the_same_whatever_came_before_it() -> None:
-    assert outcomes(1, 2)[1:] == outcomes(2)
-
-
-@pytest.mark.slow
-def test_random_models_keep_random_budgets() -> None:
-    kinds = {outcome.kind for outcome in outcomes(*range(6))}
-    assert kinds <= {EXACT, STREAMED, BELOW, REFUSED, HOST_ALONE}
+from .test_fuzz_cases import outcomes
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bigmodel.benchmarks.planning_fuzz import (
+from bigmodel.benchmarks.fuzz_cases import (
     ABOVE,
     FAILED,
     VIOLATED,

@@ -1,0 +1,194 @@
+"""Random cases of `planning_fuzz`: a model, shapes, budgets and options, and the outcome of running their plan."""
+
+from __future__ import annotations
+
+import gc
+import random
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+EXACT = "all resident, peaks predicted to the byte"
+STREAMED = "parts streamed, peaks predicted to the byte"
+BELOW = "parts streamed, a peak below the prediction (mixtures)"
+ABOVE = "within the budgets, but a peak over the prediction"
+VIOLATED = "a budget was passed"
+FAILED = "the run failed"
+REFUSED = "refused: the model does not fit"
+HOST_ALONE = "the host runs it all"
+OUTCOMES = (EXACT, STREAMED, BELOW, ABOVE, VIOLATED, FAILED, REFUSED, HOST_ALONE)
+
+RAN = (EXACT, STREAMED, BELOW, ABOVE, VIOLATED, FAILED)
+"""Outcomes of cases in which something ran on an accelerator."""
+
+
+@dataclass(frozen=True)
+class FuzzCase:
+    """The random parameters of a case, besides the model.
+
+    Attributes:
+        shapes: batch size, context length and new tokens.
+        budgets: bytes by device key.
+        choices: options of the plan: slots, streamed buffers, link dtype, bytes of the expert cache.
+    """
+
+    shapes: dict[str, Any]
+    budgets: dict[Any, int]
+    choices: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one case.
+
+    Attributes:
+        kind: one of `OUTCOMES`.
+        drawn: value by dimension, as text.
+        said: predicted and measured bytes, if they differ.
+    """
+
+    kind: str
+    drawn: Mapping[str, str]
+    said: str = ""
+
+
+def planned(number: int, seed: int) -> str | None:
+    """Return the plan of case `number` as JSON; None if it is refused."""
+    from bigmodel.errors import BudgetError
+
+    draw = random.Random(f"{seed} {number}")
+    try:
+        return str(plan_of(random_model(draw), draw).to_json())
+    except BudgetError:
+        return None
+
+
+def fuzz(number: int, seed: int, plan: str | None) -> Outcome:
+    """Run case `number` by its plan from `planned`. A case does not depend on those before it."""
+    from bigmodel.devices import virtual
+    from bigmodel.plan import Plan
+
+    virtual.enable(2)
+    draw = random.Random(f"{seed} {number}")
+    model = random_model(draw)
+    case = random_case(draw, model)
+    drawn = {"model": type(model).__name__, **_values(case)}
+    found = None if plan is None else Plan.from_json(plan)
+    kind, said = outcome_of(model, found, case)
+    told = f"case {number}: {drawn['model']} {case.shapes} {case.choices}, {said}" if said else ""
+    return Outcome(kind, drawn, told)
+
+
+def _values(case: FuzzCase) -> dict[str, str]:
+    cache = case.choices["expert_cache"]
+    return {
+        "accelerators": str(sum(isinstance(key, int) for key in case.budgets)),
+        "slots": str(case.choices["slots"]),
+        "streamed buffers": str(case.choices["offload_buffers"]),
+        "link dtype": str(case.choices["offload_dtype"]),
+        "expert cache": "default" if cache is None else "given",
+    }
+
+
+def random_model(draw: random.Random) -> Any:
+    """Return a small model with random weights: a Llama, GPT-2, OPT or Mixtral, of random sizes."""
+    import torch
+    import transformers as t
+
+    torch.manual_seed(draw.getrandbits(32))
+    heads = draw.choice([2, 4])
+    width, depth, words = 16 * heads * draw.randint(1, 2), draw.randint(2, 8), draw.randint(50, 600)
+    sizes: dict[str, Any] = {
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "num_attention_heads": heads,
+        "vocab_size": words,
+    }
+    tied = draw.random() < 0.3
+    kind = draw.choice(["llama", "gpt2", "opt", "mixtral"])
+    if kind == "gpt2":
+        return t.GPT2LMHeadModel(t.GPT2Config(n_embd=width, n_layer=depth, n_head=heads, vocab_size=words)).eval()
+    if kind == "opt":
+        return t.OPTForCausalLM(t.OPTConfig(**sizes, ffn_dim=2 * width, word_embed_proj_dim=width)).eval()
+    sizes |= {"intermediate_size": 2 * width, "num_key_value_heads": heads // 2}
+    if kind == "mixtral":
+        return t.MixtralForCausalLM(t.MixtralConfig(**sizes, num_local_experts=4)).eval()
+    return t.LlamaForCausalLM(t.LlamaConfig(**sizes, tie_word_embeddings=tied)).eval()
+
+
+def random_case(draw: random.Random, model: Any) -> FuzzCase:
+    """Return random shapes, budgets and choices for `model`, drawn after it."""
+    new_tokens = draw.randint(1, 3)
+    shapes = {
+        "batch_size": draw.randint(1, 3),
+        "context_length": draw.randint(new_tokens + 2, 64),
+        "new_tokens": new_tokens,
+    }
+    weights = sum(tensor.nbytes for tensor in model.parameters())
+    whole = int(weights * (1 + shapes["batch_size"] * shapes["context_length"] / 500))
+    budgets: dict[Any, int] = {index: int(draw.uniform(0.2, 1.2) * whole) for index in range(draw.randint(1, 2))}
+    budgets["cpu"] = 10**9 if draw.random() < 0.6 else int(draw.uniform(0.0, 0.8) * whole)
+    choices = {
+        "slots": draw.randint(1, 4),
+        "offload_buffers": draw.random() < 0.5,
+        "offload_dtype": draw.choice([None, None, "int8", "int4"]),
+        "expert_cache": draw.choice([None, int(draw.uniform(0.0, 0.5) * whole)]),
+    }
+    return FuzzCase(shapes, budgets, choices)
+
+
+def plan_of(model: Any, draw: random.Random) -> Any:
+    """Return the plan of a random case for `model`.
+
+    Raises:
+        BudgetError: it does not fit.
+    """
+    from bigmodel.plan import plan
+    from bigmodel.profile import profile_model
+    from bigmodel.profile.machine.machine import nominal_machine
+
+    case = random_case(draw, model)
+    profile = profile_model(model, **case.shapes, device_type="virtual")
+    return plan(profile, case.budgets, machine=nominal_machine(), **case.choices)
+
+
+def outcome_of(model: Any, found: Any, case: FuzzCase) -> tuple[str, str]:
+    """Run `model` by the plan `found` (None: there is none); return the outcome, and bytes that were not predicted."""
+    if found is None:
+        return REFUSED, ""
+    if not isinstance(found.main_device, int):
+        return HOST_ALONE, ""
+    peaks = peaks_of(model, found)
+    wrong = {key: peak for key, peak in peaks.items() if peak != found.devices[key].total}
+    predicted = {key: found.devices[key].total for key in wrong}
+    said = f"predicted {predicted}, measured {wrong}" if wrong else ""
+    if any(peak > case.budgets[key] for key, peak in peaks.items()):
+        return VIOLATED, said
+    if any(peak > found.devices[key].total for key, peak in peaks.items()):
+        return ABOVE, said
+    if wrong:
+        return BELOW if found.expert_cache else FAILED, said
+    return (STREAMED if found.streamed else EXACT), ""
+
+
+def peaks_of(model: Any, found: Any) -> dict[int, int]:
+    """Return the peak bytes of each accelerator of the plan while the planned shape is generated."""
+    import torch
+
+    from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+    from bigmodel.dispatch import dispatch_model, undispatch
+    from bigmodel.verify.planned_use import planned_use
+
+    keys = [key for key in found.devices if isinstance(key, int)]
+    gc.collect()
+    before = {key: memory_allocated(key) for key in keys}
+    with tempfile.TemporaryDirectory() as folder:
+        dispatch_model(model, found, offload_dir=folder)
+        for key in keys:
+            reset_peak_memory(key)
+        with torch.inference_mode():
+            planned_use(model, found).whole()
+        peaks = {key: max_memory_allocated(key) - before[key] for key in keys}
+        undispatch(model)
+    return peaks
