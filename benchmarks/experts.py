@@ -28,7 +28,7 @@ LAYERS, ACCELERATE = "bigmodel, whole layers", "accelerate, whole layers"
 LINK = 4e9
 
 DEVICES = ("virtual", "cuda")
-"""Where it can be asked."""
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

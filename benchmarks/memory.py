@@ -22,7 +22,7 @@ ACCELERATOR_ERROR = 0.01
 VIRTUAL_SHARE = 0.6
 
 DEVICES = ("cpu", "cuda", "virtual")
-"""Where it can be asked."""
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

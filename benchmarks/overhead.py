@@ -23,7 +23,7 @@ COPIES, ACCELERATE = "copies alone", "accelerate"
 LIMIT = 30e-6
 
 DEVICES = ("virtual", "cuda")
-"""Where it can be asked."""
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

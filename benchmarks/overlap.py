@@ -38,7 +38,7 @@ class Grid:
 
 
 DEVICES = ("virtual", "cuda")
-"""Where it can be asked."""
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -38,7 +38,7 @@ LIMIT = 1.1
 LINKS = (0.5e9, 1e9, 2e9, 4e9)
 
 DEVICES = ("virtual", "cuda")
-"""Where it can be asked."""
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -165,7 +165,7 @@ def planned(folder: str, source: str, accelerators: int) -> dict[str, float]:
     from bigmodel.sources.resolve import open_source
 
     architecture = json.loads(Path(folder, "config.json").read_text())["architectures"][0]
-    getattr(transformers, architecture)  # transformers imports its models' modules when they are asked for
+    getattr(transformers, architecture)  # transformers imports the modules of its models on first use
     model: Any = folder if source == HEADERS else meta_model(open_source(folder))
     budgets: dict[Any, str] = {**dict.fromkeys(range(accelerators), "80GB"), "cpu": "2TB"}
     reset_peak_memory("cpu")

@@ -28,7 +28,7 @@ EXACT = "float32"
 SMALL = "float32, small"
 
 DEVICES = ("virtual", "cuda")
-"""Where it can be asked."""
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ ACCELERATE = "accelerate, resident, hooks forced"
 LIMIT = 1.01
 
 DEVICES = ("cpu", "cuda")
-"""Where it can be asked."""
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
     parser.add_argument("--requests", type=int, default=60, help="requests")
-    parser.add_argument("--tokens", type=int, default=32, help="tokens that each asks for")
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of each answer")
     parser.add_argument("--per-second", type=float, default=4.0, help="arrivals a second")
     parser.add_argument("--batch-tokens", type=int, default=256, help="tokens of one step")
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
     parser.add_argument("--requests", type=int, default=16, help="requests")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens that each asks for")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--per-second", type=float, default=40.0, help="arrivals a second of the Poisson stream")
     parser.add_argument("--no-peer", action="store_true", help="measure bigmodel alone")
 
@@ -153,7 +153,7 @@ async def send(port: int, model: str, jobs: list[PromptJob]) -> float:
             raise RuntimeError(f"the server answered {status}: {answer[:300].decode()}")
         made = json.loads(answer)["usage"]["completion_tokens"]
         if made != job.tokens:
-            raise RuntimeError(f"{made} tokens came where {job.tokens} were asked for")
+            raise RuntimeError(f"{made} tokens were generated instead of {job.tokens}")
 
     await asyncio.gather(*(one(job) for job in jobs))
     return time.perf_counter() - begun

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
     parser.add_argument("--requests", type=int, default=16, help="requests")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens that each asks for")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--per-second", type=float, default=40.0, help="arrivals a second of the Poisson stream")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 WIDTH, BLOCKS = 64, 12
 
 DEVICES = ("virtual", "cuda")
-"""Where it can be asked."""
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ BARE, BIGMODEL, ACCELERATE = "bare PyTorch", "bigmodel", "accelerate"
 LIMIT = 0.01
 
 DEVICES = ("cpu", "cuda")
-"""Where it can be asked."""
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,28 +1,28 @@
-"""Everything bigmodel raises on purpose, as one tree.
+"""The tree of exceptions that bigmodel raises.
 
     BigModelError
-    ├── DeviceError             a device that is unknown, absent, or asked for something it cannot do
+    ├── DeviceError             a device that is unknown, absent, or does not support an operation
     ├── SizeError               a size or budget that cannot be read ("10 GiBs", -1)
-    ├── PlanError               no plan can be made from what was given
-    │   ├── DeviceMapError      a device map that does not cover the model or names what is not there
-    │   └── BudgetError         the model does not fit; says by how much and what would do
-    ├── CheckpointError         something is wrong with a checkpoint; the model is left as it was
+    ├── PlanError               no plan can be made from the arguments
+    │   ├── DeviceMapError      a device map that does not cover the model, or names unknown modules
+    │   └── BudgetError         the model does not fit; the message names budgets that would do
+    ├── CheckpointError         a checkpoint is invalid; the model is unchanged
     │   ├── CheckpointNotFoundError
-    │   ├── CheckpointFormatError   truncated, overlapping, out of range, not a checkpoint at all
+    │   ├── CheckpointFormatError   truncated, overlapping, out of range, or not a checkpoint
     │   └── CheckpointMismatchError   missing or unexpected key, wrong shape, wrong dtype
-    ├── DispatchError           a dispatched model was asked for something that needs `undispatch` first
-    ├── TrainError              the training side was used out of order or on the wrong device
+    ├── DispatchError           an operation that needs `undispatch` first
+    ├── TrainError              training functions were called out of order or on the wrong device
     ├── LaunchError             a launch configuration that cannot be run
     └── ServeError              the server could not start, or its engine failed
 
-Where a caller of accelerate would expect a built-in type, the class inherits from it too.
+Classes inherit from the built-in exceptions that accelerate raises in the same cases.
 """
 
 from __future__ import annotations
 
 
 class BigModelError(Exception):
-    """Base of every exception raised on purpose by bigmodel."""
+    """Base class of all exceptions of bigmodel."""
 
 
 class DeviceError(BigModelError, ValueError):
@@ -62,11 +62,11 @@ class CheckpointMismatchError(CheckpointError, ValueError):
 
 
 class DispatchError(BigModelError, RuntimeError):
-    """A dispatched model was asked for something it cannot do while dispatched."""
+    """A dispatched model does not support the operation while it is dispatched."""
 
 
 class TrainError(BigModelError, RuntimeError):
-    """The training side was used out of order or with something it does not support."""
+    """Training functions were called out of order or with unsupported arguments."""
 
 
 class LaunchError(BigModelError, ValueError):

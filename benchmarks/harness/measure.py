@@ -26,7 +26,7 @@ QUIET = 0.05
 """Share of all cores that other processes may take in a round that counts."""
 
 PATIENCE = 2
-"""Up to so many times the rounds asked for are run to find quiet ones."""
+"""Rounds are repeated up to this many times to find undisturbed ones."""
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class TensorSource:
 
 @dataclass
 class Conversion:
-    """How the tensors of a checkpoint become those of a model.
+    """The conversion of a checkpoint's tensors to those of a model.
 
     Attributes:
         sources: the source of each tensor that the checkpoint provides, by the model's names.

@@ -47,7 +47,7 @@ Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
 
 
 class LogLevel(str, Enum):
-    """How much is logged."""
+    """Levels of logging."""
 
     DEBUG = "debug"
     INFO = "info"

@@ -32,10 +32,10 @@ from .time.cost import CostModel, Objective
 from .time.unit_cost import device_name
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
-"""How devices are filled. "auto" searches; the others fill the accelerators in order, evenly or to their budgets."""
+"""Strategies of filling devices. "auto" searches; the others fill accelerators in order, evenly or to their budgets."""
 
 OBJECTIVES = ("latency", "throughput", "fit")
-"""What the search minimises. "fit" does not search: the greedy placement is kept."""
+"""Quantities that the search minimises. "fit" does not search: the greedy placement is kept."""
 
 ANOTHER_MACHINE = (
     "this machine lacks an accelerator of the budgets, so no time is predicted; the search used nominal speeds"
@@ -44,7 +44,7 @@ ANOTHER_MACHINE = (
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Pause Python's garbage collector: planning makes many small objects, none of them garbage until it is done."""
+    """Pause Python's garbage collector: planning creates many small objects that live until it is done."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -97,19 +97,19 @@ def plan(
         context_length: tokens of a sequence at its end; None: a default; 0: no KV cache and no activations.
         dtype: what floating point parameters will be cast to when loaded; None: as they are.
         no_split_module_classes: class names not to be split; None: find them.
-        main_device: where inputs are and streamed parts run; None: the first accelerator that one fits.
-        new_tokens: how many of the context's tokens are generated; None: any share, the prompt may fill the context.
-        offload_buffers: buffers of a streamed part are streamed too, and not kept where it runs.
-        offload_dtype: what streamed weights are quantised to on the link: `"int8"`, `"int4"`; None: not at all.
-        slots: how many streamed parts may be on the main device at once.
+        main_device: device of the inputs, on which streamed parts run; None: the first accelerator on which one fits.
+        new_tokens: number of the context's tokens that are generated; None: any number, so the prompt may fill it.
+        offload_buffers: buffers of a streamed part are streamed, too, and not kept where it runs.
+        offload_dtype: dtype that streamed weights are quantised to on the link, `"int8"` or `"int4"`; None: none.
+        slots: maximum number of streamed parts on the main device at once.
         expert_cache: bytes of each device (a number, or text such as "4GiB") for experts that are fetched one by one;
-            None: what streaming whole layers of them would take.
+            None: as many as streaming whole layers of them would take.
         pinned_memory: bytes of host memory that may be pinned for a GPU to copy from; None: half of this host's.
-        objective: what to minimise: "latency": seconds per generated token; "throughput": seconds of the whole job,
-            prompt and new tokens; "fit": nothing, the greedy placement is kept; None: "latency", without a prediction
-            unless `machine` is given.
-        offload: what happens to parts that do not fit the accelerators: "stream" them when their turn comes, "compute"
-            them on the CPU, or "auto": whichever is faster for each.
+        objective: quantity to minimise: "latency": seconds per generated token; "throughput": seconds of prompt and new
+            tokens together; "fit": none, the greedy placement is kept; None: "latency", without a prediction unless
+            `machine` is given.
+        offload: how parts that do not fit the accelerators are run: "stream" streams them when their turn comes,
+            "compute" computes them on the CPU, "auto" chooses the faster way for each.
         machine: the machine to plan for; None: this one. With an objective it is measured the first time (half a
             minute).
         per_pass: with "auto" and a prediction, a part may be streamed for prompts and computed in steps. Its KV cache
@@ -120,7 +120,7 @@ def plan(
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
-        PlanError: an argument makes no sense, or two contradict each other; the message names them.
+        PlanError: an argument is invalid, or two contradict each other; the message names them.
         SizeError: a budget is not a size.
         DeviceError: a budget's device or the main device does not exist.
         CheckpointError: `model` is a folder or id that holds no model.
@@ -196,7 +196,7 @@ def _check_choices(strategy: str, objective: str | None, offload: str, machine: 
         raise PlanError(f"machine is {shown(machine)}; give a profile as `bigmodel probe` measures it, or None")
     if strategy != "auto" and objective not in (None, "fit"):
         raise PlanError(
-            f"strategy={strategy!r} fills devices without a search, and objective={objective!r} asks for one; "
+            f"strategy={strategy!r} fills devices without a search, and objective={objective!r} needs one; "
             "give strategy='auto', or objective='fit' for a prediction alone"
         )
 

@@ -22,7 +22,7 @@ from .trace.workload import Workload, max_context, used_length
 
 @dataclass(frozen=True)
 class Profile:
-    """What a model needs to run at given shapes.
+    """The bytes and the work of a model at given shapes.
 
     Attributes:
         name: class name of the model.

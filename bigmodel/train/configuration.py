@@ -45,7 +45,7 @@ class ProjectConfiguration:
 
 @dataclass
 class DataLoaderConfiguration:
-    """How prepared data loaders share the data among processes.
+    """Distribution of data among processes by prepared data loaders.
 
     Attributes:
         split_batches: the loader's batch size is that of all processes together, instead of each process's.

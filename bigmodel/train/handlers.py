@@ -98,7 +98,7 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
 @dataclass
 class AORecipeKwargs(KwargsHandler):
-    """How torchao converts linear layers to fp8.
+    """Conversion of linear layers to fp8 by torchao.
 
     `config` is its `Float8LinearConfig`, `module_filter_func` a filter (module, name) -> bool. Without a config,
     `pad_inner_dim` and `enable_fsdp_float8_all_gather` are that class's fields of these names; None is its default.

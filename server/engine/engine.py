@@ -26,7 +26,7 @@ class EngineStoppedError(ServeError):
 
 
 class State(Enum):
-    """What the engine is doing."""
+    """The state of the engine."""
 
     NEW = "new"
     RUNNING = "running"

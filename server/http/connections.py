@@ -15,10 +15,10 @@ HEADER_BYTES = 32 << 10
 """Longest request line and headers."""
 
 HEADER_SECONDS = 10.0
-"""How long the headers of a request may take to arrive, from its first byte or the start of its connection."""
+"""Time limit for the headers of a request, from its first byte or the start of its connection."""
 
 BODY_SECONDS = 60.0
-"""How long the body of a request may take to arrive after its headers."""
+"""Time limit for the body of a request, from the end of its headers."""
 
 CONNECTIONS = 2048
 """Connections open at once; more are closed as they come."""

@@ -16,10 +16,10 @@ from starlette.responses import Response
 T = TypeVar("T")
 
 SMALL_BYTES = 16 << 10
-"""Texts up to this size are worked on at once: a thread would take longer."""
+"""Texts up to this size are processed in the event loop: a thread would take longer."""
 
 THREADS = 2
-"""How many threads parse and tokenise. The pool that all routes share stays free for what is short."""
+"""Threads that parse and tokenise. The pool that all routes share stays free for short work."""
 
 
 @cache

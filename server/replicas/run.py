@@ -185,7 +185,7 @@ def _cpus(machines: Seq[ClusterMachine], gpus: int, replicas: int) -> int:
 
 
 def _places(machines: Seq[ClusterMachine], cpus: int, gpus: int) -> int:
-    """How many replicas of this size the machines hold."""
+    """Return the number of replicas of this size that fit the machines."""
     return sum(
         min(machine.cpus // cpus, machine.gpus // gpus if gpus else machine.cpus // cpus) for machine in machines
     )

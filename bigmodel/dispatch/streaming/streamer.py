@@ -1,4 +1,4 @@
-"""The streamer: brings blocks to a device through slots, and prefetches the next ones.
+"""The streamer: copies blocks to a device through slots, and prefetches the next ones.
 
     enter:  find the block in a slot, or fetch it into a free one; start prefetching the next blocks; wait for the
             block's arrival; make the module's parameters refer to the slot

@@ -61,7 +61,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """How a block is read.
+    """The reads of a block.
 
     Attributes:
         chunks: Reads from files.

@@ -27,15 +27,16 @@ class Assignment:
     Attributes:
         storage: device key on which each unit lies.
         execution: device key on which each unit runs.
-        main: where inputs are, and where streamed units run.
-        slots: how many slots there are on `main`.
+        main: device of the inputs, on which streamed units run.
+        slots: number of slots on `main`.
         slot_bytes: bytes of one slot.
-        stream_buffers: buffers of a unit lie with its weights, and not where it runs.
-        expert_cache: bytes of each device that experts fetched one by one may take; None: what streaming whole units
-            of them would take.
+        stream_buffers: buffers of a unit are stored with its weights, and not where it runs.
+        expert_cache: bytes of each device for experts that are fetched one by one; None: as many as streaming whole
+            units of them would take.
         staging_bytes: bytes of the host through which units on disk reach an accelerator, at most.
         computed_below: for units that are streamed to `main` for prompts and computed on the host in steps of
-            generation, by position: calls of fewer tokens than this are computed. Their buffers lie with their weights.
+            generation, by position: calls of fewer tokens than this are computed. Their buffers are stored with their
+            weights.
     """
 
     storage: tuple[Key, ...]
@@ -67,9 +68,9 @@ def host_only(profile: Profile) -> Assignment:
 
 
 def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePlan]:
-    """Return what an assignment takes on every device that holds or runs something, whatever its budget.
+    """Return the bytes of an assignment on every device that stores or runs something, without budgets.
 
-    Kernels' workspace counts among the activations; `with_workspace_apart` tells them apart.
+    The workspace of kernels is counted as activations; `with_workspace_apart` separates them.
     """
     return memory_usage(profile, assignment).device_plans()
 
@@ -89,7 +90,7 @@ def memory_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
 def passing_usage(
     units: Sequence[UnitProfile], assignment: Assignment, offload_dtype: str | None = None, reads: bool = False
 ) -> MemoryUsage:
-    """Return the bytes of the memory through which units pass that do not lie where they run, and nothing else.
+    """Return only the bytes of the memory through which units pass that are not stored where they run.
 
     Args:
         units: as assigned.
@@ -124,7 +125,7 @@ def expert_capacities(profile: Profile, assignment: Assignment) -> dict[tuple[in
 def with_workspace_apart(
     uses: Mapping[Key, DevicePlan], profile: Profile, assignment: Assignment
 ) -> dict[Key, DevicePlan]:
-    """Return what `device_uses` found, with what kernels take for themselves told from activations; totals stay."""
+    """Return the result of `device_uses` with the workspace of kernels separated from activations; totals are equal."""
     bare = replace(profile, phases=tuple(phase.without_workspace() for phase in profile.phases))
     found = {}
     for device, without in device_uses(bare, assignment).items():
@@ -134,7 +135,7 @@ def with_workspace_apart(
 
 
 def _kv_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
-    """Return the bytes of KV cache by device; what moves between prompt and step counts on both."""
+    """Return the bytes of KV cache by device; a cache that moves between prompt and step counts on both."""
     found: dict[Key, int] = {}
     for index, nbytes in enumerate(profile.kv_cache):
         for key in {assignment.execution[index], *([HOST] if index in assignment.computed_below else [])}:
@@ -143,7 +144,7 @@ def _kv_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
 
 
 def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
-    """Return the most bytes of activations and KV cache by device."""
+    """Return the peak bytes of activations and KV cache by device."""
     first = assignment.storage[profile.first] if assignment.storage else assignment.main
     input_device = HOST if first == DISK else first
 
@@ -195,11 +196,11 @@ def assemble(
         profile: the model.
         assignment: storage and execution device of its units.
         budgets: bytes by device key.
-        strategy: how the assignment was found.
+        strategy: name of the strategy that found the assignment.
         prediction: its predicted time.
-        reasons: why a unit is where it is, by position, where more is known than the place itself says.
+        reasons: reasons for the place of units, by position, if more is known than `reason` finds.
         pinned_memory: bytes of host memory that may be pinned; None: a share of this host's.
-        resident_limit: bytes of the host that the process may take; None: as many as are free.
+        resident_limit: upper bound of the process's resident set; None: free memory.
     """
     uses = with_workspace_apart(device_uses(profile, assignment), profile, assignment)
     return Plan(
@@ -226,7 +227,7 @@ def assemble(
 
 
 def with_budgets(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> dict[Key, DevicePlan]:
-    """Return what each device takes with what it may, also for devices that take nothing."""
+    """Return the uses with their budgets, also for devices that are not used."""
     keys = [*budgets, *(key for key in uses if key not in budgets)]
     return {key: replace(uses.get(key, DevicePlan(key, None)), budget=budgets.get(key)) for key in keys}
 
@@ -249,7 +250,7 @@ def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str
 
 
 def reason(assignment: Assignment, index: int, profile: Profile) -> str:
-    """Return why unit `index` is where it is, as far as its place tells."""
+    """Return the reason for the place of unit `index`, as far as the place itself shows it."""
     storage, execution = assignment.storage[index], assignment.execution[index]
     if is_accelerator(storage):
         if profile.units[index].is_tensor:

@@ -1,7 +1,7 @@
 """`MemoryUsage`: the bytes that a placement takes on each device, by purpose.
 
-The search, the exact evaluation, the cost model, the plan of a training and the report all count with it. Units that do
-not lie where they run pass through memory that they share: slots, restore buffers and expert caches of the main device,
+The search, the exact evaluation, the cost model, training plans and reports all count with it. Units that are not
+stored where they run pass through memory that they share: slots, restore buffers and expert caches of the main device,
 the read-ahead window, staging and expert caches of the host. `dispatch` reserves exactly these bytes.
 """
 
@@ -22,7 +22,7 @@ from ..result.plan import DevicePlan
 
 WEIGHTS, BUFFERS, KV_CACHE, ACTIVATIONS = "weights", "buffers", "kv_cache", "activations"
 SLOTS, TRAINING = "slots", "training"
-"""What bytes are for: the fields of `DevicePlan`."""
+"""Purposes of bytes: the fields of `DevicePlan`."""
 
 ExpertKind = tuple[tuple[str, int], ...]
 """Bytes of one expert in each fused tensor, by name. Experts of one kind share a cache."""
@@ -30,7 +30,7 @@ ExpertKind = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class PassingUnit:
-    """The bytes of a unit that is brought to where it runs, in each memory that it may pass through.
+    """The bytes of a unit that is not stored where it runs, in each memory that it may pass through.
 
     Attributes:
         slot: bytes of its slot on an accelerator, without experts that are fetched one by one.
@@ -69,13 +69,13 @@ class PassingUnit:
 def passing_unit(
     unit: UnitProfile, offload_dtype: str | None = None, with_buffers: bool = False, reads: bool = True
 ) -> PassingUnit:
-    """Return what a unit takes of each memory that it may pass through.
+    """Return the bytes of a unit in each memory that it may pass through.
 
     Args:
         unit: not a lookup; a tensor that a split module holds itself has no slot.
         offload_dtype: dtype that its weights are quantised to on the link; None: they are not.
         with_buffers: its buffers are streamed with it.
-        reads: False if nothing is known of how it runs, so that memory for reading it from disk is not counted.
+        reads: False if its execution is unknown, so memory for reading it from disk is not counted.
     """
     arriving, scratch = (0, 0) if unit.is_tensor else restored_bytes(unit, offload_dtype)
     return PassingUnit(
@@ -90,12 +90,12 @@ def passing_unit(
 
 @dataclass(frozen=True)
 class ExpertCapacity:
-    """How many experts of one kind the cache of a device holds.
+    """The capacity of a device's cache for experts of one kind.
 
     Attributes:
-        slots: how many it holds at once.
-        experts: how many experts, of all modules together, share it.
-        expert_bytes: bytes of one.
+        slots: number of experts that it holds at once.
+        experts: number of experts, of all modules together, that share it.
+        expert_bytes: bytes of one expert.
     """
 
     slots: int
@@ -103,10 +103,10 @@ class ExpertCapacity:
     expert_bytes: int
 
     def fetched(self, choice: RouterChoice) -> tuple[float, float]:
-        """Return how many experts of one module are fetched in one call: ahead of it, and once they are chosen.
+        """Return the expected numbers of experts of one module that are fetched in one call: ahead of it, and on demand.
 
-        Where a call wants nearly all, those of the next module are fetched while this one computes, as far as the cache
-        holds both. Where it wants a few, the probability that one is cached is the share of experts that are.
+        If calls use nearly all experts, those of the next module are fetched while this one computes, as far as the
+        cache holds both. Otherwise, the probability that an expert is cached is the share of experts that are.
         """
         if self.slots >= self.experts:
             return 0.0, 0.0
@@ -120,14 +120,14 @@ class ExpertCapacity:
 class MemoryUsage:
     """Bytes of each device by purpose. Everything that is added can be removed again, in any order.
 
-    What passing units share depends on all of them together, so it is computed from those present.
+    The memory that passing units share depends on all of them, so it is computed from those present.
 
     Args:
         main: the device that units are streamed to.
-        slots: how many slots there are at most.
+        slots: maximum number of slots.
         staging_bytes: bytes of the host through which units on disk reach an accelerator, at most.
-        expert_cache: bytes of each device for experts that are fetched one by one; None: what slots for whole units
-            with all their experts would take, less the slots without experts.
+        expert_cache: bytes of each device for experts that are fetched one by one; None: those of slots for whole units
+            with all their experts, less those of slots without experts.
     """
 
     def __init__(
@@ -149,13 +149,13 @@ class MemoryUsage:
         purposes[purpose] = purposes.get(purpose, 0) + nbytes
 
     def add_unit(self, unit: PassingUnit, storage: Key, execution: Key) -> None:
-        """Add what a unit takes of the memory that passing units share; nothing if it lies where it runs."""
+        """Add a unit to those that share memory, unless it is stored where it runs."""
         for present in self._passed(storage, execution):
             present[unit] += 1
             self._shared = {}
 
     def remove_unit(self, unit: PassingUnit, storage: Key, execution: Key) -> None:
-        """Remove what `add_unit` added."""
+        """Remove a unit that `add_unit` added."""
         for present in self._passed(storage, execution):
             present[unit] -= 1
             if not present[unit]:
@@ -174,7 +174,7 @@ class MemoryUsage:
 
     @property
     def slots(self) -> int:
-        """How many slots the streamed units need."""
+        """Number of slots that the streamed units need."""
         return min(sum(count for unit, count in self._streamed.items() if unit.whole_slot), self._most_slots)
 
     @property
@@ -185,7 +185,7 @@ class MemoryUsage:
         return dict.fromkeys(cached, self._expert_bytes)
 
     def expert_capacities(self, device: Key) -> dict[ExpertKind, ExpertCapacity]:
-        """Return how many experts of each kind the cache of a device holds."""
+        """Return the capacity of a device's cache for each kind of experts."""
         counts: Counter[ExpertKind] = Counter()
         for fetched_to, units in ((self.main, self._streamed), (HOST, self._viewed)):
             for unit, number in units.items() if fetched_to == device else ():
@@ -224,15 +224,15 @@ class MemoryUsage:
         }
 
     def over(self, budgets: Mapping[Key, int]) -> dict[Key, int]:
-        """Return by how many bytes each device passes its budget; devices that keep to theirs are missing."""
+        """Return the bytes by which devices exceed their budgets, without devices that keep to theirs."""
         devices = dict.fromkeys([*self._bytes, self.main, HOST])
         excess = {device: self.excess(device, budgets) for device in devices}
         return {device: nbytes for device, nbytes in excess.items() if nbytes > 0}
 
     def excess(self, device: Key, budgets: Mapping[Key, int]) -> int:
-        """Return by how many bytes a device passes its budget; 0 or less if it keeps to it.
+        """Return the bytes by which a device exceeds its budget; 0 or less if it keeps to it.
 
-        The disk has none unless it is given. A host without a budget holds nothing, but units pass through it.
+        The disk is unlimited unless it has a budget. A host without a budget stores no unit, but units pass through it.
         """
         budget = budgets.get(device, 0)
         if device == DISK and device not in budgets:
@@ -279,10 +279,10 @@ def _bytes_of(kind: ExpertKind) -> int:
 
 
 def share_cache(nbytes: int, kinds: Sequence[tuple[int, int]]) -> list[int]:
-    """Return how many experts of each kind a cache of `nbytes` bytes holds: at least one each.
+    """Return the number of experts of each kind in a cache of `nbytes` bytes, at least one each.
 
     Args:
-        nbytes: what all kinds together may take.
+        nbytes: bytes of all kinds together.
         kinds: of each, the bytes of one expert and how many there are.
     """
     whole = sum(size * count for size, count in kinds)
@@ -291,7 +291,7 @@ def share_cache(nbytes: int, kinds: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def read_ahead_window(blocks: Collection[int], ahead: int = READ_AHEAD_BYTES) -> int:
-    """Return the bytes of host memory through which it reads weights on disk: the largest block and part of the next.
+    """Return the host's memory for computing with weights on disk: the largest block and a part of the next.
 
     Args:
         blocks: bytes of each block that is read as a whole.
@@ -306,6 +306,6 @@ def staging(blocks: Collection[int], most: int = STAGING_BYTES) -> int:
 
     Args:
         blocks: bytes of each block that is streamed from disk.
-        most: bytes it takes at most.
+        most: upper bound of the result.
     """
     return min(sum(blocks), 2 * max(blocks, default=0), most)

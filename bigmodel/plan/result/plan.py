@@ -17,7 +17,7 @@ from ...limits import READ_AHEAD_BYTES, READERS, STAGING_BYTES
 from .budgets import Key, is_accelerator
 
 FORMAT = 2
-"""Format of a plan's JSON, raised whenever a field comes or goes: a plan without one of them could not be obeyed."""
+"""Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class DevicePlan:
         weights: parameters that lie on it, tied ones once.
         buffers: buffers that lie on it.
         kv_cache: keys and values of the units that run on it, prompts or steps, at full context.
-        activations: what comes and goes while units run on it, at its highest.
-        workspace: what kernels take for themselves beyond that.
-        slots: buffers that streamed units take turns in; on the host, units on disk that it computes with.
-        training: gradients, and what the optimizer keeps.
+        activations: peak of temporary tensors while units run on it.
+        workspace: workspace of kernels at that peak.
+        slots: memory in which streamed units take turns; on the host, pages of units on disk that it computes with.
+        training: gradients and optimizer state.
     """
 
     device: Key
@@ -54,7 +54,7 @@ class DevicePlan:
 
     @property
     def free(self) -> int | None:
-        """What is left of the budget; None without one."""
+        """Bytes of the budget that are not used; None without a budget."""
         return None if self.budget is None else self.budget - self.total
 
 
@@ -66,10 +66,10 @@ class Part:
         name: module or tensor name; `""` is the whole model.
         device: key of the device that holds its weights.
         runs_on: key of the device on which it runs; streamed if that is an accelerator and `device` is not.
-        computed_below: a streamed part's calls of fewer tokens than this (sequences x tokens of each) are computed on
-            the host instead, where its weights are: steps of generation, that is. 0: none are.
+        computed_below: calls of a streamed part with fewer tokens than this (sequences x tokens of each), that is,
+            steps of generation, are computed on the host, where its weights are. 0: none.
         bytes: bytes of its weights and buffers.
-        reason: why it is there.
+        reason: reason for its placement.
         kind: class of the module.
     """
 
@@ -89,8 +89,8 @@ class Prediction:
     Attributes:
         prefill: seconds for the whole prompt; None if nothing is generated.
         token: seconds for one step of generation (or for one forward).
-        binds: what the time of a step is spent on first of all.
-        seconds_saved_per_gib: what one more GiB on each device would take off a step.
+        binds: the bottleneck of a step.
+        seconds_saved_per_gib: seconds of a step that one more GiB on each device would save.
     """
 
     prefill: float | None
@@ -101,37 +101,36 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where every part of a model is held and runs, how it gets there, and what that takes.
+    """The storage and execution device of every part of a model, how it is streamed, and the predicted memory and time.
 
-    Made by `plan`, `make_plan` and `plan_training`, and by `dispatch_model` for a device map that was given. What
-    decides bytes or seconds is read here by the loader, the dispatcher, the server and the benchmarks, and nowhere
-    else: a plan that is changed with `dataclasses.replace` is obeyed as it then is.
+    Made by `plan`, `make_plan` and `plan_training`, and by `dispatch_model` for a given device map. The loader, the
+    dispatcher, the server and the benchmarks read everything that decides bytes or seconds here and nowhere else; a
+    plan that was changed with `dataclasses.replace` is obeyed, too.
 
     Attributes:
         model: class of the model.
-        strategy: how it was made.
+        strategy: name of the strategy or objective that made it.
         main_device: key of the device that takes the inputs and runs what is streamed.
         devices: by key, in the order of the budgets.
         parts: in the order they run.
-        slots: how many slots there are on the main device, in which streamed parts take turns.
+        slots: number of slots on the main device, in which streamed parts take turns.
         slot_bytes: bytes of one slot.
-        offload_dtype: what streamed weights are quantised to on their way, `"int8"` or `"int4"`; None: not at all.
+        offload_dtype: dtype that streamed weights are quantised to on the link, `"int8"` or `"int4"`; None: not at all.
         offload_buffers: buffers of parts off the accelerators lie with their weights and are streamed with them;
             otherwise they lie where the part runs.
-        expert_cache: bytes of a device, by key, that experts may take which are fetched one by one, for devices they
-            are fetched to.
+        expert_cache: bytes by device key for experts that are fetched one by one to that device.
         pinned_memory: bytes of host memory that may be pinned, for a GPU to copy from at full speed.
-        resident_limit: bytes of the host that the process may take; pages of parts on disk that the host computes with
-            are dropped behind their use for that to hold. None: as many as are free.
-        read_ahead_bytes: how much of the next part on disk is brought into host memory while one is computed with.
+        resident_limit: upper bound of the process's resident set in bytes; pages of parts on disk that the host
+            computes with are dropped after use to keep it. None: free memory is the bound.
+        read_ahead_bytes: bytes of the next part on disk that are paged in while one computes.
         staging_bytes: bytes of host memory through which parts on disk reach an accelerator, at most.
-        readers: how many threads read from disk at once.
-        batch_size: sequences it is made for.
-        context_length: tokens per sequence it is made for.
-        new_tokens: how many of these are generated; None: any share of them.
-        dtype: what weights are cast to; None if they stay as they are.
-        prediction: predicted time; None if it was not asked for.
-        notes: what the reader should know, such as what could not be predicted.
+        readers: number of threads that read from disk.
+        batch_size: planned number of sequences.
+        context_length: planned tokens of a sequence.
+        new_tokens: number of these that are generated; None: any number.
+        dtype: dtype that weights are cast to; None: they keep theirs.
+        prediction: predicted time; None if no time was predicted.
+        notes: notes for the user, such as memory that could not be predicted.
     """
 
     model: str
@@ -169,7 +168,7 @@ class Plan:
 
     @property
     def computed_below(self) -> dict[str, int]:
-        """For each part that the host computes in calls of few tokens, of fewer than how many, by name."""
+        """By name, for parts that the host computes in calls of few tokens: calls of fewer tokens than this."""
         return {part.name: part.computed_below for part in self.parts if part.computed_below}
 
     @property
@@ -183,7 +182,7 @@ class Plan:
         return plain_text(self)
 
     def to_table(self) -> object:
-        """Return the plan as something `rich.console.Console.print` draws."""
+        """Return the plan as a renderable for `rich.console.Console.print`."""
         from .tables import table
 
         return table(self)
@@ -218,7 +217,7 @@ class Plan:
             written = content.pop("format")
             if written != FORMAT:
                 raise PlanError(
-                    f"this is a plan of format {written}, and this version reads format {FORMAT}: make it anew"
+                    f"this is a plan of format {written}, and this version reads format {FORMAT}: make a new plan"
                 )
             devices = TypeAdapter(list[DevicePlan]).validate_python(
                 [{k: v for k, v in device.items() if k != "total"} for device in content.pop("devices")]
@@ -238,7 +237,7 @@ class Plan:
             raise PlanError(f"this is not a plan: {error}") from None
 
     def to_html(self) -> str:
-        """Return the plan as an HTML page: a picture of the devices, the tables, and why."""
+        """Return the plan as an HTML page: a picture of the devices, tables and reasons."""
         from .picture import page
 
         return page(self)
@@ -250,11 +249,11 @@ class Plan:
         return write(self, path)
 
     def max_sequences(self) -> int | None:
-        """Return how many sequences fit at once: see the function `max_sequences`."""
+        """Return the number of sequences that fit at once: see the function `max_sequences`."""
         return max_sequences(self)
 
     def explain(self) -> str:
-        """Return, in sentences, why the plan is as it is."""
+        """Return the reasons of the plan in sentences."""
         from .tables import explain
 
         return explain(self)
@@ -266,9 +265,9 @@ def _pairs(by_device: Mapping[Key, object]) -> list[list[object]]:
 
 
 def max_sequences(plan: Plan) -> int | None:
-    """Return how many sequences of the plan's context length fit at once, keys and values of all of them resident.
+    """Return the number of sequences of the planned context length whose keys and values fit at once.
 
-    Activations are those of the batch that was planned for: more sequences than that are held, not run at once.
+    Activations are those of the planned batch: more sequences than that are cached, but not run in one batch.
 
     Returns:
         At least the planned batch; None if no device with a budget holds keys or values.

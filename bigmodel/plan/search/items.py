@@ -153,8 +153,8 @@ class Item:
     Attributes:
         weights: bytes on the device that stores the group.
         working: bytes of KV cache (and buffers) on the device that runs the group.
-        units: what its units take of the memory that they pass through when they do not lie where they run; lookups,
-            which stay where they are stored, are left out.
+        units: the memory that its units take in slots, staging and caches if they are not stored where they run;
+            without lookups, which stay where they are stored.
         can_stream: False if the host computes the group wherever it is not resident.
         pinned: it must be resident on the main device wherever there is one.
         offloaded: bytes on the device that it is streamed from if its weights are quantised on the link; None if not.
@@ -191,10 +191,11 @@ class Capacity:
     Attributes:
         budgets: bytes by device key, in the order to be filled; `"disk"` missing means unlimited.
         activations: bytes of activations to keep free on each device that runs something.
-        slots: how many slots streaming needs when more than one unit is streamed.
-        main_device: where streamed units run; None: the first accelerator with a budget.
+        slots: number of slots if more than one unit is streamed.
+        main_device: device on which streamed units run; None: the first accelerator with a budget.
         host_compute: units may run on the CPU although accelerators run others.
-        expert_cache: bytes of each device for experts that are fetched one by one; None: what whole units would take.
+        expert_cache: bytes of each device for experts that are fetched one by one; None: as many as slots for whole
+            units with all their experts would take.
     """
 
     budgets: Mapping[Key, int]
@@ -216,7 +217,7 @@ class Capacity:
 
     @property
     def main(self) -> Key:
-        """Where streamed units run."""
+        """The device on which streamed units run."""
         if self.main_device is not None:
             return self.main_device
         return self.accelerators[0] if self.accelerators else HOST
@@ -229,7 +230,7 @@ class GroupPlacement:
     Attributes:
         storage: device key on which each item lies.
         execution: device key on which each item runs; differs from `storage` for what is streamed or viewed on disk.
-        main: where inputs are, and where streamed items run.
+        main: device of the inputs, on which streamed items run.
         slots: how many slots are reserved on `main`.
         slot_bytes: bytes of one slot.
     """

@@ -27,7 +27,7 @@ from .items import Capacity, GroupPlacement, Item, assignment_of, item_of, tie_g
 from .search import search
 
 OFFLOADS = ("stream", "compute", "auto")
-"""What happens to parts that do not fit the accelerators."""
+"""Ways to run parts that do not fit the accelerators."""
 
 GIB = 2**30
 
@@ -62,8 +62,8 @@ class Searcher:
 
     def best_per_pass(self, capacity: Capacity, known: Assignment) -> Assignment:
         """Return the best variant in which units run elsewhere for prompts than in steps; `known` if none is better."""
-        at_hand = [found for found in self._per_pass(capacity, known) if not self._over(found, capacity)]
-        best = min([known, *at_hand], key=self.goal.seconds)
+        variants = [found for found in self._per_pass(capacity, known) if not self._over(found, capacity)]
+        best = min([known, *variants], key=self.goal.seconds)
         return self._best(capacity, best, lambda found: self._per_pass(capacity, found))
 
     def _per_pass(self, capacity: Capacity, found: Assignment) -> list[Assignment]:
@@ -134,18 +134,18 @@ class Searcher:
 
 
 ATTEMPTS = 4
-"""How often a placement is repeated with lower budgets when it is over them."""
+"""Maximum number of attempts with ever lower budgets."""
 
 
 class Attempt(NamedTuple):
-    """What an attempt to place takes, and by how many bytes the result is over the budgets."""
+    """The memory usage of an attempted placement, and the bytes by which it is over the budgets."""
 
     usage: MemoryUsage
     over: Mapping[Key, int]
 
 
 def repeat_until_within(budgets: Mapping[Key, int], attempt: Callable[[Mapping[Key, int]], Attempt | None]) -> bool:
-    """Repeat an attempt with budgets lowered by what it was over them, and return whether the last one kept to them.
+    """Repeat an attempt with budgets lowered by its excess, and return whether the last one kept to them.
 
     Args:
         budgets: bytes by device key.
@@ -173,7 +173,7 @@ def greedy_assignment(
         capacity: the budgets; without a main device, that is the first accelerator on which anything can run.
         strategy: one of `STRATEGIES`.
         stream_buffers: buffers lie with the weights, and not where the unit runs.
-        streams: False has the host compute all that is not resident.
+        streams: False: the host computes everything that is not resident.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -231,7 +231,7 @@ def _mains(capacity: Capacity, budgets: Mapping[Key, int]) -> list[Key | None]:
 
 
 def checked_main(main_device: DeviceLike | None, budgets: Mapping[Key, int]) -> Key | None:
-    """Return the key of the main device that was asked for.
+    """Return the key of the given main device; None for None.
 
     Raises:
         PlanError: it has no budget.

@@ -111,7 +111,7 @@ class StepTime:
 
 @dataclass(frozen=True)
 class _Surroundings:
-    """What the time of every unit depends on, beside the devices of the unit itself."""
+    """Properties of an assignment that the time of every unit depends on."""
 
     on_disk: int
     from_host: bool

@@ -1,1 +1,1 @@
-"""What a machine gives, measured."""
+"""Measured speeds of a machine."""

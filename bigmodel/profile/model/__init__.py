@@ -1,1 +1,1 @@
-"""What a model consists of: tensors, units, experts, KV cache."""
+"""The parts of a model: tensors, units, experts, KV cache."""

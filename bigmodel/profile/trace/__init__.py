@@ -1,1 +1,1 @@
-"""What a forward does, recorded on fake tensors."""
+"""Traces of forwards, recorded on fake tensors."""

@@ -1,1 +1,1 @@
-"""What training takes."""
+"""Memory of training."""

@@ -25,25 +25,25 @@ from typing import Any
 from bigmodel.errors import ServeError
 
 START_SECONDS = 60.0
-"""How long the worker may take to import its libraries."""
+"""Time limit of the worker for importing its libraries."""
 
 COMPILE_SECONDS = 5.0
-"""How long the processor may work on a schema."""
+"""Limit of processor time for a schema."""
 
 WAIT_SECONDS = 60.0
-"""How long a schema may take on a machine that is busy with other things."""
+"""Limit of elapsed time for a schema, on a busy machine."""
 
 MEMORY_BYTES = 1 << 30
-"""What a schema may take beyond what the worker takes at its start."""
+"""Memory limit for a schema, in addition to the worker's memory at its start."""
 
 GRAMMAR_BYTES = 8 << 20
 """Longest compiled grammar that is accepted."""
 
 MASK_SECONDS = 0.05
-"""How long the processor may work on the mask of one token: the engine's other sequences wait for it."""
+"""Limit of processor time for the mask of one token: the engine's other sequences wait for it."""
 
 WALK_SECONDS = 0.3
-"""How long masks of a possible answer are tried after compiling."""
+"""Time for which masks of a possible answer are tried after compiling."""
 
 WHITESPACE = 4
 """Consecutive whitespace characters in an answer; with any number of them a model may never end."""
