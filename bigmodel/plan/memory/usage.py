@@ -103,7 +103,7 @@ class ExpertCapacity:
     expert_bytes: int
 
     def fetched(self, choice: RouterChoice) -> tuple[float, float]:
-        """Return the expected numbers of experts of one module that are fetched in one call: ahead of it, and on demand.
+        """Return the expected numbers of experts of a module that are fetched in one call: ahead of it, and on demand.
 
         If calls use nearly all experts, those of the next module are fetched while this one computes, as far as the
         cache holds both. Otherwise, the probability that an expert is cached is the share of experts that are.

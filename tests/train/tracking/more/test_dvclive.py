@@ -41,7 +41,7 @@ def test_an_object_of_the_users_own_is_gone_on_with(monkeypatch: pytest.MonkeyPa
 
 
 def test_tables_are_refused_by_name() -> None:
-    with pytest.raises(TrainError, match="dvclive has no tables"):
+    with pytest.raises(TrainError, match="dvclive has no tables, so 'scores' cannot be logged"):
         DVCLiveTracker().log_table("scores", ["x"], [[1]])
 
 
