@@ -24,7 +24,7 @@ def test_a_model_that_fits_is_one_entry() -> None:
     assert infer_auto_device_map(Flat(), {"cpu": 1000}) == {"": "cpu"}
 
 
-def test_room_for_a_streamed_layer_is_kept_only_when_one_is_streamed() -> None:
+def test_a_slot_is_reserved_only_if_a_layer_is_streamed() -> None:
     assert infer_auto_device_map(Flat(), {0: 200, 1: 200}) == {"linear1": 0, "batchnorm": 0, "linear2": 1}
 
 
@@ -33,7 +33,7 @@ def test_the_rest_goes_to_ram_then_disk() -> None:
     assert found == {"linear1": "cpu", "batchnorm": "disk", "linear2": "disk"}
 
 
-def test_one_huge_layer_does_not_push_the_others_away() -> None:
+def test_layers_after_one_that_does_not_fit_are_placed() -> None:
     model = nn.Sequential(nn.Linear(1000, 1000), *(nn.Linear(100, 100) for _ in range(10)))
     found = infer_auto_device_map(model, {0: 3_000_000, "cpu": 10_000_000}, clean_result=False)
     assert found["0"] == "cpu"
@@ -66,13 +66,13 @@ def test_dtypes_change_what_fits() -> None:
     assert infer_auto_device_map(Flat(), {0: 58}, special_dtypes=special) == {"": 0}
 
 
-def test_a_plan_that_cannot_exist_names_budgets_that_would_do() -> None:
+def test_a_model_that_does_not_fit_is_an_error_with_sufficient_budgets() -> None:
     with pytest.raises(BudgetError, match=r"'disk': 172 B"):
         infer_auto_device_map(Flat(), {0: 50, "cpu": 80, "disk": 10})
     assert infer_auto_device_map(Flat(), {0: 50, "cpu": 80, "disk": 172})
 
 
-def test_never_fewer_resident_bytes_than_accelerate_leaves_resident() -> None:
+def test_at_least_as_many_bytes_are_resident_as_with_accelerate() -> None:
     from accelerate import infer_auto_device_map as reference
 
     sizes = compute_module_sizes(Stack(depth=6))
@@ -151,7 +151,7 @@ def test_siblings_on_one_device_become_their_parent_in_place_and_in_order() -> N
     assert clean_device_map({"a.b": 0}) == {"a.b": 0}
 
 
-def test_only_below_a_module_when_one_is_named() -> None:
+def test_only_entries_below_the_given_module_are_merged() -> None:
     assert clean_device_map({"a.b": 0, "a.c": 0, "d.e": 1, "d.f": 1}, "a") == {"a": 0, "d.e": 1, "d.f": 1}
 
 
@@ -172,17 +172,17 @@ def test_two_devices_share_a_model_evenly() -> None:
     assert list(infer_auto_device_map(model, budgets, clean_result=False).values()) == [0] * 4 + [1] * 4
 
 
-def test_gaps_in_device_ids_are_no_trouble() -> None:
+def test_gaps_in_device_numbers_are_accepted() -> None:
     model = nn.Sequential(*(nn.Linear(10, 10) for _ in range(4)))
     budgets = get_balanced_memory(model, {1: 10_000, 3: 10_000}, low_zero=True)
     assert budgets == {1: 0, 3: 4 * 440}
 
 
-def test_one_device_is_left_as_it_is() -> None:
+def test_get_balanced_memory_leaves_a_single_device_unchanged() -> None:
     assert get_balanced_memory(Flat(), {0: 300, "cpu": 9}) == {0: 300, "cpu": 9}
 
 
-def test_mixed_blocks_are_weighed_as_they_are() -> None:
+def test_blocks_of_different_sizes_are_balanced_by_their_bytes() -> None:
     class Dense(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()

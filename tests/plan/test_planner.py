@@ -74,7 +74,7 @@ def test_streamed_blocks_lie_between_resident_ones_and_the_step_is_shorter_than_
     assert found.streamed
 
 
-def test_the_prediction_is_what_the_cost_model_says_of_the_plan() -> None:
+def test_the_prediction_is_that_of_the_cost_model_for_the_plan() -> None:
     of = profile()
     found = plan(of, {0: of.weights // 2 + of.activations, "cpu": "1GB"}, machine=MACHINE)
     cost = CostModel(of, MACHINE)
@@ -83,7 +83,7 @@ def test_the_prediction_is_what_the_cost_model_says_of_the_plan() -> None:
     assert found.prediction.token == cost.seconds(1, assignment_of(found, of)).seconds
 
 
-def test_a_link_that_binds_is_named_and_one_more_gib_would_save_time() -> None:
+def test_the_link_is_named_as_the_bottleneck_and_one_more_gib_saves_time() -> None:
     of = profile()
     found = plan(of, {0: of.weights // 2 + of.activations, "cpu": "1GB"}, machine=machine(link=1e6))
     assert found.prediction is not None
@@ -92,7 +92,7 @@ def test_a_link_that_binds_is_named_and_one_more_gib_would_save_time() -> None:
     assert "would take" in found.explain()
 
 
-def test_a_model_that_fits_is_resident_and_bound_by_computing() -> None:
+def test_a_model_that_fits_is_resident_and_compute_bound() -> None:
     found = plan(profile(), {0: "1GB", "cpu": "1GB"}, machine=MACHINE)
     assert set(found.device_map.values()) == {0}
     assert found.prediction is not None
@@ -100,7 +100,7 @@ def test_a_model_that_fits_is_resident_and_bound_by_computing() -> None:
     assert found.prediction.seconds_saved_per_gib[0] == 0
 
 
-def test_blocks_are_computed_on_the_cpu_only_where_that_is_allowed() -> None:
+def test_blocks_are_computed_on_the_cpu_only_if_offload_allows_it() -> None:
     of = profile()
     budget = {0: of.weights // 2 + of.activations, "cpu": "1GB"}
     slow_link = machine(link=1e6)
@@ -115,7 +115,7 @@ def test_blocks_are_computed_on_the_cpu_only_where_that_is_allowed() -> None:
 
 
 @pytest.mark.slow
-def test_throughput_weighs_the_prompt_too() -> None:
+def test_throughput_includes_the_prompt() -> None:
     of = profile(256)
     budget = {0: of.weights // 2 + of.activations + sum(of.kv_cache), "cpu": "1GB"}
     found = {
@@ -130,21 +130,21 @@ def test_throughput_weighs_the_prompt_too() -> None:
     assert job(found["throughput"]) <= job(found["latency"]) + 1e-12
 
 
-def test_a_plan_with_its_prediction_survives_json() -> None:
+def test_a_plan_with_a_prediction_is_equal_after_json() -> None:
     found = plan(profile(), {0: "2MB", "cpu": "1GB"}, machine=MACHINE)
     assert found.prediction is not None
     assert Plan.from_json(found.to_json()) == found
     assert "predicted:" in str(found)
 
 
-def test_for_a_machine_that_is_not_here_no_time_is_predicted() -> None:
+def test_no_time_is_predicted_for_devices_of_another_machine() -> None:
     virtual.disable()
     found = plan(profile(), {0: "3MB", "cpu": "1GB"}, objective="latency")
     assert found.prediction is None
     assert any("no time is predicted" in note for note in found.notes)
 
 
-def test_without_known_shapes_the_plan_is_greedy_and_says_nothing_of_time() -> None:
+def test_a_model_of_unknown_inputs_is_planned_greedily_without_time() -> None:
     model = on_meta(Stack, depth=6)
     found = plan(model, {0: 20_000, "cpu": 10**6}, machine=MACHINE)
     assert found.prediction is None
@@ -225,7 +225,7 @@ def _prefixes(name: str) -> list[str]:
         ("model", 3),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> None:
+def test_an_invalid_argument_is_named(argument: str, value: Any) -> None:
     given: dict[str, Any] = {"model": llama_profile(), "max_memory": {"cpu": "1GB"}, argument: value}
     with pytest.raises(PlanError, match=argument):
         plan(**given)
@@ -241,7 +241,7 @@ def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> 
         ("no_split_module_classes", {"Layer": 1}),
     ],
 )
-def test_a_shape_that_makes_no_sense_is_named(argument: str, value: Any) -> None:
+def test_an_invalid_shape_is_named(argument: str, value: Any) -> None:
     with pytest.raises(PlanError, match=argument):
         plan(tiny_llama(), {"cpu": "1GB"}, **{argument: value})
 
@@ -263,14 +263,14 @@ def test_the_top_level_name_is_the_same_function() -> None:
     assert make_plan is plan
 
 
-def test_the_collector_rests_meanwhile_and_goes_on_also_after_an_error() -> None:
+def test_garbage_collection_is_paused_and_resumed_also_after_an_error() -> None:
     with pytest.raises(ValueError), without_garbage_collection():
         assert not gc.isenabled()
         raise ValueError
     assert gc.isenabled()
 
 
-def test_one_that_was_off_stays_off() -> None:
+def test_disabled_garbage_collection_stays_disabled() -> None:
     gc.disable()
     try:
         with without_garbage_collection():
@@ -280,7 +280,7 @@ def test_one_that_was_off_stays_off() -> None:
         gc.enable()
 
 
-def test_a_model_that_fits_has_nothing_streamed() -> None:
+def test_nothing_of_a_model_that_fits_is_streamed() -> None:
     made = make_plan(llama_profile(), {0: "10MB", "cpu": "10MB"})
     assert set(made.device_map.values()) == {0}
     assert made.streamed == ()
@@ -294,7 +294,7 @@ def test_the_map_is_in_the_order_the_parts_run() -> None:
     assert names.index("model.rotary_emb") < names.index("model.layers.0")
 
 
-def test_without_accelerators_all_runs_on_the_cpu_and_the_rest_is_viewed_on_disk() -> None:
+def test_without_accelerators_the_cpu_runs_everything_and_parts_beyond_ram_are_on_disk() -> None:
     made = make_plan(llama_profile(), {"cpu": "500kB"})
     assert set(made.execution.values()) == {"cpu"}
     assert set(made.device_map.values()) == {"cpu", "disk"}
@@ -311,7 +311,7 @@ def test_streamed_blocks_have_two_slots_on_the_main_device() -> None:
     assert_sound(model, made, {0: 4_000_000, "cpu": 100_000_000})
 
 
-def test_embeddings_that_are_not_resident_are_looked_up_where_they_lie() -> None:
+def test_embeddings_that_are_not_resident_are_looked_up_on_the_host() -> None:
     model = tiny_llama(vocab_size=20_000)
     made = make_plan(model, {0: "8MB", "cpu": "100MB"}, context_length=16)
     assert (made.device_map["model.embed_tokens"], made.execution["model.embed_tokens"]) == ("cpu", "cpu")
@@ -330,7 +330,7 @@ def test_kv_cache_and_activations_count_against_the_device_that_runs_the_layer()
     assert_sound(tiny_llama(num_hidden_layers=8), made, {0: each, 1: each})
 
 
-def test_balanced_shares_and_low_zero_spares_the_first() -> None:
+def test_balanced_fills_evenly_and_low_zero_spares_the_first_device() -> None:
     budgets = {0: "8MB", 1: "8MB"}
     even, low, ordered = (
         make_plan(llama_profile(num_hidden_layers=8), budgets, strategy)
@@ -342,7 +342,7 @@ def test_balanced_shares_and_low_zero_spares_the_first() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["auto", "sequential"])
-def test_where_the_first_accelerator_is_too_small_for_any_block_another_runs_them(strategy: str) -> None:
+def test_another_accelerator_runs_blocks_that_are_too_large_for_the_first(strategy: str) -> None:
     model = on_meta(Stack, width=64, depth=4)
     block = sum(p.nbytes for p in model.blocks[0].parameters())  # type: ignore[index]
     found = make_plan(model, {0: block - 1, 1: 3 * block, "cpu": 2**30}, strategy, context_length=0)
@@ -372,7 +372,7 @@ def test_direct_tensors_of_a_split_module_are_on_the_main_device() -> None:
     assert_sound(model, made, {0: 120_000, "cpu": 10**6})
 
 
-def test_tied_embeddings_go_together() -> None:
+def test_tied_embeddings_are_on_one_device() -> None:
     profile = llama_profile(tie_word_embeddings=True, vocab_size=4000)
     for budget in ("900kB", "3MB", "6MB"):
         made = make_plan(profile, {0: budget, "cpu": "100MB"})
@@ -380,7 +380,7 @@ def test_tied_embeddings_go_together() -> None:
 
 
 @pytest.mark.slow
-def test_mixed_dense_and_expert_layers_and_their_slots() -> None:
+def test_dense_and_expert_layers_share_slots() -> None:
     config = t.DeepseekV3Config(
         hidden_size=32, intermediate_size=64, moe_intermediate_size=64, num_hidden_layers=6, n_routed_experts=8,
         num_attention_heads=4, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=8, qk_rope_head_dim=8,
@@ -401,13 +401,13 @@ def test_encoder_and_decoder_are_planned_together() -> None:
     assert made.devices[0].kv_cache > 0
 
 
-def test_a_budget_of_zero_is_a_device_that_is_not_there() -> None:
+def test_a_device_with_a_budget_of_zero_is_not_used() -> None:
     made = make_plan(llama_profile(), {0: 0, 1: "10MB", "cpu": 0})
     assert set(made.device_map.values()) == {1}
     assert made.main_device == 1
 
 
-def test_a_plan_that_cannot_exist_names_budgets_that_do() -> None:
+def test_a_model_that_does_not_fit_is_an_error_with_sufficient_budgets() -> None:
     profile = llama_profile()
     with pytest.raises(BudgetError) as caught:
         make_plan(profile, {"cpu": "100kB", "disk": 0})
@@ -419,12 +419,12 @@ def test_a_plan_that_cannot_exist_names_budgets_that_do() -> None:
 
 
 @pytest.mark.parametrize("budgets", [{0: -1}, {0: "many"}, {"cpu": "10 GiBs"}])
-def test_budgets_that_are_no_sizes_are_refused(budgets: dict[int | str, int | str]) -> None:
+def test_budgets_that_are_not_sizes_are_refused(budgets: dict[int | str, int | str]) -> None:
     with pytest.raises(SizeError):
         make_plan(Flat(), budgets)
 
 
-def test_activations_that_are_not_known_are_said_to_be_so() -> None:
+def test_unknown_activations_are_noted_in_the_plan() -> None:
     class Choosy(Stack):
         def forward(self, ids):  # type: ignore[no-untyped-def]
             return ids[: int(ids.sum())]
@@ -442,7 +442,7 @@ def test_activations_that_are_not_known_are_said_to_be_so() -> None:
     st.booleans(),
     st.sampled_from([0, 16, 64]),
 )
-def test_budgets_hold_and_bytes_are_exact_whatever_the_budgets(
+def test_any_budgets_hold_and_bytes_are_exact(
     strategy: str, accelerators: list[int], host: int, tied: bool, context: int
 ) -> None:
     budgets: dict[int | str, int] = {**dict(enumerate(accelerators)), "cpu": host}
@@ -454,18 +454,18 @@ def test_budgets_hold_and_bytes_are_exact_whatever_the_budgets(
     assert {part.name for part in made.parts} == set(made.device_map)
 
 
-def test_a_profile_stands_in_for_its_model() -> None:
+def test_a_profile_gives_the_plan_of_its_model() -> None:
     assert make_plan(llama_profile(), {0: "10MB"}) == make_plan(tiny_llama(), {0: "10MB"}, context_length=32)
 
 
-def test_without_budgets_what_is_free_is_planned_with_less_headroom() -> None:
+def test_free_memory_less_headroom_is_the_default_budget() -> None:
     virtual.configure(0, "10MB")
     virtual.configure(1, "10MB")
     made = make_plan(llama_profile())
     assert made.devices[0].budget == 9_000_000
 
 
-def test_auto_goes_by_the_search_where_something_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_searches_if_something_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = machine(link=1.5e10)
     monkeypatch.setattr(planner, "known_machine", lambda: fast)
     of = profile()
@@ -479,24 +479,24 @@ def test_auto_goes_by_the_search_where_something_is_streamed(monkeypatch: pytest
 @pytest.mark.parametrize(
     "budgets", ["cpu=1GB", {"cpu": float("nan")}, {"cpu": 10**40}, {None: 1}, {"gpu": 1}, {True: 1}]
 )
-def test_budgets_of_no_device_or_no_size_are_refused(budgets: object) -> None:
+def test_budgets_with_invalid_devices_or_sizes_are_refused(budgets: object) -> None:
     with pytest.raises((SizeError, DeviceError)):
         make_plan(Flat(), budgets)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("main_device", [True, 1.5, b"cpu", "gpu"])
-def test_a_main_device_that_is_none_is_refused(main_device: object) -> None:
+def test_an_invalid_main_device_is_refused(main_device: object) -> None:
     with pytest.raises((PlanError, DeviceError)):
         make_plan(Flat(), {0: 1000, 1: 1000}, main_device=main_device)  # type: ignore[arg-type]
 
 
-def test_where_nothing_is_streamed_the_machine_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_profile_is_not_read_if_nothing_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "known_machine", lambda: pytest.fail("the machine was asked"))
     assert make_plan(llama_profile(), {0: "10MB", "cpu": "10MB"}).streamed == ()
     assert make_plan(Flat(), {"cpu": "10MB"}).streamed == ()
 
 
-def test_only_where_it_is_allowed_does_the_host_compute_what_streams_too_slowly(
+def test_the_host_computes_slowly_streamed_blocks_only_with_offload_auto(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(planner, "known_machine", lambda: machine(link=1e5))
@@ -508,7 +508,7 @@ def test_only_where_it_is_allowed_does_the_host_compute_what_streams_too_slowly(
         assert ("cpu" in {runs_on[name] for name in layers}) is (offload == "auto")
 
 
-def test_a_strict_plan_asks_for_the_inputs_of_a_model_that_follows_no_convention() -> None:
+def test_a_strict_plan_refuses_a_model_of_unknown_inputs() -> None:
     budgets = {0: "1MB", "cpu": "1GB"}
     assert any("sample_inputs" in note for note in plan(Flat(), budgets).notes)
     with pytest.raises(PlanError, match="give sample_inputs"):
@@ -518,6 +518,6 @@ def test_a_strict_plan_asks_for_the_inputs_of_a_model_that_follows_no_convention
     assert known.devices[0].activations >= 20 * (4 + 5) * 4
 
 
-def test_a_profile_has_its_inputs_already() -> None:
+def test_sample_inputs_beside_a_profile_are_refused() -> None:
     with pytest.raises(PlanError, match="profile"):
         plan(profile_model(Flat()), {"cpu": "1GB"}, sample_inputs=(torch.empty(2, 3),))

@@ -66,7 +66,7 @@ def bytes_kept(model: Any, optimizer: torch.optim.Optimizer) -> int:
         pytest.param(1_050_000, 2, marks=pytest.mark.slow),
     ],
 )
-def test_the_accelerators_peak_is_what_the_plan_says_however_much_is_streamed(budget: int, blocks: int) -> None:
+def test_the_accelerators_peak_is_the_planned_one_for_any_number_of_streamed_blocks(budget: int, blocks: int) -> None:
     plan = planned(budget)
     assert sum("layers" in part.name for part in plan.streamed) == blocks
     assert plan.devices[0].total <= budget
@@ -74,7 +74,7 @@ def test_the_accelerators_peak_is_what_the_plan_says_however_much_is_streamed(bu
 
 
 @pytest.mark.slow
-def test_with_a_frozen_base_little_is_kept_and_more_fits() -> None:
+def test_a_frozen_base_has_little_training_memory_and_more_of_it_fits() -> None:
     model = llama().requires_grad_(False)
     for layer in model.model.layers:
         layer.self_attn.q_proj.weight.requires_grad_(True)
@@ -101,7 +101,7 @@ def test_tied_embeddings_stay_together() -> None:
     assert trained(model, plan) == plan.devices[0].total
 
 
-def test_what_training_keeps_of_streamed_parts_lies_on_the_host() -> None:
+def test_gradients_and_optimizer_state_of_streamed_parts_are_on_the_host() -> None:
     model, plan = llama(), planned(1_200_000)
     dispatch_model(model.train(), plan)
     ids = torch.zeros(2, 32, dtype=torch.long).to("virtual:0")
@@ -114,7 +114,7 @@ def test_what_training_keeps_of_streamed_parts_lies_on_the_host() -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_without_accelerators_everything_is_the_hosts() -> None:
+def test_without_accelerators_everything_is_on_the_host() -> None:
     plan = plan_training(llama(), {"cpu": 2**30}, 2, 32)
     assert plan.main_device == "cpu"
     assert set(plan.device_map.values()) == {"cpu"}
@@ -122,7 +122,7 @@ def test_without_accelerators_everything_is_the_hosts() -> None:
 
 
 @pytest.mark.slow
-def test_the_budget_that_would_do_is_the_smallest() -> None:
+def test_the_error_names_the_smallest_sufficient_budget() -> None:
     model, budgets = llama(num_hidden_layers=1), {0: 100_000, "cpu": 2**20}
 
     def planned_with(budget: int) -> Plan:
@@ -137,19 +137,19 @@ def test_the_budget_that_would_do_is_the_smallest() -> None:
         planned_with(int(named[1]) - 1)
 
 
-def test_a_disk_budget_is_said_not_to_help() -> None:
+def test_the_error_says_that_a_disk_budget_does_not_help() -> None:
     with pytest.raises(BudgetError, match="weights that are trained are not held there"):
         plan_training(llama(num_hidden_layers=1), {0: 100_000, "cpu": 100_000, "disk": "1GB"}, 1, 8)
 
 
 @pytest.mark.slow
-def test_a_mixtures_plan_says_that_experts_count_whole() -> None:
+def test_the_plan_of_a_mixture_notes_that_all_experts_are_counted() -> None:
     sizes = {**SIZES, "num_key_value_heads": 2, "num_local_experts": 4, "num_hidden_layers": 1}
     model = t.MixtralForCausalLM(t.MixtralConfig(**sizes))
     assert "experts are counted as if all" in str(plan_training(model, {0: "100MB", "cpu": "1GB"}, 1, 16))
 
 
-def test_an_optimizer_that_is_not_known_is_an_error() -> None:
+def test_an_unknown_optimizer_is_an_error() -> None:
     with pytest.raises(PlanError, match="optimizer is 'lion'; use one of adamw"):
         plan_training(llama(), {"cpu": 2**30}, optimizer="lion")
 

@@ -30,7 +30,7 @@ def test_the_kv_cache_is_counted_by_unit() -> None:
     assert sum(profile.kv_cache) == kv_cache_bytes(model.config, 2, 64, "float32")
 
 
-def test_no_device_peaks_higher_than_one_that_runs_everything() -> None:
+def test_no_device_has_a_higher_peak_than_one_that_runs_everything() -> None:
     profile = profile_model(tiny_llama(), batch_size=2, context_length=64)
     bound = profile.activations + sum(profile.kv_cache)
     for devices in (2, 3):
@@ -58,7 +58,7 @@ def test_a_cast_model_has_smaller_weights_and_activations() -> None:
     assert narrow.dtype == "bfloat16"
 
 
-def test_more_new_tokens_than_the_context_holds_are_as_many_as_it_holds() -> None:
+def test_new_tokens_are_limited_by_the_context() -> None:
     assert profile_model(tiny_llama(), context_length=16, new_tokens=99).workload.new_tokens == 16
 
 
@@ -84,7 +84,7 @@ def test_more_new_tokens_than_the_context_holds_are_as_many_as_it_holds() -> Non
         ("sample_inputs", {3: torch.ones(2)}),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_named(argument: str, value: Any) -> None:
+def test_an_invalid_argument_is_named(argument: str, value: Any) -> None:
     given: dict[str, Any] = {"model": tiny_llama(), "context_length": 16, argument: value}
     with pytest.raises(PlanError, match=argument):
         profile_model(**given)

@@ -35,7 +35,7 @@ def test_a_profile_from_a_folder_has_the_bytes_of_the_checkpoint(folder: Path) -
     assert profile.name == "LlamaForCausalLM"
 
 
-def test_the_model_is_built_on_meta_in_the_dtype_asked_for(folder: Path) -> None:
+def test_the_model_is_built_on_meta_in_the_given_dtype(folder: Path) -> None:
     assert {p.dtype for p in meta_model(open_source(folder)).parameters()} == {torch.bfloat16}
     wide = meta_model(open_source(folder), "float32")
     assert {(p.dtype, p.device.type) for p in wide.parameters()} == {(torch.float32, "meta")}

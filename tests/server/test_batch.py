@@ -29,7 +29,7 @@ def test_each_prompt_gets_the_tokens_it_gets_alone() -> None:
     assert [answer.finish_reason for answer in together] == ["length"] * 4
 
 
-def test_more_prompts_than_run_at_once_all_get_their_turn() -> None:
+def test_more_prompts_than_slots_are_all_generated() -> None:
     seen: list[tuple[int, int]] = []
     options = EngineOptions(kv_bytes=2**20, max_sequences=2)
     answers = generate_batch(
@@ -40,7 +40,7 @@ def test_more_prompts_than_run_at_once_all_get_their_turn() -> None:
     assert sorted(seen) == seen
 
 
-def test_each_prompt_may_have_params_of_its_own() -> None:
+def test_each_prompt_may_have_its_own_parameters() -> None:
     each = [SamplingParams(max_tokens=n, temperature=1.0, seed=n) for n in (1, 2, 3, 4)]
     answers = generate(tiny_model(), PROMPTS, each)
     assert [len(answer.token_ids) for answer in answers] == [1, 2, 3, 4]
@@ -74,6 +74,6 @@ def test_one_fetch_of_a_streamed_block_serves_every_sequence() -> None:
         (["a", "b"], [GREEDY], "2 prompts but 1 params"),
     ],
 )
-def test_what_cannot_be_generated_is_refused_before_anything_is(prompts: Any, params: Any, why: str) -> None:
+def test_invalid_prompts_are_refused_before_generation(prompts: Any, params: Any, why: str) -> None:
     with pytest.raises(ServeError, match=why):
         generate(tiny_model(), prompts, params)

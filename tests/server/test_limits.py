@@ -79,7 +79,7 @@ def test_a_missing_field_is_named(url: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"model": NaN}', "\x00"])
-def test_what_is_no_json_object_is_refused(url: str, text: str) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(url: str, text: str) -> None:
     answer = post(url, content=text, headers=JSON)
     assert answer.status_code in (400, 422)
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -92,7 +92,7 @@ def test_unknown_routes_and_methods_are_errors_of_the_same_shape(url: str) -> No
     assert "error" in answer.json()
 
 
-def test_keys_open_the_api_and_health_needs_none() -> None:
+def test_the_api_needs_a_key_and_health_needs_none() -> None:
     with serving(tiny_app(api_keys=("alpha", "beta"))) as url:
         for headers in ({}, {"Authorization": "Bearer gamma"}, {"Authorization": "Basic alpha"}):
             answer = httpx.get(f"{url}/v1/models", headers=headers)
@@ -107,7 +107,7 @@ def test_keys_open_the_api_and_health_needs_none() -> None:
         assert 'bigmodel_requests_total{outcome="refused_401"} 4.0' in counted
 
 
-def test_a_body_too_long_is_refused_announced_or_not() -> None:
+def test_a_body_that_is_too_long_is_refused_with_and_without_a_length() -> None:
     with serving(tiny_app(max_body_bytes=2000)) as url:
         large = json.dumps(body(prompt="x" * 3000)).encode()
         announced = post(url, content=large, headers=JSON)
@@ -144,7 +144,7 @@ def test_a_full_queue_is_429_and_empties_again() -> None:
         assert post(url, json=body()).status_code == 200
 
 
-def test_prompts_that_do_not_all_find_room_leave_nothing_behind() -> None:
+def test_prompts_that_do_not_all_fit_the_queue_are_all_refused() -> None:
     app = tiny_app(slow_model(0.01), engine={"max_sequences": 2, "max_queue": 1})
     with serving(app) as url:
         engine = app.state.server.engine
@@ -158,14 +158,14 @@ def test_prompts_that_do_not_all_find_room_leave_nothing_behind() -> None:
 
 
 @pytest.mark.parametrize(("fields", "param"), [({"prompt": ["a", "b"], "n": 2}, "prompt"), ({"n": 4}, "n")])
-def test_more_than_there_ever_is_room_for_is_not_worth_another_try(fields: dict[str, Any], param: str) -> None:
+def test_more_sequences_than_the_queue_ever_holds_are_not_retryable(fields: dict[str, Any], param: str) -> None:
     with serving(tiny_app(engine={"max_sequences": 2, "max_queue": 1})) as url:
         answer = post(url, json=body(**fields))
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         assert "at most 3" in answer.json()["error"]["message"]
 
 
-def test_health_is_asked_with_head_too(url: str) -> None:
+def test_health_answers_head(url: str) -> None:
     assert [httpx.head(f"{url}/{path}").status_code for path in ("health", "ready", "")] == [200, 200, 200]
 
 
@@ -201,7 +201,7 @@ def test_a_deadline_ends_a_request() -> None:
         assert app.state.server.engine.core.scheduler.pool.used == 0
 
 
-def test_the_servers_own_limit_holds_without_being_asked() -> None:
+def test_the_servers_own_deadline_applies_by_default() -> None:
     with serving(tiny_app(slow_model(0.01), request_timeout=0.2)) as url:
         assert post(url, json=body(max_tokens=900)).status_code == 504
         assert post(url, json=body(max_tokens=900, timeout=60)).status_code == 504

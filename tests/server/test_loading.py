@@ -41,7 +41,7 @@ def test_names(tmp_path: Path) -> None:
     assert display_name(str(tmp_path / "mine") + "/") == "mine"
 
 
-def test_a_folder_is_loaded_and_says_what_it_does(folder: Path) -> None:
+def test_a_folder_is_loaded_and_its_progress_is_reported(folder: Path) -> None:
     progress = Loading()
     loaded = load(str(folder), device_map="cpu", progress=progress)
     assert (progress.stage, progress.fraction) == ("loading the weights", 1.0)
@@ -74,12 +74,12 @@ def test_a_model_partly_on_disk_is_served_with_the_same_tokens(tmp_path: Path) -
     parts.stop()
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="nowhere"):
         load(str(tmp_path / "nowhere"))
 
 
-def test_loading_stops_when_it_is_told_to(folder: Path) -> None:
+def test_loading_can_be_cancelled(folder: Path) -> None:
     progress = Loading(cancelled=True)
     with pytest.raises(LoadingCancelledError):
         load(str(folder), progress=progress)
@@ -98,7 +98,7 @@ def test_a_draft_model_is_loaded_beside_the_model(folder: Path) -> None:
     assert both.draft_model is not both.model
 
 
-def test_a_draft_model_must_speak_the_same_tokens() -> None:
+def test_a_draft_model_must_have_the_same_tokens() -> None:
     class Other:
         def get_vocab(self) -> dict[str, int]:
             return {"a": 0}

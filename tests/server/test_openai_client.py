@@ -134,7 +134,7 @@ def test_several_prompts_and_choices(client: openai.OpenAI) -> None:
     assert [c.text for c in answer.choices[2:]] == [c.text for c in one.choices]
 
 
-def test_errors_are_the_clients_own_classes(client: openai.OpenAI) -> None:
+def test_errors_raise_the_exception_classes_of_the_client(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="other", prompt="x")
     assert missing.value.code == "model_not_found"

@@ -24,7 +24,7 @@ from tests.server.tiny import tiny_model, tiny_tokenizer
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-def test_the_page_is_one_file_that_fetches_nothing_from_outside(url: str) -> None:
+def test_the_page_is_one_file_without_external_resources(url: str) -> None:
     answer = httpx.get(url)
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
@@ -71,7 +71,7 @@ def shows(page: Any, selector: str, pattern: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_person_sends_a_message_and_sees_tokens_arrive(browser: Any) -> None:
+def test_a_message_is_sent_and_its_tokens_appear(browser: Any) -> None:
     with serving(tiny_app_whose_texts_end(at=frozenset())) as url, open_page(browser, url) as page:
         page.wait_for_selector("#status.ready")
         assert page.text_content("#model") == MODEL
@@ -96,7 +96,7 @@ def test_a_person_sends_a_message_and_sees_tokens_arrive(browser: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_without_text_is_over_too(browser: Any) -> None:
+def test_an_answer_without_text_ends(browser: Any) -> None:
     every_token = frozenset(range(len(tiny_tokenizer())))
     with serving(tiny_app_whose_texts_end(at=every_token)) as url, open_page(browser, url) as page:
         page.wait_for_selector("#status.ready")
@@ -106,7 +106,7 @@ def test_an_answer_without_text_is_over_too(browser: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_is_cut_off_is_no_answer(browser: Any, url: str) -> None:
+def test_a_truncated_answer_is_an_error(browser: Any, url: str) -> None:
     with open_page(browser, url) as page:
         page.wait_for_selector("#status.ready")
         page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=""))
@@ -144,7 +144,7 @@ def test_devices_and_numbers_are_shown(browser: Any, url: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_planned_is_shown_beside_what_is_used(browser: Any, tmp_path: Path) -> None:
+def test_planned_and_used_memory_are_shown(browser: Any, tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     placed = load(str(tmp_path), max_memory={"cpu": "8MiB", "disk": "1MiB"}, context_length=128)
@@ -162,7 +162,7 @@ def test_what_was_planned_is_shown_beside_what_is_used(browser: Any, tmp_path: P
 
 
 @pytest.mark.slow
-def test_replicas_are_shown_together_and_each(browser: Any) -> None:
+def test_replicas_are_shown_in_sum_and_individually(browser: Any) -> None:
     app, board = tiny_app(), ReportBoard(clock=lambda: 0.0)  # nobody is gone, however long the browser takes
     state = app.state.server
     state.reporter = Fleet(state.reporter, board, "here")
@@ -178,7 +178,7 @@ def test_replicas_are_shown_together_and_each(browser: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_say_how_it_is_says_why(browser: Any) -> None:
+def test_an_unavailable_status_is_explained(browser: Any) -> None:
     class Unreachable:
         def put(self, replica: str, report: ReplicaReport) -> None: ...
 
@@ -207,7 +207,7 @@ def test_an_error_is_shown_and_the_conversation_goes_on(browser: Any, url: str) 
 
 
 @pytest.mark.slow
-def test_a_key_is_asked_for_and_used(browser: Any) -> None:
+def test_the_page_requests_a_key_and_uses_it(browser: Any) -> None:
     with serving(tiny_app(api_keys=("sesame",))) as url, open_page(browser, url) as page:
         page.wait_for_selector("#key-box:visible")
         page.fill("#key", "sesame")
@@ -217,7 +217,7 @@ def test_a_key_is_asked_for_and_used(browser: Any) -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_comes_late_does_not_ask_for_the_key_again(browser: Any) -> None:
+def test_a_late_answer_does_not_request_the_key_again(browser: Any) -> None:
     held: list[Any] = []
 
     def hold_first(route: Any) -> None:
@@ -249,7 +249,9 @@ def test_an_answer_that_comes_late_does_not_ask_for_the_key_again(browser: Any) 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.slow
-def test_it_fits_and_can_be_read(browser: Any, url: str, scheme: str, width: int, tmp_path: Path) -> None:
+def test_the_page_fits_the_screen_with_readable_contrast(
+    browser: Any, url: str, scheme: str, width: int, tmp_path: Path
+) -> None:
     with open_page(browser, url, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
         page.wait_for_selector(".device .bar")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls sideways"

@@ -34,18 +34,18 @@ from ..machines import machine
 pytestmark = pytest.mark.usefixtures("accelerators")
 
 
-def test_what_is_held_elsewhere_than_on_the_accelerator_it_runs_on_is_streamed() -> None:
+def test_units_stored_off_the_accelerator_that_runs_them_are_streamed() -> None:
     assignment = Assignment(storage=("cpu", 0, "cpu", "disk"), execution=(0, 0, "cpu", 0), main=0)
     assert [assignment.streamed(index) for index in range(4)] == [True, False, False, True]
 
 
-def test_in_steps_what_is_computed_with_few_tokens_runs_on_the_host() -> None:
+def test_units_with_computed_below_run_on_the_host_in_steps() -> None:
     assignment = Assignment(storage=("cpu", "cpu"), execution=(0, 0), main=0, computed_below={1: 9})
     assert assignment.in_steps().execution == (0, "cpu")
     assert assignment.in_steps().in_steps() == assignment.in_steps()
 
 
-def test_the_host_alone_holds_and_runs_everything() -> None:
+def test_host_only_stores_and_runs_everything_on_the_host() -> None:
     profile = profile_model(Stack())
     assignment = host_only(profile)
     assert set(assignment.storage) == set(assignment.execution) == {"cpu"}
@@ -62,7 +62,7 @@ def test_one_device_holds_everything_once() -> None:
     assert use.total == use.weights + use.buffers
 
 
-def test_weights_are_where_they_are_held_and_the_rest_where_it_runs() -> None:
+def test_weights_count_on_storage_devices_and_the_rest_on_execution_devices() -> None:
     profile = profile_model(tiny_llama(), context_length=32)
     count = len(profile.units)
     uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, slots=2))
@@ -75,7 +75,7 @@ def test_weights_are_where_they_are_held_and_the_rest_where_it_runs() -> None:
     assert uses[0].slots == 2 * max(unit.slot_bytes() for unit in profile.units if not unit.is_lookup)
 
 
-def test_what_kernels_take_for_themselves_can_be_told_from_activations() -> None:
+def test_workspace_of_kernels_is_separated_from_activations() -> None:
     convolution = nn.Conv2d(3, 8, 3, padding=1)
     profile = profile_model(convolution, device_type="cpu", sample_inputs=torch.zeros(1, 3, 32, 32))
     assignment = host_only(profile)
@@ -86,14 +86,14 @@ def test_what_kernels_take_for_themselves_can_be_told_from_activations() -> None
     assert apart["cpu"].total == together["cpu"].total
 
 
-def test_buffers_stay_with_the_weights_when_they_are_streamed_too() -> None:
+def test_streamed_buffers_are_stored_with_the_weights() -> None:
     profile = profile_model(tiny_llama(), context_length=0)
     count = len(profile.units)
     uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, stream_buffers=True))
     assert uses["cpu"].buffers == profile.buffers
 
 
-def test_what_the_host_computes_with_on_disk_passes_through_its_memory() -> None:
+def test_units_on_disk_that_the_host_computes_count_in_its_memory() -> None:
     profile = profile_model(tiny_llama(), context_length=32)
     count = len(profile.units)
     uses = device_uses(profile, Assignment(("disk",) * count, ("cpu",) * count, "cpu"))
@@ -102,7 +102,7 @@ def test_what_the_host_computes_with_on_disk_passes_through_its_memory() -> None
     assert uses["cpu"].slots == read_ahead_window(viewed)
 
 
-def test_what_is_streamed_from_disk_is_staged_in_the_hosts_memory() -> None:
+def test_units_streamed_from_disk_are_staged_in_host_memory() -> None:
     profile = profile_model(tiny_llama(), context_length=32)
     storage = tuple("cpu" if unit.is_lookup else "disk" for unit in profile.units)
     uses = device_uses(profile, Assignment(storage, (0,) * len(storage), 0))
@@ -118,7 +118,7 @@ def test_a_tie_across_devices_is_counted_on_each() -> None:
     assert uses[1].weights == profile.weights
 
 
-def test_blocks_on_disk_pass_through_a_host_that_holds_nothing() -> None:
+def test_blocks_streamed_from_disk_are_staged_on_a_host_that_stores_none() -> None:
     profile = profile_model(tiny_llama(), context_length=32)
     storage = tuple(0 if unit.is_lookup else "disk" for unit in profile.units)
     staged = staging([unit.weights for unit in profile.units if not unit.is_lookup])
@@ -138,7 +138,7 @@ def test_usage_over_a_budget_is_reported_in_bytes() -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 2])
-def test_beside_blocks_that_the_host_computes_the_accelerator_takes_what_is_predicted(kept: int) -> None:
+def test_the_accelerators_peak_is_predicted_beside_blocks_that_the_host_computes(kept: int) -> None:
     """Blocks pass what they return from one to the next on the host; only rows of tables and logits come back."""
     from transformers import LlamaForCausalLM
 
@@ -169,7 +169,7 @@ def streamed(profile: Profile, storage: str = "cpu") -> Assignment:
     return Assignment(places, (0,) * len(blocks), 0, slots=2, slot_bytes=slot_bytes)
 
 
-def test_experts_get_what_two_whole_layers_would_take_beside_the_slots_of_the_rest() -> None:
+def test_the_expert_cache_is_two_whole_layers_less_the_slots_without_experts() -> None:
     profile = profile_model(mixtral(), context_length=16)
     assignment = streamed(profile)
     caches = expert_capacities(profile, assignment)
@@ -178,7 +178,7 @@ def test_experts_get_what_two_whole_layers_would_take_beside_the_slots_of_the_re
     assert passing_usage(profile.units, assignment).of(0, SLOTS) == 2 * block.slot_bytes()
 
 
-def test_where_a_dense_layer_needs_larger_slots_experts_get_less() -> None:
+def test_a_dense_layer_with_larger_slots_reduces_the_expert_cache() -> None:
     profile = profile_model(deepseek_v3(), context_length=16)
     assignment = streamed(profile)
     rest = max(unit.slot_bytes_without_experts() for unit in profile.units if unit.is_block)
@@ -188,7 +188,7 @@ def test_where_a_dense_layer_needs_larger_slots_experts_get_less() -> None:
     assert passing_usage(profile.units, assignment).of(0, SLOTS) == 2 * rest + cache.slots * cache.expert_bytes
 
 
-def test_experts_on_disk_that_the_host_computes_come_one_by_one_into_its_memory() -> None:
+def test_experts_on_disk_that_the_host_computes_are_cached_in_its_memory() -> None:
     profile = profile_model(mixtral(), context_length=16)
     blocks = [unit.is_block for unit in profile.units]
     assignment = Assignment(tuple("disk" if block else "cpu" for block in blocks), ("cpu",) * len(blocks), "cpu")
@@ -197,7 +197,7 @@ def test_experts_on_disk_that_the_host_computes_come_one_by_one_into_its_memory(
     assert passing_usage(profile.units, assignment).of("cpu", SLOTS) >= 16 * cache.expert_bytes
 
 
-def test_reasons_tell_places_apart() -> None:
+def test_reasons_differ_by_place() -> None:
     profile = profile_model(on_meta(Stack, depth=3, direct=True))
     storage = {"embed": "cpu", "blocks.0": 0, "blocks.1": "cpu", "blocks.2": "disk", "scale": 0}
     where = tuple(storage.get(unit.name, 0) for unit in profile.units)
@@ -218,7 +218,7 @@ def test_devices_are_listed_in_the_order_of_the_budgets_and_unlimited_ones_last(
     assert plan.devices[0].total == 0
 
 
-def test_given_reasons_win() -> None:
+def test_given_reasons_take_precedence() -> None:
     profile = profile_model(Stack())
     plan = assemble(profile, host_only(profile), {"cpu": 10**6}, "auto", reasons={0: "because"})
     assert plan.parts[0].reason == "because"

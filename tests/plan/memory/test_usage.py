@@ -76,7 +76,7 @@ def test_adding_and_removing_groups_equals_a_recount(steps: list[tuple[int, int,
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=40, max_size=40), st.booleans(), st.sampled_from([None, "int8", "int4"]))
-def test_the_search_counts_what_the_exact_evaluation_does_beside_activations(
+def test_search_and_exact_evaluation_count_the_same_bytes_except_activations(
     numbers: list[int], stream_buffers: bool, offload_dtype: str | None
 ) -> None:
     of = replace(profile(), offload_dtype=offload_dtype)
@@ -95,7 +95,7 @@ def test_the_search_counts_what_the_exact_evaluation_does_beside_activations(
 ENOUGH = {0: 10**9, 1: 10**9, "cpu": 10**9}
 
 
-def test_the_experts_of_all_streamed_units_share_what_whole_slots_would_take_beside_the_others() -> None:
+def test_experts_of_all_streamed_units_share_the_bytes_of_whole_slots() -> None:
     kind, unit = (("up", 10),), PassingUnit(slot=5, experts=(((("up", 10),), 8),))
     usage = MemoryUsage(0, slots=2)
     for count in range(1, 4):
@@ -107,7 +107,7 @@ def test_the_experts_of_all_streamed_units_share_what_whole_slots_would_take_bes
     assert usage.expert_cache == {0: 160}
 
 
-def test_a_given_expert_cache_is_the_bytes_of_each_device_that_experts_come_to() -> None:
+def test_a_given_expert_cache_counts_on_each_device_that_experts_are_fetched_to() -> None:
     unit = PassingUnit(slot=5, experts=(((("up", 10),), 8),), viewed=3)
     usage = MemoryUsage(0, slots=2, expert_cache=40)
     usage.add_unit(unit, "cpu", 0)
@@ -116,22 +116,22 @@ def test_a_given_expert_cache_is_the_bytes_of_each_device_that_experts_come_to()
     assert (usage.total(0), usage.total("cpu")) == (5 + 40, 3 + 40)
 
 
-def test_a_unit_that_lies_where_it_runs_passes_through_nothing() -> None:
+def test_a_resident_unit_takes_no_shared_memory() -> None:
     usage = MemoryUsage(0, slots=2)
     usage.add_unit(PassingUnit(slot=5, staged=5, viewed=5), 0, 0)
     usage.add_unit(PassingUnit(slot=5, staged=5, viewed=5), "cpu", "cpu")
     assert usage.devices == []
 
 
-def test_a_cache_of_all_experts_fetches_none_again() -> None:
+def test_a_cache_of_all_experts_fetches_none() -> None:
     assert ExpertCapacity(24, 24, 100).fetched(RouterChoice(1, 2, 8)) == (0, 0)
 
 
-def test_a_step_waits_for_the_share_of_its_experts_that_is_not_there() -> None:
+def test_a_step_fetches_the_share_of_its_experts_that_is_not_cached() -> None:
     assert ExpertCapacity(6, 24, 100).fetched(RouterChoice(1, 2, 8)) == (0, pytest.approx(2 * 18 / 24))
 
 
-def test_a_prompt_that_wants_all_fetches_the_next_layers_ahead_as_far_as_the_cache_holds_them() -> None:
+def test_a_prompt_that_uses_all_experts_prefetches_the_next_layers_into_the_cache() -> None:
     assert ExpertCapacity(16, 24, 100).fetched(RouterChoice(1000, 2, 8)) == (pytest.approx(8), 0)
     assert ExpertCapacity(11, 24, 100).fetched(RouterChoice(1000, 2, 8)) == (pytest.approx(3), pytest.approx(5))
     assert ExpertCapacity(4, 24, 100).fetched(RouterChoice(1000, 2, 8)) == (0, pytest.approx(8))
@@ -146,7 +146,7 @@ def test_the_read_ahead_window_holds_two_small_blocks() -> None:
     assert read_ahead_window([10, 30, 20, 30]) == 60
 
 
-def test_the_read_ahead_window_is_never_larger_than_what_passes_through_it() -> None:
+def test_the_read_ahead_window_is_at_most_the_bytes_of_all_blocks() -> None:
     assert read_ahead_window([30, 20]) == 50
     assert read_ahead_window([]) == 0
 

@@ -38,7 +38,7 @@ def test_numbers_are_this_machines_accelerators_where_it_has_some(accelerators: 
     assert device_type_of({0: 0, "cpu": 5}) == "cpu"
 
 
-def test_nonsense_is_refused() -> None:
+def test_invalid_budgets_are_refused() -> None:
     virtual.disable()
     for budgets, error in (({0: 1, "0": 2}, SizeError), ({-1: 3}, DeviceError), ({0: "much"}, SizeError)):
         with pytest.raises(error):
@@ -47,11 +47,11 @@ def test_nonsense_is_refused() -> None:
         read_budgets({"gpu": 3})
 
 
-def test_what_computes_beside_the_host() -> None:
+def test_every_device_but_host_disk_and_meta_is_an_accelerator() -> None:
     assert [is_accelerator(key) for key in (0, "mps", "cuda:3", "cpu", "disk", "meta")] == [True] * 3 + [False] * 3
 
 
-def test_headroom_is_left_on_everything_but_the_disk() -> None:
+def test_headroom_is_reserved_on_every_device_but_the_disk() -> None:
     assert with_headroom({0: 1000, "cpu": 10, "disk": 7}) == {0: 900, "cpu": 9, "disk": 7}
 
 
@@ -65,13 +65,13 @@ def test_the_smallest_budget_of_one_device() -> None:
     assert smallest_budget({0: 5, "cpu": 30}, "cpu", 1000, fits) is None
 
 
-def test_the_error_names_every_single_budget_that_would_do() -> None:
+def test_the_error_names_every_single_sufficient_budget() -> None:
     error = budget_error({0: 5, "cpu": 30}, 1000, fits)
     assert isinstance(error, BudgetError)
     assert "0: 70 B (70 bytes, 65 B more)" in str(error)
     assert "'cpu': " not in str(error).split("would do")[1]
 
 
-def test_when_no_single_budget_will_do_it_says_so() -> None:
+def test_the_error_says_if_no_single_budget_is_sufficient() -> None:
     with pytest.raises(BudgetError, match="raise several"):
         raise budget_error({0: 5, "cpu": 30}, 1000, lambda budgets: False)

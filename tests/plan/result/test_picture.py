@@ -18,7 +18,7 @@ def plan(accelerators: None) -> Plan:
     return make_plan(tiny_llama(num_hidden_layers=12), {0: "1500kB", "cpu": "100MB"}, context_length=32)
 
 
-def test_every_device_is_a_bar_as_long_as_its_bytes(plan: Plan, tmp_path: Path) -> None:
+def test_the_bar_of_a_device_is_as_long_as_its_bytes(plan: Plan, tmp_path: Path) -> None:
     tree = ElementTree.parse(plan.plot(tmp_path / "plan.svg"))
     titles = [title.text or "" for title in tree.iter(f"{SVG}title")]
     assert any("model.layers" in title for title in titles)
@@ -33,7 +33,7 @@ def test_every_device_is_a_bar_as_long_as_its_bytes(plan: Plan, tmp_path: Path) 
     assert drawn[1] / drawn[0] == pytest.approx(lengths[1] / lengths[0], rel=0.01)
 
 
-def test_what_is_free_is_told_as_it_is_though_its_bar_may_be_shortened(plan: Plan, tmp_path: Path) -> None:
+def test_free_memory_is_labelled_with_its_bytes_if_its_bar_is_shortened(plan: Plan, tmp_path: Path) -> None:
     tree = ElementTree.parse(plan.plot(tmp_path / "plan.svg"))
     titles = {title.text or "" for title in tree.iter(f"{SVG}title")}
     host = plan.devices["cpu"]

@@ -51,7 +51,7 @@ def test_the_device_map_and_where_parts_run() -> None:
     assert PLAN.execution == {"embed": "cpu", "layers.0": 0, "layers.1": 0, "layers.2": 0, "layers.3": 0}
 
 
-def test_streamed_parts_run_elsewhere_than_they_lie() -> None:
+def test_streamed_parts_run_on_another_device_than_their_storage() -> None:
     assert [part.name for part in PLAN.streamed] == ["layers.2", "layers.3"]
 
 
@@ -61,7 +61,7 @@ def test_parts_that_the_host_computes_in_calls_of_few_tokens_are_named_with_the_
     assert PLAN.computed_below == {}
 
 
-def test_a_plan_tells_itself_in_every_form(tmp_path: Path) -> None:
+def test_a_plan_has_text_table_json_html_and_a_picture(tmp_path: Path) -> None:
     assert "resident: it fits" in str(PLAN)
     assert isinstance(PLAN.to_table(), Group)
     assert Plan.from_json(PLAN.to_json()) == PLAN
@@ -73,7 +73,7 @@ def test_a_plan_tells_itself_in_every_form(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("more", [0, 1, 5])
-def test_what_is_free_holds_so_many_more_sequences(more: int) -> None:
+def test_free_memory_holds_further_sequences(more: int) -> None:
     profile = profile_model(tiny_llama(), batch_size=2, context_length=64, device_type="virtual")
     exact = make_plan(profile, {0: "100MB"}).devices[0].total
     each = sum(profile.kv_cache) // 2
@@ -81,7 +81,7 @@ def test_what_is_free_holds_so_many_more_sequences(more: int) -> None:
     assert max_sequences(make_plan(profile, {0: exact + more * each + each - 1})) == 2 + more
 
 
-def test_without_keys_and_values_nothing_is_said() -> None:
+def test_max_sequences_is_none_without_a_kv_cache() -> None:
     assert max_sequences(make_plan(Flat(), {"cpu": 10**6})) is None
 
 

@@ -25,7 +25,7 @@ def test_a_group_may_be_resident_on_each_accelerator_or_streamed_to_the_main_one
     ]
 
 
-def test_the_host_computes_a_group_beside_accelerators_only_where_that_is_allowed() -> None:
+def test_the_host_computes_a_group_beside_accelerators_only_with_host_compute() -> None:
     host = [("cpu", "cpu"), ("disk", "cpu")]
     assert options_of(group(4), Capacity({0: 9}, host_compute=True))[-2:] == host
     assert not set(host) & set(options_of(group(4), Capacity({0: 9})))
@@ -46,33 +46,33 @@ def test_streamed_groups_take_turns_in_slots_of_the_largest() -> None:
     assert placement_of(items, Capacity({0: 12, "cpu": 14}), [STREAMED] * 3) is None
 
 
-def test_a_group_takes_its_weights_where_it_is_held_and_its_cache_where_it_runs() -> None:
+def test_weights_count_on_the_storage_device_and_caches_on_the_execution_device() -> None:
     items = [group(4, working=3), group(4, working=3, slot=2)]
     for accelerator, host, fits in ((12, 4, True), (11, 4, False), (12, 3, False)):
         placement = placement_of(items, Capacity({0: accelerator, "cpu": host}), [RESIDENT, STREAMED])
         assert (placement is not None) is fits
 
 
-def test_activations_are_kept_free_wherever_something_runs() -> None:
+def test_activations_are_reserved_on_every_execution_device() -> None:
     items = [group(4), group(4)]
     for accelerator, host, fits in ((6, 6, True), (5, 6, False), (6, 5, False)):
         capacity = Capacity({0: accelerator, "cpu": host}, activations=2)
         assert (placement_of(items, capacity, [RESIDENT, COMPUTED]) is not None) is fits
 
 
-def test_what_the_host_computes_from_disk_is_read_through_a_window_of_its_memory() -> None:
+def test_groups_on_disk_that_the_host_computes_need_a_read_ahead_window() -> None:
     items, from_disk = [group(4), group(4)], [("disk", "cpu")] * 2
     assert placement_of(items, Capacity({"cpu": 9}, activations=1), from_disk) is not None
     assert placement_of(items, Capacity({"cpu": 8}, activations=1), from_disk) is None
 
 
-def test_the_disk_has_no_end_unless_one_is_given() -> None:
+def test_the_disk_is_unlimited_unless_it_has_a_budget() -> None:
     from_disk = [("disk", 0)]
     assert placement_of([group(4)], Capacity({0: 4}), from_disk) is not None
     assert placement_of([group(4)], Capacity({0: 4, "disk": 3}), from_disk) is None
 
 
-def test_where_no_accelerator_runs_anything_the_host_is_the_main_device() -> None:
+def test_the_host_is_the_main_device_if_no_accelerator_runs_anything() -> None:
     placement = placement_of([group(4)], Capacity({0: 4, "cpu": 4}, host_compute=True), [COMPUTED])
     assert placement is not None
     assert placement.main == "cpu"
@@ -82,12 +82,12 @@ def test_neighbours_stay_together() -> None:
     assert fill([4, 4, 4, 4], [8, 8]) == ([[0, 1], [2, 3]], [])
 
 
-def test_a_huge_item_pushes_nothing_else_away() -> None:
+def test_items_after_one_that_does_not_fit_are_placed() -> None:
     assert fill([100, 1, 1], [10, None]) == ([[], [0, 1, 2]], [])
     assert fill([100, 1, 1], [10, 5]) == ([[1, 2], []], [0])
 
 
-def test_room_left_behind_gets_a_second_chance() -> None:
+def test_free_memory_of_earlier_devices_is_used_at_the_end() -> None:
     assert fill([80, 5, 5, 5, 15], [16, 96]) == ([[4], [0, 1, 2, 3]], [])
 
 
@@ -112,13 +112,13 @@ def placed(sizes: list[Item], **capacity: object) -> GroupPlacement:
     return found
 
 
-def test_what_fits_is_resident_and_needs_no_slots() -> None:
+def test_a_model_that_fits_is_resident_and_needs_no_slots() -> None:
     found = placed(items(10, 10), budgets={0: 20, "cpu": 100})
     assert found.storage == found.execution == (0, 0)
     assert found.slots == 0
 
 
-def test_what_does_not_fit_is_streamed_through_two_slots() -> None:
+def test_units_that_do_not_fit_are_streamed_through_two_slots() -> None:
     found = placed(items(10, 10, 10, 10), budgets={0: 30, "cpu": 100})
     assert found.storage == (0, "cpu", "cpu", "cpu")
     assert found.execution == (0, 0, 0, 0)
@@ -131,35 +131,35 @@ def test_one_streamed_unit_needs_one_slot() -> None:
     assert (found.storage, found.slots, found.slot_bytes) == ((0, "cpu"), 1, 3)
 
 
-def test_the_largest_units_are_kept_when_that_makes_slots_small_enough() -> None:
+def test_the_largest_units_are_resident_if_that_makes_slots_small_enough() -> None:
     found = placed(items(50, 10, 10, 10), budgets={0: 70, "cpu": 100})
     assert found.storage[0] == 0
     assert found.slot_bytes == 10
 
 
-def test_ram_full_goes_to_disk() -> None:
+def test_units_beyond_the_hosts_budget_are_on_disk() -> None:
     found = placed(items(10, 10, 10, 10), budgets={0: 30, "cpu": 22})  # half of which is for staging
     assert found.storage == (0, "cpu", "disk", "disk")
 
 
-def test_a_second_accelerator_takes_what_the_first_cannot() -> None:
+def test_a_second_accelerator_takes_units_beyond_the_firsts_budget() -> None:
     found = placed(items(10, 10, 10, 10), budgets={0: 20, 1: 20, "cpu": 100})
     assert found.storage == (0, 0, 1, 1)
 
 
-def test_budgets_of_zero_and_gaps_in_ids_are_no_trouble() -> None:
+def test_budgets_of_zero_and_gaps_in_device_numbers_are_accepted() -> None:
     found = placed(items(10, 10), budgets={0: 0, 1: 0, 3: 25, "cpu": 0})
     assert found.storage == (3, 3)
     assert found.main == 3
 
 
-def test_accelerators_too_small_for_slots_are_left_out() -> None:
+def test_accelerators_too_small_for_slots_are_not_used() -> None:
     found = placed(items(10, 10), budgets={0: 5, "cpu": 100})
     assert found.storage == found.execution == ("cpu", "cpu")
     assert found.main == "cpu"
 
 
-def test_a_unit_too_big_for_a_slot_may_run_on_the_cpu_when_that_is_allowed() -> None:
+def test_a_unit_too_large_for_a_slot_runs_on_the_cpu_with_host_compute() -> None:
     sizes = items(1000, *[40] * 10)
     found = placed(sizes, budgets={0: 500, "cpu": 5000}, host_compute=True)
     assert found.storage == ("cpu", *[0] * 10)
@@ -172,7 +172,7 @@ def test_pinned_items_are_on_the_main_device() -> None:
     assert found.storage[3] == 0
 
 
-def test_working_memory_counts_where_a_unit_runs() -> None:
+def test_working_memory_counts_on_the_execution_device() -> None:
     streamed = items(10, 10, 10, working=5)
     found = placed(streamed, budgets={0: 35, "cpu": 100})
     assert found.storage == ("cpu", "cpu", "cpu")
@@ -210,15 +210,15 @@ def test_no_budget_is_passed(
     assert all(item.slot_bytes <= found.slot_bytes for item in streamed)
 
 
-def test_unequal_devices_are_capped_by_what_they_have() -> None:
+def test_unequal_devices_are_capped_by_their_capacities() -> None:
     assert balanced_caps([10] * 10, [20, 1000]) == [20, 80]
 
 
-def test_low_zero_leaves_to_the_first_device_only_what_the_others_cannot_hold() -> None:
+def test_low_zero_gives_the_first_device_only_items_that_do_not_fit_the_others() -> None:
     assert balanced_caps([10] * 10, [1000, 60, 30], low_zero=True) == [10, 60, 30]
 
 
-def test_a_model_that_does_not_fit_keeps_the_budgets() -> None:
+def test_budgets_are_unchanged_if_the_model_does_not_fit() -> None:
     assert balanced_caps([10] * 10, [20, 30]) == [20, 30]
 
 
@@ -228,7 +228,7 @@ def test_one_large_embedding_does_not_leave_the_other_devices_empty() -> None:
 
 
 @given(st.lists(st.integers(1, 50), min_size=1), st.lists(st.integers(1, 400), min_size=1, max_size=4), st.booleans())
-def test_what_fitted_still_fits_under_the_caps(costs: list[int], capacities: list[int], low_zero: bool) -> None:
+def test_items_that_fit_the_capacities_fit_the_caps(costs: list[int], capacities: list[int], low_zero: bool) -> None:
     caps = balanced_caps(costs, capacities, low_zero)
     assert all(cap <= capacity for cap, capacity in zip(caps, capacities, strict=True))
     assert fill(costs, caps)[1] == fill(costs, capacities)[1]

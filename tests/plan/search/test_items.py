@@ -15,7 +15,7 @@ from ...profile.models import Stack, on_meta, tiny_llama
 pytestmark = pytest.mark.usefixtures("accelerators")
 
 
-def test_an_item_separates_what_moves_from_what_stays() -> None:
+def test_an_item_separates_weights_from_working_memory() -> None:
     profile = profile_model(tiny_llama(), context_length=32)
     groups = tie_groups(profile.units)
     items = {profile.units[g.members[0]].name: item_of(g, profile, False) for g in groups}
@@ -41,7 +41,7 @@ def test_a_streamed_tie_is_looked_up_on_the_host_and_multiplied_on_the_accelerat
     assert (execution["embed"], execution["head"]) == ("cpu", 0)
 
 
-def test_inputs_are_where_something_runs_unless_another_device_is_asked_for() -> None:
+def test_the_main_device_of_an_assignment_runs_something_unless_it_was_given() -> None:
     profile = profile_model(on_meta(Stack, depth=1))
     groups = tie_groups(profile.units)
     placement = GroupPlacement((1,) * len(groups), (1,) * len(groups), main=0)
@@ -80,7 +80,7 @@ def test_every_unit_is_in_one_group_and_bytes_add_up(ties: list[tuple[int, int]]
                 assert group_of[a] is group_of[b]
 
 
-def test_a_quantised_group_takes_fewer_bytes_only_where_it_is_streamed_from() -> None:
+def test_a_quantised_group_has_fewer_bytes_only_if_it_is_streamed() -> None:
     plain, quantised = Item(weights=8, working=2), Item(weights=8, working=2, offloaded=3)
     assert plain.stored_bytes(("cpu", 0)) == plain.stored_bytes(("cpu", "cpu")) == 8
     assert quantised.stored_bytes(("cpu", 0)) == quantised.stored_bytes(("disk", 0)) == 3
@@ -88,11 +88,11 @@ def test_a_quantised_group_takes_fewer_bytes_only_where_it_is_streamed_from() ->
     assert plain.nbytes == quantised.nbytes == 10
 
 
-def test_accelerators_are_the_devices_with_computing_power_and_a_budget() -> None:
+def test_accelerators_are_devices_other_than_host_and_disk_with_a_budget() -> None:
     assert Capacity({0: 0, 1: 5, "mps": 7, "cpu": 9, "disk": 9}).accelerators == [1, "mps"]
 
 
-def test_the_main_device_is_the_one_asked_for_else_the_first_accelerator_else_the_host() -> None:
+def test_the_main_device_is_the_given_one_else_the_first_accelerator_else_the_host() -> None:
     assert Capacity({0: 5, 1: 5, "cpu": 9}, main_device=1).main == 1
     assert Capacity({0: 0, 1: 5, "cpu": 9}).main == 1
     assert Capacity({0: 0, "cpu": 9}).main == "cpu"

@@ -96,7 +96,7 @@ def test_twelve_equal_blocks_are_placed_as_brute_force_would(budget: int) -> Non
     assert seconds_with(costs)(found) == pytest.approx(min(seconds_with(costs)(p) for p in every if p is not None))
 
 
-def test_quantised_blocks_are_placed_where_they_fit_as_they_are_held() -> None:
+def test_quantised_blocks_are_placed_by_their_quantised_bytes() -> None:
     """Streamed from RAM they take a quarter of it, which has no room for them as they are."""
     items = [group(4, offloaded=1)] * 4
     costs = [(1.0, 99.0, 2.0), (1.0, 99.0, 9.0), (1.0, 99.0, 9.0), (1.0, 99.0, 2.0)]
@@ -117,7 +117,7 @@ def test_streamed_blocks_of_a_deep_model_lie_between_resident_ones() -> None:
     assert seconds_with(costs)(greedy) > 40.0
 
 
-def test_blocks_are_computed_on_the_cpu_where_that_is_faster_than_fetching_them() -> None:
+def test_blocks_are_computed_on_the_cpu_if_that_is_faster_than_fetching_them() -> None:
     items = [group(1)] * 20
     costs = [(1.0, 1.5, 10.0)] * 20
     stream = searched(items, Capacity({0: 12, "cpu": 40}), costs)
@@ -158,7 +158,7 @@ def seconds(placement: GroupPlacement) -> float:
     )
 
 
-def test_it_finds_what_trying_everything_finds() -> None:
+def test_branch_and_bound_finds_the_optimum_of_an_exhaustive_search() -> None:
     placements = (
         placement_of(ITEMS, ROOM, chosen) for chosen in itertools.product(*(options_of(i, ROOM) for i in ITEMS))
     )
@@ -168,6 +168,6 @@ def test_it_finds_what_trying_everything_finds() -> None:
     assert seconds(found) == seconds(best)
 
 
-def test_what_is_known_already_is_returned_if_nothing_is_better() -> None:
+def test_the_known_placement_is_returned_if_none_is_better() -> None:
     known = GroupPlacement((0,) * 5, (0,) * 5, 0)
     assert BranchAndBound(ITEMS, ROOM, seconds, lambda _item, _option: [(0.0, 0.0)], known, 0.0).run() is known

@@ -47,21 +47,21 @@ def test_the_search_beats_greedy_and_keeps_to_the_budgets() -> None:
     assert memory_usage(profile(), found).over(given.budgets) == {}
 
 
-def test_what_is_known_is_kept_where_nothing_fits_or_nothing_is_better() -> None:
+def test_the_known_assignment_is_kept_if_none_fits_or_none_is_better() -> None:
     known = greedy(capacity(2.0))
     assert searcher().best(capacity(2.0), known) is known
     nowhere = Capacity({0: 1, "cpu": 1, "disk": 0})
     assert searcher().best(nowhere, known) is known
 
 
-def test_where_parts_must_be_computed_the_host_has_them_and_nothing_is_streamed() -> None:
+def test_offload_compute_runs_parts_on_the_host_and_streams_none() -> None:
     given = capacity(0.5, host_compute=True)
     found = searcher("compute", link=1e12, host=1e-6).best(given, greedy(given, streams=False))
     assert not any(map(found.streamed, range(len(found.storage))))
     assert found.execution.count("cpu") > 2
 
 
-def test_parts_run_elsewhere_for_prompts_only_where_that_is_better() -> None:
+def test_parts_run_elsewhere_for_prompts_only_if_that_is_faster() -> None:
     given = capacity(0.5, host_compute=True)
     slow_link = searcher("auto", link=1e8, host=4e-9)
     known = slow_link.best(given, greedy(given))
@@ -71,7 +71,7 @@ def test_parts_run_elsewhere_for_prompts_only_where_that_is_better() -> None:
     assert slow_host.best_per_pass(given, known) is known
 
 
-def test_the_prediction_is_the_goals_and_says_what_a_gib_more_would_save() -> None:
+def test_the_prediction_is_that_of_the_objective_and_includes_seconds_saved_per_gib() -> None:
     given, search = capacity(0.5), searcher()
     known = search.best(given, greedy(given))
     prompt, step = search.goal.steps(known)
@@ -93,14 +93,14 @@ PROFILE = profile_model(tiny_llama(num_hidden_layers=6), context_length=32, new_
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9, 1.1])
 @pytest.mark.parametrize("strategy", ["auto", "balanced", "sequential"])
-def test_what_is_filled_fits_to_the_byte(share: float, strategy: str) -> None:
+def test_the_greedy_assignment_fits_to_the_byte(share: float, strategy: str) -> None:
     working = PROFILE.activations + sum(PROFILE.kv_cache)
     budgets = {0: int(share * PROFILE.weights) + working, 1: PROFILE.weights // 3 + working, "cpu": 10**9}
     found = greedy_assignment(PROFILE, Capacity(budgets, PROFILE.activations), strategy, False)
     assert not memory_usage(PROFILE, found).over(budgets)
 
 
-def test_what_fits_nowhere_is_refused_with_budgets_that_would_do() -> None:
+def test_a_model_that_does_not_fit_is_refused_with_sufficient_budgets() -> None:
     with pytest.raises(BudgetError, match="would do"):
         greedy_assignment(PROFILE, Capacity({0: 1000, "cpu": 1000, "disk": 1000}, PROFILE.activations), "auto", False)
 

@@ -43,20 +43,20 @@ def blocks_at(storage: object, execution: object) -> Assignment:
 RESIDENT, STREAMED, COMPUTED = (0, 0), ("cpu", 0), ("cpu", "cpu")
 
 
-def test_a_pass_is_bound_by_what_takes_longest() -> None:
+def test_the_bottleneck_of_a_pass_is_its_longest_component() -> None:
     assert StepTime(1.0, {0: 0.5, "cpu": 0.2}, link=0.4, disk=0.1).binds == "computing on 0"
     assert StepTime(1.0, {0: 0.3}, link=0.4, disk=0.1).binds == "the link to the main device"
     assert StepTime(1.0, {0: 0.3}, link=0.4, disk=0.5).binds == "reading from disk"
 
 
-def test_what_is_resident_takes_what_it_computes() -> None:
+def test_resident_units_take_only_their_compute_time() -> None:
     cost = CostModel(profile(), machine())
     step = cost.seconds(1, blocks_at(*RESIDENT))
     assert step.seconds == pytest.approx(step.compute[0], rel=0.1)
     assert (step.link, step.disk, set(step.compute)) == (0, 0, {0})
 
 
-def test_a_slow_link_binds_a_step_in_which_blocks_are_streamed() -> None:
+def test_a_slow_link_is_the_bottleneck_of_a_step_with_streamed_blocks() -> None:
     cost = CostModel(profile(), machine(link=1e6))
     step, blocks = cost.seconds(1, blocks_at(*STREAMED)), [unit for unit in profile().units if unit.is_block]
     assert step.link == pytest.approx(sum(1e-6 + unit.weights / 1e6 for unit in blocks))
@@ -64,14 +64,14 @@ def test_a_slow_link_binds_a_step_in_which_blocks_are_streamed() -> None:
     assert step.link <= step.seconds <= step.link + step.compute[0] + 1e-9
 
 
-def test_a_block_on_the_host_has_its_inputs_brought_and_its_weights_not() -> None:
+def test_a_block_on_the_host_transfers_inputs_and_no_weights() -> None:
     cost = CostModel(profile(), machine(link=1e6))
     step = cost.seconds(1, blocks_at(*COMPUTED))
     assert (step.link, step.disk) == (0, 0)
     assert step.seconds > step.compute["cpu"] + step.compute[0]
 
 
-def test_inputs_that_come_from_the_host_wait_for_the_weights_on_the_link() -> None:
+def test_inputs_from_the_host_wait_for_weights_on_the_link() -> None:
     cost, streamed, computed = CostModel(profile(), machine(link=1e6)), blocks_at(*STREAMED), blocks_at(*COMPUTED)
     last = max(index for index, unit in enumerate(profile().units) if unit.is_block)
     mixed = replace(
@@ -85,7 +85,7 @@ def test_inputs_that_come_from_the_host_wait_for_the_weights_on_the_link() -> No
     assert step.seconds >= step.link + following
 
 
-def test_what_a_step_computes_on_the_host_a_prompt_has_streamed() -> None:
+def test_blocks_that_a_step_computes_on_the_host_are_streamed_in_the_prompt() -> None:
     cost, streamed = CostModel(profile(), machine()), blocks_at(*STREAMED)
     blocks = [index for index, unit in enumerate(profile().units) if unit.is_block]
     both = Assignment(
@@ -100,7 +100,7 @@ def test_what_a_step_computes_on_the_host_a_prompt_has_streamed() -> None:
     assert cost.seconds(1, both) == cost.seconds(1, blocks_at(*COMPUTED))
 
 
-def test_weights_on_disk_count_as_read_from_it() -> None:
+def test_weights_on_disk_take_the_time_of_the_disk() -> None:
     of = machine(link=1e9)
     step = CostModel(profile(), of).seconds(1, blocks_at("disk", 0))
     on_disk = sum(unit.weights for unit in profile().units if unit.is_block)
@@ -119,14 +119,14 @@ def weighed(of: Profile, name: str) -> tuple[float, list[float]]:
 
 
 @pytest.mark.parametrize("name", ["latency", "fit"])
-def test_latency_is_a_step_and_the_prompt_no_more_than_breaks_ties(name: str) -> None:
+def test_latency_is_the_time_of_a_step_and_the_prompt_only_breaks_ties(name: str) -> None:
     seconds, (prompt, step) = weighed(generating(8), name)
     assert prompt > step
     assert seconds == pytest.approx(step + PROMPT_SHARE * prompt)
 
 
 @pytest.mark.parametrize(("new_tokens", "steps"), [(8, 7), (1, 1), (None, UNKNOWN_NEW_TOKENS)])
-def test_throughput_is_the_prompt_and_every_step_after_it(new_tokens: int | None, steps: int) -> None:
+def test_throughput_is_the_time_of_the_prompt_and_all_steps(new_tokens: int | None, steps: int) -> None:
     seconds, (prompt, step) = weighed(generating(new_tokens), "throughput")
     assert seconds == pytest.approx(prompt + steps * step)
 
@@ -137,24 +137,24 @@ def test_a_model_that_generates_nothing_takes_the_seconds_of_its_forward(name: s
     assert seconds == forward
 
 
-def test_what_is_not_fetched_takes_what_it_computes() -> None:
+def test_parts_that_are_not_fetched_take_their_compute_time() -> None:
     assert seconds_of_pass([Visit(1.0), Visit(2.0)], slots=2) == 3.0
 
 
-def test_no_more_fetched_parts_than_slots_stay_where_they_are() -> None:
+def test_fetched_parts_stay_resident_if_there_are_enough_slots() -> None:
     assert seconds_of_pass([Visit(1.0, 9.0), Visit(1.0, 9.0)], slots=2) == 2.0
 
 
-def test_with_one_slot_compute_and_link_take_turns() -> None:
+def test_compute_and_link_alternate_with_one_slot() -> None:
     assert seconds_of_pass([Visit(1.0, 3.0)] * 4, slots=1) == 16.0
 
 
 @pytest.mark.parametrize(("compute", "fetch", "expected"), [(1.0, 3.0, 12.0), (3.0, 1.0, 12.0)])
-def test_with_two_slots_the_longer_of_both_counts(compute: float, fetch: float, expected: float) -> None:
+def test_two_slots_take_the_longer_of_compute_and_link(compute: float, fetch: float, expected: float) -> None:
     assert seconds_of_pass([Visit(compute, fetch)] * 4, slots=2) == pytest.approx(expected)
 
 
-def test_fetched_parts_between_others_are_hidden_where_a_tail_of_them_is_not() -> None:
+def test_fetches_overlap_with_parts_between_them_but_not_at_the_end() -> None:
     spread = [Visit(1.0), Visit(1.0, 2.0)] * 4
     tail = [Visit(1.0)] * 4 + [Visit(1.0, 2.0)] * 4
     assert seconds_of_pass(spread, slots=2) == pytest.approx(8.0)
@@ -165,7 +165,7 @@ def test_fetched_parts_between_others_are_hidden_where_a_tail_of_them_is_not() -
     st.lists(st.tuples(st.floats(0.01, 5), st.sampled_from([0.0, 1.0, 4.0])), min_size=1, max_size=10),
     st.integers(1, 3),
 )
-def test_a_pass_takes_at_least_its_compute_and_its_link_and_at_most_both(
+def test_a_pass_takes_at_least_the_longer_of_compute_and_link_and_at_most_their_sum(
     parts: list[tuple[float, float]], slots: int
 ) -> None:
     visits = [Visit(*part) for part in parts]
@@ -176,16 +176,16 @@ def test_a_pass_takes_at_least_its_compute_and_its_link_and_at_most_both(
 
 
 @pytest.mark.parametrize("slots", [0, 1, 2])
-def test_what_a_part_asks_for_while_it_runs_is_waited_for(slots: int) -> None:
+def test_transfers_on_demand_add_to_the_time_of_a_part(slots: int) -> None:
     assert seconds_of_pass([Visit(1.0), Visit(1.0, on_demand=2.0)], slots) == 4.0
 
 
 @pytest.mark.parametrize("slots", [0, 1, 2])
-def test_inputs_come_before_a_part_computes(slots: int) -> None:
+def test_inputs_arrive_before_a_part_computes(slots: int) -> None:
     assert seconds_of_pass([Visit(1.0), Visit(1.0, inputs=0.5)], slots) == 2.5
 
 
-def test_inputs_wait_behind_the_weights_that_are_on_their_way() -> None:
+def test_inputs_wait_for_weights_in_transfer() -> None:
     fetched = [Visit(1.0, 4.0)] * 3
     beside = [*fetched, Visit(1.0), Visit(1.0)]  # the first part comes while these compute
     behind = [*fetched, Visit(1.0), Visit(1.0, inputs=0.5)]
@@ -194,7 +194,7 @@ def test_inputs_wait_behind_the_weights_that_are_on_their_way() -> None:
     assert seconds_of_pass(behind, slots=2) == pytest.approx(3 * 4.0 + 0.5 + 1.0)
 
 
-def test_what_is_asked_for_waits_behind_what_the_link_already_brings() -> None:
+def test_transfers_on_demand_wait_for_transfers_in_progress() -> None:
     asking = [Visit(1.0, 4.0), Visit(1.0, on_demand=2.0), Visit(1.0, 4.0), Visit(1.0, 4.0)]
     silent = [Visit(visit.compute, visit.fetch) for visit in asking]
     assert seconds_of_pass(silent, slots=2) == pytest.approx(3 * 4.0)

@@ -79,7 +79,7 @@ def test_the_threshold_lies_between_a_step_and_the_prompt() -> None:
         assert 1 < tokens <= 254
 
 
-def test_the_slower_the_link_the_more_tokens_it_takes_to_be_worth_a_copy() -> None:
+def test_the_threshold_grows_as_the_link_becomes_slower() -> None:
     of = profile()
     layer = next(index for index, unit in enumerate(of.units) if unit.is_block)
     thresholds = [streamed_from(UnitCost(of, machine(link=link, host=4e-9)), layer, 0) for link in (2e8, 1e8, 5e7)]
@@ -88,20 +88,20 @@ def test_the_slower_the_link_the_more_tokens_it_takes_to_be_worth_a_copy() -> No
 
 
 @pytest.mark.parametrize(("link", "host"), [(1e10, 1e-8), (1e5, 1e-10)])
-def test_where_one_form_is_always_faster_nothing_differs_between_prompt_and_step(link: float, host: float) -> None:
+def test_prompt_and_step_run_alike_if_one_form_is_always_faster(link: float, host: float) -> None:
     assert planned(profile(), link=link, host=host).computed_below == {}
 
 
 @pytest.mark.parametrize("options", [{"per_pass": False}, {"offload": "stream"}])
-def test_it_is_done_only_where_it_may_be(options: dict[str, Any]) -> None:
+def test_per_pass_choices_are_made_only_if_allowed(options: dict[str, Any]) -> None:
     assert planned(profile(), **options).computed_below == {}
 
 
-def test_quantised_weights_are_not_computed_with_in_another_form() -> None:
+def test_quantised_weights_are_not_computed_on_the_host() -> None:
     assert planned(profile(), offload_dtype="int8").computed_below == {}
 
 
-def test_the_plan_says_both_and_survives_json() -> None:
+def test_the_plan_states_both_forms_also_in_json() -> None:
     found = planned(profile())
     tokens = next(iter(found.computed_below.values()))
     assert f"cpu below {tokens} tokens" in str(found)
@@ -109,7 +109,7 @@ def test_the_plan_says_both_and_survives_json() -> None:
     assert Plan.from_json(found.to_json()) == found
 
 
-def test_the_cache_counts_where_the_prompt_leaves_it_and_where_steps_need_it() -> None:
+def test_the_kv_cache_counts_on_the_devices_of_prompt_and_step() -> None:
     of = profile()
     found = planned(of)
     moved = sum(nbytes for unit, nbytes in zip(of.units, of.kv_cache) if unit.name in found.computed_below)
@@ -122,7 +122,7 @@ def test_the_cache_counts_where_the_prompt_leaves_it_and_where_steps_need_it() -
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 4_000_000), st.integers(0, 5_000_000), st.sampled_from(["latency", "throughput"]))
-def test_budgets_hold_and_no_job_is_longer_than_in_one_form(room: int, host: int, objective: str) -> None:
+def test_budgets_hold_and_no_job_takes_longer_than_with_one_form(room: int, host: int, objective: str) -> None:
     of = profile(64)
     budgets: dict[int | str, int] = {0: room, "cpu": host}
     try:

@@ -32,19 +32,19 @@ def block() -> int:
     return next(index for index, unit in enumerate(profile().units) if unit.is_block)
 
 
-def test_only_what_is_streamed_is_fetched_and_takes_the_links_time() -> None:
+def test_streamed_units_take_the_time_of_the_link_and_others_none() -> None:
     cost, weights = UnitCost(profile(), MACHINE), profile().units[block()].weights
     assert cost.fetch(0, block(), STREAMED, 0) == pytest.approx(1e-6 + weights / 1e8)
     assert cost.fetch(0, block(), (0, 0), 0) == cost.fetch(0, block(), ("cpu", "cpu"), 0) == 0
 
 
-def test_from_disk_it_takes_the_disks_time_where_that_is_longer() -> None:
+def test_units_on_disk_take_the_time_of_the_disk_if_that_is_longer() -> None:
     cost, weights = UnitCost(profile(), MACHINE), profile().units[block()].weights
     assert cost.fetch(0, block(), ("disk", 0), on_disk=weights) == cost.fetch(0, block(), STREAMED, 0)
     assert cost.fetch(0, block(), ("disk", 0), on_disk=2**40) == pytest.approx(weights / MACHINE.disk_cold)
 
 
-def test_computing_takes_what_the_device_takes_and_more_for_a_prompt_than_for_a_step() -> None:
+def test_compute_takes_the_time_of_the_device_and_longer_for_a_prompt_than_for_a_step() -> None:
     cost = UnitCost(profile(), MACHINE)
     host, accelerator = cost.compute(1, block(), "cpu"), cost.compute(1, block(), 0)
     assert 0 < accelerator < host < cost.compute(0, block(), "cpu")
@@ -63,18 +63,18 @@ def test_a_model_that_fits_the_processors_cache_is_read_from_it() -> None:
     assert (large, small) == (0.0, 1.0)
 
 
-def test_experts_that_are_asked_for_are_waited_for() -> None:
+def test_experts_fetched_on_demand_add_their_transfer_time() -> None:
     cost = UnitCost(profile(), MACHINE)
     assert cost.fetch_on_demand(0, STREAMED, 0) == 0
     assert cost.fetch_on_demand(1e6, STREAMED, 0) == pytest.approx(1e-6 + 1e6 / 1e8)
     assert cost.fetch_on_demand(1e6, ("disk", 0), 2**40) == pytest.approx(1e6 / MACHINE.disk_cold)
 
 
-def test_a_device_has_its_name_and_what_holds_files_is_the_host() -> None:
+def test_disk_has_the_device_name_of_the_host() -> None:
     assert [device_name(key) for key in (1, "cpu", "disk")] == ["virtual:1", "cpu", "cpu"]
 
 
-def test_each_module_of_experts_costs_the_host_what_was_measured() -> None:
+def test_each_module_of_experts_adds_the_measured_overhead() -> None:
     mixture = profile_model(mixtral(num_hidden_layers=2), context_length=32, new_tokens=2, device_type="virtual")
     measured = replace(MACHINE, expert_overhead=ExpertOverhead(module=1.0, chosen=0.01, ahead=0.0001))
     cost = UnitCost(mixture, measured)
@@ -102,22 +102,22 @@ TRACE = Trace(
 """Unit 1 gives back what it returns, and keeps a cache; it and unit 2 are called with what others made."""
 
 
-def test_on_one_device_nothing_crosses() -> None:
+def test_one_device_has_no_input_transfers() -> None:
     transfers = InputTransfers(TRACE)
     assert [transfers.from_elsewhere(unit, (0, 0, 0), 0) for unit in range(3)] == [[], [], []]
 
 
-def test_each_unit_has_what_lies_elsewhere_brought_every_time() -> None:
+def test_inputs_on_another_device_are_transferred_for_each_unit() -> None:
     found = InputTransfers(TRACE).from_elsewhere(1, (0, "cpu", "cpu"), 0)
     assert found == [(0, Inputs(OUTSIDE, 1, 5)), (0, Inputs(maker=0, tensors=1, nbytes=10))]
 
 
-def test_what_the_host_gives_back_lies_on_the_main_device() -> None:
+def test_outputs_of_units_on_the_host_are_on_the_main_device() -> None:
     transfers = InputTransfers(TRACE)
     assert transfers.from_elsewhere(2, ("cpu", "cpu", "cpu"), 0) == [(0, Inputs(1, 1, 100, returned=True))]
     assert transfers.from_elsewhere(2, ("cpu", "cpu", "cpu"), "cpu") == []
 
 
-def test_what_is_made_between_units_lies_where_what_it_was_made_of_does() -> None:
+def test_results_of_operations_between_units_are_on_the_device_of_their_inputs() -> None:
     trace = Trace((Enter(0), Allocate(0, 4), Leave(0), Allocate(1, 8, source=0), Enter(1, ((1, 8),)), Leave(1)))
     assert InputTransfers(trace).from_elsewhere(1, (1, 0), 0) == [(1, Inputs(maker=0, tensors=1, nbytes=8))]

@@ -40,7 +40,7 @@ def measured(products: float = 1.0, call: float = 1e-5) -> DeviceSpeed:
         return calibrated(CURVES, CPU, EFFORT)
 
 
-def test_figures_that_are_right_stay_as_they_are() -> None:
+def test_correct_figures_are_unchanged() -> None:
     product = measured().curves[f"{PRODUCT}:float32"]
     assert product.values == pytest.approx((FIGURE, 16 * FIGURE), rel=0.1)
 
@@ -52,14 +52,14 @@ def test_products_that_take_longer_in_a_model_are_corrected() -> None:
 
 
 @pytest.mark.slow
-def test_no_figure_is_corrected_beyond_what_a_machine_at_work_can_explain() -> None:
+def test_correction_factors_are_bounded() -> None:
     for factor, bound in ((10.0, MOST), (0.1, LEAST)):
         product = measured(factor).curves[f"{PRODUCT}:float32"]
         assert product.values[0] == pytest.approx(bound * FIGURE, rel=0.1)
 
 
 @pytest.mark.slow
-def test_the_time_of_a_call_is_measured_by_a_model_of_next_to_no_work() -> None:
+def test_the_call_overhead_is_measured_with_a_tiny_model() -> None:
     slow, fast = measured().call_cached, measured(call=1e-6).call_cached
     assert slow == pytest.approx(10 * fast, rel=0.1)
     assert slow == pytest.approx(1e-5, rel=0.5)

@@ -13,31 +13,31 @@ from bigmodel.profile.trace.work import ATTENTION, MOVE, PRODUCT, Work
 CURVE = Curve((1.0, 4.0, 16.0), (2.0, 8.0, 8.0), grows=True)
 
 
-def test_a_curve_goes_through_its_points_and_is_straight_between_them_on_logarithmic_scales() -> None:
+def test_a_curve_is_interpolated_linearly_on_logarithmic_scales() -> None:
     assert [CURVE.at(size) for size in (1, 4, 16)] == pytest.approx([2.0, 8.0, 8.0])
     assert CURVE.at(2) == pytest.approx(4.0)
 
 
-def test_beyond_its_ends_a_curve_stays_or_grows() -> None:
+def test_a_curve_is_constant_or_proportional_beyond_its_ends() -> None:
     assert CURVE.at(0.1) == 2.0
     assert CURVE.at(32) == pytest.approx(16.0)
     assert Curve((1.0, 4.0), (2.0, 8.0)).at(64) == 8.0
 
 
-def test_a_product_takes_what_its_matrix_takes_and_a_call_beside() -> None:
+def test_a_product_takes_the_time_of_its_matrix_and_a_call() -> None:
     speed = DeviceSpeed({"product:float32": CURVE, "product:float32:cached": Curve((1.0,), (1.0,))}, 10.0, 5.0)
     work = [Work("product", elements=3, rows=4), Work("call")]
     assert speed.total(work) == pytest.approx(3 * 8.0 + 2 * 10.0)
     assert speed.total(work, cached=True) == pytest.approx(3 * 1.0 + 2 * 5.0)
 
 
-def test_calls_that_are_queued_go_on_beside_the_work() -> None:
+def test_calls_overlap_with_work_on_asynchronous_devices() -> None:
     speed = DeviceSpeed({"product:float32": CURVE}, 10.0, 10.0, asynchronous=True)
     assert speed.total([Work("product", elements=1, rows=1)]) == 10.0
     assert speed.total([Work("product", elements=9, rows=4)]) == pytest.approx(72.0)
 
 
-def test_a_dtype_that_was_not_measured_is_taken_for_float32() -> None:
+def test_an_unmeasured_dtype_has_the_speed_of_float32() -> None:
     speed = DeviceSpeed({"product:float32": CURVE}, 0.0, 0.0)
     assert speed.seconds(Work("product", "float64", elements=1)) == 2.0
 
@@ -54,7 +54,7 @@ def test_a_copy_takes_a_latency_and_its_bytes() -> None:
     assert LinkSpeed(100.0, 0.5).seconds(50) == 1.0
 
 
-def test_a_device_like_one_that_was_measured_stands_for_it() -> None:
+def test_an_unmeasured_device_has_the_speed_of_one_of_its_type() -> None:
     machine = nominal_machine()
     assert machine.device("cuda:7") is machine.devices["cuda:0"]
     assert machine.link("cuda:7") is machine.links["cuda:0"]
@@ -64,12 +64,12 @@ def test_a_device_like_one_that_was_measured_stands_for_it() -> None:
 MACHINE = nominal_machine()
 
 
-def test_a_profile_survives_json() -> None:
+def test_a_profile_is_equal_after_json() -> None:
     assert machine_json.load(machine_json.dump(MACHINE)) == MACHINE
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", '{"format": 3, "machine": {"name": 3}}'])
-def test_anything_else_is_refused(text: str) -> None:
+def test_text_that_is_not_a_profile_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="not a machine profile"):
         machine_json.load(text)
 
@@ -96,7 +96,7 @@ def test_every_kind_of_work_has_its_seconds_on_both_devices() -> None:
         assert 0 < ACCELERATOR.seconds(work) < HOST.seconds(work)
 
 
-def test_few_rows_take_what_reading_the_matrix_takes_and_many_what_multiplying_takes() -> None:
+def test_few_rows_take_the_time_of_reading_and_many_that_of_multiplying() -> None:
     for device in (HOST, ACCELERATOR):
         one, two, many, more = (device.seconds(Work(PRODUCT, "float32", 10**6, rows)) for rows in (1, 2, 256, 512))
         assert two < 2 * one < 2 * many
@@ -109,10 +109,10 @@ def test_streaming_is_slower_than_memory_and_faster_than_the_disk() -> None:
     assert link.to_device_pageable.rate < link.to_device.rate
 
 
-def test_any_cuda_device_is_like_the_one_it_has() -> None:
+def test_any_cuda_device_has_the_speed_of_the_nominal_one() -> None:
     assert MACHINE.device("cuda:5") is ACCELERATOR
     assert MACHINE.link("cuda:5") is MACHINE.link("cuda:0")
 
 
-def test_a_nominal_machine_is_a_profile_like_measured_ones() -> None:
+def test_the_nominal_machine_can_be_saved_as_json() -> None:
     assert machine_json.load(machine_json.dump(MACHINE)) == MACHINE

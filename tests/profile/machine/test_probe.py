@@ -33,7 +33,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
-def test_a_machine_is_measured_once_and_again_when_asked(tmp_path: Path, measured: list[int]) -> None:
+def test_a_machine_is_measured_once_and_again_on_request(tmp_path: Path, measured: list[int]) -> None:
     first = probe.machine(effort=QUICK, folder=tmp_path)
     assert probe.machine(effort=QUICK, folder=tmp_path) == first
     assert len(measured) == 1
@@ -56,14 +56,14 @@ def test_a_second_process_waits_for_the_first_and_reads_its_result(tmp_path: Pat
     assert len(measured) == 1
 
 
-def test_a_damaged_file_is_measured_anew(tmp_path: Path, measured: list[int]) -> None:
+def test_a_damaged_profile_is_measured_again(tmp_path: Path, measured: list[int]) -> None:
     probe.machine(effort=QUICK, folder=tmp_path)
     (tmp_path / f"{probe.machine_key(QUICK)}.json").write_text("{")
     probe.machine(effort=QUICK, folder=tmp_path)
     assert len(measured) == 2
 
 
-def test_a_file_of_an_older_version_is_measured_anew(tmp_path: Path, measured: list[int]) -> None:
+def test_a_profile_of_an_older_format_is_measured_again(tmp_path: Path, measured: list[int]) -> None:
     path = tmp_path / f"{probe.machine_key(QUICK)}.json"
     probe.machine(effort=QUICK, folder=tmp_path)
     path.write_text(path.read_text().replace(f'"format": {machine_json.FORMAT}', '"format": 2'))
@@ -79,14 +79,14 @@ def test_profiles_are_kept_in_the_users_cache_folder(monkeypatch: pytest.MonkeyP
     assert probe.cache_folder() == Path.home() / ".cache" / "bigmodel" / "machines"
 
 
-def test_another_set_up_is_another_machine(accelerators: None) -> None:
+def test_the_key_depends_on_the_setup(accelerators: None) -> None:
     before = probe.machine_key(QUICK)
     virtual.configure(0, bandwidth=1e9)
     assert probe.machine_key(QUICK) != before
 
 
 @pytest.mark.slow
-def test_a_quick_measuring_says_something_of_everything(accelerators: None, tmp_path: Path) -> None:
+def test_a_quick_measurement_has_every_figure(accelerators: None, tmp_path: Path) -> None:
     virtual.configure(0, capacity=1000)
     machine = probe.measure(QUICK, tmp_path)
     assert set(machine.devices) == {"cpu", "virtual:0", "virtual:1"}
@@ -130,5 +130,5 @@ def test_no_more_cores_are_usable_than_there_are() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
 
 
-def test_a_last_cache_is_larger_than_a_page() -> None:
+def test_the_last_level_cache_is_larger_than_a_page() -> None:
     assert last_cache_bytes() > 4096

@@ -28,7 +28,7 @@ def uncorrected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("uncorrected")
-def test_each_figure_is_what_its_operation_takes_beyond_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_exclude_the_call_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     each = {"product": 2e-6, "attention": 3e-6, "convolution": 5e-6, "pointwise": 7e-6}
 
     def seconds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> float:
@@ -51,7 +51,7 @@ def test_each_figure_is_what_its_operation_takes_beyond_a_call(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("uncorrected")
-def test_a_dtype_that_the_device_does_not_compute_in_is_left_out() -> None:
+def test_unsupported_dtypes_are_left_out() -> None:
     found = probe_device(CPU, QUICK, [torch.float32, torch.float8_e5m2])
     assert {name for name in found.curves if "float8" in name} == set()
     assert "product:float32" in found.curves
@@ -63,13 +63,13 @@ def test_the_host_computes_in_the_dtypes_of_models_and_not_in_those_of_storage()
 
 
 @pytest.mark.usefixtures("accelerators")
-def test_a_full_device_says_nothing_of_its_dtypes() -> None:
+def test_a_full_device_raises_out_of_memory_instead_of_lacking_a_dtype() -> None:
     virtual.configure(0, capacity=300)  # the input fits, the output does not
     with pytest.raises(torch.OutOfMemoryError):
         computes_in(torch.float32, torch.device("virtual:0"))
 
 
-def test_routing_takes_what_a_mixture_takes_beyond_its_operations() -> None:
+def test_routing_is_the_time_of_a_mixture_beyond_its_operations() -> None:
     nothing = Curve((1.0,), (1e-15,))
     speed = DeviceSpeed({MOVE: nothing, f"{PRODUCT}:float32": nothing}, 0.0, 0.0)
     found = with_routing(speed, torch.device("cpu"), QUICK)

@@ -32,7 +32,7 @@ def calls_in(work: Callable[[], object]) -> int:
     return count[0]
 
 
-def test_a_call_of_experts_takes_some_time_and_each_expert_more() -> None:
+def test_the_overhead_grows_with_the_number_of_experts() -> None:
     found = expert_overhead(QUICK)
     assert 0 < found.module + 2 * found.chosen < 1
     assert 0 < found.ahead < 1
@@ -44,7 +44,7 @@ def test_the_miniature_returns_the_slots_of_the_chosen_experts() -> None:
     assert experts(torch.zeros(2, 1), numbers, torch.zeros(2, 2)).tolist() == numbers.tolist()
 
 
-def test_fetching_ahead_costs_calls_for_each_expert() -> None:
+def test_prefetching_has_an_overhead_per_expert() -> None:
     few, many = (calls_in(partial(MiniatureExperts(count).fetch_ahead, range(count))) for count in (4, 8))
     assert (many - few) / 4 > 10
 

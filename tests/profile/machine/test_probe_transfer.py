@@ -19,7 +19,7 @@ from ..clock import Clock, copied_bytes
 
 
 @pytest.mark.usefixtures("accelerators")
-def test_each_way_of_a_link_is_a_line_through_a_small_and_a_large_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_direction_of_a_link_is_fitted_to_a_small_and_a_large_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     there, back = LinkSpeed(1e8, 1e-3), LinkSpeed(2e7, 5e-3)
 
     def seconds(func: Any, args: tuple[Any, ...], *_: Any) -> float:
@@ -34,7 +34,7 @@ def test_each_way_of_a_link_is_a_line_through_a_small_and_a_large_copy(monkeypat
     assert found.disturbance >= 0
 
 
-def test_memory_is_read_as_fast_as_a_sum_of_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_rate_is_that_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     with Clock(monkeypatch, lambda func, *_: 0.5 if func is torch.ops.aten.sum.default else 0.0):
         assert memory_rate(QUICK) == pytest.approx(QUICK.spread / 0.5)
 
@@ -47,14 +47,14 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("ticks")
-def test_a_rate_is_the_whole_files_bytes_by_the_seconds_of_reading_it(tmp_path: Path) -> None:
+def test_a_disk_rate_is_the_files_bytes_by_the_seconds_of_reading(tmp_path: Path) -> None:
     assert disk_rates(tmp_path, QUICK) == (QUICK.file, QUICK.file)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("ticks")
 @pytest.mark.parametrize("refused", ["open", "preadv"])
-def test_a_file_system_that_cannot_be_read_past_the_cache_is_read_through_it(
+def test_a_file_system_without_direct_reads_is_read_through_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str
 ) -> None:
     real: Any = getattr(os, refused)
@@ -81,6 +81,6 @@ def test_a_file_system_that_cannot_be_read_past_the_cache_is_read_through_it(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         disk_rates(tmp_path / "nowhere", QUICK)

@@ -34,7 +34,7 @@ def test_the_first_call_does_not_count(worker: Callable[..., Worker]) -> None:
     assert seconds_of(worker(9.0, 1.0), CPU, repeats=1) == 1.0
 
 
-def test_the_least_of_several_runs_counts(worker: Callable[..., Worker]) -> None:
+def test_the_minimum_of_several_runs_counts(worker: Callable[..., Worker]) -> None:
     assert seconds_of(worker(0.0, 3.0, 1.0, 2.0), CPU, repeats=3) == 1.0
     assert seconds_of(worker(0.0, 3.0, 1.0, 2.0), CPU, repeats=1) == 3.0
 
@@ -45,12 +45,12 @@ def test_short_work_is_called_until_a_run_is_long_enough(worker: Callable[..., W
     assert work.calls == 1 + 1 + 64 + 64  # untimed, too short, long enough, and once more
 
 
-def test_work_that_takes_no_time_ends_all_the_same(worker: Callable[..., Worker]) -> None:
+def test_timing_of_work_without_duration_ends(worker: Callable[..., Worker]) -> None:
     assert seconds_of(worker(0.0), CPU, at_least=1.0, repeats=1) == 0.0
 
 
 @pytest.mark.parametrize("effort", [Effort(), QUICK])
-def test_sizes_ascend_as_curves_want_them(effort: Effort) -> None:
+def test_sizes_ascend(effort: Effort) -> None:
     for sizes in (effort.rows, effort.moved, effort.copied, [side for side, _ in effort.images]):
         assert list(sizes) == sorted(set(sizes))
     assert len(effort.copied) == 2
@@ -63,7 +63,7 @@ def test_the_two_models_are_one_of_many_small_matrices_and_one_of_few_large_ones
         assert deep > shallow
 
 
-def test_quick_is_less_of_everything() -> None:
+def test_the_quick_effort_is_smaller_in_every_field() -> None:
     whole = Effort()
     for name in ("width", "spread", "at_least", "repeats", "file", "prompt"):
         assert getattr(QUICK, name) < getattr(whole, name)

@@ -19,7 +19,7 @@ def mixtral() -> MixtralForCausalLM:
     return MixtralForCausalLM(MixtralConfig(**SIZES))
 
 
-def test_one_token_wants_as_many_experts_as_it_chooses_and_many_tokens_want_all() -> None:
+def test_the_expected_experts_grow_from_one_tokens_choice_to_all() -> None:
     assert distinct_experts(8, tokens=1, per_token=2) == pytest.approx(2)
     assert distinct_experts(8, tokens=2, per_token=2) == pytest.approx(2 + 2 * 6 / 8)
     assert distinct_experts(8, tokens=1000, per_token=2) == pytest.approx(8)
@@ -32,7 +32,7 @@ def test_fused_experts_of_transformers_can_be_fetched_one_by_one_and_other_modul
     assert expert_names(nn.Linear(2, 2)) == []
 
 
-def test_a_unit_knows_its_experts_and_what_is_left_without_them() -> None:
+def test_a_unit_has_experts_and_bytes_without_them() -> None:
     profile = profile_model(mixtral(), context_length=0)
     (layer, *_) = (unit for unit in profile.units if unit.is_block)
     (experts,) = layer.experts
@@ -43,7 +43,7 @@ def test_a_unit_knows_its_experts_and_what_is_left_without_them() -> None:
     assert all(unit.experts == () for unit in profile_model(tiny_llama(), context_length=0).units)
 
 
-def test_a_dry_run_tells_what_routers_choose() -> None:
+def test_a_dry_run_records_router_choices() -> None:
     profile = profile_model(mixtral(), batch_size=2, context_length=9, new_tokens=1)
     prompt, step = (phase.trace.choices() for phase in profile.phases)
     blocks = [index for index, unit in enumerate(profile.units) if unit.is_block]

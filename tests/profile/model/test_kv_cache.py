@@ -34,7 +34,7 @@ def model(name: str) -> nn.Module:
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
-def test_the_formula_agrees_with_what_the_model_keeps(name: str, cache: str) -> None:
+def test_the_formula_agrees_with_the_models_own_cache(name: str, cache: str) -> None:
     found = model(name)
     profile = profile_model(found, batch_size=2, context_length=64, cache=cache)
     kept = sum(profile.kv_cache)
@@ -71,7 +71,7 @@ def test_an_unknown_cache_is_refused() -> None:
         ("cache", []),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_named(argument: str, value: object) -> None:
+def test_an_invalid_argument_is_named(argument: str, value: object) -> None:
     given = {"config": t.LlamaConfig(), "batch_size": 1, "context_length": 16, "dtype": "float32", argument: value}
     with pytest.raises(PlanError, match=argument):
         kv_cache_bytes(**given)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ def test_a_matrix_takes_a_byte_or_half_of_one_for_each_element_and_five_for_each
     assert quantized_bytes((4096, 4096), "bfloat16", "int4") == elements // 2 + 5 * groups
 
 
-def test_without_an_offload_dtype_it_takes_what_it_takes() -> None:
+def test_without_an_offload_dtype_bytes_are_unchanged() -> None:
     assert quantized_bytes((4096, 4096), "bfloat16", None) == 2 * 4096 * 4096
 
 
@@ -27,7 +27,7 @@ def test_without_an_offload_dtype_it_takes_what_it_takes() -> None:
         ((1, GROUP), "bfloat16"),  # each part begins at a multiple of 512 bytes: more than it takes as it is
     ],
 )
-def test_tensors_that_cannot_or_need_not_be_quantised_stay_as_they_are(shape: tuple[int, ...], dtype: str) -> None:
+def test_tensors_that_cannot_be_quantised_or_would_not_shrink_are_unchanged(shape: tuple[int, ...], dtype: str) -> None:
     assert quantized_parts(shape, dtype, "int8") is None
     assert quantized_bytes(shape, dtype, "int8") == quantized_bytes(shape, dtype, None)
 

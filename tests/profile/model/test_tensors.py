@@ -116,7 +116,7 @@ def test_counting_as_accelerate_does_casts_buffers_and_never_widens() -> None:
     assert narrow["weight"] == narrow["running_mean"] == 8
 
 
-def test_special_dtypes_win_and_odd_bits_are_rounded_up() -> None:
+def test_special_dtypes_take_precedence_and_odd_bits_are_rounded_up() -> None:
     specs = {spec.name: spec for spec in tensor_specs(nn.Linear(3, 1), "float16", {"weight": "int4"})}
     assert specs["weight"].nbytes == 2
     assert specs["weight"].dtype == "int4"

@@ -15,7 +15,7 @@ def names(model: nn.Module, classes: list[str] | None = None) -> list[str]:
     return [unit.name for unit in find_units(model, classes)]
 
 
-def test_transformers_models_say_what_must_not_be_split() -> None:
+def test_transformers_models_declare_classes_that_are_not_split() -> None:
     assert find_no_split_classes(tiny_llama()) == {"LlamaDecoderLayer"}
 
 
@@ -46,7 +46,7 @@ def test_experts_inside_a_block_do_not_split_it() -> None:
     assert find_no_split_classes(nn.ModuleList(Layer() for _ in range(2))) == {"Layer"}
 
 
-def test_units_are_blocks_and_what_stands_beside_them() -> None:
+def test_units_are_blocks_and_their_siblings() -> None:
     assert names(Stack(depth=2)) == ["embed", "blocks.0", "blocks.1", "norm", "head"]
 
 
@@ -93,20 +93,20 @@ def test_units_cover_every_tensor_once() -> None:
             assert len(holding) == 1, name
 
 
-def test_a_model_that_does_not_say_what_must_stay_whole_computes_with_all_its_parts_return() -> None:
+def test_a_model_without_declared_classes_combines_the_outputs_of_all_parts() -> None:
     modules = dict(on_meta(Stack).named_modules())
     assert combining_module(modules, "blocks.0", {"Block"}) == ""
     assert combining_module(modules, "blocks.0.up", {"Block"}) == "blocks.0"
     assert combining_module(modules, "", {"Block"}) is None
 
 
-def test_one_that_says_so_passes_on_what_its_blocks_return() -> None:
+def test_a_model_with_declared_classes_passes_on_the_outputs_of_its_blocks() -> None:
     modules, whole = dict(tiny_llama().named_modules()), {"LlamaDecoderLayer"}
     assert combining_module(modules, "model.layers.0", whole) is None
     assert combining_module(modules, "lm_head", whole) is None
 
 
-def test_but_not_past_a_module_that_holds_tensors_or_must_stay_whole() -> None:
+def test_a_module_with_tensors_or_of_a_declared_class_combines_outputs() -> None:
     model = tiny_llama()
     modules, whole = dict(model.named_modules()), {"LlamaDecoderLayer"}
     assert combining_module(modules, "model.layers.0.mlp", whole) == "model.layers.0"
@@ -127,7 +127,7 @@ def test_bytes_of_units_add_up_to_the_model() -> None:
     assert sum(unit.nbytes for unit in units.values()) == 236
 
 
-def test_a_unit_counts_what_is_tied_inside_it_once() -> None:
+def test_a_unit_counts_tied_tensors_once() -> None:
     block = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     block[1].weight = block[0].weight
     (unit,) = profile_units(nn.ModuleList([block]), no_split_module_classes=["Sequential"])
@@ -135,7 +135,7 @@ def test_a_unit_counts_what_is_tied_inside_it_once() -> None:
     assert len(unit.tensors) == 2
 
 
-def test_slot_bytes_align_every_tensor_and_leaves_buffers_out_unless_asked() -> None:
+def test_slot_bytes_align_every_tensor_and_include_buffers_on_request() -> None:
     unit = {unit.name: unit for unit in profile_units(Flat())}["batchnorm"]
     assert unit.slot_bytes() == 2 * 512
     assert unit.slot_bytes(with_buffers=True) == 5 * 512

@@ -38,7 +38,7 @@ def test_the_cache_grows_to_the_whole_context_before_the_last_step() -> None:
     assert cache(Workload(2, 65, 40)) == cache(Workload(2, 65, 1)) == 4 * 2 * 2 * 64 * 32 * 4
 
 
-def test_logits_of_every_token_are_counted_when_asked_for() -> None:
+def test_logits_of_every_token_are_counted_with_all_logits() -> None:
     few = run(tiny_llama(vocab_size=4096, num_hidden_layers=1), Workload(1, 65, 1))
     all_ = run(tiny_llama(vocab_size=4096, num_hidden_layers=1), Workload(1, 65, 1, all_logits=True))
     assert all_["prefill"] >= 64 * 4096 * 4 > few["prefill"]
@@ -104,7 +104,7 @@ def test_weights_that_will_be_cast_make_smaller_activations() -> None:
     assert narrow.now[0] < 0.6 * wide.now[0]
 
 
-def test_a_forward_that_needs_values_is_said_to_be_unknown(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forward_that_depends_on_values_is_unknown_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     class Choosy(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x[: int(x.sum().item())]
@@ -121,7 +121,7 @@ def test_on_a_virtual_accelerator_its_own_kernels_are_recorded(accelerators: Non
 
 
 @pytest.mark.parametrize("family", ["t5", "bert", "mixtral", "whisper", "vit"])
-def test_families_of_models_are_used_as_their_configs_say(family: str) -> None:
+def test_families_of_models_are_run_by_their_configs(family: str) -> None:
     model, names = _family(family)
     assert list(run(model, Workload(2, 33, 8))) == names
 
@@ -156,7 +156,7 @@ def _family(family: str) -> tuple[nn.Module, list[str]]:
     return on_meta(t.ViTForImageClassification, config), ["forward"]
 
 
-def test_a_clone_is_fake_keeps_ties_and_leaves_the_model_alone() -> None:
+def test_a_clone_is_fake_and_tied_and_the_model_is_unchanged() -> None:
     model = Stack(tied=True).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     mode = FakeTensorMode()
@@ -186,7 +186,7 @@ def test_long_lists_of_blocks_are_cut() -> None:
     assert len(model.blocks) == 9
 
 
-def test_buffers_of_whole_numbers_have_values() -> None:
+def test_integer_buffers_have_values() -> None:
     class Striding(nn.Module):
         def __init__(self) -> None:
             super().__init__()

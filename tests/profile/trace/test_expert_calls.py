@@ -33,9 +33,7 @@ def most_rows_in_a_chunk(tokens: int, per_token: int, experts: int, slots: int) 
     ("tokens", "per_token", "experts", "slots"),
     [(3, 2, 4, 1), (3, 2, 4, 2), (3, 2, 4, 3), (4, 1, 4, 1), (4, 1, 4, 2), (4, 1, 4, 3), (3, 3, 4, 2), (3, 3, 4, 3)],
 )
-def test_no_routing_has_more_rows_in_a_chunk_and_one_has_as_many(
-    tokens: int, per_token: int, experts: int, slots: int
-) -> None:
+def test_the_bound_of_chunk_rows_is_tight(tokens: int, per_token: int, experts: int, slots: int) -> None:
     route = Route(0, RouterChoice(tokens, per_token, experts))
     assert chunk_rows(route, slots) == most_rows_in_a_chunk(tokens, per_token, experts, slots)
 
@@ -56,12 +54,12 @@ def test_experts_that_never_fit_are_called_in_chunks() -> None:
     assert (chunk.rows, chunk.per_token) == (10, 1)
 
 
-def test_more_slots_than_one_call_is_given_are_called_in_chunks() -> None:
+def test_more_slots_than_one_call_takes_are_called_in_chunks() -> None:
     (chunk,) = expert_calls(ROUTE, MOST_GROUPS + 1)
     assert (chunk.rows, chunk.per_token, chunk.experts) == (20, 1, MOST_GROUPS)
 
 
-def test_a_chunk_keeps_the_products_of_all_rows() -> None:
+def test_the_products_of_all_rows_are_alive_beside_a_chunk() -> None:
     (chunk,) = expert_calls(ROUTE, 1)
     products = 20 * 16
     assert chunk.beside == products + 10 * (16 + 4 + 8 + 8)
@@ -82,7 +80,7 @@ def test_gathering_copies_the_shares_of_all_rows_at_once() -> None:
     assert call.peak(route, [Allocate(0, 2000), Free(0), Allocate(1, 1000), Free(1)], int) == 3000
 
 
-def test_a_class_s_own_function_takes_what_was_recorded() -> None:
+def test_the_eager_function_takes_the_recorded_bytes() -> None:
     route = Route(0, ROUTE.choice, 160, "eager")
     (call,) = expert_calls(route, 1)
     assert call.peak(route, [Allocate(0, 400), Free(0), Allocate(1, 160)], int) == 400

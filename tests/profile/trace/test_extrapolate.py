@@ -45,7 +45,7 @@ def test_the_repeated_trace_has_the_peaks_of_the_whole_one(layers: int) -> None:
     assert long.order() == whole.order()
 
 
-def test_storages_that_layers_hold_from_before_are_held_by_every_copy() -> None:
+def test_initial_storages_of_layers_exist_for_every_copy() -> None:
     count, stand_ins = sample_layers(["a"] * 8) or (0, ())
     short = recording(count)
     held = Trace(short.events, tuple(InitialStorage(500 + unit, 16, unit) for unit in range(count)))
@@ -54,7 +54,7 @@ def test_storages_that_layers_hold_from_before_are_held_by_every_copy() -> None:
     assert len({item.storage for item in long.initial}) == 8
 
 
-def test_a_phase_in_which_the_list_does_not_run_is_left_as_it_is() -> None:
+def test_a_phase_without_the_list_of_blocks_is_unchanged() -> None:
     trace = Trace((Enter(50), Allocate(0, 8), Leave(50)))
     assert extrapolate(trace, LayerSample("", tuple(range(8)), 4, (0, 1, 2, 2, 2, 2, 2, 3))).events == trace.events
 
@@ -65,19 +65,19 @@ def test_layers_that_run_out_of_order_cannot_be_repeated() -> None:
         extrapolate(Trace(tuple(events)), LayerSample("", tuple(range(6)), 4, (0, 1, 2, 2, 2, 3)))
 
 
-def test_equal_layers_are_stood_for_by_the_first_few() -> None:
+def test_the_first_few_layers_stand_for_equal_ones() -> None:
     count, stand_ins = sample_layers(["a"] * 10) or (0, ())
     assert count == CONTEXT + 2
     assert stand_ins == (0, 1, 2, 2, 2, 2, 2, 2, 2, 3)
 
 
-def test_few_layers_are_not_shortened() -> None:
+def test_a_short_list_of_layers_is_not_sampled() -> None:
     assert sample_layers(["a"] * 4) is None
     assert sample_layers(list("abcdefgh")) is None
 
 
 @given(st.lists(st.sampled_from("ab"), max_size=24))
-def test_each_layer_is_stood_for_by_one_of_its_kind_in_like_company(kinds: list[str]) -> None:
+def test_each_layer_has_a_stand_in_with_the_same_predecessors(kinds: list[str]) -> None:
     found = sample_layers(kinds)
     if found is None:
         return

@@ -194,7 +194,7 @@ def test_a_cache_cut_by_one_token_is_that_of_a_shorter_prompt(family: str, monke
     assert cut == facts()
 
 
-def test_other_models_get_the_mask_if_and_only_if_the_watched_one_does() -> None:
+def test_keeps_mask_holds_for_other_models() -> None:
     model: Any = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8, n_positions=8))
     seen = []
     model.register_forward_pre_hook(lambda _m, _a, kwargs: seen.append(kwargs.get("attention_mask")), with_kwargs=True)
@@ -204,7 +204,7 @@ def test_other_models_get_the_mask_if_and_only_if_the_watched_one_does() -> None
     assert all((mask is not None) is keeps_mask() for mask in seen)
 
 
-def test_watching_leaves_random_numbers_as_they_were() -> None:
+def test_keeps_mask_does_not_change_the_random_state() -> None:
     torch.manual_seed(1)
     expected = torch.rand(1)
     keeps_mask.cache_clear()

@@ -73,7 +73,7 @@ def test_models_of_other_libraries_are_known_by_their_attributes(make: type[nn.M
     assert profile.unknown == ""
 
 
-def test_inputs_that_follow_no_convention_are_unknown_and_said_to_be() -> None:
+def test_inputs_that_follow_no_convention_are_noted_as_unknown() -> None:
     assert "not known" in profile_model(Flat()).unknown
     known = profile_model(Flat(), sample_inputs=(torch.empty(20, 3, device="meta"),))
     assert known.unknown == ""

@@ -52,23 +52,23 @@ def test_outputs_computed_on_the_host_are_copied_to_the_accelerator() -> None:
     assert books.now["cpu"] == 0
 
 
-def test_on_a_host_that_runs_everything_nothing_is_handed_over() -> None:
+def test_a_host_that_runs_everything_has_no_copies() -> None:
     assert replay(CHAIN, {0: "cpu", 1: "cpu"}, "cpu").peak == {"cpu": 230}
 
 
-def test_between_units_the_device_is_where_the_source_lies() -> None:
+def test_operations_between_units_run_on_the_device_of_their_source() -> None:
     trace = Trace((Enter(0), Allocate(0, 10), Leave(0), Allocate(1, 5, source=0), Allocate(2, 7)))
     assert replay(trace, {0: 1}, 0).now == {1: 15, 0: 7}
 
 
-def test_initial_storages_lie_where_their_unit_runs() -> None:
+def test_initial_storages_are_on_the_device_of_their_unit() -> None:
     trace = Trace((Enter(1), Free(7), Leave(1)), (InitialStorage(7, 50, 1), InitialStorage(8, 20, 0)))
     books = replay(trace, {0: 0, 1: 1}, 0)
     assert books.peak == {1: 50, 0: 20}
     assert books.now == {1: 0, 0: 20}
 
 
-def test_scratch_counts_only_for_the_moment() -> None:
+def test_scratch_memory_counts_only_during_the_kernel() -> None:
     trace = Trace((Enter(0), Allocate(0, 10), Scratch(90), Allocate(1, 10), Leave(0)))
     books = replay(trace, {}, "cpu")
     assert books.peak == {"cpu": 100}
@@ -80,7 +80,7 @@ def test_an_allocators_rounding_applies_to_every_storage() -> None:
     assert books.peak == {"gpu": 128 + 64 + 128}
 
 
-def test_inputs_that_go_to_the_first_weights_and_back_are_there_twice_if_they_are_kept() -> None:
+def test_kept_inputs_that_move_to_the_first_weights_and_back_count_twice() -> None:
     trace = Trace(
         (Allocate(0, 8), Call(fresh=((0, 8),), kept=40), Enter(0, ((0, 8), (1, 40))), Leave(0), Return()),
         (InitialStorage(1, 40, OUTSIDE),),
@@ -91,12 +91,12 @@ def test_inputs_that_go_to_the_first_weights_and_back_are_there_twice_if_they_ar
     assert replay(trace, {}, 0).peak == {0: 48}
 
 
-def test_tensors_created_in_a_call_lie_beside_the_previous_units_output() -> None:
+def test_tensors_created_between_units_are_on_the_device_of_the_previous_units_output() -> None:
     made = (Allocate(0, 1), Call(), Allocate(1, 2), Enter(0), Leave(0), Allocate(2, 4), Return(), Allocate(3, 8))
     assert replay(Trace(made), {0: 1}, 0).now == {0: 1 + 2 + 8, 1: 4}
 
 
-def test_inputs_read_between_units_from_another_device_are_copied_for_the_moment() -> None:
+def test_inputs_from_another_device_are_copied_for_operations_between_units() -> None:
     trace = Trace((Enter(0), Allocate(0, 10), Leave(0), Allocate(1, 50), Allocate(2, 10, 0, ((1, 40),))))
     books = replay(trace, {0: 1}, 0)
     assert books.peak == {1: 10 + 40 + 10, 0: 50}
@@ -104,14 +104,14 @@ def test_inputs_read_between_units_from_another_device_are_copied_for_the_moment
     assert replay(trace, {}, 0).peak == {0: 70}
 
 
-def test_outputs_are_brought_to_the_device_of_the_inputs() -> None:
+def test_outputs_are_moved_to_the_device_of_the_inputs() -> None:
     trace = Trace((Call(), Enter(0), Allocate(0, 10), Allocate(1, 90), Leave(0), Return(((0, 10),)), Free(1)))
     books = replay(trace, {0: 1}, 0)
     assert books.peak == {1: 100, 0: 10}
     assert books.now == {1: 0, 0: 10}
 
 
-def test_an_input_that_is_returned_lies_where_it_lay_too() -> None:
+def test_an_input_that_is_returned_stays_on_its_device() -> None:
     trace = Trace((Enter(0), Allocate(0, 10), Leave(0), Call(), Return(((0, 10),), frozenset({0}))))
     books = replay(trace, {0: 1}, 0)
     assert books.peak == {1: 10, 0: 10}
@@ -132,20 +132,20 @@ EXPERTS = Trace(
 """10 tokens of 10 bytes go to 2 of 4 experts each; what is computed of them takes 400 bytes, what comes out 100."""
 
 
-def test_experts_that_come_one_by_one_are_called_by_numbers_that_are_copied_to_the_device() -> None:
+def test_cached_experts_take_the_bytes_of_slot_indices() -> None:
     numbers = 10 * 2 * 8
     assert replay(EXPERTS, {}, 0).peak == {0: 400}
     assert replay(EXPERTS, {}, 0, experts={(0, 0): 4}).peak == {0: 400 + numbers}
     assert replay(EXPERTS, {}, 0, experts={(0, 0): 7}).peak == {0: 400 + numbers + 3 * 8}
 
 
-def test_more_slots_than_experts_take_nothing_where_tokens_are_not_counted() -> None:
+def test_slots_beyond_the_experts_take_no_row_counts_with_batched_mm() -> None:
     route = Route(0, RouterChoice(tokens=10, per_token=2, count=4), 100, "batched_mm")
     trace = Trace((Enter(0), route, Routed(), Leave(0)))
     assert replay(trace, {}, 0, experts={(0, 0): 7}).peak == {0: 10 * 2 * 8}
 
 
-def test_experts_that_may_not_all_fit_are_counted_as_the_worst_routing_calls_them() -> None:
+def test_experts_that_may_not_all_fit_take_the_peak_of_the_worst_routing() -> None:
     route = EXPERTS.events[1]
     assert isinstance(route, Route)
     calls = expert_calls(route, 2)

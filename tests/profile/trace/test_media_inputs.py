@@ -25,7 +25,7 @@ from ..models import on_meta
         ({"vision_config": SimpleNamespace(image_size=64), "image_size": 32}, (3, 64, 64)),
     ],
 )
-def test_images_are_of_the_size_that_the_config_says(config: dict[str, Any], shape: tuple[int, int, int]) -> None:
+def test_images_have_the_size_in_the_config(config: dict[str, Any], shape: tuple[int, int, int]) -> None:
     assert image_shape(SimpleNamespace(**config)) == shape
 
 
@@ -45,7 +45,7 @@ def llava() -> nn.Module:
     return on_meta(t.LlavaForConditionalGeneration, config)
 
 
-def test_an_image_comes_with_the_prompt_of_a_model_that_sees() -> None:
+def test_a_vision_language_model_gets_an_image_with_its_prompt() -> None:
     profile = profile_model(llava(), context_length=20, new_tokens=2)
     assert [phase.name for phase in profile.phases] == ["prefill", "decode"]
     assert profile.phases[0].tokens == 18  # 16 patches, and a token before and behind them
@@ -54,7 +54,7 @@ def test_an_image_comes_with_the_prompt_of_a_model_that_sees() -> None:
     assert any("vision" in name for name in ran)
 
 
-def test_shapes_alone_say_how_long_the_prompt_and_how_large_the_image_is() -> None:
+def test_sample_shapes_determine_prompt_length_and_image_size() -> None:
     shapes = parse_inputs(["input_ids=2x40", "pixel_values=2x3x16x16"])
     profile = profile_model(llava(), context_length=64, new_tokens=1, sample_inputs=shapes)
     assert profile.workload.batch_size == 2

@@ -13,7 +13,7 @@ from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Call, Enter, Free, L
 aten = torch.ops.aten
 
 
-def test_births_and_deaths_are_recorded_and_views_and_weights_are_not() -> None:
+def test_allocations_and_frees_are_recorded_and_views_and_weights_are_not() -> None:
     with FakeTensorMode():
         weight = torch.empty(8, 8)
         recorder = Recorder(iter([weight]))
@@ -29,7 +29,7 @@ def test_births_and_deaths_are_recorded_and_views_and_weights_are_not() -> None:
     assert [event.nbytes for event in recorder.events if isinstance(event, Allocate)] == [128, 128]
 
 
-def test_units_are_recorded_with_what_goes_in_and_comes_out() -> None:
+def test_units_are_recorded_with_inputs_and_outputs() -> None:
     with FakeTensorMode():
         linear = nn.Linear(8, 2, bias=False)
         recorder = Recorder(linear.parameters())
@@ -42,7 +42,7 @@ def test_units_are_recorded_with_what_goes_in_and_comes_out() -> None:
     assert (leave.unit, leave.outputs) == (5, ((1, 32),))
 
 
-def test_between_units_what_an_operation_read_is_recorded_unless_it_is_made_beside_the_inputs() -> None:
+def test_sources_of_operations_between_units_are_recorded_except_at_inputs() -> None:
     with FakeTensorMode():
         recorder = Recorder(iter([]))
         with recorder:
@@ -54,7 +54,7 @@ def test_between_units_what_an_operation_read_is_recorded_unless_it_is_made_besi
     assert [(event.source, event.others) for event in made[2:]] == [(0, ((1, 16),)), (OUTSIDE, ())]
 
 
-def test_a_call_is_recorded_with_what_the_model_returns_and_what_it_was_given() -> None:
+def test_a_call_is_recorded_with_inputs_and_outputs() -> None:
     with FakeTensorMode():
         recorder = Recorder(iter([]))
         with recorder:
@@ -72,7 +72,7 @@ def test_grouped_products_have_a_fake_for_every_dtype() -> None:
     assert run_fake(aten._grouped_mm.default, (tokens, experts), {}).shape == (6, 5)
 
 
-def test_batch_norm_in_inference_makes_no_statistics_except_on_cuda() -> None:
+def test_batch_norm_in_inference_allocates_statistics_only_on_cuda() -> None:
     x, each = torch.empty(2, 3, 4, 4, device="meta"), torch.empty(3, device="meta")
     outputs = run_fake(aten.native_batch_norm.default, (x, each, each, each, each, False, 0.1, 1e-5), {})
     assert [tuple(output.shape) for output in outputs] == [(2, 3, 4, 4), (0,), (0,)]
@@ -97,7 +97,7 @@ def test_flash_attention_on_the_host_holds_a_block_of_scores_for_each_thread(
     assert scratch_bytes(FLASH, (query, key, key), query) == torch.get_num_threads() * each_thread
 
 
-def test_other_kernels_are_taken_to_hold_nothing() -> None:
+def test_other_kernels_have_no_workspace() -> None:
     x = torch.ones(4, 4)
     assert scratch_bytes(aten.mm.default, (x, x), x @ x) == 0
 
@@ -115,11 +115,11 @@ def test_a_convolution_on_the_host_copies_its_input_and_weights() -> None:
     assert convolution(64, 14, 128, 1, stride=2) == 4 * (64 * 14 * 14 + 64 * 128)
 
 
-def test_one_of_few_channels_reads_them_as_they_lie_and_copies_what_it_makes() -> None:
+def test_a_convolution_of_few_channels_reorders_only_its_output() -> None:
     assert convolution(3, 56, 64, 7, stride=2) == 4 * 64 * 28 * 28
 
 
-def test_one_that_spans_one_position_copies_nothing() -> None:
+def test_a_pointwise_convolution_copies_nothing() -> None:
     assert convolution(64, 14, 64, 1) == 0
 
 

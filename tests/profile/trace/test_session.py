@@ -34,7 +34,7 @@ def session() -> Iterator[Session]:
         yield Session(Model(), recorder, Workload(batch_size=2, context_length=5), CPU)
 
 
-def test_inputs_are_fake_and_of_the_batch_that_is_planned_for(session: Session) -> None:
+def test_inputs_are_fake_and_have_the_planned_batch_size(session: Session) -> None:
     for tensor, shape, dtype in (
         (session.tokens(4), (2, 4), torch.long),
         (session.ids(7), (7,), torch.long),
@@ -44,20 +44,20 @@ def test_inputs_are_fake_and_of_the_batch_that_is_planned_for(session: Session) 
         assert (tuple(tensor.shape), tensor.dtype) == (shape, dtype)
 
 
-def test_an_example_keeps_its_form(session: Session) -> None:
+def test_a_fake_example_has_the_structure_of_the_original(session: Session) -> None:
     fake = session.fake({"a": [torch.ones(2, 3, dtype=torch.int8), "text"], "b": 1.5})
     assert (fake["a"][1], fake["b"]) == ("text", 1.5)
     assert isinstance(fake["a"][0], FakeTensor)
     assert (tuple(fake["a"][0].shape), fake["a"][0].dtype) == ((2, 3), torch.int8)
 
 
-def test_the_model_gets_those_inputs_that_it_takes(session: Session) -> None:
+def test_the_model_gets_only_inputs_that_it_accepts(session: Session) -> None:
     ids = session.tokens(1)
     session.call(ids=ids, mask=None, position_ids=ids)
     assert session.model.called == {"ids": ids, "mask": None}
 
 
-def test_a_phase_is_the_events_of_what_ran_in_it(session: Session) -> None:
+def test_a_phase_has_the_events_recorded_in_it(session: Session) -> None:
     ids = session.tokens(1)
     assert session.phase("prefill", 4, lambda: "returned") == "returned"
     session.forward(1, ids=ids)
@@ -67,7 +67,7 @@ def test_a_phase_is_the_events_of_what_ran_in_it(session: Session) -> None:
     assert ended > begun
 
 
-def test_generate_calls_with_inputs_made_for_the_call_and_with_some_it_keeps() -> None:
+def test_generate_passes_fresh_and_kept_inputs() -> None:
     recorder = Recorder(iter([]))
     with FakeTensorMode(allow_non_fake_inputs=True), recorder:
         session = Session(Model(), recorder, Workload(batch_size=2), CPU)

@@ -47,12 +47,12 @@ def test_storages_that_a_unit_leaves_alive_are_its_cache() -> None:
     assert trace.left_alive() == {0: 30}
 
 
-def test_choices_of_routers_are_told_by_unit_and_by_the_place_of_the_experts_in_it() -> None:
+def test_router_choices_are_listed_by_unit_and_position_of_the_experts() -> None:
     choice = RouterChoice(tokens=4, per_token=2, count=8)
     assert Trace((Enter(1), Route(0, choice), Leave(1))).choices() == {1: {0: choice}}
 
 
-def test_a_recording_is_cut_into_traces_that_know_what_was_alive() -> None:
+def test_a_recording_is_cut_into_traces_with_their_initial_storages() -> None:
     events = [Enter(1), Allocate(0, 8), Leave(1), Allocate(1, 4), Free(1), Enter(2), Free(0), Leave(2)]
     first, second = cut(events, [(0, 3), (5, 8)])
     assert first.initial == ()
@@ -93,13 +93,13 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 @given(traces(), st.lists(st.sampled_from([0, 1, "cpu"]), min_size=5, max_size=5))
-def test_every_device_map_gets_the_books_that_every_event_gives(trace: Trace, devices: list[Any]) -> None:
+def test_condensed_events_give_the_same_peaks_under_every_device_map(trace: Trace, devices: list[Any]) -> None:
     execution_devices = dict(enumerate(devices))
     expected, books = book_every_event(trace, execution_devices), replay(trace, execution_devices, 0)
     assert (books.peak, books.now) == (expected.peak, expected.now)
 
 
-def test_a_mixture_in_little_room_gets_them_too_from_a_tenth_of_the_events() -> None:
+def test_condensed_events_of_a_mixture_give_the_same_peaks_with_small_caches() -> None:
     config = MixtralConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=64, num_local_experts=8, num_experts_per_tok=2,

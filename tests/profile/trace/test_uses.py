@@ -57,7 +57,7 @@ def test_inputs_that_a_config_does_not_describe_are_not_guessed() -> None:
     assert phases(model) == phases(Flat()) == phases(tiny_llama(), context_length=0, new_tokens=0) == []
 
 
-def test_an_example_says_how_any_model_is_called() -> None:
+def test_any_model_runs_on_an_example() -> None:
     model, workload = Flat(), Workload()
     found = dry_run(model, profile_units(model), workload, torch.device("cpu"), example=((torch.ones(2, 3),), {}))
     assert [(phase.name, phase.tokens) for phase in found] == [("forward", 1)]

@@ -26,7 +26,7 @@ def unknown(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def test_what_is_computed_from_constants_alone_has_a_value() -> None:
+def test_results_computed_from_constants_have_values() -> None:
     with dry():
         ids = torch.arange(6).reshape(2, 3)
         assert ids.sum().item() == 15
@@ -51,7 +51,7 @@ def test_a_mask_of_unknown_value_selects_everything() -> None:
 
 
 @pytest.mark.parametrize("assumed", [True, False])
-def test_a_condition_of_unknown_value_is_what_is_assumed(assumed: bool) -> None:
+def test_a_condition_of_unknown_value_has_the_assumed_value(assumed: bool) -> None:
     with dry(assumed):
         assert bool((unknown(3) > 0).any()) is assumed
 
@@ -64,7 +64,7 @@ def test_a_number_of_unknown_value_cannot_be_read() -> None:
 @pytest.mark.parametrize(
     "write", [lambda known, other: known.copy_(other), lambda known, other: known[0].add_(other[0])]
 )
-def test_a_known_tensor_that_something_unknown_is_written_to_is_unknown(
+def test_a_write_of_unknown_values_makes_a_tensor_unknown(
     write: Callable[[torch.Tensor, torch.Tensor], Any],
 ) -> None:
     with dry():

@@ -19,7 +19,7 @@ def test_a_product_counts_its_matrix_and_its_rows() -> None:
     )
 
 
-def test_a_view_costs_only_its_call_and_a_question_nothing() -> None:
+def test_a_view_costs_only_its_call_and_a_query_nothing() -> None:
     x = torch.ones(4)
     assert work_of(aten.view.default, (x, [2, 2]), {}, x.view(2, 2)) == Work("call")
     assert work_of(torch.ops.prim.device.default, (x,), {}, x.device) is None
@@ -30,7 +30,7 @@ def test_a_lookup_moves_its_rows_and_not_its_table() -> None:
     assert work_of(aten.embedding.default, (table, ids), {}, table[ids]) == Work("move", "float32", nbytes=2 * 64)
 
 
-def test_anything_else_moves_what_it_reads_and_writes() -> None:
+def test_other_operations_move_the_bytes_that_they_read_and_write() -> None:
     x = torch.ones(10)
     assert work_of(aten.add.Tensor, (x, x), {}, x + x) == Work("move", "float32", nbytes=120)
 
@@ -52,7 +52,7 @@ def test_a_batch_of_products_reads_the_larger_side_whichever_it_is() -> None:
     assert work == turned == Work("product", "float32", 48, 1, 4 * (48 + 8))
 
 
-def test_experts_that_nobody_chooses_are_not_read() -> None:
+def test_experts_that_are_not_chosen_are_not_read() -> None:
     tokens, experts = torch.ones(2, 4), torch.ones(8, 4, 6)
     unknown = work_of(aten._grouped_mm.default, (tokens, experts), {}, torch.ones(2, 6))
     assert unknown is not None
@@ -62,7 +62,7 @@ def test_experts_that_nobody_chooses_are_not_read() -> None:
     assert (one_token.elements, one_token.rows) == (2 * 24, 1)
 
 
-def test_a_convolution_that_spans_one_position_is_of_another_kind_than_one_that_spans_several() -> None:
+def test_pointwise_convolutions_are_of_a_separate_kind() -> None:
     image, spanning, pointwise = torch.ones(2, 4, 8, 8), torch.ones(6, 4, 3, 3), torch.ones(6, 4, 1, 1)
     rest = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     kinds = [
@@ -77,21 +77,21 @@ WORK = Work(PRODUCT, elements=1000, rows=64, nbytes=400)
 
 
 @pytest.mark.parametrize("kind", [PRODUCT, CONVOLUTION])
-def test_matrices_stay_and_rows_are_fewer(kind: str) -> None:
+def test_scaled_products_have_the_same_matrix_and_fewer_rows(kind: str) -> None:
     found = scale_work(Work(kind, elements=1000, rows=64), 0.25)
     assert (found.elements, found.rows) == (1000, 16)
 
 
-def test_keys_and_values_are_fewer_too() -> None:
+def test_scaled_attention_has_fewer_keys_and_values() -> None:
     found = scale_work(Work(ATTENTION, elements=1000, rows=64, nbytes=400), 0.25)
     assert (found.elements, found.rows, found.nbytes) == (250, 16, 100)
 
 
-def test_fewer_bytes_are_moved_and_a_call_is_a_call() -> None:
+def test_scaled_moves_have_fewer_bytes_and_calls_are_unchanged() -> None:
     assert scale_work(Work(MOVE, nbytes=400), 0.25).nbytes == 100
     assert scale_work(Work(CALL), 0.25) == Work(CALL)
 
 
-def test_scaled_work_has_at_least_one_row_and_the_whole_share_is_the_whole_work() -> None:
+def test_scaled_work_has_at_least_one_row_and_is_unchanged_at_share_one() -> None:
     assert scale_work(WORK, 1e-6).rows == 1
     assert scale_work(WORK, 1.0) == WORK

@@ -11,7 +11,7 @@ from bigmodel.profile.trace.workload import DEFAULT_CONTEXT, max_context, text_c
 from ..models import Flat, tiny_llama
 
 
-def test_the_prompt_is_what_is_not_generated() -> None:
+def test_the_prompt_is_the_context_less_new_tokens() -> None:
     assert Workload(context_length=100, new_tokens=30).prompt_length == 70
 
 
@@ -24,30 +24,30 @@ def test_the_prompt_is_what_is_not_generated() -> None:
         ("cache", {"context_length": 4, "cache": "paged"}),
     ],
 )
-def test_shapes_that_make_no_sense_are_refused_by_name(field: str, settings: dict[str, object]) -> None:
+def test_invalid_shapes_are_refused_by_name(field: str, settings: dict[str, object]) -> None:
     with pytest.raises(PlanError, match=field):
         Workload(**settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("length", [used_length, trained_length])
-def test_without_a_wish_it_is_a_default_as_far_as_the_model_allows(length: object) -> None:
+def test_the_default_length_is_limited_by_the_model(length: object) -> None:
     assert length(tiny_llama(max_position_embeddings=100), None) == 100  # type: ignore[operator]
     assert length(tiny_llama(max_position_embeddings=9999), None) == DEFAULT_CONTEXT  # type: ignore[operator]
 
 
-def test_no_more_is_used_than_the_model_allows() -> None:
+def test_a_length_beyond_the_models_limit_is_refused() -> None:
     assert used_length(tiny_llama(), 512) == 512
     with pytest.raises(PlanError, match=r"513.*512"):
         used_length(tiny_llama(), 513)
 
 
-def test_a_model_that_says_nothing_is_not_run_in_use_and_trained_on_the_default() -> None:
+def test_a_model_without_a_config_has_no_length_in_inference_and_the_default_in_training() -> None:
     assert (used_length(Flat(), None), trained_length(Flat(), None)) == (0, DEFAULT_CONTEXT)
     assert used_length(Flat(), 10**6) == 10**6
 
 
 @pytest.mark.parametrize("limit", [0, -1])
-def test_a_limit_that_is_none_is_none(limit: object) -> None:
+def test_a_config_without_a_limit_has_no_max_context(limit: object) -> None:
     model = tiny_llama()
     model.config.max_position_embeddings = limit
     assert max_context(model) is None

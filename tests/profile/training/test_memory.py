@@ -89,7 +89,7 @@ def test_gradients_and_state_are_known_from_the_parameters() -> None:
 
 
 @pytest.mark.slow
-def test_recomputing_leaves_less_for_the_backward() -> None:
+def test_checkpointing_reduces_saved_activations() -> None:
     model = llama()
     assert training_memory(model, 4, 64, checkpointing=True).activations < training_memory(model, 4, 64).activations
 
@@ -102,13 +102,13 @@ def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
     assert training_memory(model, 1, 16).gradients == trained
 
 
-def test_ranks_under_ddp_keep_all_and_buckets_beside() -> None:
+def test_ranks_under_ddp_have_the_whole_model_and_buckets() -> None:
     alone, together = taken(), taken(ranks=2)
     assert together.weights == alone.weights
     assert together.total == alone.total + alone.gradients
 
 
-def test_ranks_under_fsdp_keep_shares() -> None:
+def test_ranks_under_fsdp_have_shards() -> None:
     alone, two, four = (taken(ranks=ranks, strategy="fsdp") for ranks in (1, 2, 4))
     assert two.weights == alone.weights // 2
     assert four.optimizer == -(-alone.optimizer // 4)
@@ -148,7 +148,7 @@ def test_a_model_without_a_loss_is_refused() -> None:
         ("strategy", None),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_named(argument: str, value: object) -> None:
+def test_an_invalid_argument_is_named(argument: str, value: object) -> None:
     given = {"model": llama(), "context_length": 8, argument: value}
     with pytest.raises(PlanError, match=argument):
         training_memory(**given)
@@ -172,7 +172,7 @@ def test_under_ddp_there_is_a_bucket_for_every_gradient() -> None:
     assert sharding_of(MODEL, 4, "ddp").share(8) == 8
 
 
-def test_under_fsdp_blocks_are_whole_one_at_a_time_and_the_rest_all_the_time() -> None:
+def test_under_fsdp_one_block_is_gathered_at_a_time_and_the_rest_throughout() -> None:
     sharding = sharding_of(MODEL, 4, "fsdp")
     assert sharding.share(9) == 3
     assert sharding.held_in(FORWARD) == REST + BLOCK

@@ -49,7 +49,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([0.5, -1.0], requires_grad=True), torch.tensor([0.1, 0.2], requires_grad=True)
 
 
-def test_outputs_keep_their_form_and_gradients_are_those_of_a_plain_call() -> None:
+def test_outputs_and_gradients_are_those_of_a_plain_call() -> None:
     plain, twice = Mixed(), Mixed()
     (x, bias), (other_x, other_bias) = inputs(), inputs()
     expected = plain(x, 1.5, more={"bias": bias})
@@ -66,7 +66,7 @@ def test_outputs_keep_their_form_and_gradients_are_those_of_a_plain_call() -> No
         assert torch.equal(one.grad, other.grad)
 
 
-def test_only_what_requires_a_gradient_gets_one() -> None:
+def test_only_tensors_that_require_a_gradient_get_one() -> None:
     x, fixed = torch.ones(2, requires_grad=True), torch.ones(2)
     unused = torch.ones(2, requires_grad=True)
     found = gradients_of([x * fixed], [torch.ones(2)], [x, fixed, unused])
@@ -74,7 +74,7 @@ def test_only_what_requires_a_gradient_gets_one() -> None:
     assert gradients_of([x * fixed], [None], [x]) == [None]
 
 
-def test_the_second_computation_finds_the_cache_as_the_first_one_did() -> None:
+def test_the_recomputation_starts_from_the_cache_of_the_first_computation() -> None:
     cache = DynamicCache()
     cache.update(torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4), 0)
     call = Twice(nn.Identity(), torch.ones(1), cache=cache)
@@ -83,6 +83,6 @@ def test_the_second_computation_finds_the_cache_as_the_first_one_did() -> None:
     assert (kwargs["cache"].get_seq_length(), cache.get_seq_length()) == (3, 4)
 
 
-def test_arguments_that_are_no_caches_are_passed_as_they_are() -> None:
+def test_arguments_other_than_caches_are_passed_unchanged() -> None:
     mask = [True]
     assert snapshot(mask) is mask

@@ -37,7 +37,7 @@ def test_an_optimizer_is_made_by_its_name(name: str) -> None:
     assert len(made.param_groups[0]["params"]) == 2
 
 
-def test_any_function_of_parameters_will_do() -> None:
+def test_any_function_of_parameters_is_accepted() -> None:
     def slow(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=1e-9)
 
@@ -51,8 +51,8 @@ def test_an_unknown_optimizer_is_refused_with_those_known(optimizer: object) -> 
         check_optimizer(optimizer)
 
 
-def test_a_function_that_makes_something_else_is_refused() -> None:
-    with pytest.raises(PlanError, match="made a list"):
+def test_a_function_that_returns_no_optimizer_is_refused() -> None:
+    with pytest.raises(PlanError, match="returned a list"):
         make_optimizer(list, parameters())  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="takes no arguments"):
         make_optimizer(object, parameters())  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def clone(model: Any, checkpointing: bool = False) -> Any:
     return trainable_clone(model, FakeTensorMode(allow_non_fake_inputs=True), CPU, checkpointing)
 
 
-def test_a_copy_trains_what_the_model_trains_and_the_model_is_left_alone() -> None:
+def test_a_clone_trains_the_same_parameters_and_the_model_is_unchanged() -> None:
     model = tiny_llama().eval().requires_grad_(False)
     model.lm_head.requires_grad_(True)
     copy = clone(model)
@@ -74,13 +74,13 @@ def test_a_copy_trains_what_the_model_trains_and_the_model_is_left_alone() -> No
     assert (copy.training, model.training) == (True, False)
 
 
-def test_only_a_model_that_can_run_its_blocks_again_is_asked_to() -> None:
+def test_checkpointing_of_a_model_that_does_not_support_it_is_refused() -> None:
     assert clone(tiny_llama(), checkpointing=True).is_gradient_checkpointing
-    with pytest.raises(PlanError, match="Flat cannot recompute"):
+    with pytest.raises(PlanError, match="Flat does not support gradient checkpointing"):
         clone(Flat(), checkpointing=True)
 
 
-def test_texts_have_the_tokens_that_are_asked_for_and_images_the_size_of_the_config() -> None:
+def test_texts_have_the_given_tokens_and_images_the_size_in_the_config() -> None:
     texts = training_inputs(tiny_llama(), 2, 5, CPU)
     assert {name: tuple(value.shape) for name, value in texts.items()} == {"input_ids": (2, 5), "labels": (2, 5)}
     config = t.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_channels=1)
@@ -107,14 +107,14 @@ def recorded(model: torch.nn.Module) -> TrainingStep:
     return step
 
 
-def test_gradients_are_all_there_when_the_optimizer_runs_and_none_in_the_forward() -> None:
+def test_all_gradients_exist_in_the_optimizer_phase_and_none_in_the_forward() -> None:
     step = recorded(t.LlamaForCausalLM(CONFIG))
     none = {phase: step.peak_beside(phase, lambda _: 0) for phase in (FORWARD, OPTIMIZER)}
     assert step.peak_beside(FORWARD, int) == none[FORWARD]
     assert step.peak_beside(OPTIMIZER, int) == none[OPTIMIZER] + step.gradients
 
 
-def test_blocks_give_gradients_after_the_head_has() -> None:
+def test_gradients_of_blocks_come_after_those_of_the_head() -> None:
     model = t.LlamaForCausalLM(CONFIG)
     step = recorded(model)
     beside = {
@@ -124,7 +124,7 @@ def test_blocks_give_gradients_after_the_head_has() -> None:
     assert beside[REDUCING] > beside[BACKWARD]
 
 
-def test_the_model_itself_is_left_alone() -> None:
+def test_the_model_is_unchanged() -> None:
     model = t.LlamaForCausalLM(CONFIG).eval()
     recorded(model)
     assert not model.training

@@ -38,7 +38,7 @@ def ids() -> torch.Tensor:
     return torch.zeros(2, 3, dtype=torch.long, device=device())
 
 
-def test_weights_are_on_the_host_and_what_is_computed_is_on_the_device(mode: FakeTensorMode) -> None:
+def test_weights_are_on_the_host_and_results_on_the_device(mode: FakeTensorMode) -> None:
     model = fake(mode)
     slots = hold_on_host(model, ["blocks.1", "embed"], device())
     on_host = {name for name, parameter in model.named_parameters() if parameter.device == HOST}
@@ -49,7 +49,7 @@ def test_weights_are_on_the_host_and_what_is_computed_is_on_the_device(mode: Fak
     assert sum(slot.nbytes for slot in slots) == sum(p.nbytes for p in Stack().blocks[1].parameters())
 
 
-def test_gradients_come_to_where_each_weight_lies(mode: FakeTensorMode) -> None:
+def test_gradients_are_on_the_device_of_their_weights(mode: FakeTensorMode) -> None:
     model = fake(mode)
     hold_on_host(model, ["blocks.0", "blocks.1", "embed"], device())
     model(ids()).sum().backward()
@@ -58,7 +58,7 @@ def test_gradients_come_to_where_each_weight_lies(mode: FakeTensorMode) -> None:
         assert (parameter.grad.device, parameter.grad.shape) == (parameter.device, parameter.shape)
 
 
-def test_a_weight_that_asks_for_no_gradient_gets_none(mode: FakeTensorMode) -> None:
+def test_a_frozen_weight_gets_no_gradient(mode: FakeTensorMode) -> None:
     model = fake(mode).requires_grad_(False)
     model.head.requires_grad_(True)
     hold_on_host(model, ["blocks.0", "head"], device())
@@ -66,7 +66,7 @@ def test_a_weight_that_asks_for_no_gradient_gets_none(mode: FakeTensorMode) -> N
     assert [name for name, parameter in model.named_parameters() if parameter.grad is not None] == ["head.weight"]
 
 
-def test_the_weights_are_shown_on_the_device_only_while_they_are_computed_with(mode: FakeTensorMode) -> None:
+def test_weights_are_on_the_device_only_during_compute(mode: FakeTensorMode) -> None:
     model, seen = fake(mode), []
     model.blocks[1].up.register_forward_hook(lambda module, *_: seen.append(module.weight.device))
     hold_on_host(model, ["blocks.1"], device())

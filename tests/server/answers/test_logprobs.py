@@ -26,7 +26,7 @@ def test_chat_names_each_token_with_its_bytes_and_alternatives() -> None:
     ]
 
 
-def test_completions_say_where_in_the_text_each_token_begins() -> None:
+def test_completions_give_the_text_offset_of_each_token() -> None:
     offsets = TextOffsets(CODEC)
     assert offsets.following([THE] * 3) == [0, 3, 6]
     shown = completion_logprobs((None, TokenLogprob(CAT, -1.0, ((THE, -0.5),))), (THE, CAT), CODEC, offsets)
@@ -38,20 +38,20 @@ def test_completions_say_where_in_the_text_each_token_begins() -> None:
     }
 
 
-def test_what_shows_nothing_takes_no_place_in_the_text() -> None:
+def test_tokens_without_text_have_no_width_in_text_offsets() -> None:
     end = CODEC.tokenizer.eos_token_id
     euro = CODEC.encode("€")
     assert TextOffsets(CODEC).following([end, THE, *euro, CAT]) == [0, 0, 3, 3, 3, 4]
 
 
-def test_a_first_word_begins_behind_its_space_only_where_the_text_goes_on() -> None:
+def test_text_offsets_count_a_leading_space_only_in_continued_texts() -> None:
     spaced = TextCodec(spaced_tokenizer())
     the, cat = spaced.tokenizer.convert_tokens_to_ids(["\u2581the", "\u2581cat"])
     assert TextOffsets(spaced).following([the, cat]) == [0, len("the")]
     assert TextOffsets(spaced, [the]).following([cat, cat]) == [0, len(" cat")]
 
 
-def test_what_cannot_happen_is_a_number_that_json_has() -> None:
+def test_impossible_tokens_have_a_finite_logprob() -> None:
     never = TokenLogprob(THE, -math.inf, ((CAT, -math.inf),))
     for shown in (chat_logprobs((never,), CODEC), completion_logprobs((never,), (THE,), CODEC, TextOffsets(CODEC))):
         assert json.dumps(shown, allow_nan=False).count(str(LOWEST)) == 2

@@ -33,7 +33,7 @@ def test_a_completion_stream_opens_with_nothing_and_ends_with_usage_if_requested
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 5)
 
 
-def test_the_choices_of_a_prompt_stand_together_and_echo_it_once() -> None:
+def test_choices_of_a_prompt_are_consecutive_and_each_echoes_it_once() -> None:
     made = completion(n=2, echo=True)
     for index in range(4):
         made.add(index, Delta(index, "+"))
@@ -42,7 +42,7 @@ def test_the_choices_of_a_prompt_stand_together_and_echo_it_once() -> None:
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_a_whole_completion_is_what_the_chunks_say(echo: bool) -> None:
+def test_a_whole_completion_equals_its_chunks(echo: bool) -> None:
     a, b, c = CODEC.encode("abc")
     of_prompt = (None, *(TokenLogprob(token, -1.0) for token in PROMPTS[0][1:]))
     deltas = [
@@ -71,7 +71,7 @@ def test_a_chat_stream_opens_with_the_role_of_each_choice() -> None:
     assert all(chunk["object"] == "chat.completion.chunk" and chunk["id"] == "chatcmpl-1" for chunk in chunks)
 
 
-def test_the_finish_reason_is_a_chat_chunk_of_its_own() -> None:
+def test_the_finish_reason_is_a_separate_chat_chunk() -> None:
     text, end = read(chat().chunk(0, Delta(0, 'a "quoted" ö', finish_reason="stop")))
     assert text["choices"] == [
         {"index": 0, "delta": {"content": 'a "quoted" ö'}, "logprobs": None, "finish_reason": None}
@@ -93,7 +93,7 @@ def test_a_chat_stream_ends_with_usage_if_requested() -> None:
     assert all(chunk["usage"] is None for chunk in read(asked.opening()))
 
 
-def test_a_whole_chat_answer_is_what_the_chunks_say() -> None:
+def test_a_whole_chat_answer_equals_its_chunks() -> None:
     deltas = [
         Delta(0, "th", logprobs=(TokenLogprob(1, -0.5, ((2, -0.1),)),)),
         Delta(1, "x", finish_reason="stop", logprobs=(TokenLogprob(3, -2.0),)),

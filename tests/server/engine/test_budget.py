@@ -53,7 +53,7 @@ def kv_bytes(plan: Plan | None, **options: Any) -> int:
     ("room_for", "expected"),
     [(SEQUENCES, SEQUENCES), (9, 9), (1000, DEFAULT_SEQUENCES), (None, SEQUENCES)],
 )
-def test_as_many_sequences_as_the_plan_has_room_for(room_for: int | None, expected: int) -> None:
+def test_sequences_at_once_are_those_that_fit_the_plan(room_for: int | None, expected: int) -> None:
     plan = planned(room_for=room_for)
     assert sequences_at_once(plan, EngineOptions()) == expected
     assert kv_bytes(plan) == expected * CONTEXT * PER_TOKEN  # every one of them to its full length
@@ -67,7 +67,7 @@ def test_without_a_plan_there_is_a_default() -> None:
     assert sequences_at_once(None, EngineOptions()) == DEFAULT_SEQUENCES
 
 
-def test_what_is_asked_for_holds_no_more_than_there_is_room_for() -> None:
+def test_given_sequences_are_limited_by_memory() -> None:
     """Many short sequences may share the room of few long ones: positions are what is counted."""
     plan = planned(room_for=9)
     assert sequences_at_once(plan, EngineOptions(max_sequences=64)) == 64
@@ -75,7 +75,7 @@ def test_what_is_asked_for_holds_no_more_than_there_is_room_for() -> None:
     assert kv_bytes(plan, max_sequences=1) == KV  # what was planned is there anyway
 
 
-def test_what_the_plan_does_not_leave_is_refused() -> None:
+def test_more_kv_bytes_than_the_plan_leaves_are_refused() -> None:
     plan = planned(room_for=9)
     entry = plan.devices["cpu"]
     assert entry.free is not None
@@ -97,19 +97,19 @@ def test_many_sequences_raise_the_tokens_of_a_step() -> None:
     assert tokens_of_a_step(replace(planned(), context_length=8), EngineOptions()) == SEQUENCES + 128
 
 
-def test_devices_go_by_one_name() -> None:
+def test_devices_have_canonical_names() -> None:
     entry = DevicePlan("cpu", None)
     assert plan_devices(replace(planned(), devices={"cpu": entry})) == {"cpu": entry}
     assert plan_devices(None) == {}
 
 
-def test_what_depends_on_the_plan_and_the_machine_is_not_said() -> None:
+def test_options_that_depend_on_plan_and_machine_are_none_by_default() -> None:
     options = EngineOptions()
     assert (options.max_sequences, options.kv_bytes, options.max_length) == (None, None, None)
     assert (options.row_multiple, options.host_linear) == ("auto", "auto")
 
 
-def test_options_do_not_change_under_an_engine() -> None:
+def test_engine_options_are_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         EngineOptions().max_queue = 1  # type: ignore[misc]
 
@@ -119,6 +119,6 @@ def test_the_tightest_device_decides() -> None:
     assert budget.tokens == 3 * GROWTH
 
 
-def test_a_budget_for_nothing_is_refused_with_numbers() -> None:
+def test_a_budget_too_small_for_one_sequence_is_refused_with_numbers() -> None:
     with pytest.raises(ServeError, match=f"1000.*do not hold {GROWTH} tokens"):
         _ = KVBudget({"cpu": 100}, {"cpu": 1000}).tokens

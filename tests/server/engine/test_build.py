@@ -39,7 +39,7 @@ def test_sequences_and_positions_are_those_of_the_plan(placed: Loaded) -> None:
     assert scheduler.max_batch_tokens <= SEQUENCES * CONTEXT
 
 
-def test_no_more_run_at_once_than_there_is_room_for(placed: Loaded) -> None:
+def test_sequences_at_once_are_limited_by_memory(placed: Loaded) -> None:
     made = engine(placed, max_sequences=SEQUENCES)
     made.start()
     most = 0
@@ -70,7 +70,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
         build_engine(tiny_model(), tiny_tokenizer(), draft_model=tiny_model(vocab_size=100))
 
 
-def test_what_ends_a_text_is_known_from_model_and_tokenizer() -> None:
+def test_end_tokens_are_those_of_model_and_tokenizer() -> None:
     model, tokenizer = tiny_model(), tiny_tokenizer()
     model.generation_config.eos_token_id = [3, 5]
     assert end_tokens(model, tokenizer) == {3, 5, tokenizer.eos_token_id}

@@ -45,7 +45,7 @@ def test_without_requests_there_is_nothing_to_compute() -> None:
     assert idle.steps == 0
 
 
-def test_more_requests_than_run_at_once_take_turns_and_get_the_tokens_they_would_alone() -> None:
+def test_more_requests_than_slots_get_the_tokens_that_they_get_alone() -> None:
     shared = core()
     asked = [put(shared, prompt, max_tokens=4, temperature=0) for prompt in ("the cat", "in the", "then")]
     assert run(shared) == 8  # two at once, then the third
@@ -64,7 +64,7 @@ def test_done_counts_the_tokens_of_every_sequence() -> None:
     assert collector.wait() == Done(len(tiny_tokenizer().encode("the cat")), 6, 0)
 
 
-def test_only_what_was_kept_before_it_came_counts_as_cached() -> None:
+def test_only_tokens_stored_before_a_request_count_as_cached() -> None:
     shared = core(prefix_cache=True)
     prompt = "in the cat " * 40
     for cached in (0, len(tiny_tokenizer().encode(prompt)) // PROMPT_BLOCK * PROMPT_BLOCK):
@@ -76,7 +76,7 @@ def test_only_what_was_kept_before_it_came_counts_as_cached() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_request_that_is_failed_frees_what_it_held(steps: int) -> None:
+def test_a_failed_request_frees_its_memory(steps: int) -> None:
     shared = core()
     collector = put(shared, max_tokens=50)
     (request,) = shared.requests.values()
@@ -156,14 +156,14 @@ def test_each_token_shows_its_text() -> None:
     assert [(d.text, d.finish_reason) for d in Writer().write("cat")] == [("c", None), ("a", None), ("t", None)]
 
 
-def test_half_a_character_waits_for_the_other_half() -> None:
+def test_an_incomplete_character_is_held_back() -> None:
     halves = [CODEC.tokenizer.convert_tokens_to_ids(letter) for letter in "Ã¶"]  # the two bytes of ö
     (delta,) = Writer().write(halves)
     assert (delta.text, delta.token_ids, len(delta.logprobs)) == ("ö", tuple(halves), 2)
 
 
 @pytest.mark.parametrize(("max_tokens", "max_length"), [(2, 100), (50, 5)])
-def test_it_ends_at_its_own_limit_or_at_the_context_s(max_tokens: int, max_length: int) -> None:
+def test_a_sequence_ends_at_its_limit_or_at_the_contexts(max_tokens: int, max_length: int) -> None:
     deltas = Writer(max_tokens=max_tokens, max_length=max_length).write("cats")
     assert [(d.text, d.finish_reason) for d in deltas] == [("c", None), ("a", "length")]
 
@@ -178,7 +178,7 @@ def test_an_end_token_may_be_ignored() -> None:
     assert all(delta.finish_reason is None for delta in deltas)
 
 
-def test_a_stop_string_is_never_shown_and_its_beginning_only_when_it_is_not_one() -> None:
+def test_a_stop_string_is_not_shown_and_its_beginning_only_if_it_is_not_completed() -> None:
     deltas = Writer(stop=("end",)).write("an ex end!")
     assert "".join(delta.text for delta in deltas) == "an ex "
     assert deltas[-1].finish_reason == "stop"
@@ -187,6 +187,6 @@ def test_a_stop_string_is_never_shown_and_its_beginning_only_when_it_is_not_one(
     assert "ex" in shown
 
 
-def test_what_is_held_back_is_shown_at_the_end() -> None:
+def test_held_back_text_is_shown_at_the_end() -> None:
     deltas = Writer(stop=("end",), max_tokens=2).write("en")
     assert [(d.text, d.finish_reason) for d in deltas] == [("en", "length")]

@@ -83,7 +83,7 @@ def run_alone(made: Engine, asked: list[list[int]], tokens: int) -> list[Any]:
     return results
 
 
-def test_tokens_are_the_twins(engine: Engine) -> None:
+def test_tokens_are_equal_to_those_of_plain_generation(engine: Engine) -> None:
     model, tokenizer = tiny_model(), tiny_tokenizer()
     asked = prompts(10, 40)
     requests = [make_request(p, max_tokens=12, **settings(i)) for i, p in enumerate(asked)]
@@ -108,7 +108,7 @@ def test_a_request_gets_the_same_bits_alone_and_in_a_batch(engine: Engine) -> No
         assert flat(collector) == expected
 
 
-def test_also_when_requests_come_and_go_while_others_run() -> None:
+def test_bits_are_equal_while_requests_arrive_and_leave() -> None:
     rng = random.Random(1)
     asked = prompts(20, 2 * B)
     quiet = tiny_engine(prefix_cache=False)
@@ -130,7 +130,7 @@ def test_also_when_requests_come_and_go_while_others_run() -> None:
     busy.stop()
 
 
-def test_also_when_memory_runs_out_and_sequences_are_recomputed() -> None:
+def test_bits_are_equal_if_sequences_are_preempted_and_recomputed() -> None:
     asked = prompts(5, 2 * B)
     roomy = tiny_engine()
     alone = run_alone(roomy, asked, 100)
@@ -146,7 +146,7 @@ def test_also_when_memory_runs_out_and_sequences_are_recomputed() -> None:
     tight.stop()
 
 
-def test_also_from_the_prefix_cache(engine: Engine) -> None:
+def test_bits_are_equal_with_the_prefix_cache(engine: Engine) -> None:
     shared = prompts(1, 10)[0] * 100
     asked = [shared[: 3 * B] + extra for extra in prompts(6, 2 * B)]
     cold = tiny_engine(prefix_cache=False)
@@ -270,7 +270,7 @@ def test_a_full_engine_refuses_and_recovers() -> None:
     engine.stop()
 
 
-def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
+def test_draining_finishes_running_requests_and_refuses_new_ones() -> None:
     engine = slow_engine()
     collector = ask(engine, "the cat", max_tokens=40, ignore_eos=True)
     collector.next()
@@ -288,7 +288,7 @@ def test_draining_finishes_what_runs_and_takes_nothing_new() -> None:
     assert engine.state is State.STOPPED
 
 
-def test_stopping_fails_what_still_runs() -> None:
+def test_stopping_fails_running_requests() -> None:
     engine = slow_engine()
     collector = ask(engine, "the cat", max_tokens=900, ignore_eos=True)
     collector.next()

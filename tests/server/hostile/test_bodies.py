@@ -40,7 +40,7 @@ def test_validation_ends_at_the_first_errors(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["x" * 8_000_000, "\x00" * 100_000, "\U0001f600" * 100_000, '"' * 5000])
-def test_an_error_quotes_little_of_what_was_sent(text: str) -> None:
+def test_an_error_quotes_little_of_the_body(text: str) -> None:
     answer = APIError(404, f"the model '{text}' does not exist", param=text).response()
     assert len(answer.body) <= 1024
 

@@ -32,13 +32,13 @@ BODY = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/j
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: a\r\n", BODY])
-def test_a_request_that_does_not_come_is_not_waited_for(impatient: str, sent: bytes) -> None:
+def test_a_connection_without_a_request_is_closed(impatient: str, sent: bytes) -> None:
     with connected(impatient) as client:
         client.sendall(sent)
         assert client.recv(100) == b""  # closed by the server
 
 
-def test_a_header_without_end_is_refused(impatient: str) -> None:
+def test_an_endless_header_is_refused(impatient: str) -> None:
     with connected(impatient) as client:
         try:
             client.sendall(b"GET /health HTTP/1.1\r\nX: " + b"a" * 4 * connections.HEADER_BYTES)
@@ -48,7 +48,7 @@ def test_a_header_without_end_is_refused(impatient: str) -> None:
         assert answer == b"" or b" 400 " in answer
 
 
-def test_idle_and_slow_connections_leave_the_service_as_it_was(url: str) -> None:
+def test_idle_and_slow_connections_do_not_affect_others(url: str) -> None:
     with ExitStack() as stack:
         for number in range(200):
             client = stack.enter_context(connected(url))

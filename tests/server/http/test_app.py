@@ -39,7 +39,7 @@ def test_while_loading_it_is_alive_but_not_ready() -> None:
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
 
 
-def test_a_draft_model_guesses_and_changes_no_token() -> None:
+def test_a_draft_model_changes_no_token() -> None:
     def text_and_guesses(draft: Any) -> tuple[str, float]:
         settings = Settings("tiny", engine=EngineOptions(kv_bytes=64 << 20))
         app = create_app(loader=lambda _: Loaded(tiny_model(), tiny_tokenizer(), None, draft), settings=settings)
@@ -75,7 +75,7 @@ def test_a_loader_that_fails_is_reported() -> None:
     assert [str(error) for error in failures] == ["the disk is gone"]
 
 
-def test_an_engine_is_seen_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_is_visible_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     start = Engine.start
 
@@ -90,7 +90,7 @@ def test_an_engine_is_seen_once_it_runs(monkeypatch: pytest.MonkeyPatch) -> None
     assert seen == [None]
 
 
-def test_a_model_or_a_loader_not_both() -> None:
+def test_a_model_and_a_loader_are_exclusive() -> None:
     with pytest.raises(ValueError, match="either"):
         create_app()
 

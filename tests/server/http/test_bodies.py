@@ -27,7 +27,7 @@ from tests.server.live import MODEL
         (StopString, "x" * MAX_STOP_LENGTH),
     ],
 )
-def test_what_fits_stays_as_it_is(field: Any, value: Any) -> None:
+def test_valid_bodies_are_unchanged(field: Any, value: Any) -> None:
     assert TypeAdapter(field).validate_python(value) == value
 
 
@@ -45,7 +45,7 @@ def test_what_fits_stays_as_it_is(field: Any, value: Any) -> None:
         (StopString, "x" * (MAX_STOP_LENGTH + 1)),
     ],
 )
-def test_what_does_not_fit_is_refused(field: Any, value: Any) -> None:
+def test_values_that_do_not_fit_are_refused(field: Any, value: Any) -> None:
     with pytest.raises(ValidationError):
         TypeAdapter(field).validate_python(value)
 
@@ -104,9 +104,7 @@ ELSEWHERE = [
         ("/tokenize", {"prompt": "a", "messages": CHAT["messages"]}, "prompt"),
     ],
 )
-def test_a_field_that_does_not_go_with_another_is_named(
-    url: str, path: str, fields: dict[str, Any], param: str
-) -> None:
+def test_a_field_that_contradicts_another_is_named(url: str, path: str, fields: dict[str, Any], param: str) -> None:
     answer = post(url, path, json.dumps(fields))
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, "invalid_value")
@@ -114,12 +112,12 @@ def test_a_field_that_does_not_go_with_another_is_named(
     assert "Value error" not in error["message"]
 
 
-def test_a_penalty_that_no_number_could_hold_is_refused(url: str) -> None:
+def test_a_penalty_that_overflows_is_refused(url: str) -> None:
     answer = post(url, "/v1/completions", json.dumps({**COMPLETION, "repetition_penalty": 1e-300}))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "repetition_penalty")
 
 
-def test_what_is_null_is_not_given(url: str) -> None:
+def test_null_fields_count_as_absent(url: str) -> None:
     for path, body in (("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)):
         nulls = {"suffix": None, "functions": None, "store": None, "ignore_eos": None}
         assert post(url, path, json.dumps({**body, **nulls})).status_code == 200
@@ -136,7 +134,7 @@ def test_what_is_null_is_not_given(url: str) -> None:
         *ELSEWHERE,
     ],
 )
-def test_half_a_character_is_refused_by_name(
+def test_a_lone_surrogate_is_refused_by_name(
     url: str, path: str, body: dict[str, Any], param: str, stream: bool
 ) -> None:
     if stream and path.startswith("/v1"):
@@ -148,7 +146,7 @@ def test_half_a_character_is_refused_by_name(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
-def test_half_a_character_in_a_name_is_refused_too(url: str, path: str) -> None:
+def test_a_lone_surrogate_in_a_name_is_refused(url: str, path: str) -> None:
     answer = post(url, path, json.dumps({LONE: 1}))
     assert answer.status_code in (400, 422)
     assert answer.json()["error"]["type"] == "invalid_request_error"
@@ -173,14 +171,14 @@ def test_an_unknown_field_is_named_whatever_its_name(url: str, name: str) -> Non
         "\ufeff{}",
     ],
 )
-def test_monstrous_json_is_refused(url: str, text: str) -> None:
+def test_excessive_json_is_refused(url: str, text: str) -> None:
     answer = post(url, "/v1/completions", text)
     assert answer.status_code in (400, 422)
     assert answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("fields", [{"tools": None}, {"chat_template_kwargs": None}, {"response_format": None}])
-def test_deeply_nested_objects_are_no_failure(url: str, fields: dict[str, Any]) -> None:
+def test_deeply_nested_objects_are_a_client_error(url: str, fields: dict[str, Any]) -> None:
     deep: Any = {}
     for _ in range(400):
         deep = {"items": deep}

@@ -89,7 +89,7 @@ def chat(**variables: Any) -> ChatBody:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["chat_template", "tokenize", "messages", "tools", "self", "return_dict"])
-async def test_what_renders_the_template_is_not_the_client_s(name: str) -> None:
+async def test_template_variables_of_the_server_are_refused(name: str) -> None:
     with pytest.raises(APIError, match=f"'{name}' is no variable") as refused:
         await chat_prompt(chat(**{name: 1}), CODEC, 9000)
     assert (refused.value.status, refused.value.param) == (400, "chat_template_kwargs")
@@ -112,18 +112,20 @@ async def test_a_last_message_may_be_continued() -> None:
         (0, None, 32, 0),
     ],
 )
-def test_as_many_tokens_as_asked_for_or_as_fit(asked: int | None, default: int | None, prompt: int, limit: int) -> None:
+def test_max_tokens_default_to_the_rest_of_the_context(
+    asked: int | None, default: int | None, prompt: int, limit: int
+) -> None:
     assert token_limit(("max_tokens", asked), default, prompt, 32) == limit
 
 
 @pytest.mark.parametrize(("asked", "prompt", "status"), [(23, 10, 400), (None, 32, 413), (0, 33, 413), (5, 0, 400)])
-def test_what_does_not_fit_is_refused(asked: int | None, prompt: int, status: int) -> None:
+def test_values_that_do_not_fit_are_refused(asked: int | None, prompt: int, status: int) -> None:
     with pytest.raises(APIError) as refused:
         token_limit(("max_tokens", asked), None, prompt, 32)
     assert refused.value.status == status
 
 
-def test_the_field_that_asks_for_too_much_is_named() -> None:
+def test_the_field_that_exceeds_the_context_is_named() -> None:
     messages = [{"role": "user", "content": "x"}]
     for name in ("max_tokens", "max_completion_tokens"):
         body = ChatBody.model_validate({"model": "tiny", "messages": messages, name: 100})
@@ -149,7 +151,7 @@ def test_every_field_given_reaches_the_engine() -> None:
 
 
 @pytest.mark.parametrize("key", ["cat", "-1", "1.0", "", "²", "9" * 12, str(CODEC.vocabulary_size)])
-def test_a_bias_for_what_is_no_token_is_refused(key: str) -> None:
+def test_a_bias_for_an_unknown_token_is_refused(key: str) -> None:
     with pytest.raises(APIError, match="no token id"):
         sampling_params(completion(logit_bias={key: 1.0}), CODEC, max_tokens=1, logprobs=None)
 
@@ -173,7 +175,7 @@ def engine() -> Any:
     made.stop()
 
 
-def test_more_than_the_engine_ever_holds_is_refused(engine: Engine) -> None:
+def test_more_sequences_than_the_queue_holds_are_refused(engine: Engine) -> None:
     check_number(engine, 1, 2)
     for prompts, choices, param in ((1, 3, "n"), (3, 1, "prompt")):
         with pytest.raises(APIError, match="at most 2 at once") as refused:
@@ -181,7 +183,7 @@ def test_more_than_the_engine_ever_holds_is_refused(engine: Engine) -> None:
         assert (refused.value.status, refused.value.param) == (400, param)
 
 
-def test_all_are_submitted_or_none(engine: Engine) -> None:
+def test_requests_are_submitted_all_or_none(engine: Engine) -> None:
     requests = [engine_request("the cat", max_tokens=500, ignore_eos=True) for _ in range(3)]
     first, second = (request.sink for request in requests[:2])
     with pytest.raises(APIError) as refused:
@@ -195,7 +197,7 @@ def test_all_are_submitted_or_none(engine: Engine) -> None:
     assert engine.unfinished == 0
 
 
-def test_an_engine_that_stopped_takes_nothing(engine: Engine) -> None:
+def test_a_stopped_engine_refuses_requests(engine: Engine) -> None:
     engine.stop()
     with pytest.raises(APIError) as refused:
         submit_all(engine, [engine_request("x")])

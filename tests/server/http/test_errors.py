@@ -38,7 +38,7 @@ def test_the_type_follows_from_the_status(status: int, kind: str) -> None:
     assert APIError(status, "why").body["error"]["type"] == kind
 
 
-def test_the_answer_names_what_is_wrong() -> None:
+def test_the_error_names_the_wrong_field() -> None:
     answer = APIError(429, "full", param="n", code="queue_full", headers={"Retry-After": "1"}).response()
     assert json.loads(answer.body) == {
         "error": {"message": "full", "type": "rate_limit_error", "param": "n", "code": "queue_full"}
@@ -46,7 +46,7 @@ def test_the_answer_names_what_is_wrong() -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
 
 
-def test_what_is_no_unicode_is_quoted_all_the_same() -> None:
+def test_invalid_unicode_is_quoted() -> None:
     error = bad_value("a\ud800", "'\ud800' is no text").body["error"]
     assert (error["param"], error["message"]) == ("a\\ud800", "'\\ud800' is no text")
 
@@ -77,11 +77,11 @@ def completion(**fields: Any) -> APIError:
         ({"frob": 1}, "'frob' is not supported by this server"),
     ],
 )
-def test_a_field_and_why(fields: dict[str, Any], message: str) -> None:
+def test_an_error_names_the_field_and_the_reason(fields: dict[str, Any], message: str) -> None:
     assert completion(**fields).message == message
 
 
-def test_the_kind_of_fault_is_a_word_for_programs() -> None:
+def test_the_error_code_is_machine_readable() -> None:
     faults = [completion(n=0), completion(n="1"), completion(frob=1), error_of(CompletionBody, {"prompt": "x"})]
     assert [(fault.status, fault.code, fault.param) for fault in faults] == [
         (400, "invalid_value", "n"),
@@ -91,12 +91,12 @@ def test_the_kind_of_fault_is_a_word_for_programs() -> None:
     ]
 
 
-def test_a_place_deep_inside_is_named() -> None:
+def test_the_path_of_a_nested_field_is_named() -> None:
     fault = error_of(ChatBody, {"model": "m", "messages": [{"role": "user", "content": 5}]})
     assert fault.message == "'messages.0.content': must be a valid string or a valid list"
 
 
-def test_what_is_no_object_is_told_how_to_be_sent() -> None:
+def test_a_body_that_is_not_an_object_is_explained() -> None:
     fault = error_of(CompletionBody, "text")
     assert (fault.status, fault.param) == (422, None)
     assert "JSON object" in fault.message
@@ -110,7 +110,7 @@ def test_what_is_no_object_is_told_how_to_be_sent() -> None:
         (ValueError("Exceeds the limit (4300 digits) for integer string conversion"), "too many digits"),
     ],
 )
-def test_json_that_cannot_be_read(error: RecursionError | ValueError, why: str) -> None:
+def test_the_position_of_invalid_json_is_named(error: RecursionError | ValueError, why: str) -> None:
     fault = unreadable(error)
     assert (fault.status, fault.code) == (400, "invalid_json")
     assert why in fault.message
@@ -128,21 +128,21 @@ JSON = {"content-type": "application/json"}
         (b'{"model": "tiny",', "no valid JSON"),
     ],
 )
-def test_json_that_cannot_be_read_is_a_bad_request(url: str, text: bytes, why: str) -> None:
+def test_invalid_json_is_a_bad_request(url: str, text: bytes, why: str) -> None:
     answer = httpx.post(f"{url}/v1/completions", content=text, headers=JSON)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "invalid_json")
     assert why in error["message"]
 
 
-def test_no_such_route_and_no_such_method(url: str) -> None:
+def test_unknown_routes_and_methods_are_404_and_405(url: str) -> None:
     missing, refused = httpx.get(f"{url}/v1/nothing"), httpx.get(f"{url}/v1/completions")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
     assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_supported")
     assert refused.headers["allow"] == "POST"
 
 
-def test_what_nobody_thought_of_shows_nothing_of_itself() -> None:
+def test_an_unexpected_error_shows_no_details() -> None:
     app = tiny_app()
 
     @app.get("/broken")

@@ -40,14 +40,14 @@ async def statuses(app: Any) -> list[tuple[int, str]]:
         ({"failure": OSError("the disk is gone")}, [FAILED, FAILED]),
     ],
 )
-async def test_before_there_is_an_engine(changes: dict[str, Any], expected: list[tuple[int, str]]) -> None:
+async def test_routes_before_the_engine_exists(changes: dict[str, Any], expected: list[tuple[int, str]]) -> None:
     app = create_app(loader=never, settings=Settings("tiny"))
     app.state.server = ServerState(Settings("tiny"), **changes)
     assert await statuses(app) == expected
 
 
 @pytest.mark.anyio
-async def test_an_engine_that_does_not_run_takes_nothing() -> None:
+async def test_readiness_fails_if_the_engine_does_not_run() -> None:
     assert await statuses(tiny_app()) == [FAILED, FAILED]
 
 
@@ -94,7 +94,7 @@ def test_one_server_shows_its_devices_and_its_engine(url: str) -> None:
     assert shown["engine"]["state"] == "running"
 
 
-def test_who_asks_every_second_may_leave_the_plans_out() -> None:
+def test_the_status_can_omit_plans() -> None:
     app = tiny_app()
     app.state.server.plan = SimpleNamespace(to_json=lambda: '{"parts": []}', devices={})
     with serving(app) as url:
@@ -102,14 +102,14 @@ def test_who_asks_every_second_may_leave_the_plans_out() -> None:
         assert httpx.get(f"{url}/plan?parts=false").json()["plan"] is None
 
 
-def test_it_is_prometheus_text(url: str) -> None:
+def test_metrics_are_prometheus_text(url: str) -> None:
     answer = httpx.get(f"{url}/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
     names = {family.name for family in text_string_to_metric_families(answer.text)}
     assert {"bigmodel_requests", "bigmodel_generated_tokens", "bigmodel_running_sequences"} <= names
 
 
-def test_the_policy_lets_exactly_the_pages_own_script_run(url: str) -> None:
+def test_the_content_security_policy_allows_only_the_pages_own_script(url: str) -> None:
     answer = httpx.get(url)
     assert answer.headers["content-type"].startswith("text/html")
     (script,) = re.findall(r"<script>(.*?)</script>", answer.text, re.DOTALL)
@@ -122,6 +122,6 @@ def test_the_policy_lets_exactly_the_pages_own_script_run(url: str) -> None:
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_it_is_asked_with_head_too(url: str) -> None:
+def test_the_page_answers_head(url: str) -> None:
     answer = httpx.head(url)
     assert (answer.status_code, answer.content) == (200, b"")

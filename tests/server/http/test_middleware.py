@@ -62,7 +62,7 @@ async def send(app: FastAPI, method: str, path: str, **options: object) -> httpx
         (None, 401),
     ],
 )
-async def test_any_of_the_keys_opens(app: FastAPI, header: str | None, status: int) -> None:
+async def test_any_of_the_keys_is_accepted(app: FastAPI, header: str | None, status: int) -> None:
     app.add_middleware(KeyGuard, keys=("alpha", "beta"))
     headers = {} if header is None else {"Authorization": header.encode("latin-1")}
     answer = await send(app, "POST", "/length", headers=headers)
@@ -71,7 +71,7 @@ async def test_any_of_the_keys_opens(app: FastAPI, header: str | None, status: i
 
 
 @pytest.mark.anyio
-async def test_a_key_may_hold_any_letters(app: FastAPI) -> None:
+async def test_a_key_may_have_any_letters(app: FastAPI) -> None:
     app.add_middleware(KeyGuard, keys=("schlüssel",))
     answer = await send(app, "POST", "/length", headers={"Authorization": "Bearer schlüssel".encode()})
     assert answer.status_code == 200

@@ -97,7 +97,7 @@ class Asked:
 
 
 @pytest.mark.anyio
-async def test_a_whole_answer_numbers_the_choices_through_and_adds_the_tokens_up() -> None:
+async def test_a_whole_answer_numbers_choices_across_prompts_and_sums_tokens() -> None:
     asked = Asked()
     asked.say()
     answer = await asked.respond(stream=False)
@@ -117,7 +117,7 @@ async def test_a_stream_is_opened_filled_and_closed() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("stream", [False, True])
-async def test_for_a_client_that_left_everything_is_cancelled(stream: bool) -> None:
+async def test_all_requests_of_a_disconnected_client_are_cancelled(stream: bool) -> None:
     asked = Asked()
     asked.connection.left.set()
     answer = await asked.respond(stream=stream)
@@ -129,7 +129,7 @@ async def test_for_a_client_that_left_everything_is_cancelled(stream: bool) -> N
 
 
 @pytest.mark.anyio
-async def test_a_failure_ends_the_other_request_too() -> None:
+async def test_a_failure_cancels_the_other_requests_of_the_body() -> None:
     asked = Asked()
     asked.sinks[0].put(Failed("timeout", "too late"))
     with pytest.raises(APIError, match="too late"):
@@ -146,7 +146,7 @@ async def test_a_failure_is_the_last_event_of_a_stream() -> None:
     assert json.loads(asked.connection.body.removeprefix(b"<data: "))["error"]["message"] == "it broke"
 
 
-def test_a_timeout_is_told_from_a_failure() -> None:
+def test_a_timeout_has_another_status_than_a_failure() -> None:
     assert [
         (error.status, error.code) for error in (failure(Failed("timeout", "")), failure(Failed("engine", "")))
     ] == [
@@ -201,7 +201,7 @@ def test_a_burst_wakes_the_loop_once() -> None:
     assert asyncio.run(count()) == (1, 100)
 
 
-def test_events_for_a_loop_that_is_gone_are_dropped() -> None:
+def test_events_for_a_closed_loop_are_dropped() -> None:
     loop = asyncio.new_event_loop()
     relay = Relay(loop)
 
@@ -215,7 +215,7 @@ def test_events_for_a_loop_that_is_gone_are_dropped() -> None:
         assert relay.undelivered == 0
 
 
-def test_what_nobody_sees_before_the_end_arrives_with_the_end() -> None:
+def test_events_of_an_unstreamed_answer_arrive_together() -> None:
     async def collect() -> tuple[bool, list[object]]:
         box = Mailbox(Relay(asyncio.get_running_loop()), at_once=True)
         first, second = box.sink(0), box.sink(1)
@@ -274,7 +274,7 @@ async def test_chunks_are_sent_one_by_one_and_then_released() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_client_that_leaves_ends_the_stream() -> None:
+async def test_a_disconnected_client_ends_the_stream() -> None:
     client, released, ended = Client(), [], []
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -304,7 +304,7 @@ async def test_a_stream_that_fails_is_released_and_raises() -> None:
 
 
 @pytest.mark.anyio
-async def test_work_is_waited_for_while_the_client_stays() -> None:
+async def test_work_is_awaited_while_the_client_is_connected() -> None:
     async def work() -> str:
         await asyncio.sleep(0)
         return "done"
@@ -313,7 +313,7 @@ async def test_work_is_waited_for_while_the_client_stays() -> None:
 
 
 @pytest.mark.anyio
-async def test_work_for_a_client_that_left_is_cancelled() -> None:
+async def test_work_for_a_disconnected_client_is_cancelled() -> None:
     client, cancelled = Client(), []
 
     async def work() -> None:

@@ -115,7 +115,7 @@ def test_no_new_requests_while_draining() -> None:
         assert child.wait(20) == 0
 
 
-def test_what_outlasts_the_drain_timeout_is_ended() -> None:
+def test_requests_are_ended_at_the_drain_timeout() -> None:
     with process(0.05, 0.2) as (child, url):
         wait_ready(url)
         with httpx.stream(
@@ -168,7 +168,7 @@ def test_an_address_in_use_is_named() -> None:
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_what_is_no_port_is_refused(port: int) -> None:
+def test_an_invalid_port_is_refused(port: int) -> None:
     with pytest.raises(ServeError, match=f"{port} is no port"):
         bind("127.0.0.1", port)
 
@@ -176,7 +176,7 @@ def test_what_is_no_port_is_refused(port: int) -> None:
 @pytest.mark.parametrize(
     ("host", "shown"), [("127.0.0.1", "http://127.0.0.1:80"), ("::1", "http://[::1]:80"), ("box", "http://box:80")]
 )
-def test_an_address_is_shown_as_browsers_write_it(host: str, shown: str) -> None:
+def test_an_address_is_printed_as_a_url(host: str, shown: str) -> None:
     assert url(host, 80) == shown
 
 
@@ -196,16 +196,16 @@ def logged(logger: logging.Logger, path: str, status: int) -> bool:
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/plan?parts=false"])
-def test_polling_is_left_out_unless_it_fails(logger: logging.Logger, path: str) -> None:
+def test_polling_requests_are_logged_only_if_they_fail(logger: logging.Logger, path: str) -> None:
     assert not logged(logger, path, 200)
     assert logged(logger, path, 503)
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/completions", "/v1/models", "/planet"])
-def test_what_a_client_did_is_there(logger: logging.Logger, path: str) -> None:
+def test_requests_of_clients_are_logged(logger: logging.Logger, path: str) -> None:
     assert logged(logger, path, 200)
 
 
-def test_at_level_debug_everything_is_there(logger: logging.Logger) -> None:
+def test_every_request_is_logged_at_level_debug(logger: logging.Logger) -> None:
     logger.setLevel(logging.DEBUG)
     assert logged(logger, "/health", 200)

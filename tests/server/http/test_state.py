@@ -26,14 +26,14 @@ def state(**changes: Any) -> ServerState:
         ({"failure": OSError("the disk is gone")}, "engine_stopped"),
     ],
 )
-def test_without_an_engine_it_is_said_why(changes: dict[str, Any], code: str) -> None:
+def test_the_error_says_why_there_is_no_engine(changes: dict[str, Any], code: str) -> None:
     with pytest.raises(APIError) as refused:
         state(**changes).ready_engine()
     assert (refused.value.status, refused.value.code) == (503, code)
     assert "disk" not in refused.value.message
 
 
-def test_an_engine_is_handed_out_while_it_is_well() -> None:
+def test_the_engine_is_returned_while_it_runs() -> None:
     engine, codec = tiny_engine(), TextCodec(tiny_tokenizer())
     serving = state(engine=engine, codec=codec)
     assert serving.ready_engine() == (engine, codec)
@@ -43,7 +43,7 @@ def test_an_engine_is_handed_out_while_it_is_well() -> None:
     assert refused.value.code == "engine_stopped"
 
 
-def test_only_the_model_served_exists() -> None:
+def test_only_the_served_model_exists() -> None:
     serving = state()
     serving.check_model("tiny")
     serving.check_model(None)
@@ -53,6 +53,6 @@ def test_only_the_model_served_exists() -> None:
 
 
 @pytest.mark.parametrize("key", ["", " ", "sesame ", "sesame\n"])
-def test_a_key_that_opens_to_everybody_or_to_nobody_is_refused(key: str) -> None:
+def test_invalid_api_keys_are_refused(key: str) -> None:
     with pytest.raises(ServeError, match="API key"):
         Settings("tiny", api_keys=("sesame", key))

@@ -19,11 +19,11 @@ from bigmodel.server.loading import load
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 
-def test_while_nothing_is_loaded_there_is_nothing_to_show() -> None:
+def test_the_status_is_empty_while_nothing_is_loaded() -> None:
     assert view(ServerState(Settings("tiny"))) == {"plan": None, "devices": [], "streamed": [], "engine": None}
 
 
-def test_a_planned_model_shows_what_was_planned(tmp_path: Path) -> None:
+def test_the_status_of_a_planned_model_includes_its_plan(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     placed = load(str(tmp_path), max_memory={"cpu": "64MiB"}, context_length=128)

@@ -48,7 +48,7 @@ def test_the_metrics_of_one_server_are_unchanged() -> None:
     assert merge_metrics([alone]).decode() == alone
 
 
-def test_of_a_server_that_is_gone_the_counts_stay() -> None:
+def test_counts_of_a_lost_server_are_kept() -> None:
     merged = values(merge_metrics([text(3, 1, 0.5, 0.5)], gone=[text(4, 2, 0.1, 5.0)]))
     assert (merged["requests_total ok"], merged["step_seconds_count"]) == (7, 2)
     assert (merged["running"], merged["kv_usage_ratio"]) == (1, 0.5)
@@ -84,7 +84,7 @@ def test_bytes_add_up_by_device() -> None:
     assert merged["devices"] == [device("cuda:0", 7, 200, {"kv": 3}), device("cpu", 5)]
 
 
-def test_a_sum_of_which_a_part_is_unknown_is_unknown() -> None:
+def test_a_sum_with_an_unknown_part_is_unknown() -> None:
     (merged,) = merge_views([shown(None, [device("cpu", 1, 9)]), shown(None, [device("cpu", 2, None)])])["devices"]
     assert (merged["weights"], merged["budget"]) == (3, None)
 
@@ -95,7 +95,7 @@ def test_streamed_bytes_add_up_by_device() -> None:
     assert merged["streamed"] == [{"device": "cuda:0", "bytes_from_ram": 3, "seconds_waited": 1.5}]
 
 
-def test_engines_count_together_and_share_what_they_have_in_common() -> None:
+def test_engine_counts_add_up_and_common_values_are_kept() -> None:
     merged = merge_views([shown(engine(1, 64), []), shown(engine(2, 32, state="draining"), []), shown(None, [])])
     assert merged["engine"] == {
         "state": None,
@@ -105,7 +105,7 @@ def test_engines_count_together_and_share_what_they_have_in_common() -> None:
     }
 
 
-def test_while_all_still_load_there_is_no_engine() -> None:
+def test_the_merged_status_has_no_engine_while_all_load() -> None:
     assert merge_views([shown(None, []), shown(None, [])]) == {"devices": [], "streamed": [], "engine": None}
 
 

@@ -22,7 +22,7 @@ from bigmodel.server.replicas.run import ClusterMachine, resources, run_replicas
 ROOT = Path(__file__).parents[3]
 
 
-def test_without_ray_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ServeError, match="pip install"):
         run_replicas(lambda: None, replicas=2, host="", port=0, max_requests=1, drain_timeout=1)  # type: ignore[arg-type, return-value]
@@ -127,7 +127,9 @@ def counted(url: str, name: str) -> float:
         ([ClusterMachine(16, 1), ClusterMachine(16, 1)], 3, {"num_cpus": 1, "num_gpus": 0.5}),
     ],
 )
-def test_a_cluster_is_shared_alike(machines: list[ClusterMachine], replicas: int, expected: dict[str, float]) -> None:
+def test_a_clusters_processors_are_divided_evenly(
+    machines: list[ClusterMachine], replicas: int, expected: dict[str, float]
+) -> None:
     assert resources(machines, replicas) == expected
 
 
@@ -135,7 +137,7 @@ def test_a_cluster_is_shared_alike(machines: list[ClusterMachine], replicas: int
     st.lists(st.builds(ClusterMachine, st.integers(8, 64), st.integers(0, 8)), min_size=1, max_size=5),
     st.integers(1, 8),
 )
-def test_all_find_a_place(machines: list[ClusterMachine], replicas: int) -> None:
+def test_every_replica_fits_a_machine(machines: list[ClusterMachine], replicas: int) -> None:
     share = resources(machines, replicas)
     cpus, gpus = share["num_cpus"], share.get("num_gpus", 0)
     places = sum(

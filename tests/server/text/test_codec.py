@@ -14,7 +14,7 @@ codec = TextCodec(tiny_tokenizer())
 
 
 @given(st.text())
-def test_any_text_comes_back(text: str) -> None:
+def test_any_text_is_equal_after_encoding_and_decoding(text: str) -> None:
     assert codec.decode(codec.encode(text), skip_special_tokens=False) == text
 
 
@@ -43,14 +43,14 @@ def test_byte_fallback_tokens_are_their_byte() -> None:
     assert TextCodec(Tokenizer()).token_bytes(0) == b"\xe2"
 
 
-def test_chats_go_through_the_template() -> None:
+def test_chats_are_rendered_by_the_template() -> None:
     messages = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     assert codec.render_chat(messages) == "<system>a\n<user>b\n<assistant>"
     assert codec.render_chat(messages, add_generation_prompt=False) == "<system>a\n<user>b\n"
     assert codec.render_chat(messages, tools=[{"type": "function"}]).startswith("[tools: 1]")
 
 
-def test_a_tokenizer_without_a_template_gets_a_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tokenizer_without_a_template_uses_a_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_tokenizer(), "chat_template", None)
     assert codec.render_chat([{"role": "user", "content": "b"}]) == "user: b\nassistant:"
 
@@ -70,7 +70,7 @@ def test_a_token_reads_as_it_does_within_a_text() -> None:
     assert spaced.token_bytes(spaced.tokenizer.convert_tokens_to_ids("\u2581the")) == b" the"
 
 
-def test_of_several_templates_the_one_for_tools_is_taken_with_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tool_template_is_used_for_chats_with_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     templates = {"default": "plain", "tool_use": "{{ tools | length }} tools"}
     monkeypatch.setattr(tiny_tokenizer(), "chat_template", templates)
     message = {"role": "user", "content": "b"}
@@ -78,12 +78,12 @@ def test_of_several_templates_the_one_for_tools_is_taken_with_tools(monkeypatch:
     assert codec.render_chat([message], tools=[{"type": "function"}]) == "1 tools"
 
 
-def test_tools_are_refused_where_the_template_would_leave_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_are_refused_if_the_template_ignores_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiny_tokenizer(), "chat_template", None)
     with pytest.raises(ServeError, match="no place for tools"):
         codec.render_chat([{"role": "user", "content": "b"}], tools=[{"type": "function"}])
 
 
-def test_what_the_template_refuses_is_an_error_of_ours() -> None:
+def test_an_error_of_the_template_is_a_serve_error() -> None:
     with pytest.raises(ServeError, match="template refused"):
         codec.render_chat([{"role": "user", "content": "b"}], extra={"messages": 5})

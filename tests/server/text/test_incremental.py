@@ -39,7 +39,7 @@ def test_a_character_is_held_back_until_it_is_whole() -> None:
     assert pieces(euro[:2]) == ["", "", "\ufffd"]
 
 
-def test_bytes_that_are_no_character_do_not_hold_text_back_for_ever() -> None:
+def test_invalid_bytes_do_not_hold_text_back() -> None:
     continuation = codec.encode("€")[1:2]
     parts = pieces(continuation * 100)
     assert max(len(part) for part in parts) == 1
@@ -52,17 +52,17 @@ def test_long_runs_of_broken_bytes_add_up_too(ids: list[int]) -> None:
 
 
 @given(st.text(), st.lists(st.integers(0, 259), max_size=20))
-def test_what_follows_a_prompt_adds_up_too(prompt: str, ids: list[int]) -> None:
+def test_text_after_a_prompt_adds_up_too(prompt: str, ids: list[int]) -> None:
     before = codec.encode(prompt)
     assert prompt + "".join(pieces(ids, before)) == codec.decode(before + ids)
 
 
-def test_half_a_character_at_the_end_of_a_prompt_is_not_mended() -> None:
+def test_an_incomplete_character_at_the_end_of_a_prompt_is_unchanged() -> None:
     first, *others = codec.encode("€")
     assert "".join(pieces([*others, *codec.encode("s")], [first])) == codec.decode(others) + "s"
 
 
-def test_the_space_before_the_first_word_is_shown_where_a_text_goes_on() -> None:
+def test_the_space_before_the_first_word_is_kept_in_continued_texts() -> None:
     spaced = TextCodec(spaced_tokenizer())
     the, cat, s = (spaced.tokenizer.convert_tokens_to_ids(word) for word in ("\u2581the", "\u2581cat", "s"))
     bytes_of_a_euro = [spaced.tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "€".encode()]
@@ -71,7 +71,7 @@ def test_the_space_before_the_first_word_is_shown_where_a_text_goes_on() -> None
     assert pieces([cat, s], [spaced.tokenizer.eos_token_id], spaced) == ["cat", "s", ""]
 
 
-def test_special_tokens_show_nothing_and_cost_nothing() -> None:
+def test_special_tokens_have_no_text() -> None:
     detokenizer = Detokenizer(codec)
     eos = tiny_tokenizer().eos_token_id
     assert [detokenizer.add(eos) for _ in range(50)] == [""] * 50
@@ -94,7 +94,7 @@ def run(stop: tuple[str, ...], parts: list[str]) -> tuple[str, bool]:
 
 
 @given(st.lists(letters.filter(bool), min_size=1, max_size=3), st.lists(letters, max_size=12))
-def test_the_text_ends_before_the_first_stop_string_to_be_complete(stops: list[str], parts: list[str]) -> None:
+def test_the_text_ends_before_the_first_completed_stop_string(stops: list[str], parts: list[str]) -> None:
     """The text so far is searched after each part; what is shown never reaches into a stop string."""
     expected, stopped = "".join(parts), False
     for count in range(1, len(parts) + 1):
@@ -106,7 +106,7 @@ def test_the_text_ends_before_the_first_stop_string_to_be_complete(stops: list[s
     assert run(tuple(stops), parts) == (expected, stopped)
 
 
-def test_what_may_begin_a_stop_string_is_held_back() -> None:
+def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
     checker = StopChecker(("END",))
     assert checker.push("the E") == ("the ", False)
     assert checker.push("N") == ("", False)

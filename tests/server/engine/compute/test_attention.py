@@ -69,7 +69,7 @@ positions = st.integers(0, 4 * PROMPT_BLOCK)
 
 
 @given(positions, positions, positions)
-def test_pieces_do_not_depend_on_how_a_text_is_cut(prompt: int, cut: int, end: int) -> None:
+def test_split_positions_does_not_depend_on_the_partition_of_a_text(prompt: int, cut: int, end: int) -> None:
     """Cutting at a block border or in the generated part gives the pieces of the uncut text."""
     cut = min(cut, end)
     if cut < prompt:

@@ -92,7 +92,7 @@ def test_a_ragged_batch_gives_each_sequence_its_own_logits(family: str) -> None:
             torch.testing.assert_close(logits[2][0], whole[2][0], atol=1e-4, rtol=1e-4)  # type: ignore[index]
 
 
-def test_a_model_without_replaceable_attention_runs_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_replaceable_attention_runs_sequences_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     config = transformers.MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
     model = build(config)
     runner = choose_runner(model)

@@ -47,14 +47,14 @@ def processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, capa
         ("GenuineIntel", "AVX2", "torch"),
     ],
 )
-def test_onednn_where_mkl_leaves_half_of_the_registers_unused(
+def test_onednn_is_chosen_for_avx512_processors_of_other_vendors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, capability: str, expected: str
 ) -> None:
     processor(monkeypatch, tmp_path, vendor, capability)
     assert choose_host_linear("auto") == expected
 
 
-def test_a_processor_that_does_not_say_who_made_it_keeps_what_pytorch_uses(
+def test_pytorchs_library_is_kept_for_an_unknown_processor_vendor(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     processor(monkeypatch, tmp_path, "AuthenticAMD", "AVX512")
@@ -62,7 +62,7 @@ def test_a_processor_that_does_not_say_who_made_it_keeps_what_pytorch_uses(
     assert choose_host_linear("auto") == "torch"
 
 
-def test_a_library_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert choose_host_linear("torch") == "torch"
     with pytest.raises(ServeError, match="without oneDNN"):
@@ -72,7 +72,7 @@ def test_a_library_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch)
 @needs_onednn
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("rows", [1, 2, 33])
-def test_within_it_a_product_is_the_same_to_rounding(rows: int, biased: bool) -> None:
+def test_a_product_with_onednn_is_equal_up_to_rounding(rows: int, biased: bool) -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(48, 80, bias=biased)
     x = torch.randn(1, rows, 48)
@@ -86,7 +86,7 @@ def test_within_it_a_product_is_the_same_to_rounding(rows: int, biased: bool) ->
 
 @needs_onednn
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types_and_empty_batches_are_pytorchs(dtype: torch.dtype) -> None:
+def test_other_dtypes_and_empty_batches_use_pytorch(dtype: torch.dtype) -> None:
     weight = torch.randn(8, 4, dtype=dtype)
     x = torch.randn(3, 4, dtype=dtype)
     with OneDnnLinear():
@@ -95,7 +95,7 @@ def test_other_types_and_empty_batches_are_pytorchs(dtype: torch.dtype) -> None:
 
 
 @needs_onednn
-def test_what_must_be_differentiated_is_pytorchs() -> None:
+def test_products_with_gradients_use_pytorch() -> None:
     layer = torch.nn.Linear(4, 8)
     with OneDnnLinear():
         layer(torch.randn(3, 4)).sum().backward()
@@ -117,7 +117,7 @@ def test_rows_have_the_same_bits_in_any_company_and_at_any_address() -> None:
 
 
 @needs_onednn
-def test_it_is_given_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_counts_are_padded_to_a_few_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """For each of them it keeps a program in memory: any number, as prompts have, would add up to gigabytes."""
     given: set[int] = set()
     real = functional.pad
@@ -129,7 +129,7 @@ def test_it_is_given_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_onednn
-def test_a_step_computes_with_the_chosen_one_and_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_uses_the_chosen_library_and_does_not_change_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     real = onednn_linear
     monkeypatch.setattr(host_linear, "onednn_linear", lambda *a, **k: calls.append(1) or real(*a, **k))
@@ -177,7 +177,9 @@ def test_padded_to_the_multiple_a_row_is_the_same_in_any_company(dtype: torch.dt
         torch.set_num_threads(before)
 
 
-def test_where_nothing_helps_it_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_products_whose_bits_depend_on_the_batch_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(host_linear, "_invariant", lambda weight, multiple, linear: False)
     with caplog.at_level(logging.WARNING):
         assert probe_row_multiple(tiny_model(), torch.device("cpu")) == 1

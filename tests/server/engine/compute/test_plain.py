@@ -28,7 +28,7 @@ def by_itself(model: Any, tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_prompt_read_in_two_goes_and_a_token_after_it(cached: bool) -> None:
+def test_a_prompt_in_two_chunks_and_one_decoded_token(cached: bool) -> None:
     model = tiny_model()
     runner, sequence = PlainRunner(model, cached=cached), running([5, 6, 7, 8, 9])
     assert runner.run([ScheduledTokens(sequence, 3)]) == [None]  # the next token cannot be chosen yet
@@ -52,11 +52,11 @@ def test_bytes_per_token_are_those_of_keys_and_values() -> None:
     assert PlainRunner(tiny_model()).bytes_per_token() == {"cpu": 2 * 2 * 2 * 16 * 4}  # layers, k and v, heads, width
 
 
-def test_without_a_cache_some_number_is_given_to_count_by() -> None:
+def test_bytes_per_token_are_positive_for_a_model_without_a_cache() -> None:
     assert PlainRunner(tiny_model(), cached=False).bytes_per_token() == {"cpu": 1}
 
 
-def test_a_model_that_takes_no_cache_is_computed_anew() -> None:
+def test_a_model_without_a_cache_recomputes_the_whole_text() -> None:
     model = transformers.AutoModelForMaskedLM.from_config(
         transformers.BertConfig(
             vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16

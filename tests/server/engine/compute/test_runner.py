@@ -15,19 +15,19 @@ from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 from tests.server.tiny import make_request, tiny_model
 
 
-def test_a_plain_model_takes_tokens_where_its_weights_are() -> None:
+def test_a_plain_model_gets_tokens_on_the_device_of_its_weights() -> None:
     assert input_device(tiny_model()) == torch.device("cpu")
 
 
 @pytest.mark.parametrize("device", ["cpu", "disk"])
-def test_a_dispatched_model_takes_them_on_its_main_device(device: str, tmp_path: Path) -> None:
+def test_a_dispatched_model_gets_tokens_on_its_main_device(device: str, tmp_path: Path) -> None:
     from bigmodel.dispatch import from_pretrained
 
     tiny_model().save_pretrained(tmp_path)
     assert input_device(from_pretrained(tmp_path, device_map={"": device})) == torch.device("cpu")
 
 
-def test_logits_on_the_host_are_read_where_they_are() -> None:
+def test_logits_on_the_host_are_not_copied() -> None:
     logits = torch.zeros(2, 3)
     assert readable(logits) is logits
 
@@ -46,7 +46,7 @@ def by_itself(tokens: list[int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("row_multiple", [1, 4])
-def test_a_step_of_prompts_half_prompts_and_drafts(row_multiple: int) -> None:
+def test_a_step_may_have_prompts_partial_prompts_and_drafts(row_multiple: int) -> None:
     runner = PackedRunner(tiny_model(), row_multiple=row_multiple, host_linear="torch")
     whole, half, drafted = running([5, 6, 7]), running([8, 9, 10, 11]), running([12])
     batch = [ScheduledTokens(whole, 3), ScheduledTokens(half, 2), ScheduledTokens(drafted, 1, draft=(13, 14))]

@@ -31,7 +31,7 @@ def test_a_write_past_the_reservation_is_refused() -> None:
         kv.write(0, 3, torch.zeros(1, 2, 1), torch.zeros(1, 2, 1))
 
 
-def test_no_more_is_handed_out_than_there_is() -> None:
+def test_reservations_beyond_the_capacity_are_refused() -> None:
     pool = TokenPool(10)
     assert pool.take(6)
     assert not pool.take(5)

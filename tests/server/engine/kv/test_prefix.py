@@ -52,13 +52,13 @@ def test_blocks_are_shared_between_prompts() -> None:
     assert (len(cache), pool.used) == (3, 3 * B)
 
 
-def test_nothing_is_stored_beyond_what_is_free() -> None:
+def test_the_prefix_cache_stores_only_within_free_memory() -> None:
     cache = PrefixCache(TokenPool(2 * B))
     cache.insert(computed(prompt(1, 2, 3)), prompt(1, 2, 3))
     assert cache.match(prompt(1, 2, 3, 4)) == 2 * B
 
 
-def test_shrinking_throws_out_the_least_recently_used_leaf_first() -> None:
+def test_shrinking_evicts_the_least_recently_used_leaf_first() -> None:
     pool = TokenPool(4 * B)
     cache = PrefixCache(pool)
     cache.insert(computed(prompt(1, 2)), prompt(1, 2))
@@ -73,7 +73,7 @@ def test_shrinking_throws_out_the_least_recently_used_leaf_first() -> None:
     assert (len(cache), pool.used) == (0, 0)
 
 
-def test_switched_off_it_keeps_nothing() -> None:
+def test_a_disabled_prefix_cache_stores_nothing() -> None:
     cache = PrefixCache(TokenPool(4 * B), enabled=False)
     cache.insert(computed(prompt(1, 2)), prompt(1, 2))
     assert (len(cache), cache.match(prompt(1, 2, 3))) == (0, 0)

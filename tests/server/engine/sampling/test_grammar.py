@@ -74,7 +74,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
         ({"allOf": [{"type": "string"}, {"maxLength": 3}]}, "allOf"),
     ],
 )
-def test_what_would_be_ignored_is_refused(part: dict[str, Any], named: str) -> None:
+def test_schema_keywords_that_would_be_ignored_are_refused(part: dict[str, Any], named: str) -> None:
     with pytest.raises(GrammarError, match=f"schema.properties.x.*{named}"):
         compiler().compile({"type": "object", "properties": {"x": part}})
 
@@ -95,7 +95,7 @@ def nested(levels: int) -> dict[str, Any]:
         ({"type": "string", "pattern": "(a|b){" + "9" * 5000 + "}"}, "repeats"),
     ],
 )
-def test_what_would_take_minutes_to_compile_is_refused(schema: dict[str, Any], why: str) -> None:
+def test_schemas_that_would_take_minutes_to_compile_are_refused(schema: dict[str, Any], why: str) -> None:
     with pytest.raises(GrammarError, match=why):
         compiler().compile(schema)
 
@@ -104,12 +104,12 @@ def test_a_list_of_many_values_is_small() -> None:
     compiler().compile({"enum": [f"v{i}" for i in range(5000)]})
 
 
-def test_what_no_answer_fits_is_refused_before_anything_is_computed() -> None:
+def test_schemas_that_no_answer_fits_are_refused_before_a_step() -> None:
     with pytest.raises(GrammarError, match="no answer fits"):
         compiler().compile({"$ref": "#"})
 
 
-def test_only_so_many_compiled_schemas_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_compiled_schemas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bigmodel.server.engine.sampling.grammar._KEPT_BYTES", 100_000)
     made = compiler()
     monkeypatch.setattr(made, "_kept", OrderedDict())
@@ -119,7 +119,7 @@ def test_only_so_many_compiled_schemas_are_kept(monkeypatch: pytest.MonkeyPatch)
     assert 0 < made.kept_bytes < 200_000  # all of them take 500,000
 
 
-def test_a_format_that_no_token_can_go_on_with_fails_with_a_reason() -> None:
+def test_a_grammar_without_a_possible_next_token_fails_with_a_reason() -> None:
     quote = tiny_tokenizer().encode('"')[0]  # said to end a text, so that no member can be named
     grammar = compiler((quote,)).compile(SCHEMA)
     engine = tiny_engine()
@@ -145,7 +145,7 @@ def chat(url: str, response_format: dict[str, Any], **fields: Any) -> httpx.Resp
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
 
 
-def test_over_http(url: str) -> None:
+def test_response_formats_are_served_over_http(url: str) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
     answer = chat(url, wanted)
     assert answer.status_code == 200, answer.text
@@ -155,7 +155,7 @@ def test_over_http(url: str) -> None:
     assert bad.json()["error"]["param"] == "response_format"
 
 
-def test_any_json_object(url: str) -> None:
+def test_the_format_json_object_accepts_any_object(url: str) -> None:
     answer = chat(url, {"type": "json_object"}, seed=8, logit_bias={"92": 8, "1": 6}, temperature=0.7)
     assert answer.status_code == 200
     choice = answer.json()["choices"][0]

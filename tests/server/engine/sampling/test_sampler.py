@@ -33,7 +33,7 @@ def test_greedy_takes_the_lowest_id_among_equals() -> None:
     assert likeliest(rows) == [1, 0, 3]
 
 
-def test_a_row_that_holds_what_is_no_number_has_no_likeliest_token() -> None:
+def test_a_row_with_nan_has_no_likeliest_token() -> None:
     rows = torch.tensor([[0.0, float("nan"), 9.0], [0.0, 1.0, 0.0]])
     assert likeliest(rows) == [None, 1]
 
@@ -41,13 +41,13 @@ def test_a_row_that_holds_what_is_no_number_has_no_likeliest_token() -> None:
 @pytest.mark.parametrize(
     "params", [{"temperature": 0}, {"temperature": 1}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.1}]
 )
-def test_nothing_is_chosen_by_what_is_no_number(params: dict[str, Any]) -> None:
+def test_no_token_is_chosen_by_nan(params: dict[str, Any]) -> None:
     with pytest.raises(NotNumbersError):
         choose(sequence(**params), torch.tensor([0.0, float("nan"), 9.0]))
 
 
 @pytest.mark.parametrize("temperature", [1e-29, 1e-310, 5e-324])
-def test_next_to_no_temperature_is_none(temperature: float) -> None:
+def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     assert choose(sequence(temperature=temperature), torch.tensor([1.0, 30.0, -1e4, 29.9])) == 1
 
 
@@ -72,7 +72,9 @@ finite = st.floats(-20, 20, allow_nan=False, width=32)
         }
     ),
 )
-def test_choices_are_the_twins(logits: list[float], output: list[int], params: dict[str, Any]) -> None:
+def test_choices_are_equal_to_those_of_the_reference(
+    logits: list[float], output: list[int], params: dict[str, Any]
+) -> None:
     made = sequence(output, **params)
     rng = random.Random(params["seed"] * 1_000_003)
     expected = oracle.choose(logits, made.request.prompt, output, made.params, rng)
@@ -84,7 +86,9 @@ def test_choices_are_the_twins(logits: list[float], output: list[int], params: d
     "params",
     [{"top_p": 0.1}, {"top_p": 0.9}, {"top_p": 0.9999}, {"top_k": 40}, {"top_k": 300, "top_p": 0.8}, {"min_p": 0.3}],
 )
-def test_choices_from_a_large_vocabulary_are_the_twins(params: dict[str, Any], steps: int | None) -> None:
+def test_choices_from_a_large_vocabulary_are_equal_to_those_of_the_reference(
+    params: dict[str, Any], steps: int | None
+) -> None:
     """Where sorting all of it is avoided; with ``steps`` many tokens are equally likely."""
     logits = torch.randn(6000, generator=torch.Generator().manual_seed(0)) * 2
     if steps is not None:
@@ -104,7 +108,7 @@ def test_draws_follow_the_distribution() -> None:
         assert abs(counts[token] / 4000 - probability) < 5 * deviation
 
 
-def test_a_sequence_draws_its_own_numbers() -> None:
+def test_sequences_have_separate_random_streams() -> None:
     """What others draw in between changes nothing; each choice of a request draws its own."""
     logits = torch.zeros(50)
     a, again, other = sequence(seed=1), sequence(seed=1), sequence(seed=2)
@@ -172,7 +176,7 @@ def test_greedy_and_drawn_tokens_are_chosen_side_by_side() -> None:
     assert [delta.token_ids for delta in told.deltas] == [(7,), (9,)]
 
 
-def test_logits_that_are_no_numbers_fail_their_own_request_only() -> None:
+def test_nan_logits_fail_only_their_own_request() -> None:
     told, good, bad = Told(), running(temperature=0), running(temperature=0)
     told.sampler.sample([(ScheduledTokens(bad, 1), logits(7) * float("nan")), (ScheduledTokens(good, 1), logits(9))])
     assert [request for request, _ in told.failures] == [bad.request]
@@ -180,7 +184,7 @@ def test_logits_that_are_no_numbers_fail_their_own_request_only() -> None:
     assert (bad.output, good.output) == ([], [9])
 
 
-def test_guesses_are_taken_as_far_as_they_are_right() -> None:
+def test_draft_tokens_are_accepted_up_to_the_first_mismatch() -> None:
     told, sequence = Told(), running(temperature=0)
     told.sampler.sample([(ScheduledTokens(sequence, 1, draft=(5, 6, 7)), logits(5, 6, 8, 9))])
     assert sequence.output == [5, 6, 8]
@@ -189,7 +193,7 @@ def test_guesses_are_taken_as_far_as_they_are_right() -> None:
     assert (counts.generated, counts.drafted, counts.accepted) == (3, 3, 2)
 
 
-def test_no_token_is_chosen_where_none_is_wanted() -> None:
+def test_no_token_is_sampled_with_max_tokens_zero() -> None:
     told, sequence = Told(), running(max_tokens=0)
     told.sampler.sample([(ScheduledTokens(sequence, 1), logits(5))])
     assert sequence.output == []

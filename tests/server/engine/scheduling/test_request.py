@@ -16,7 +16,7 @@ from bigmodel.server.engine.scheduling.request import Observer, SequencePhase
 from tests.server.tiny import ask, make_request, tiny_model, tiny_tokenizer
 
 
-def test_greedy_is_temperature_nought() -> None:
+def test_greedy_sampling_is_temperature_zero() -> None:
     assert SamplingParams(1, temperature=0.0).greedy
     assert not SamplingParams(1, temperature=0.1).greedy
 
@@ -31,12 +31,12 @@ def test_greedy_is_temperature_nought() -> None:
         {"grammar": object()},
     ],
 )
-def test_what_changes_the_logits(fields: dict[str, Any]) -> None:
+def test_parameters_that_change_the_logits_are_recognised(fields: dict[str, Any]) -> None:
     assert SamplingParams(1, **fields).adjusts_logits
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.3, "top_p": 0.5, "top_k": 3, "min_p": 0.1}, {"logprobs": 5}])
-def test_what_only_chooses_among_them(fields: dict[str, Any]) -> None:
+def test_parameters_that_only_choose_tokens_leave_the_logits(fields: dict[str, Any]) -> None:
     assert not SamplingParams(1, **fields).adjusts_logits
 
 
@@ -59,7 +59,7 @@ def test_a_sequence_decodes_when_only_its_last_token_is_left_to_compute() -> Non
     assert (sequence.remaining, sequence.decoding) == (1, True)
 
 
-def test_choices_draw_numbers_of_their_own_that_a_seed_repeats() -> None:
+def test_choices_have_separate_random_streams_that_a_seed_repeats() -> None:
     drawn = [[s.rng.random() for s in make_request([1], n=2, seed=seed).sequences] for seed in (3, 3, 4)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0][0] != drawn[0][1]
@@ -94,7 +94,7 @@ class Listener(Observer):
         return [told for heard, told in self.heard if heard == name]
 
 
-def test_a_request_is_followed_from_its_start_to_its_end() -> None:
+def test_listeners_are_notified_from_start_to_end_of_a_request() -> None:
     listener = Listener()
     engine = build_engine(tiny_model(), tiny_tokenizer(), options=EngineOptions(kv_bytes=2**20), observer=listener)
     engine.start()
@@ -113,7 +113,7 @@ def test_a_request_is_followed_from_its_start_to_its_end() -> None:
     assert all(sequences == 1 for _, sequences in listener.told("step"))
 
 
-def test_nobody_needs_to_listen() -> None:
+def test_listeners_are_optional() -> None:
     engine = build_engine(tiny_model(), tiny_tokenizer(), options=EngineOptions(kv_bytes=2**20))
     engine.start()
     try:
