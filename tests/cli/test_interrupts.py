@@ -30,7 +30,7 @@ def interrupted(module: str, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
 
 
-EARLY = ["bigmodel.cli.quiet", "typer", "bigmodel.cli.commands", "bigmodel.cli.serve", "bigmodel.server", "torch"]
+EARLY = ["bigmodel.cli.log_filters", "typer", "bigmodel.cli.commands", "bigmodel.cli.serve", "bigmodel.server", "torch"]
 LATE = ["torch._C", "transformers", "fastapi", "uvicorn", "bigmodel.server.http.run"]
 
 
