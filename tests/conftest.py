@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import ssl
 from collections.abc import Iterator
+from functools import cache
 
 import pytest
 import torch
@@ -53,6 +55,14 @@ def pytest_runtest_setup() -> None:
     if next(_tests) % TESTS_PER_COLLECTION == 0:
         _collect_everything()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_tls_context() -> Iterator[None]:
+    """HTTP clients make a TLS context each, which takes 50 ms, and tests speak plain HTTP: let all have the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
+        yield
 
 
 def _in_use() -> bool:

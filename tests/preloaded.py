@@ -1,7 +1,8 @@
 """Python programs that start with PyTorch and this library already imported.
 
-Importing them takes seconds of CPU in every process. A server imports them once for each test process, and forks for
-every program that a test starts; the child then runs as `python -m MODULE`, `python -c CODE` or `python SCRIPT` would.
+Importing them takes seconds of CPU in every process. A server, which all processes of a test run share, imports them
+once, and forks for every program that a test starts; the child then runs as `python -m MODULE`, `python -c CODE` or
+`python SCRIPT` would.
 
 Tests start programs with `Program` and `run`. `write_commands` makes executables `python` and `bigmodel` for shells:
 each is this file, run without site-packages, which asks the server and waits for the program.
@@ -15,8 +16,10 @@ import gc
 import json
 import os
 import runpy
+import secrets
 import select
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,8 +27,8 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -179,10 +182,10 @@ def write_commands(folder: Path, modules: Sequence[str] = ()) -> None:
 
 
 @cache
-def python_executable() -> Path:
+def python_executable(*modules: str) -> Path:
     """Return the executable `python` of `write_commands`, for programs that start others, as torch's agent does."""
-    folder = _server().address.parent / "commands"
-    write_commands(folder)
+    folder = _server().folder / "-".join(["commands", str(os.getpid()), *modules])
+    write_commands(folder, modules)
     return folder / "python"
 
 
@@ -196,36 +199,49 @@ def _reader(given: int | None) -> tuple[IO[str] | None, int]:
 
 
 class _Server:
-    """The process that forks.
+    """The process that forks: started by the first process of a test run that needs it, and shared with the others.
+
+    It ends when the last of them does: each holds the pipe `users` open.
 
     Attributes:
-        address: of the socket that takes requests, for shells too.
+        folder: of the socket that takes requests, of the pipe and of what tests write beside them.
+        address: of the socket, for shells too.
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        self.address = Path(self._folder.name) / "requests"
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        here, there = socket.socketpair()
-        with listener, there:
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", secrets.token_hex())[:16]
+        self.folder = Path(tempfile.gettempdir()) / f"bigmodel-{run}"
+        self.address = self.folder / "requests"
+        with _locked():
+            if not self.address.exists():
+                self._start()
+            self._users = os.open(self.folder / "users", os.O_WRONLY | os.O_NONBLOCK)
+
+    def _start(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        os.mkfifo(self.folder / "users")
+        users = os.open(self.folder / "users", os.O_RDONLY | os.O_NONBLOCK)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(str(self.address))
-            listener.listen()
+            listener.listen(128)
             hidden = ("BIGMODEL_VIRTUAL",)
             inherited = {name: value for name, value in os.environ.items() if name not in hidden}
             environment = {**inherited, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
-            descriptors = [listener.fileno(), there.fileno()]
-            command = [sys.executable, "-m", "tests.preloaded", "--serve", *map(str, descriptors)]
-            self.process = subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=descriptors)
-        self._alive = here
-        atexit.register(self._stop)
+            descriptors = [listener.fileno(), users]
+            command = [sys.executable, "-m", "tests.preloaded", "--serve", *map(str, descriptors), str(self.folder)]
+            self._process = subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=descriptors)
+        os.close(users)
 
     def start(self, request: dict[str, Any], descriptors: list[int]) -> None:
         _send(self.address, request, descriptors)
 
-    def _stop(self) -> None:
-        self._alive.close()
-        self.process.wait()
-        self._folder.cleanup()
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Hold the lock under which servers begin and end."""
+    with (Path(tempfile.gettempdir()) / f"bigmodel-preloaded-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @cache
@@ -274,15 +290,19 @@ def _ask(address: str, modules: str, *arguments: str) -> None:
     os._exit(code)
 
 
-def _serve(listening: int, alive: int) -> None:
-    """Fork a process for every request, until the other end of `alive` is closed. In such a process, run its
+def _serve(listening: int, users: int, folder: Path) -> None:
+    """Fork a process for every request, until nobody holds the other end of `users`. In such a process, run its
     program."""
     _import(MODULES)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the watchers are not waited for
     with socket.socket(fileno=listening) as listener:
         while True:
-            if alive in select.select([listener, alive], [], [])[0]:
-                return
+            if users in select.select([listener, users], [], [])[0]:
+                with _locked():
+                    if _is_abandoned(users):
+                        shutil.rmtree(folder)
+                        return
+                continue
             connection, _ = listener.accept()
             with connection:
                 _, (content, *rest), _, _ = socket.recv_fds(connection, 16, 32)
@@ -296,10 +316,17 @@ def _serve(listening: int, alive: int) -> None:
                 connection.send(b".")
             for each in rest:
                 os.close(each)
-    os.close(alive)
+    os.close(users)
     status, *descriptors = rest
     if _watched(status):
         _end(_exit_code(request, descriptors))
+
+
+def _is_abandoned(users: int) -> bool:
+    """Return whether nobody holds the other end of the pipe."""
+    with suppress(BlockingIOError):
+        return os.read(users, 1) == b""
+    return False
 
 
 def _import(names: Sequence[str]) -> None:
@@ -389,5 +416,5 @@ def _run(request: dict[str, Any], descriptors: list[int]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--ask":
         _ask(*sys.argv[2:])
-    _serve(*map(int, sys.argv[2:]))
+    _serve(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
     _end(0)
