@@ -3,8 +3,9 @@
 A schema is a program of its author's: compiling one may take minutes or gigabytes, or overflow the stack of the library
 that compiles it. Here that ends a worker process, which is started again for the next schema, and not the server.
 
-Parent and worker exchange JSON texts over a pipe. The first one describes the tokenizer; then each schema is answered
-by the compiled grammar as xgrammar serialises it, or by an error. The worker ends when the pipe is closed.
+Parent and worker exchange JSON texts over a socket, the worker's standard input. The first one describes the tokenizer;
+then each schema is answered by the compiled grammar as xgrammar serialises it, or by an error. The worker ends when the
+socket is closed.
 """
 
 from __future__ import annotations
@@ -89,12 +90,10 @@ class GrammarWorker:
     def _running(self) -> Connection:
         if self._pipe is None:
             ours, theirs = socketpair()
-            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
             with theirs:
                 self._process = subprocess.Popen(
-                    command,
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
+                    [sys.executable, "-m", __name__],
+                    stdin=theirs,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
@@ -206,4 +205,4 @@ def _last_line(error: Exception) -> str:
 
 if __name__ == "__main__":
     with suppress(EOFError, ConnectionError, KeyboardInterrupt):
-        _work(Connection(int(sys.argv[1])))
+        _work(Connection(sys.stdin.fileno()))
