@@ -17,6 +17,8 @@ import urllib.error
 import urllib.request
 import venv
 import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +41,16 @@ def printed(*arguments):
     return output.getvalue()
 
 model, results = sys.argv[1:]
-print(json.dumps({
+found = {
     "imported": [module.__file__ for module in (bigmodel, bigmodel.benchmarks, bigmodel.server)],
     "names": {name: getattr(bigmodel, name, None) is not None for name in bigmodel.__all__},
     "plan": printed("plan", model, "--max-memory", "cpu=1GiB", "--context", "32", "--json"),
     "generate": printed("generate", model, "the", "--max-tokens", "8"),
     "bench": printed("bench", "memory", model, "--results", results),
     "kept": os.listdir(results),
-}))
+}
+print(json.dumps(found), flush=True)
+sys.exit(run(["serve", model, "--port", "0"]))
 """
 NOT_SOURCE = ("build", "dist", "site", "shared", "*.egg-info", "__pycache__")
 
@@ -89,15 +93,42 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class Used:
+    """What one process of the environment imports in an empty folder, what commands print in it, and what it serves."""
+
+    found: dict[str, Any]
+    process: subprocess.Popen[str]
+    log: Path
+
+    def address(self) -> str:
+        """The address of the server, once its model is loaded."""
+        while True:
+            said = self.log.read_text()
+            assert self.process.poll() is None, said
+            found = [word.rstrip("/.,)") for word in said.split() if word.startswith("http://")]
+            if found and is_ready(found[0]):
+                return found[0]
+            time.sleep(0.1)
+
+
 @pytest.fixture(scope="module")
-def used(environment: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What one process of the environment imports in an empty folder, and what commands print in it."""
+def used(environment: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Used]:
+    """One process for all commands: each interpreter takes seconds to import what they need."""
     command = [environment / "bin" / "python", "-c", USE, checkpoint, tmp_path_factory.mktemp("results")]
-    empty = tmp_path_factory.mktemp("empty")
-    done = subprocess.run(command, cwd=empty, env=outside(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    empty, log = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("log") / "log"
+    pipe = subprocess.PIPE
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(command, cwd=empty, env=outside(), stdout=pipe, stderr=stderr, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, log.read_text()
+            yield Used(json.loads(line), process, log)
+        finally:
+            process.terminate()
 
 
 def build_wheel(source: Path, folder: Path) -> Path:
@@ -159,64 +190,39 @@ def test_the_source_archive_builds_the_same_wheel(source: Path, wheel: Path, tmp
     assert names(build_wheel(archive, tmp_path)) == names(wheel)
 
 
-def test_the_installed_package_is_imported_from_site_packages(environment: Path, used: dict[str, Any]) -> None:
-    assert all(path.startswith(str(site_packages(environment))) for path in used["imported"])
+def test_the_command_is_installed(environment: Path) -> None:
+    command = [environment / "bin" / "bigmodel", "--help"]
+    assert "serve" in subprocess.run(command, env=outside(), capture_output=True, text=True, check=True).stdout
 
 
-def test_every_public_name_is_found(used: dict[str, Any]) -> None:
-    assert len(used["names"]) > 50
-    assert not [name for name, found in used["names"].items() if not found]
+def test_the_installed_package_is_imported_from_site_packages(environment: Path, used: Used) -> None:
+    assert all(path.startswith(str(site_packages(environment))) for path in used.found["imported"])
 
 
-def test_plan_reads_a_checkpoint(used: dict[str, Any]) -> None:
-    assert {part["device"] for part in json.loads(used["plan"])["parts"]} == {"cpu"}
+def test_every_public_name_is_found(used: Used) -> None:
+    assert len(used.found["names"]) > 50
+    assert not [name for name, found in used.found["names"].items() if not found]
 
 
-def test_generate_prints_text(used: dict[str, Any]) -> None:
-    assert "tokens/s" in used["generate"]
+def test_plan_reads_a_checkpoint(used: Used) -> None:
+    assert {part["device"] for part in json.loads(used.found["plan"])["parts"]} == {"cpu"}
 
 
-def test_bench_memory_prints_a_table_and_keeps_its_result(used: dict[str, Any]) -> None:
-    assert "cpu" in used["bench"]
-    assert [name.partition("-")[0] for name in used["kept"]] == ["memory"]
+def test_generate_prints_text(used: Used) -> None:
+    assert "tokens/s" in used.found["generate"]
 
 
-def test_serve_answers_and_shows_its_page(environment: Path, checkpoint: Path, tmp_path: Path) -> None:
-    with serving(environment, checkpoint, tmp_path) as address:
-        assert "<html" in get(address).decode()
-        body = {"model": checkpoint.name, "prompt": "the", "max_tokens": 4}
-        answer = json.loads(get(f"{address}/v1/completions", json.dumps(body).encode()))
-        assert answer["usage"]["completion_tokens"] <= 4
+def test_bench_memory_prints_a_table_and_keeps_its_result(used: Used) -> None:
+    assert "cpu" in used.found["bench"]
+    assert [name.partition("-")[0] for name in used.found["kept"]] == ["memory"]
 
 
-class serving:
-    """`bigmodel serve` of the environment on a free port; gives its address once it is ready."""
-
-    def __init__(self, environment: Path, checkpoint: Path, folder: Path) -> None:
-        command = [environment / "bin" / "bigmodel", "serve", str(checkpoint), "--port", "0"]
-        self._log = (folder / "log").open("w+")
-        self._process = subprocess.Popen(command, cwd=folder, env=outside(), stdout=self._log, stderr=self._log)
-
-    def __enter__(self) -> str:
-        try:
-            for _ in range(1200):
-                assert self._process.poll() is None, self._said()
-                found = [word.rstrip("/.,)") for word in self._said().split() if word.startswith("http://")]
-                if found and is_ready(found[0]):
-                    return found[0]
-                time.sleep(0.1)
-            raise AssertionError(f"the server did not become ready:\n{self._said()}")
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.wait(30)
-        self._log.close()
-
-    def _said(self) -> str:
-        return Path(self._log.name).read_text()
+def test_serve_answers_and_shows_its_page(used: Used, checkpoint: Path) -> None:
+    address = used.address()
+    assert "<html" in get(address).decode()
+    body = {"model": checkpoint.name, "prompt": "the", "max_tokens": 4}
+    answer = json.loads(get(f"{address}/v1/completions", json.dumps(body).encode()))
+    assert answer["usage"]["completion_tokens"] <= 4
 
 
 def is_ready(address: str) -> bool:
