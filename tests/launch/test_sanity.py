@@ -18,6 +18,12 @@ def test_every_check_passes_on_three_processes(forked: Forked) -> None:
     assert forked.outcomes["sanity"] == ""
 
 
+def test_every_check_passes_on_one_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    sanity.main()
+    assert capsys.readouterr().out.splitlines()[-1] == "The configuration works."
+
+
 def test_a_sum_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerator = Accelerator(cpu=True)
     sanity.check_collectives(accelerator)
