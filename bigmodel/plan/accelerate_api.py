@@ -16,7 +16,7 @@ from ..devices import DeviceLike, format_size
 from ..errors import DeviceMapError
 from ..limits import PLANNED_SHARE
 from ..profile import DtypeLike, UnitProfile, named_tensors, profile_units
-from ..profile.model.tensors import owner_of
+from ..profile.model.tensors import owner_of, with_ancestors
 from .memory.usage import PassingUnit
 from .result.budgets import Key, budget_error, is_accelerator, read_budgets
 from .search.filling import balanced_caps, place_greedily
@@ -38,27 +38,27 @@ def infer_auto_device_map(
 ) -> OrderedDict[str, int | str]:
     """Return a device map that fills accelerators in order, then RAM, then disk. Counts weights only.
 
-    It differs from accelerate's in that the largest streamed layer's bytes are reserved only when a layer is streamed;
-    an accelerator that was passed over is tried again, so one huge layer pushes nothing else away; buffers and
-    parameters that a split module holds itself are placed too; and classes that must not be split are found when none
-    are named. `make_plan` also counts KV cache and activations, and predicts time.
+    It differs from accelerate's: bytes of the largest streamed layer are reserved only if a layer is streamed; layers
+    after one that does not fit an accelerator are placed on it if they fit; buffers and parameters that a split module
+    holds itself are placed, too; classes that must not be split are found if none are given. `make_plan` also counts KV
+    cache and activations, and predicts time.
 
     Args:
         model: any module, also on meta.
         max_memory: budgets as `get_max_memory` takes them; None: what is free. `"disk"` is unlimited unless given.
         no_split_module_classes: class names not to be split; None: find them; `[]`: split down to leaf modules.
-        dtype: floating point tensors count as this dtype, but never as more than they take now.
-        special_dtypes: dtype by tensor name, stronger than `dtype`.
+        dtype: floating point tensors count in this dtype, but not with more bytes than now.
+        special_dtypes: dtype by tensor name; takes precedence over `dtype`.
         verbose: log every decision.
         clean_result: replace siblings on one device by their parent.
         offload_buffers: False: buffers of units that are not resident count on the main device.
-        fallback_allocation: accepted and ignored: a device that was left empty is always tried with later layers.
+        fallback_allocation: accepted and ignored: later layers are always tried on every device.
 
     Raises:
         BudgetError: nothing fits, because `"disk"` was given a budget that is too small.
-        PlanError: an argument makes no sense; the message names it.
+        PlanError: an argument is invalid; the message names it.
         SizeError: a budget is not a size.
-        DeviceError: a budget is of no device.
+        DeviceError: a budget is given for an unknown device.
     """
     check_flags(verbose=verbose, clean_result=clean_result, offload_buffers=offload_buffers)
     units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
@@ -95,7 +95,7 @@ def _in_order(
 
 
 def _warn_about_buffers(groups: Sequence[Group], placement: GroupPlacement, capacity: Capacity) -> None:
-    """Warn when the buffers of units that are not resident do not fit beside what the main device holds."""
+    """Warn if the buffers of units that are not resident do not fit the rest of the main device's budget."""
     if not is_accelerator(placement.main):
         return
     stored = list(zip(groups, placement.storage, strict=True))
@@ -122,21 +122,21 @@ def get_balanced_memory(
 ) -> dict[int | str, int]:
     """Return budgets under which filling the accelerators in order spreads the model evenly over them.
 
-    They are the smallest caps under which everything still fits in order. The budgets stay as they are if the model
-    does not fit the accelerators together.
+    They are the smallest caps under which everything fits in order. The budgets are unchanged if the model does not
+    fit all accelerators together.
 
     Args:
         model: any module, also on meta.
         max_memory: budgets as `get_max_memory` takes them; None: what is free.
         no_split_module_classes: class names not to be split; None: find them.
         dtype: floating point tensors count as this dtype.
-        special_dtypes: dtype by tensor name, stronger than `dtype`.
-        low_zero: keep the first accelerator as empty as possible (it will do other work, such as generation).
+        special_dtypes: dtype by tensor name; takes precedence over `dtype`.
+        low_zero: keep the first accelerator as empty as possible, for other work such as generation.
 
     Raises:
-        PlanError: an argument makes no sense; the message names it.
+        PlanError: an argument is invalid; the message names it.
         SizeError: a budget is not a size.
-        DeviceError: a budget is of no device.
+        DeviceError: a budget is given for an unknown device.
     """
     check_model(model)
     check_flags(low_zero=low_zero)
@@ -155,11 +155,11 @@ def get_balanced_memory(
 def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
     """Check that `device_map` gives every parameter and buffer of `model` a device.
 
-    Keys may be modules, parameters or buffers. A key that names nothing in the model is warned about.
+    Keys may be modules, parameters or buffers. Keys that are not in the model are logged as a warning.
 
     Raises:
         DeviceMapError: tensors have no device; the message names them.
-        PlanError: the map is no mapping by name, or the model is no module.
+        PlanError: the map is not a mapping by name, or the model is not a module.
     """
     check_names("device_map", device_map)
     tensors = {name: persistent for name, _tensor, _is_buffer, persistent in named_tensors(model)}
@@ -176,43 +176,39 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
 def clean_device_map(device_map: dict[str, Any], module_name: str = "") -> dict[str, Any]:
     """Replace entries that share a device by their common parent, in place, and return the map.
 
-    The order of the entries is kept: a parent stands where its first child stood. A lone entry stays as it is.
+    The order of the entries is kept: a parent takes the place of its first child. A single entry is unchanged.
 
     Args:
         device_map: entries by module or tensor name.
-        module_name: tidy only below this module.
+        module_name: merge only entries below this module.
 
     Raises:
-        PlanError: the map is no mapping by name.
+        PlanError: the map is not a mapping by name.
     """
     check_names("device_map", device_map)
     count: dict[str, int] = {}
     common: dict[str, Any] = {}
     for key, device in device_map.items():
-        for parent in _itself_and_parents(key, module_name):
+        for parent in _ancestors_below(key, module_name):
             count[parent] = count.get(parent, 0) + 1
             if common.setdefault(parent, device) != device:
                 common[parent] = _MIXED
-    tidy: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for key, device in device_map.items():
         name = key
-        for parent in _itself_and_parents(key, module_name):
+        for parent in _ancestors_below(key, module_name):
             if count[parent] > 1 and common[parent] is not _MIXED:
                 name = parent
-        tidy[name] = device
+        merged[name] = device
     device_map.clear()
-    device_map.update(tidy)
+    device_map.update(merged)
     return device_map
 
 
 _MIXED = object()
 
 
-def _itself_and_parents(key: str, stop: str) -> Iterator[str]:
-    """Yield `key` and the modules that hold it, up to `stop`; nothing if `key` is not inside `stop`."""
-    if stop and key != stop and not key.startswith(f"{stop}."):
-        return
-    while key != stop:
-        yield key
-        key = key.rpartition(".")[0]
-    yield stop
+def _ancestors_below(key: str, stop: str) -> list[str]:
+    """Return `key` and its ancestors up to `stop`; none if `key` is not inside `stop`."""
+    found = list(with_ancestors(key))
+    return found[: found.index(stop) + 1] if stop in found else []

@@ -1,8 +1,8 @@
 """`plan_training`: storage device of every part of a model during training.
 
-A streamed part keeps its weights, gradients and optimizer state on the host; the accelerator holds its slot and the
-activations it computes with. A resident part keeps all of that on the accelerator, with the activations that its
-backward needs. As many parts are resident as fit.
+Weights, gradients and optimizer state of a streamed part are on the host; its slot and its current activations are on
+the accelerator. All of a resident part is on the accelerator, including the activations that its backward needs. As
+many parts are resident as fit.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def plan_training(
     counted as if they were fetched together, which is an upper bound.
 
     Args:
-        model: a transformers model of texts or images, also on meta; not changed. Frozen parameters get no gradient.
+        model: a transformers model of text or images, also on meta; not changed. Frozen parameters get no gradient.
         max_memory: budgets as `get_max_memory` takes them, of one accelerator and the host; None: what is free.
         batch_size: samples of a step.
         context_length: tokens of each; None: as `profile_model` does.
-        optimizer: one of `OPTIMIZERS`, or a function that makes one from parameters.
+        optimizer: one of `OPTIMIZERS`, or a function of parameters that returns one.
         main_device: the accelerator to train on; None: the one with a budget. Others are not used.
         no_split_module_classes: class names not to be split; None: find them.
 
@@ -65,7 +65,7 @@ def plan_training(
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
-        PlanError: an argument makes no sense, or the model has no loss.
+        PlanError: an argument is invalid, or the model has no loss.
         SizeError: a budget is not a size.
         DeviceError: a budget's device or the main device does not exist.
     """

@@ -1,4 +1,4 @@
-"""A plan for people: as tables, and as sentences that say why."""
+"""A plan as text: tables, and sentences with its reasons."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain_text(plan: Plan) -> str:
 
 
 def explain(plan: Plan) -> str:
-    """Return sentences: why each part is where it is, what each device holds, what more memory would save."""
+    """Return sentences: the reason for each part's place, the memory of each device, the time that more would save."""
     return "\n".join([*_part_sentences(plan), *_device_sentences(plan), *_time_sentences(plan), *plan.notes])
 
 
@@ -118,7 +118,7 @@ def _time_sentences(plan: Plan) -> Iterator[str]:
 
 
 def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Yield runs of neighbouring parts that are alike: of one class, held and run alike for one reason."""
+    """Yield runs of consecutive parts with the same class, devices and reason."""
     run: list[Part] = []
     for part in parts:
         if run and _likeness(part) != _likeness(run[0]):

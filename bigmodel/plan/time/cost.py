@@ -1,10 +1,10 @@
-"""Predicted seconds of an assignment: of one pass (`CostModel`), and of what a plan minimises (`Objective`).
+"""Predicted seconds of an assignment: of one pass (`CostModel`), and of a plan's objective (`Objective`).
 
-In a pass the link fetches some units while others compute. Units compute one after another, in order; the link fetches
-streamed units into slots, one after another, beside them. With two slots or more, the next streamed unit's fetch is
-queued when the one before it is wanted; with one slot, when the unit itself is wanted. The link serves requests in
-order: a unit's inputs, however few bytes, wait for the weights queued before them. This is what the streamer of
-`dispatch` does, pass after pass.
+In a pass the link fetches some units while others compute. Units compute one after another, in order; meanwhile the
+link fetches streamed units into slots, one after another. With two slots or more, the fetch of the next streamed unit
+is queued when the one before it is entered; with one slot, when the unit itself is entered. The link serves requests in
+order: a unit's inputs, however few bytes, wait for the weights queued before them. The streamer of `dispatch` does the
+same, pass after pass.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from ..result.budgets import Key, is_accelerator
 from .unit_cost import UnitCost
 
 PROMPT_SHARE = 1e-3
-"""Weight of the prompt's seconds beside a step's under "latency": it only breaks ties."""
+"""Weight of the prompt's seconds relative to a step's under "latency": it only breaks ties."""
 
 UNKNOWN_NEW_TOKENS = 128
-"""New tokens of a job whose number of new tokens is not given."""
+"""New tokens of a job if their number is not given."""
 
 
 PASSES = 3
-"""Passes to simulate; from then on all passes take as long as the last one."""
+"""Passes to simulate; later passes take as long as the last one."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Visit:
     """One unit in a pass.
 
     Attributes:
-        compute: seconds it computes, and in which its inputs cross other links than the main device's.
+        compute: seconds of its compute, and of transfers of its inputs over other links than the main device's.
         fetch: seconds in which the link fetches its weights; 0 if it is not streamed.
-        on_demand: seconds in which the link fetches the experts its router has chosen, while it waits.
-        inputs: seconds in which the link transfers its inputs, before all else.
+        on_demand: seconds in which the link fetches the experts that its router has chosen, while the unit waits.
+        inputs: seconds in which the link transfers its inputs, before it computes.
     """
 
     compute: float
@@ -50,11 +50,11 @@ class Visit:
 
 
 def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
-    """Return the seconds of one pass among many.
+    """Return the seconds of one pass in a long sequence of passes.
 
     Args:
         visits: in the order of execution.
-        slots: how many fetched units may be on the device at once.
+        slots: maximum number of fetched units on the device at once.
     """
     total = sum(visit.compute + visit.on_demand + visit.inputs for visit in visits)
     streamed = [position for position, visit in enumerate(visits) if visit.fetch]
@@ -86,10 +86,10 @@ def _simulated(visits: Sequence[Visit], streamed: Sequence[int]) -> float:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of one pass, and what it is spent on.
+    """The time of one pass, by resource.
 
     Attributes:
-        seconds: the whole pass; less than the sum of the others where they overlap.
+        seconds: the whole pass; less than the sum of the others if they overlap.
         compute: seconds of computing by device key.
         link: seconds in which the main device's link transfers weights.
         disk: seconds in which weights are read from disk.
@@ -102,7 +102,7 @@ class StepTime:
 
     @property
     def binds(self) -> str:
-        """The resource that is busy longest."""
+        """The bottleneck: the resource that is busy longest."""
         parts = {f"computing on {key}": seconds for key, seconds in self.compute.items()}
         parts["the link to the main device"] = self.link
         parts["reading from disk"] = self.disk
@@ -110,7 +110,7 @@ class StepTime:
 
 
 @dataclass(frozen=True)
-class _Surroundings:
+class _SharedState:
     """Properties of an assignment that the time of every unit depends on."""
 
     on_disk: int
@@ -132,8 +132,8 @@ class CostModel:
     """Seconds of a profile's phases on one machine.
 
     Args:
-        profile: what the model needs.
-        machine: what the machine gives.
+        profile: the model.
+        machine: the machine.
 
     Attributes:
         units: the seconds of single units.
@@ -144,20 +144,20 @@ class CostModel:
         self.units = UnitCost(profile, machine)
         self._unit_times: dict[object, _UnitTime] = {}
         self._transfer_times: dict[object, tuple[float, float]] = {}
-        self._last: tuple[Assignment, _Surroundings] | None = None
+        self._last: tuple[Assignment, _SharedState] | None = None
 
     def seconds(self, phase: int, assignment: Assignment) -> StepTime:
         """Return the time of one pass of phase number `phase` under an assignment."""
-        around = self._surroundings(assignment)
+        shared = self._shared_state(assignment)
         if self.profile.phases[phase].name == STEP:
             assignment = assignment.in_steps()
         main = assignment.main
-        between = self.units.compute(phase, OUTSIDE, main, around.from_host)
+        between = self.units.compute(phase, OUTSIDE, main, shared.from_host)
         compute: dict[Key, float] = {main: between}
         link = disk = 0.0
         visits: list[Visit] = []
         for unit, (storage, execution) in enumerate(zip(assignment.storage, assignment.execution, strict=True)):
-            time = self._unit_time(phase, unit, storage, execution, around)
+            time = self._unit_time(phase, unit, storage, execution, shared)
             visit = time.visit
             compute[execution] = compute.get(execution, 0.0) + time.compute
             if self.units.works[phase].get(unit):
@@ -170,7 +170,7 @@ class CostModel:
         seconds = seconds_of_pass(visits, assignment.slots)
         if is_accelerator(main):
             return StepTime(seconds, compute, link, disk)
-        cached = self.units.fits_page_cache(around.on_disk)
+        cached = self.units.fits_page_cache(shared.on_disk)
         return StepTime(seconds if cached else max(seconds, disk), compute, link, 0.0 if cached else disk)
 
     def _with_inputs(self, visit: Visit, phase: int, unit: int, assignment: Assignment) -> Visit:
@@ -188,12 +188,12 @@ class CostModel:
         before, behind = self._transfer_times[key]
         return Visit(visit.compute + before, visit.fetch, visit.on_demand, behind)
 
-    def _surroundings(self, assignment: Assignment) -> _Surroundings:
-        """Return what all phases and units of an assignment have in common."""
+    def _shared_state(self, assignment: Assignment) -> _SharedState:
+        """Return the properties of an assignment that all its phases and units share."""
         if self._last is None or self._last[0] is not assignment:
             units = self.profile.units
             caches = expert_capacities(self.profile, assignment)
-            found = _Surroundings(
+            found = _SharedState(
                 on_disk=sum(
                     unit.weights for unit, storage in zip(units, assignment.storage, strict=True) if storage == DISK
                 ),
@@ -207,25 +207,25 @@ class CostModel:
             self._last = assignment, found
         return self._last[1]
 
-    def _unit_time(self, phase: int, unit: int, storage: Key, execution: Key, around: _Surroundings) -> _UnitTime:
-        caches = around.caches.get(unit, ())
-        cached = self.units.fits_page_cache(around.on_disk)
-        key = phase, unit, storage, execution, around.from_host, around.stream_buffers, cached, caches
+    def _unit_time(self, phase: int, unit: int, storage: Key, execution: Key, shared: _SharedState) -> _UnitTime:
+        caches = shared.caches.get(unit, ())
+        cached = self.units.fits_page_cache(shared.on_disk)
+        key = phase, unit, storage, execution, shared.from_host, shared.stream_buffers, cached, caches
         if key not in self._unit_times:
-            self._unit_times[key] = self._new_unit_time(phase, unit, storage, execution, around)
+            self._unit_times[key] = self._new_unit_time(phase, unit, storage, execution, shared)
         return self._unit_times[key]
 
-    def _new_unit_time(self, phase: int, unit: int, storage: Key, execution: Key, around: _Surroundings) -> _UnitTime:
-        units, option, on_disk = self.units, (storage, execution), around.on_disk
-        caches, choices = around.caches.get(unit, ()), units.choices[phase].get(unit, {})
-        compute = taken = units.compute(phase, unit, execution, around.from_host)
+    def _new_unit_time(self, phase: int, unit: int, storage: Key, execution: Key, shared: _SharedState) -> _UnitTime:
+        units, option, on_disk = self.units, (storage, execution), shared.on_disk
+        caches, choices = shared.caches.get(unit, ()), units.choices[phase].get(unit, {})
+        compute = taken = units.compute(phase, unit, execution, shared.from_host)
         ahead = on_demand = 0.0
         for position, choice in choices.items():
             cache = caches[position] if caches else None
             if cache is not None:
                 soon, then = cache.fetched(choice)
                 ahead, on_demand = ahead + soon * cache.expert_bytes, on_demand + then * cache.expert_bytes
-        fetch = units.fetch(phase, unit, option, on_disk, around.stream_buffers, ahead)
+        fetch = units.fetch(phase, unit, option, on_disk, shared.stream_buffers, ahead)
         if fetch or ahead:
             taken += units.disturbance(unit, execution, ahead)
         if caches:

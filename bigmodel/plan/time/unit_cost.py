@@ -23,8 +23,8 @@ class UnitCost:
     """Seconds of a profile's units on one machine.
 
     Args:
-        profile: what the model needs.
-        machine: what the machine gives.
+        profile: the model.
+        machine: the machine.
     """
 
     def __init__(self, profile: Profile, machine: MachineProfile) -> None:
@@ -107,7 +107,7 @@ class UnitCost:
         return max(seconds, nbytes / self.disk_rate(on_disk)) if storage == DISK else seconds
 
     def disturbance(self, unit: int, execution: Key, ahead: float = 0.0) -> float:
-        """Return the seconds of computing that a streamed unit costs by the copies beside it.
+        """Return the seconds by which its own copies slow down the compute that overlaps with them.
 
         Args:
             unit: position of the unit.
@@ -119,7 +119,7 @@ class UnitCost:
         return (whole + ahead) * self.machine.link(self.name(execution)).disturbance
 
     def fetch_on_demand(self, nbytes: float, option: Option, on_disk: int) -> float:
-        """Return the seconds that a unit waits for `nbytes` of experts which its router has just chosen."""
+        """Return the seconds that a unit waits for `nbytes` of experts that its router has chosen."""
         storage, execution = option
         if not nbytes:
             return 0.0
@@ -128,7 +128,7 @@ class UnitCost:
         return max(copied, from_disk) if is_accelerator(execution) else copied + from_disk
 
     def expert_overhead(self, phase: int, unit: int) -> float:
-        """Return the seconds of Python in which the host looks up and holds the chosen experts of a unit."""
+        """Return the seconds of Python for looking up and holding the chosen experts of a unit."""
         choices = self.choices[phase].get(unit, {}).values()
         return sum(self.machine.expert_overhead.seconds(choice) for choice in choices)
 
@@ -170,31 +170,31 @@ def device_name(key: Key) -> str:
     return normalize_device(key)
 
 
-Maker = tuple[int, bool]
-"""The unit that made a tensor, and whether the unit returned it to the module that called it."""
+Producer = tuple[int, bool]
+"""The unit that computed a tensor, and whether it is among the outputs of the unit."""
 
-NOBODY: Maker = (OUTSIDE, False)
+NO_PRODUCER: Producer = (OUTSIDE, False)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a unit that one other unit made.
+    """The inputs of a unit that one other unit computed.
 
     Attributes:
-        maker: position of the unit that made them; `OUTSIDE`: operations between units, on the main device.
-        tensors: how many tensors.
+        producer: position of the unit that computed them; `OUTSIDE`: operations between units, on the main device.
+        tensors: number of tensors.
         nbytes: bytes of all of them.
-        returned: the unit returned them, so outputs of a unit on the host are on the main device.
+        returned: they are outputs of the unit; outputs of a unit on the host are on the main device.
     """
 
-    maker: int
+    producer: int
     tensors: int
     nbytes: int
     returned: bool = False
 
 
 class InputTransfers:
-    """The inputs of every unit in a trace, and which of them cross a link under an assignment.
+    """The inputs of every unit in a trace, and those that are transferred under an assignment.
 
     Args:
         trace: one forward.
@@ -202,31 +202,31 @@ class InputTransfers:
 
     def __init__(self, trace: Trace) -> None:
         self._inputs: dict[int, tuple[Inputs, ...]] = {}
-        makers = {held.storage: (held.unit, False) for held in trace.initial}
+        producers = {held.storage: (held.unit, False) for held in trace.initial}
         running = [OUTSIDE]
         for event in trace.events:
             if isinstance(event, Allocate):
                 outside = running[-1] == OUTSIDE
-                makers[event.storage] = makers.get(event.source, NOBODY) if outside else (running[-1], False)
+                producers[event.storage] = producers.get(event.source, NO_PRODUCER) if outside else (running[-1], False)
             elif isinstance(event, Enter):
-                self._inputs.setdefault(event.unit, _by_maker(event, makers))
+                self._inputs.setdefault(event.unit, _by_producer(event, producers))
                 running.append(event.unit)
             elif isinstance(event, Leave):
                 running.pop()
-                made = (storage for storage, _ in event.outputs if makers.get(storage) == (event.unit, False))
-                makers.update(dict.fromkeys(made, (event.unit, True)))
+                made = (storage for storage, _ in event.outputs if producers.get(storage) == (event.unit, False))
+                producers.update(dict.fromkeys(made, (event.unit, True)))
 
     def from_elsewhere(self, unit: int, execution: Sequence[Key], main: Key) -> list[tuple[Key, Inputs]]:
         """Return the inputs of `unit` that are not on the device it runs on, each with the device they are on.
 
         Args:
             unit: position of the unit.
-            runs: where each unit runs.
+            execution: execution device of each unit.
             main: the device of the model's own inputs, and of outputs that units on the host return.
         """
         found = []
         for inputs in self._inputs.get(unit, ()):
-            source = main if inputs.maker == OUTSIDE else execution[inputs.maker]
+            source = main if inputs.producer == OUTSIDE else execution[inputs.producer]
             if source == HOST and inputs.returned:
                 source = main
             if source != execution[unit]:
@@ -234,8 +234,8 @@ class InputTransfers:
         return found
 
 
-def _by_maker(event: Enter, makers: Mapping[int, Maker]) -> tuple[Inputs, ...]:
-    sizes: dict[Maker, list[int]] = {}
+def _by_producer(event: Enter, producers: Mapping[int, Producer]) -> tuple[Inputs, ...]:
+    sizes: dict[Producer, list[int]] = {}
     for storage, nbytes in event.inputs:
-        sizes.setdefault(makers.get(storage, NOBODY), []).append(nbytes)
+        sizes.setdefault(producers.get(storage, NO_PRODUCER), []).append(nbytes)
     return tuple(Inputs(unit, len(found), sum(found), back) for (unit, back), found in sizes.items())

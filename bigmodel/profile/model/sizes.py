@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import torch
 from torch import nn
 
 from ...arguments import check_flags, check_model
-from .tensors import DtypeLike, tensor_specs
+from .tensors import DtypeLike, tensor_specs, with_ancestors
 from .units import as_class_names, find_no_split_classes
 
 
@@ -40,7 +41,7 @@ def compute_module_sizes(
         if buffers_only and not spec.is_buffer:
             continue
         sizes[spec.name] = spec.nbytes
-        for prefix in _ancestors(spec.name):
+        for prefix in islice(with_ancestors(spec.name), 1, None):
             if (prefix, spec.storage) not in counted:
                 counted.add((prefix, spec.storage))
                 sizes[prefix] += spec.nbytes
@@ -89,12 +90,3 @@ def calculate_maximum_sizes(model: nn.Module) -> tuple[int, tuple[int, list[str]
     direct: list[tuple[str, nn.Module | torch.Tensor]] = [*model.named_parameters(recurse=False)]
     direct += [*model.named_children(), *model.named_buffers(recurse=False)]
     return sizes[""], get_max_layer_size(direct, sizes, sorted(find_no_split_classes(model)))
-
-
-def _ancestors(name: str) -> Iterator[str]:
-    """Yield the names of the ancestors of `name`, outermost (`""`) first."""
-    yield ""
-    position = name.find(".")
-    while position >= 0:
-        yield name[:position]
-        position = name.find(".", position + 1)

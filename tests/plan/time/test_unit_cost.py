@@ -53,7 +53,7 @@ def test_compute_takes_the_time_of_the_device_and_longer_for_a_prompt_than_for_a
 
 def test_inputs_cross_a_link_each_way() -> None:
     cost = UnitCost(profile(), MACHINE)
-    two = Inputs(maker=0, tensors=2, nbytes=1000)
+    two = Inputs(producer=0, tensors=2, nbytes=1000)
     assert cost.from_host(two, 0) == cost.to_host(two, 0) == pytest.approx(2 * 1e-6 + 1000 / 1e8)
     assert cost.from_host(two, "cpu") == cost.to_host(two, "cpu") == 0
 
@@ -109,7 +109,7 @@ def test_one_device_has_no_input_transfers() -> None:
 
 def test_inputs_on_another_device_are_transferred_for_each_unit() -> None:
     found = InputTransfers(TRACE).from_elsewhere(1, (0, "cpu", "cpu"), 0)
-    assert found == [(0, Inputs(OUTSIDE, 1, 5)), (0, Inputs(maker=0, tensors=1, nbytes=10))]
+    assert found == [(0, Inputs(OUTSIDE, 1, 5)), (0, Inputs(producer=0, tensors=1, nbytes=10))]
 
 
 def test_outputs_of_units_on_the_host_are_on_the_main_device() -> None:
@@ -120,4 +120,4 @@ def test_outputs_of_units_on_the_host_are_on_the_main_device() -> None:
 
 def test_results_of_operations_between_units_are_on_the_device_of_their_inputs() -> None:
     trace = Trace((Enter(0), Allocate(0, 4), Leave(0), Allocate(1, 8, source=0), Enter(1, ((1, 8),)), Leave(1)))
-    assert InputTransfers(trace).from_elsewhere(1, (1, 0), 0) == [(1, Inputs(maker=0, tensors=1, nbytes=8))]
+    assert InputTransfers(trace).from_elsewhere(1, (1, 0), 0) == [(1, Inputs(producer=0, tensors=1, nbytes=8))]
