@@ -67,3 +67,10 @@ KV_SHARE = 0.25
 UNKNOWN_SHARE = 0.2
 """Share of an accelerator's budget that is kept free for activations of unknown size: a guess, as 0 would certainly be
 too little."""
+
+RENDEZVOUS_PORT = 29500
+"""Default port at which processes of a launch meet: that of torch.distributed."""
+
+SHARD_SIZE = "10GB"
+"""Default size of the largest file of weights that an Accelerator saves and that sharded ones are merged into: that of
+accelerate."""

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ..limits import SHARD_SIZE
+
 
 def merge_weights(
     checkpoint_directory: Annotated[Path, typer.Argument(help="Folder with the sharded weights.")],
@@ -23,7 +25,7 @@ def merge_weights(
     ] = False,
     max_shard_size: Annotated[
         str, typer.Option("--max_shard_size", "--max-shard-size", help="Largest file written, like 5GB.")
-    ] = "10GB",
+    ] = SHARD_SIZE,
 ) -> None:
     """Merge the sharded weights of an FSDP training checkpoint; memory needed: one output file."""
     from ..train.strategies.sharded.merge import merge_fsdp_weights

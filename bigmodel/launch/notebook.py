@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import LaunchError
+from ..limits import RENDEZVOUS_PORT
 from ..train.environment import changed_environment
 from .environment import launch_environment
 from .job import launcher_log
@@ -21,7 +22,7 @@ def notebook_launcher(
     args: Sequence[Any] = (),
     num_processes: int | None = None,
     mixed_precision: str = "no",
-    use_port: str | int = "29500",
+    use_port: str | int = str(RENDEZVOUS_PORT),
     master_addr: str = "127.0.0.1",
     node_rank: int = 0,
     num_nodes: int = 1,

@@ -7,9 +7,8 @@ import socket
 from dataclasses import dataclass
 
 from ..errors import LaunchError
+from ..limits import RENDEZVOUS_PORT
 from .settings import LaunchConfig
-
-DEFAULT_PORT = 29500
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def _meeting_point(config: LaunchConfig, machines: int) -> tuple[str, int | None
     if machines > 1:
         if not address:
             raise LaunchError(f"num_machines is {machines}: give the address of machine 0 with --main_process_ip.")
-        port = port or DEFAULT_PORT
+        port = port or RENDEZVOUS_PORT
         if (config.machine_rank or 0) == 0:
             check_port(address, port)
         return address, port, config.rdzv_backend or "static"

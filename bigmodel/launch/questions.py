@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.prompt import Confirm, FloatPrompt, IntPrompt, Prompt
 
 from ..errors import LaunchError
-from .processes import DEFAULT_PORT
+from ..limits import RENDEZVOUS_PORT
 from .settings import MIXED_PRECISIONS, LaunchConfig
 
 
@@ -61,7 +61,7 @@ class _Interview:
         if machines > 1:
             self.answers["machine_rank"] = self._number("The number of this machine, from 0", 0)
             self.answers["main_process_ip"] = self._text("Address of machine 0", None)
-            self.answers["main_process_port"] = self._number("Port on machine 0", DEFAULT_PORT)
+            self.answers["main_process_port"] = self._number("Port on machine 0", RENDEZVOUS_PORT)
             self.answers["rdzv_backend"] = self._choice("Rendezvous", ["static", "c10d"], "static")
         return machines
 

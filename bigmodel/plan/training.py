@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from ..arguments import check_model, optional_whole_number, whole_number
-from ..devices import DISK, HOST, DeviceLike, total_host_bytes
+from ..devices import DISK, HOST, DeviceLike
 from ..errors import BudgetError, PlanError
-from ..limits import DEFAULT_SLOTS, PINNED_SHARE
+from ..limits import DEFAULT_SLOTS
 from ..profile import Profile, profile_model
 from ..profile.trace.workload import trained_length
 from ..profile.training.step import TrainingStep, check_optimizer
-from .memory.assignment import Assignment, parts_of, passing_usage, with_budgets
+from .memory.assignment import Assignment, default_pinned_memory, parts_of, passing_usage, with_budgets
 from .memory.usage import ACTIVATIONS, BUFFERS, TRAINING, WEIGHTS, MemoryUsage, PassingUnit
 from .result.budgets import Key, budget_error, device_type_of, is_accelerator, read_budgets, with_headroom
 from .result.plan import Plan
@@ -102,7 +102,7 @@ def plan_training(
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
         expert_cache=passing_usage(profile.units, assignment).expert_cache,
-        pinned_memory=int(PINNED_SHARE * total_host_bytes()),
+        pinned_memory=default_pinned_memory(),
         batch_size=batch_size,
         context_length=trained_length(model, context_length),
         new_tokens=0,

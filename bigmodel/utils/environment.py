@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from bigmodel.errors import TrainError
+from bigmodel.limits import RENDEZVOUS_PORT
 from bigmodel.train import environment
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,7 +101,7 @@ def is_port_in_use(port: int | str | None = None) -> bool:
     """Whether a process listens on this local port; 29500 by default."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
-        return probe.connect_ex(("localhost", int(port or 29500))) == 0
+        return probe.connect_ex(("localhost", int(port or RENDEZVOUS_PORT))) == 0
 
 
 def _set_all(variables: dict[str, str]) -> None:

@@ -215,7 +215,7 @@ def assemble(
         offload_buffers=assignment.stream_buffers,
         expert_cache=passing_usage(profile.units, assignment).expert_cache,
         staging_bytes=assignment.staging_bytes,
-        pinned_memory=int(PINNED_SHARE * total_host_bytes()) if pinned_memory is None else pinned_memory,
+        pinned_memory=default_pinned_memory() if pinned_memory is None else pinned_memory,
         resident_limit=resident_limit,
         batch_size=profile.workload.batch_size,
         context_length=profile.workload.context_length,
@@ -224,6 +224,11 @@ def assemble(
         prediction=prediction,
         notes=_notes(profile),
     )
+
+
+def default_pinned_memory() -> int:
+    """Return the bytes of host memory that may be pinned by default: a share of this host's."""
+    return int(PINNED_SHARE * total_host_bytes())
 
 
 def with_budgets(uses: Mapping[Key, DevicePlan], budgets: Mapping[Key, int]) -> dict[Key, DevicePlan]:

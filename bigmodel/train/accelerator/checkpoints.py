@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from bigmodel.devices import release_cached_memory
 from bigmodel.errors import CheckpointNotFoundError, TrainError
+from bigmodel.limits import SHARD_SIZE
 from bigmodel.train import checkpoint_folder
 from bigmodel.train.accelerator.base import AcceleratorCore
 from bigmodel.train.accelerator.run_state import read_run_state, write_run_state
@@ -208,7 +209,7 @@ class Saving(AcceleratorCore):
         self,
         model: nn.Module,
         save_directory: str | os.PathLike[str],
-        max_shard_size: int | str = "10GB",
+        max_shard_size: int | str = SHARD_SIZE,
         safe_serialization: bool = True,
     ) -> None:
         """Write a model's weights, in shards, as `from_pretrained` and `load_checkpoint_and_dispatch` read them.

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from bigmodel.atomic_files import sync_folder, written_atomically
 from bigmodel.devices import format_size, parse_size
 from bigmodel.errors import CheckpointError, CheckpointNotFoundError
+from bigmodel.limits import SHARD_SIZE
 from bigmodel.train.checkpoint_files import save_object, write_safetensors
 from bigmodel.train.strategies.sharded.distributed_files import read_index, read_tensors
 
@@ -26,7 +27,7 @@ def merge_fsdp_weights(
     output_path: str | os.PathLike[str],
     safe_serialization: bool = True,
     remove_checkpoint_dir: bool = False,
-    max_shard_size: int | str = "10GB",
+    max_shard_size: int | str = SHARD_SIZE,
 ) -> Path:
     """Write the weights of a sharded checkpoint of bigmodel or accelerate as ordinary files.
 
