@@ -20,7 +20,8 @@ from bigmodel.server.http.state import ServerState
 
 logger = logging.getLogger(__name__)
 
-_LINGER = 1.0  # seconds that /health answers 503 after a failure, before the process exits
+LINGER_SECONDS = 1.0
+"""How long /health answers 503 after a failure, before the process exits."""
 
 
 POLLED = frozenset({"/health", "/ready", "/plan", "/metrics"})  # by pages, probes and scrapers, every second
@@ -114,7 +115,7 @@ class DrainingServer(uvicorn.Server):
         while self._state.failure is None and not self.should_exit:
             time.sleep(0.05)
         if self._state.failure is not None:
-            time.sleep(_LINGER)
+            time.sleep(LINGER_SECONDS)
             self.should_exit = True
 
     def _drain(self) -> None:

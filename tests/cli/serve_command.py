@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+import bigmodel.server.http.run
 from bigmodel.cli.main import main
 from bigmodel.server.engine.compute.runner import PackedRunner
 
@@ -42,4 +43,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell starts in the background
     if sys.argv[1] == "breaks":
         _break_at(BREAKS)
+        bigmodel.server.http.run.LINGER_SECONDS = 100.0  # the process is asked for its health, and ended by a signal
     main(sys.argv[2:])

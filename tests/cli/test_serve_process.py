@@ -96,6 +96,7 @@ def test_an_engine_failure_is_an_error_for_clients_and_health_and_exit_code_1(fo
         assert served.status("health") == 503
         waits.join(30)
         assert other[0].status_code == 500  # a request beside it is not left hanging
+        served.process.send_signal(signal.SIGTERM)
         assert served.code() == 1
         assert "error: secret detail of the failure" in served.said()  # for whoever runs it, not for clients
 

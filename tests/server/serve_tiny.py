@@ -1,6 +1,6 @@
 """A process that serves the tiny model as `bigmodel serve` does, and models that are slow or break.
 
-    python -m tests.server.serve_tiny DELAY DRAIN_TIMEOUT [LOADING]
+    python -m tests.server.serve_tiny DELAY DRAIN_TIMEOUT [LOADING [LINGER]]
 
 It prints its port, serves until a signal or a failure, and exits with the server's code.
 """
@@ -8,11 +8,13 @@ It prints its port, serves until a signal or a failure, and exits with the serve
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any
 
 import torch
 
+import bigmodel.server.http.run
 from bigmodel.server import EngineOptions, Loaded, Loading, Settings, create_app
 from bigmodel.server.http.run import bind, run
 from tests.server.tiny import tiny_model, tiny_tokenizer
@@ -36,13 +38,29 @@ class SlowOrBroken(torch.nn.Module):
         return out
 
 
+class Gated(torch.nn.Module):
+    """Lets as many forwards through as it is told."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.allowed = threading.Semaphore(0)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        assert self.allowed.acquire(timeout=60)
+        out: torch.Tensor = self.inner(ids)
+        return out
+
+
 def _twice(ids: torch.Tensor, token: int) -> bool:
     return bool((ids[..., 1:].eq(token) & ids[..., :-1].eq(token)).any())
 
 
-def main(delay: str, drain_timeout: str, loading: str = "") -> None:
-    """Serve with seconds of delay in each forward; LOADING may be "broken" or "endless"."""
+def main(delay: str, drain_timeout: str, loading: str = "", linger: str = "0") -> None:
+    """Serve with seconds of delay in each forward; LOADING may be "broken" or "endless"; LINGER: seconds that the
+    process goes on after a failure."""
     torch.set_num_threads(1)
+    bigmodel.server.http.run.LINGER_SECONDS = float(linger)
 
     def loader(progress: Loading) -> Loaded:
         if loading == "broken":

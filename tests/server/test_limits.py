@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.server.live import MODEL, serving, tiny_app
-from tests.server.serve_tiny import SlowOrBroken
+from tests.server.serve_tiny import Gated, SlowOrBroken
 from tests.server.tiny import tiny_model
 
 JSON = {"content-type": "application/json"}
@@ -122,14 +122,19 @@ def test_a_body_that_is_too_long_is_refused_with_and_without_a_length() -> None:
         assert post(url, json=body()).status_code == 200
 
 
+def gated_app(**engine: Any) -> tuple[Any, Gated]:
+    """The application, and what lets its forwards through."""
+    model = tiny_model()
+    app = tiny_app(model, engine=engine)
+    gate = model.model.embed_tokens = Gated(model.model.embed_tokens)
+    return app, gate
+
+
 def test_a_full_queue_is_429_and_empties_again() -> None:
-    app = tiny_app(slow_model(0.01), engine={"max_sequences": 1, "max_queue": 1})
+    app, gate = gated_app(max_sequences=1, max_queue=1)
     with serving(app) as url:
         statuses: list[int] = []
-        threads = [
-            threading.Thread(target=lambda: statuses.append(post(url, json=body(max_tokens=40)).status_code))
-            for _ in range(2)
-        ]
+        threads = [threading.Thread(target=lambda: statuses.append(post(url, json=body()).status_code)) for _ in "ab"]
         for thread in threads:
             thread.start()
         engine = app.state.server.engine
@@ -138,6 +143,7 @@ def test_a_full_queue_is_429_and_empties_again() -> None:
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "rate_limit_error"
+        gate.allowed.release(100)
         for thread in threads:
             thread.join()
         assert statuses == [200, 200]
@@ -145,13 +151,14 @@ def test_a_full_queue_is_429_and_empties_again() -> None:
 
 
 def test_prompts_that_do_not_all_fit_the_queue_are_all_refused() -> None:
-    app = tiny_app(slow_model(0.01), engine={"max_sequences": 2, "max_queue": 1})
+    app, gate = gated_app(max_sequences=2, max_queue=1)
     with serving(app) as url:
         engine = app.state.server.engine
-        first = threading.Thread(target=lambda: post(url, json=body(max_tokens=40)))
+        first = threading.Thread(target=lambda: post(url, json=body()))
         first.start()
         wait_until(lambda: engine.unfinished == 1)
         assert post(url, json=body(prompt=["a", "b", "c"])).status_code == 429
+        gate.allowed.release(100)
         first.join()
         wait_until(lambda: engine.unfinished == 0)
         assert post(url, json=body(n=3)).status_code == 200
@@ -182,7 +189,7 @@ def test_a_closed_connection_frees_slot_and_memory(stream: bool) -> None:
             connection.sendall(head.encode() + text)
             wait_until(lambda: core.counts.generated > 3)
         wait_until(lambda: not core.scheduler.running)
-        assert core.counts.generated < 300
+        assert core.counts.generated < 900
         assert core.scheduler.pool.used == 0
         assert app.state.server.engine.unfinished == 0
 
@@ -207,7 +214,7 @@ def test_the_servers_own_deadline_applies_by_default() -> None:
         assert post(url, json=body(max_tokens=900, timeout=60)).status_code == 504
 
 
-def wait_until(condition: Any, seconds: float = 20.0) -> None:
+def wait_until(condition: Any, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import torch
 
 from bigmodel.server import Settings, create_app
 from bigmodel.server.http.errors import APIError
@@ -20,7 +18,7 @@ from bigmodel.server.http.status import view
 from bigmodel.server.loading import load
 from bigmodel.server.replicas.fleet import Fleet, ReplicaReport, ReportBoard
 from tests.server.live import MODEL, serving, tiny_app
-from tests.server.serve_tiny import SlowOrBroken
+from tests.server.serve_tiny import Gated, SlowOrBroken
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -74,20 +72,6 @@ def shows(page: Any, selector: str, pattern: str) -> None:
     from playwright.sync_api import expect
 
     expect(page.locator(selector)).to_have_text(re.compile(pattern), timeout=30_000)
-
-
-class Gated(torch.nn.Module):
-    """Lets as many forwards through as it is told."""
-
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-        self.allowed = threading.Semaphore(0)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        assert self.allowed.acquire(timeout=60)
-        out: torch.Tensor = self.inner(ids)
-        return out
 
 
 @pytest.mark.slow

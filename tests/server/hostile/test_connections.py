@@ -16,9 +16,9 @@ from tests.server.live import serving, tiny_app
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that waits for a request for half a second."""
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
-    monkeypatch.setattr(connections, "BODY_SECONDS", 0.5)
+    """A server that waits for a request for a tenth of a second."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.1)
     with serving(tiny_app()) as url:
         yield url
 
