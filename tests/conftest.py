@@ -33,7 +33,7 @@ virtual.enable(count=2)
 virtual.disable()
 
 
-TESTS_PER_COLLECTION = 200
+TESTS_PER_COLLECTION = 500
 """Garbage of this many tests may pile up before a collection looks at all objects, which takes most of a second."""
 _tests = itertools.count(1)
 

@@ -14,6 +14,7 @@ from .answering import answer, limit, rows
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: mincore and posix_fadvise")
 
 
+@pytest.mark.slow
 def test_raw_readers_and_models_are_measured_side_by_side(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["cold"], workdir, capsys)
     names = {row["variant"] for row in rows(found)}

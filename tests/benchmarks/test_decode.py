@@ -13,6 +13,7 @@ from bigmodel.benchmarks.models import copy_placed_alike
 from .answering import answer, limit, rows
 
 
+@pytest.mark.slow
 def test_all_ways_are_measured_and_ours_gives_the_same_bits(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["decode", "--steps", "1"], workdir, capsys)
     assert len(rows(found)) == 6

@@ -13,6 +13,7 @@ from bigmodel.benchmarks.experts import LAYERS, ROOMY, TIGHT, counting_choices
 from .answering import answer, limit, rows
 
 
+@pytest.mark.slow
 def test_bytes_fetched_are_those_of_chosen_experts(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["experts"], workdir, capsys)
     assert {row["variant"] for row in rows(found)} >= {ROOMY, TIGHT, LAYERS}

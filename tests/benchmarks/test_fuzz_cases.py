@@ -11,6 +11,7 @@ def outcomes(*numbers: int) -> list[Outcome]:
     return [fuzz(number, 0, planned(number, seed=0)) for number in numbers]
 
 
+@pytest.mark.slow
 def test_a_case_is_the_same_whatever_came_before_it() -> None:
     assert outcomes(1, 2)[1:] == outcomes(2)
 

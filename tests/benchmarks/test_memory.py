@@ -28,6 +28,7 @@ def test_on_the_host_every_weight_is_where_the_plan_has_it(workdir: Path, capsys
     assert all(limit["kept"] for limit in found["limits"])
 
 
+@pytest.mark.slow
 def test_over_an_accelerator_host_and_disk_every_limit_is_kept(
     workdir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from bigmodel.benchmarks.per_pass import FORMS
 from .answering import answer, limit, rows
 
 
+@pytest.mark.slow
 def test_each_form_is_measured_beside_its_prediction(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["per_pass"], workdir, capsys)
     assert [row["offload"] for row in rows(found)] == list(FORMS)

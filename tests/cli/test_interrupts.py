@@ -46,6 +46,7 @@ def test_any_command_is_interrupted_while_it_imports(command: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bigmodel: interrupted\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["plan", "/no/model"], ["generate", "/no/model", "a text"], ["env"]])
 def test_a_command_is_interrupted_while_it_imports_torch(arguments: list[str]) -> None:
     done = interrupted("torch", *arguments)

@@ -40,6 +40,7 @@ def test_json_is_the_plan_itself(folder: Path, capsys: pytest.CaptureFixture[str
     assert set(plan.device_map.values()) <= {"cpu", "disk"}
 
 
+@pytest.mark.slow
 def test_inputs_are_given_as_shapes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--max-memory", "cpu=1MB", "--context", "64", "--strict", "--json"]
     activations = []
@@ -56,6 +57,7 @@ def test_an_input_that_is_no_shape_is_refused(folder: Path, capsys: pytest.Captu
     assert "NAME=SHAPE" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_is_planned_for_one_of_several_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for ranks in ("1", "2"):
@@ -90,6 +92,7 @@ def test_an_option_that_would_be_ignored_is_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_fastest_plan_comes_with_its_seconds(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +121,7 @@ def test_training_under_budgets_is_planned_part_by_part(folder: Path, capsys: py
     assert "--ranks" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 def test_what_is_streamed_takes_less_of_the_host_when_it_is_quantised(
     folder: Path, capsys: pytest.CaptureFixture[str]
@@ -135,6 +139,7 @@ def test_training_that_makes_no_sense_is_one_clear_error(folder: Path, capsys: p
     assert "optimizer is 'lion'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_huge_checkpoint_is_planned_from_its_headers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = LlamaConfig(
         hidden_size=16384,

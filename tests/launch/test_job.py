@@ -107,6 +107,7 @@ def test_a_process_that_dies_ends_the_job_with_its_traceback_first(tmp_path: Pat
     assert not any("torch/distributed" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_said_to_be_killed(tmp_path: Path) -> None:
     text = (
         "import os, signal, time\nos.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '0' else time.sleep(60)"
@@ -117,13 +118,14 @@ def test_a_killed_process_is_said_to_be_killed(tmp_path: Path) -> None:
     assert "was killed by SIGKILL" in done.stderr
 
 
+@pytest.mark.slow
 def test_all_processes_are_restarted_after_one_fails(tmp_path: Path) -> None:
     done = launched("--cpu", "--num_processes", 2, "--max_restarts", 2, script(tmp_path, FAIL_ONCE))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["attempt 1"] * 2
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ctrl_c_stops_every_process(tmp_path: Path, processes: int) -> None:
     # One write for each line: both processes share the pipe.
     text = "import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(60)"

@@ -31,6 +31,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_restarted_processes_of_one_machine_meet_in_a_new_store(script: Path) -> None:
     flags = ["--cpu", "--num_processes", 2, "--max_restarts", 1]
     done = launched(*flags, script, script.with_name("mark"), fork_ranks=True)
@@ -38,6 +39,7 @@ def test_restarted_processes_of_one_machine_meet_in_a_new_store(script: Path) ->
     assert done.stdout.splitlines() == [AGAIN] * 2
 
 
+@pytest.mark.slow
 def test_restarted_processes_of_two_machines_meet_in_a_new_store(script: Path) -> None:
     flags = ["--cpu", "--num_machines", 2, "--num_processes", 2, "--max_restarts", 1]
     flags += ["--main_process_ip", "127.0.0.1", "--main_process_port", free_port()]

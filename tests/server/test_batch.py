@@ -53,6 +53,7 @@ def test_prompts_may_be_tokens() -> None:
     assert generate_batch(model, tokenizer, [ids], GREEDY) == generate_batch(model, tokenizer, ["the third"], GREEDY)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 def test_one_fetch_of_a_streamed_block_serves_every_sequence() -> None:
     def fetches(prompts: list[str]) -> int:

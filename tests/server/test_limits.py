@@ -208,6 +208,7 @@ def test_a_deadline_ends_a_request() -> None:
         assert app.state.server.engine.core.scheduler.pool.used == 0
 
 
+@pytest.mark.slow
 def test_the_servers_own_deadline_applies_by_default() -> None:
     with serving(tiny_app(slow_model(0.01), request_timeout=0.2)) as url:
         assert post(url, json=body(max_tokens=900)).status_code == 504

@@ -50,6 +50,7 @@ def test_a_folder_is_loaded_and_its_progress_is_reported(folder: Path) -> None:
         assert torch.equal(ours, theirs), name
 
 
+@pytest.mark.slow
 def test_a_model_partly_on_disk_is_served_with_the_same_tokens(tmp_path: Path) -> None:
     model = tiny_model(layers=8)
     model.save_pretrained(tmp_path)
@@ -90,6 +91,7 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
         load(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_draft_model_is_loaded_beside_the_model(folder: Path) -> None:
     options = {"max_memory": {"cpu": "8MiB"}, "context_length": 64}
     assert load_with_draft(str(folder), None, **options).draft_model is None  # type: ignore[arg-type]

@@ -77,6 +77,7 @@ def test_streamed_chat_with_usage(client: openai.OpenAI) -> None:
     assert all(chunk.usage is None for chunk in body)
 
 
+@pytest.mark.slow
 def test_async_client_streams_many_at_once(url: str) -> None:
     async def one(client: openai.AsyncOpenAI, seed: int) -> str:
         text = ""

@@ -18,6 +18,7 @@ def small() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
 
 
+@pytest.mark.slow
 def test_wrappers_and_compilation_come_off() -> None:
     model = small()
     assert models.extract_model_from_parallel(Wrapped(model)) is model

@@ -108,6 +108,7 @@ def test_a_request_gets_the_same_bits_alone_and_in_a_batch(engine: Engine) -> No
         assert flat(collector) == expected
 
 
+@pytest.mark.slow
 def test_bits_are_equal_while_requests_arrive_and_leave() -> None:
     rng = random.Random(1)
     asked = prompts(20, 2 * B)
@@ -130,6 +131,7 @@ def test_bits_are_equal_while_requests_arrive_and_leave() -> None:
     busy.stop()
 
 
+@pytest.mark.slow
 def test_bits_are_equal_if_sequences_are_preempted_and_recomputed() -> None:
     asked = prompts(5, 2 * B)
     roomy = tiny_engine()
@@ -259,6 +261,7 @@ def test_a_deadline_ends_waiting_requests_too() -> None:
     engine.stop()
 
 
+@pytest.mark.slow
 def test_a_full_engine_refuses_and_recovers() -> None:
     engine = slow_engine(max_sequences=1, max_queue=1)
     first, second = (ask(engine, "the cat", max_tokens=20, ignore_eos=True) for _ in range(2))

@@ -39,6 +39,7 @@ def test_while_loading_it_is_alive_but_not_ready() -> None:
         assert httpx.post(f"{url}/v1/completions", json=body, timeout=60).status_code == 200
 
 
+@pytest.mark.slow
 def test_a_draft_model_changes_no_token() -> None:
     def text_and_guesses(draft: Any) -> tuple[str, float]:
         settings = Settings("tiny", engine=EngineOptions(kv_bytes=64 << 20))

@@ -66,7 +66,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(OPTIONS))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "workers" else ()) for name in OPTIONS]
+)
 def test_a_run_is_resumed_in_the_middle_of_an_epoch(tmp_path: Path, name: str) -> None:
     interrupted(tmp_path / "state", 4, *OPTIONS[name])
 
@@ -81,6 +83,7 @@ def test_the_first_and_the_last_batch_are_middles_too(tmp_path: Path, at: int) -
     interrupted(tmp_path, at, {}, {})
 
 
+@pytest.mark.slow
 @on_ranks
 def test_two_processes_are_resumed(folder: Path) -> None:
     for name, (options, loader) in OPTIONS.items():

@@ -164,7 +164,7 @@ def test_seedable_shuffling_does_not_touch_the_global_generator() -> None:
 
 
 @pytest.mark.parametrize("seedable", [False, True])
-@pytest.mark.parametrize(("taken", "workers"), [(1, 0), (2, 0), (4, 0), (2, 1)])
+@pytest.mark.parametrize(("taken", "workers"), [(1, 0), (2, 0), (4, 0), pytest.param(2, 1, marks=pytest.mark.slow)])
 def test_an_interrupted_pass_is_continued_in_its_order(taken: int, workers: int, seedable: bool) -> None:
     def loader() -> DataLoaderShard:
         bare = DataLoader(range(11), batch_size=3, shuffle=True, num_workers=workers)
@@ -265,7 +265,7 @@ def test_a_pass_that_was_left_is_taken_up_only_by_skipping_into_it() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: Stream(10), lambda: range(10)], ids=["iterable", "map"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_stateful_loader_goes_on_by_itself(make: Any, workers: int) -> None:
     pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
     dataset = make()

@@ -132,6 +132,7 @@ def read_by_workers() -> None:
     assert samples(prepared(range(9), 2, dispatch_batches=True, num_workers=1)) == list(range(9))
 
 
+@pytest.mark.slow
 def test_worker_processes_read_for_every_kind_of_loader() -> None:
     # In ranks of their own: workers are forked, and a fork copies locks that threads of other tests may hold.
     run_on_ranks(read_by_workers, modules=(__name__,))

@@ -59,6 +59,7 @@ accelerator.end_training()
 """
 
 
+@pytest.mark.slow
 def test_processes_that_torchrun_starts_anew_meet_each_other_and_not_the_dead(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(MEET_AFTER_A_FAILURE)

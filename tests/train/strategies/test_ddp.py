@@ -91,6 +91,7 @@ def test_the_curve_is_that_of_one_process(check_curve: Callable[[str], None]) ->
     check_curve("ddp")
 
 
+@pytest.mark.slow
 @on_ranks
 def test_gradients_of_a_compiled_model_stay_local_in_the_middle_of_a_window() -> None:
     fresh_states()

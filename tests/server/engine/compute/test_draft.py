@@ -29,7 +29,9 @@ def expected(asked: list[list[int]], tokens: int) -> list[Any]:
     return alone
 
 
-@pytest.mark.parametrize("draft_seed", [0, 1], ids=["accepted", "rejected"])
+@pytest.mark.parametrize(
+    "draft_seed", [pytest.param(0, id="accepted"), pytest.param(1, id="rejected", marks=pytest.mark.slow)]
+)
 def test_the_bits_are_those_without_a_draft_model(draft_seed: int) -> None:
     asked = prompts(5)
     alone = expected(asked, 20)
@@ -72,6 +74,7 @@ def test_the_draft_models_memory_is_part_of_the_budget() -> None:
     without.stop()
 
 
+@pytest.mark.slow
 def test_a_draft_model_with_a_shorter_context_proposes_only_within_it() -> None:
     torch.manual_seed(0)
     short = transformers.GPT2Config(vocab_size=len(tiny_tokenizer()), n_embd=16, n_layer=1, n_head=2, n_positions=24)
@@ -86,6 +89,7 @@ def test_a_draft_model_with_a_shorter_context_proposes_only_within_it() -> None:
     engine.stop()
 
 
+@pytest.mark.slow
 def test_a_draft_model_that_fails_costs_its_drafts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = prompts(2)
     alone = expected(asked, 10)

@@ -76,6 +76,7 @@ def test_what_does_not_fit_together_is_refused(
         make(config, optimizer, DummyScheduler(optimizer) if dummies[1] else None)
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_and_a_lock_left_by_a_killed_run_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
