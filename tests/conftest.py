@@ -10,24 +10,15 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import Phase, settings
 
 from bigmodel.devices import accelerators as accelerator_names
 from bigmodel.devices import memory_allocated, virtual
 
 from .accelerators import KINDS, skip_what_is_missing
+from .examples import register_profiles
 
 torch.set_num_threads(1)
-# A failing example is printed as it was found. Making it smaller takes minutes: `--hypothesis-profile=shrink` does it.
-# An example may take as long as it likes: on a busy machine a limit would fail.
-settings.register_profile("shrink", settings.get_profile("default"), print_blob=True, deadline=None)
-settings.register_profile(
-    "fast",
-    max_examples=40,
-    deadline=None,
-    phases=[phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)],
-)
-settings.load_profile("fast")
+register_profiles()
 # Modules of tests name virtual devices before any test runs: the device type must be registered by then.
 virtual.enable(count=2)
 virtual.disable()

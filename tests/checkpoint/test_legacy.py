@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.checkpoint import Checkpoint, mapped_region
@@ -19,7 +19,6 @@ SQUARE = torch.arange(12.0).reshape(3, 4)
 
 
 @given(state_dicts())
-@settings(max_examples=30, deadline=None)
 def test_a_file_of_torch_save_is_used_in_place(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]
 ) -> None:
@@ -119,7 +118,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
 def test_a_damaged_file_is_refused_or_shows_the_bytes_it_holds(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from safetensors.torch import load_file
 
 from bigmodel.checkpoint import mapped_region
@@ -16,7 +16,6 @@ from tests.checkpoint.helpers import DTYPES, assert_same, maps_of, random_tensor
 
 
 @given(state_dicts())
-@settings(max_examples=60, deadline=None)
 def test_the_reference_reader_reads_what_was_written(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]
 ) -> None:
