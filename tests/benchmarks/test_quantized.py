@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.marks import needs
+
 from .answering import answer, limit, rows
 
-pytest.importorskip("torchao")
+pytestmark = needs("torchao")
 
 
 def test_bytes_moved_and_errors_stand_beside_the_speed(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -138,7 +138,6 @@ def test_missing_tensors_are_named(tmp_path: Path) -> None:
 
 
 @given(state_dicts(), st.integers(1, 3))
-@settings(max_examples=40, deadline=None)
 def test_the_tensors_are_those_of_the_reference_reader(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor], shards: int
 ) -> None:
@@ -150,7 +149,6 @@ def test_the_tensors_are_those_of_the_reference_reader(
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
 def test_a_damaged_file_loads_as_the_reference_reader_reads_it_or_is_refused(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -41,7 +41,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 @given(st.data(), state_dicts(), st.integers(1, 3))
-@settings(max_examples=60, deadline=None)
 def test_whatever_is_loaded_wherever_it_is_what_the_reference_reader_reads(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, tensors: dict[str, torch.Tensor], shards: int
 ) -> None:
@@ -319,6 +318,7 @@ def test_loading_to_disk_brings_nothing_in(tmp_path: Path) -> None:
     assert memory_allocated("cpu") - before >= 8 * 16 * 2**20, "on the CPU it is all there"
 
 
+@pytest.mark.slow
 def test_loading_to_an_accelerator_keeps_nothing_on_the_host(tmp_path: Path, accelerators: None) -> None:
     save_file({f"{i}.weight": torch.ones(2048, 2048) for i in range(8)}, tmp_path / "model.safetensors")
     model = on_meta(nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from torch import nn
@@ -21,7 +21,6 @@ from tests.checkpoint.transformers_models import MODELS, model_class
 
 
 @given(state_dicts(), st.integers(1, 300), st.booleans())
-@settings(max_examples=50, deadline=None)
 def test_saved_tensors_are_loaded_again(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor], shard_size: int, safe: bool
 ) -> None:
@@ -111,6 +110,7 @@ def memory_growth(work: Callable[[], None]) -> int:
     return max_memory_allocated("cpu") - before
 
 
+@pytest.mark.slow
 def test_saving_copies_one_tensor_at_a_time(tmp_path: Path) -> None:
     turned = {str(i): torch.ones(2048, 2048).t() for i in range(20)}
     # Of the 320 MiB. The C library may keep 64 MiB of what was freed, if `verify` ran in this process before.
@@ -118,6 +118,7 @@ def test_saving_copies_one_tensor_at_a_time(tmp_path: Path) -> None:
     assert_same(Checkpoint.open(tmp_path), turned)
 
 
+@pytest.mark.slow
 def test_saving_brings_nothing_in_that_lies_on_disk(tmp_path: Path) -> None:
     save_model({f"{i}.weight": torch.full((2048, 2048), float(i)) for i in range(8)}, tmp_path / "old")
     model = on_meta(nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))))

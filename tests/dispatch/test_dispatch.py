@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -145,6 +145,7 @@ def test_running_out_of_memory_in_forward_leaves_the_model_usable() -> None:
     assert torch.equal(model(ids()), expected)
 
 
+@pytest.mark.slow
 def test_threads_may_share_a_dispatched_model() -> None:
     model = llama()
     tokens = torch.arange(12).view(2, 6)
@@ -336,7 +337,6 @@ devices = st.sampled_from([0, 1, "cpu"])
 
 
 @two
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_every_placement_gives_the_same_bits(data: st.DataObject) -> None:
     names = ["embed", "head", "scale", "norm", *(f"blocks.{n}" for n in range(4))]

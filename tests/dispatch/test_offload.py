@@ -83,6 +83,7 @@ def test_a_module_without_parameters_can_be_hooked() -> None:
     hook.remove()
 
 
+@pytest.mark.slow
 def test_a_language_model_generates_the_same_offloaded(tmp_path: Path) -> None:
     tokens = torch.arange(5).view(1, 5)
     plain = llama().to(at(0)).generate(tokens.to(at(0)), max_new_tokens=6, do_sample=False).cpu()

@@ -36,6 +36,8 @@ from bigmodel.plan import Plan, plan
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.machine import nominal_machine
 from bigmodel.verify.planned_use import planned_use
+from tests.examples import few
+from tests.marks import slow_but
 from tests.preloaded import run
 
 from .mixtures import EXPERT_BYTES, mixtral
@@ -78,7 +80,7 @@ def peak(model: nn.Module, found: Plan, key: int = 0) -> int:
     return max_memory_allocated(key) - before
 
 
-@pytest.mark.parametrize("slots", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("slots", slow_but([3], [1, 2, 3]))
 def test_the_dispatched_model_has_the_slots_of_the_plan(slots: int) -> None:
     found = planned(profile_of(small_llama), slots=slots)
     assert found.slots == slots
@@ -146,9 +148,10 @@ def route(model: nn.Module, routing: Routing, slots: int) -> None:
         layer.mlp.gate.register_forward_hook(choose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "per_token"),
-    [(2, 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(1, 1), (1, 2), (3, 1), (4, 3), (7, 2)])],
+    [(2, 2), (1, 1), (1, 2), (3, 1), (4, 3), (7, 2)],
 )
 def test_no_routing_takes_more_than_planned_and_the_worst_takes_all(slots: int, per_token: int) -> None:
     profile = profile_of(deep_mixtral, per_token)
@@ -176,7 +179,7 @@ def test_buffers_are_streamed_as_the_plan_says() -> None:
 
 @pytest.mark.slow
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=few(5))
 def test_random_plans_never_pass_their_predicted_peak(draw: random.Random) -> None:
     virtual.enable(2)
     model = random_model(draw)
@@ -196,9 +199,9 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=4, n_head=2, vocab_size=300)).eval()
 
 
-@pytest.mark.parametrize("make", [tied_llama, gpt2, mixtral])
+@pytest.mark.parametrize("make", slow_but([tied_llama], [tied_llama, gpt2, mixtral]))
 @given(st.randoms(use_true_random=False), st.sampled_from([None, "int8", "int4"]))
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(2), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_measured_peaks_are_the_predicted_ones(
     make: Callable[[], nn.Module], draw: random.Random, offload_dtype: str | None
 ) -> None:
@@ -218,6 +221,7 @@ def test_measured_peaks_are_the_predicted_ones(
     assert all(predicted[key] <= case.budgets[key] for key in predicted)
 
 
+@pytest.mark.slow
 def test_a_module_without_tensors_takes_nothing_of_an_idle_device() -> None:
     model = gpt2()
     weights = sum(parameter.nbytes for parameter in model.parameters())
@@ -301,6 +305,7 @@ def test_every_dispatching_function_refuses_an_argument_that_contradicts_the_pla
     dispatch_model(model, found, main_device=0, offload="stream", no_split_module_classes=["LlamaDecoderLayer"])
 
 
+@pytest.mark.slow
 def test_weights_are_loaded_in_the_dtype_of_the_plan(tmp_path: Path) -> None:
     model = small_llama()
     save_model(model, tmp_path)

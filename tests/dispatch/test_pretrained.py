@@ -26,6 +26,7 @@ from bigmodel.checkpoint import mapped_region
 from bigmodel.devices import max_memory_allocated
 from bigmodel.dispatch import dispatch_model, from_pretrained, get_plan, undispatch
 from bigmodel.errors import BudgetError, CheckpointError, CheckpointNotFoundError, PlanError
+from tests.marks import slow_but
 
 from ..accelerators import at, exact
 from ..profile.hub_server import HubServer
@@ -49,6 +50,7 @@ def test_on_the_host_the_model_is_the_one_transformers_loads(folder: Path) -> No
     assert not model.training
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit_stay_in_the_checkpoint(folder: Path) -> None:
     weights = sum(p.nbytes for p in llama().parameters())
     model = from_pretrained(folder, max_memory={"cpu": weights}, context_length=16)
@@ -69,7 +71,7 @@ def test_host_weights_are_mapped_from_the_checkpoint(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("every_accelerator")
-@pytest.mark.parametrize("share", [0.7, 0.9, 1.5, 3.0])
+@pytest.mark.parametrize("share", slow_but([0.9, 3.0], [0.7, 0.9, 1.5, 3.0]))
 @exact
 def test_an_accelerators_budget_holds_and_predicted_weights_are_exact(folder: Path, share: float) -> None:
     weights = sum(p.nbytes for p in llama().parameters())
@@ -190,7 +192,7 @@ def bamba() -> BambaForCausalLM:
 
 
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("make", [marian, switch, gemma3n, bamba])
+@pytest.mark.parametrize("make", slow_but([bamba], [marian, switch, gemma3n, bamba]))
 def test_families_with_ways_of_their_own_load_and_give_the_bits_of_the_resident_model(
     make: Callable[[], PreTrainedModel], tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from bigmodel.plan.planner import without_garbage_collection
 from bigmodel.plan.time.cost import CostModel
 from bigmodel.profile import Profile, find_tied_parameters, named_tensors, profile_model
 from bigmodel.profile.model.tensors import owner_of
+from tests.examples import few
 
 from ..profile.models import Flat, Stack, on_meta, tiny_llama
 from .machines import llama_profile, machine
@@ -151,7 +152,8 @@ def test_a_model_of_unknown_inputs_is_planned_greedily_without_time() -> None:
     assert found.device_map == make_plan(model, {0: 20_000, "cpu": 10**6}).device_map
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=few(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 6_000_000),
     st.one_of(st.none(), st.integers(0, 6_000_000)),
@@ -251,6 +253,7 @@ def test_a_search_objective_contradicts_a_strategy_that_does_not_search() -> Non
         plan(llama_profile(), {0: "1GB"}, "sequential", objective="latency")
 
 
+@pytest.mark.slow
 def test_a_strategy_without_search_is_predicted_with_the_objective_fit() -> None:
     of = profile()
     budget = {0: of.weights // 2 + of.activations, "cpu": "1GB"}
@@ -393,6 +396,7 @@ def test_dense_and_expert_layers_share_slots() -> None:
     assert_sound(model, made, {0: 900_000, "cpu": 100_000_000})
 
 
+@pytest.mark.slow
 def test_encoder_and_decoder_are_planned_together() -> None:
     config = t.T5Config(d_model=32, d_ff=64, d_kv=8, num_layers=4, num_heads=4, vocab_size=64)
     model = on_meta(t.T5ForConditionalGeneration, config)
@@ -434,7 +438,8 @@ def test_unknown_activations_are_noted_in_the_plan() -> None:
     assert any("not known" in note for note in make_plan(model, {"cpu": 10**6}, context_length=8).notes)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(STRATEGIES),
     st.lists(st.integers(0, 700_000), min_size=0, max_size=2),
@@ -496,6 +501,7 @@ def test_the_machine_profile_is_not_read_if_nothing_is_streamed(monkeypatch: pyt
     assert make_plan(Flat(), {"cpu": "10MB"}).streamed == ()
 
 
+@pytest.mark.slow
 def test_the_host_computes_slowly_streamed_blocks_only_with_offload_auto(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -62,7 +62,7 @@ def bytes_kept(model: Any, optimizer: torch.optim.Optimizer) -> int:
     [
         (10_000_000, 0),
         pytest.param(1_900_000, 1, marks=pytest.mark.slow),
-        (1_200_000, 2),
+        pytest.param(1_200_000, 2, marks=pytest.mark.slow),
         pytest.param(1_050_000, 2, marks=pytest.mark.slow),
     ],
 )
@@ -137,6 +137,7 @@ def test_the_error_names_the_smallest_sufficient_budget() -> None:
         planned_with(int(named[1]) - 1)
 
 
+@pytest.mark.slow
 def test_the_error_says_that_a_disk_budget_does_not_help() -> None:
     with pytest.raises(BudgetError, match="weights that are trained are not held there"):
         plan_training(llama(num_hidden_layers=1), {0: 100_000, "cpu": 100_000, "disk": "1GB"}, 1, 8)
@@ -154,6 +155,7 @@ def test_an_unknown_optimizer_is_an_error() -> None:
         plan_training(llama(), {"cpu": 2**30}, optimizer="lion")
 
 
+@pytest.mark.slow
 def test_several_accelerators_are_refused_unless_one_is_named() -> None:
     with pytest.raises(PlanError, match="one accelerator and the host"):
         plan_training(llama(), {0: "1GB", 1: "1GB", "cpu": "1GB"}, context_length=8)

@@ -50,6 +50,7 @@ def test_a_context_of_zero_counts_weights_only() -> None:
     assert sum(profile.kv_cache) == profile.activations == 0
 
 
+@pytest.mark.slow
 def test_a_cast_model_has_smaller_weights_and_activations() -> None:
     wide = profile_model(tiny_llama(), context_length=64)
     narrow = profile_model(tiny_llama(), context_length=64, dtype=torch.bfloat16)

@@ -19,23 +19,18 @@ from bigmodel.profile.trace.workload import max_context
 LAYERS = 6
 CONTEXT = 64
 
-QUICK = {
-    "bert",
-    "clip",
-    "gpt2",
-    "llama",
-    "mamba2",
-    "mistral",
-    "siglip",
-    "t5",
-    "vit",
-    "wav2vec2",
-    "whisper",
-    "xlm-roberta",
-}
-"""Architectures that every run of the tests tries; the others are tried by `make zoo`."""
+QUICK = {"bert", "gpt2", "vit"}
+"""Architectures that every run of the tests tries."""
 
-ZOO = [pytest.mark.slow, pytest.mark.zoo]
+SLOW = {"clip", "llama", "mamba2", "mistral", "siglip", "t5", "wav2vec2", "whisper", "xlm-roberta"}
+"""Architectures that runs with slow tests try, too; the others are tried by `make zoo`."""
+
+
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    if name in QUICK:
+        return []
+    return [pytest.mark.slow] if name in SLOW else [pytest.mark.slow, pytest.mark.zoo]
+
 
 INCONSISTENT = "its default config is not one that its forward accepts"
 DATA = "the shapes of its forward depend on what its weights compute"
@@ -117,7 +112,7 @@ def build(name: str, class_name: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "class_name"),
     [
-        pytest.param(name, class_name, id=name, marks=[] if name in QUICK else ZOO)
+        pytest.param(name, class_name, id=name, marks=marks_of(name))
         for name, class_name in architectures().items()
         if name not in EXCEPTIONS
     ],

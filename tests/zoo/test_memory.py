@@ -30,11 +30,12 @@ def planned(model: Any) -> tuple[Profile, int]:
     return profile, profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
 
 
-def some(families: dict[str, Any], quick: set[str]) -> list[Any]:
-    """Return the names of families as parameters of a test, those that are not `quick` for `make zoo`."""
-    return [
-        name if name in quick else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.zoo]) for name in families
-    ]
+def some(families: dict[str, Any], *kept: str) -> list[Any]:
+    """Return the names of families as parameters of a test: the first of `kept` in every run, the others of them where
+    slow tests run, and all others for `make zoo`."""
+    marks = {name: [pytest.mark.slow] for name in kept} | {kept[0]: []}
+    zoo = [pytest.mark.slow, pytest.mark.zoo]
+    return [pytest.param(name, marks=marks.get(name, zoo)) for name in families]
 
 
 def on_device(value: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -44,7 +45,7 @@ def on_device(value: Any, dtype: torch.dtype) -> torch.Tensor:
     return value.to(DEVICE)
 
 
-@pytest.mark.parametrize("family", some(FORWARD, {"vit", "clip", "wav2vec2"}))
+@pytest.mark.parametrize("family", some(FORWARD, "vit", "clip", "wav2vec2"))
 def test_the_peak_of_a_forward_is_planned_to_the_byte(family: str) -> None:
     model = FORWARD[family]().eval()
     profile, predicted = planned(model)
@@ -75,7 +76,7 @@ def peak_of_generating(model: Any) -> int:
     return max_memory_allocated(DEVICE) - before
 
 
-@pytest.mark.parametrize("family", some(GENERATING, {"bamba", "lfm2", "mamba"}))
+@pytest.mark.parametrize("family", some(GENERATING, "lfm2", "bamba", "mamba"))
 def test_the_peak_of_generating_is_planned_to_the_byte(family: str) -> None:
     model = GENERATING[family]().eval()
     _, predicted = planned(model)

@@ -25,6 +25,7 @@ def compute(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x @ weight + torch.arange(4, device=x.device), -1)
 
 
+@pytest.mark.slow
 def test_a_function_is_traced_whole_and_gives_the_same_bits() -> None:
     x, weight = torch.randn(3, 4, device="virtual:0"), torch.randn(4, 4, device="virtual:0")
     compiled = torch.compile(compute, backend="eager", fullgraph=True)

@@ -240,6 +240,7 @@ def test_a_forward_that_raises_leaves_weights_where_they_were() -> None:
         model(PROMPT[:, :1])
 
 
+@pytest.mark.slow
 def test_threads_may_prompt_and_step_at_once() -> None:
     model = plain_llama()
     plain = copy.deepcopy(model)

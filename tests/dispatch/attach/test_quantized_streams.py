@@ -24,12 +24,12 @@ from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.dispatch.weights.quantized_block import QuantizedBlock
 from bigmodel.errors import DispatchError, PlanError
 from bigmodel.plan import make_plan
+from tests.marks import needs
 
 from ...accelerators import at
 from ..models import Stack, ids, llama, resident_output, stack
 
-pytest.importorskip("torchao")
-pytestmark = pytest.mark.usefixtures("every_accelerator")
+pytestmark = [needs("torchao"), pytest.mark.usefixtures("every_accelerator")]
 
 KINDS = ("int8", "int4")
 WIDTH = 64
@@ -122,6 +122,7 @@ def test_weights_written_to_or_replaced_are_quantised_anew(tmp_path: Path) -> No
     assert distance(dispatched(ids()), resident_output(exact, ids())) < BOUND["int8"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_quantised_as_it_is_loaded(tmp_path: Path) -> None:
     save_model(llama(), tmp_path / "model")
     llama().config.save_pretrained(tmp_path / "model")

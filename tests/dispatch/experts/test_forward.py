@@ -16,6 +16,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from bigmodel.devices import memory_allocated, virtual
 from bigmodel.dispatch import dispatch_model, undispatch
 from bigmodel.limits import MOST_GROUPS
+from tests.marks import slow_but
 from tests.preloaded import run
 
 from ..mixtures import EXPERT_BYTES, MIXTURES, chosen_by, deepseek_v3, experts_of, mixtral, qwen2_moe, tokens
@@ -49,7 +50,7 @@ def stats(model: nn.Module) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("build", MIXTURES)
+@pytest.mark.parametrize("build", slow_but([mixtral], MIXTURES))
 def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:
     expected = resident(build, implementation)
     prompt = tokens().to(DEVICE)
@@ -147,7 +148,14 @@ def test_changed_and_replaced_weights_are_seen_by_the_next_forward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("implementation", "slots"), [("grouped_mm", 1), ("grouped_mm", 16), ("batched_mm", 3), ("eager", 1), ("eager", 3)]
+    ("implementation", "slots"),
+    [
+        ("grouped_mm", 1),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [("grouped_mm", 16), ("batched_mm", 3), ("eager", 1), ("eager", 3)]
+        ),
+    ],
 )
 def test_threads_share_the_cache(implementation: str, slots: int) -> None:
     expected = resident(mixtral, implementation)
@@ -227,6 +235,7 @@ def test_a_registered_experts_function_is_used(monkeypatch: pytest.MonkeyPatch) 
     assert calls[:3] == [16, 16, 16]  # It works on the slots of the cache.
 
 
+@pytest.mark.slow
 def test_more_slots_than_one_call_can_take_are_used_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bigmodel.dispatch.experts.forward.MOST_GROUPS", 5)
     assert MOST_GROUPS < 1024

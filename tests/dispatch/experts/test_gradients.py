@@ -10,6 +10,7 @@ from torch import nn
 
 from bigmodel.devices import memory_allocated
 from bigmodel.dispatch import dispatch_model
+from tests.marks import slow_but
 
 from ..mixtures import EXPERT_BYTES, MIXTURES, experts_of, mixtral, tokens
 
@@ -36,7 +37,7 @@ def assert_same(
 
 
 @pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm", "eager"])
-@pytest.mark.parametrize("build", MIXTURES)
+@pytest.mark.parametrize("build", slow_but([mixtral], MIXTURES))
 def test_gradients_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:
     resident, streamed = build().train(), build().train()
     for model in (resident, streamed):

@@ -159,6 +159,7 @@ def test_an_error_in_a_prefetched_block_is_raised_by_that_block_alone() -> None:
         assert [registry["weight"].cpu()[0].item() for registry in registries[1:]] == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [1, 2])
 def test_an_interrupt_at_any_moment_leaves_everything_as_it_was(slots: int) -> None:
     made, registries = blocks(3)

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from bigmodel.dispatch.weights.packing import Packing, torchao_primitives
 from bigmodel.errors import DispatchError
 from bigmodel.profile.model.quantized import GROUP
+from tests.examples import few
+from tests.marks import needs
 
-pytest.importorskip("torchao")
+pytestmark = needs("torchao")
 KINDS = ("int8", "int4")
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -48,7 +50,7 @@ def by_torchao(weight: torch.Tensor, kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=few(15))
 @given(rows=st.integers(8, 24), seed=st.integers(0, 99), power=st.integers(-3, 3))
 def test_unpacked_weights_are_those_of_torchao(kind: str, dtype: torch.dtype, rows: int, seed: int, power: int) -> None:
     weight = (torch.randn(rows, 2 * GROUP, generator=torch.manual_seed(seed)) * 10.0**power).to(dtype)

@@ -12,8 +12,9 @@ from bigmodel.checkpoint import Checkpoint, is_untouched, mapped_region, save_mo
 from bigmodel.dispatch.transfer.page_cache import is_cached, resident_bytes
 from bigmodel.dispatch.weights.block import HostTensor
 from bigmodel.dispatch.weights.quantized_block import QuantizedBlock, carry_on_disk, packings_of
+from tests.marks import needs
 
-pytest.importorskip("torchao")
+pytestmark = needs("torchao")
 
 
 def block_of(*values: torch.Tensor, kind: str = "int8") -> QuantizedBlock:

@@ -26,6 +26,7 @@ from bigmodel.plan.memory.usage import SLOTS, ExpertCapacity
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.trace.generation import keeps_mask
 from bigmodel.verify.planned_use import planned_use
+from tests.marks import slow_but
 
 from ...dispatch.mixtures import deepseek_v3, mixtral
 from ...profile.models import Stack, on_meta, tiny_llama
@@ -137,7 +138,7 @@ def test_usage_over_a_budget_is_reported_in_bytes() -> None:
     assert on_disk.over({"disk": 1})["disk"] == profile.weights - 1
 
 
-@pytest.mark.parametrize("kept", [0, 2])
+@pytest.mark.parametrize("kept", slow_but([0], [0, 2]))
 def test_the_accelerators_peak_is_predicted_beside_blocks_that_the_host_computes(kept: int) -> None:
     """Blocks pass what they return from one to the next on the host; only rows of tables and logits come back."""
     from transformers import LlamaForCausalLM
@@ -178,6 +179,7 @@ def test_the_expert_cache_is_two_whole_layers_less_the_slots_without_experts() -
     assert passing_usage(profile.units, assignment).of(0, SLOTS) == 2 * block.slot_bytes()
 
 
+@pytest.mark.slow
 def test_a_dense_layer_with_larger_slots_reduces_the_expert_cache() -> None:
     profile = profile_model(deepseek_v3(), context_length=16)
     assignment = streamed(profile)

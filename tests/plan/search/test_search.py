@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.devices import HOST
@@ -57,7 +57,6 @@ sizes = st.integers(1, 9)
 times = st.sampled_from([0.5, 1.0, 2.0, 5.0])
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     st.lists(st.tuples(sizes, times, times, times), min_size=1, max_size=5),
     st.lists(st.integers(0, 40), min_size=0, max_size=2),
@@ -128,7 +127,6 @@ def test_blocks_are_computed_on_the_cpu_if_that_is_faster_than_fetching_them() -
     assert seconds_with(costs)(auto) < seconds_with(costs)(stream) / 2
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(sizes, times, times, times), min_size=13, max_size=24), st.integers(10, 150))
 def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
     parts: list[tuple[int, float, float, float]], budget: int

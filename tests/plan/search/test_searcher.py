@@ -61,6 +61,7 @@ def test_offload_compute_runs_parts_on_the_host_and_streams_none() -> None:
     assert found.execution.count("cpu") > 2
 
 
+@pytest.mark.slow
 def test_parts_run_elsewhere_for_prompts_only_if_that_is_faster() -> None:
     given = capacity(0.5, host_compute=True)
     slow_link = searcher("auto", link=1e8, host=4e-9)

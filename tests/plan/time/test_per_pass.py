@@ -16,6 +16,7 @@ from bigmodel.plan.time.cost import CostModel
 from bigmodel.plan.time.per_pass import streamed_from
 from bigmodel.plan.time.unit_cost import UnitCost
 from bigmodel.profile import Profile, profile_model
+from tests.examples import few
 
 from ...profile.models import tiny_llama
 from ..machines import machine
@@ -61,6 +62,7 @@ def assignment_of(found: Plan, of: Profile) -> Assignment:
     )
 
 
+@pytest.mark.slow
 def test_prompt_and_step_each_take_the_time_of_the_cheaper_form() -> None:
     of = profile()
     streamed, computed, auto = (planned(of, offload=offload) for offload in ("stream", "compute", "auto"))
@@ -120,7 +122,8 @@ def test_the_kv_cache_counts_on_the_devices_of_prompt_and_step() -> None:
     assert found.devices[0].slots == 2 * max(unit.slot_bytes() for unit in of.units if unit.is_block)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
+@settings(max_examples=few(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 4_000_000), st.integers(0, 5_000_000), st.sampled_from(["latency", "throughput"]))
 def test_budgets_hold_and_no_job_takes_longer_than_with_one_form(room: int, host: int, objective: str) -> None:
     of = profile(64)

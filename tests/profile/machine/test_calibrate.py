@@ -40,6 +40,7 @@ def measured(products: float = 1.0, call: float = 1e-5) -> DeviceSpeed:
         return calibrated(CURVES, CPU, EFFORT)
 
 
+@pytest.mark.slow
 def test_correct_figures_are_unchanged() -> None:
     product = measured().curves[f"{PRODUCT}:float32"]
     assert product.values == pytest.approx((FIGURE, 16 * FIGURE), rel=0.1)

@@ -6,6 +6,7 @@ from torch import nn
 
 from bigmodel.errors import PlanError
 from bigmodel.profile import kv_cache_bytes, layer_cache_bytes, profile_model
+from tests.marks import slow_but
 
 from ..models import on_meta
 
@@ -32,7 +33,7 @@ def model(name: str) -> nn.Module:
     return on_meta(t.AutoModelForCausalLM.from_config, config)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", slow_but({"llama", "mixtral"}, CONFIGS))
 @pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
 def test_the_formula_agrees_with_the_models_own_cache(name: str, cache: str) -> None:
     found = model(name)

@@ -95,6 +95,7 @@ def test_a_model_that_is_not_from_transformers_runs_on_an_example() -> None:
     assert replay(phase.trace, {}, 0).peak[0] == ids_bytes + hidden + 2 * wide
 
 
+@pytest.mark.slow
 def test_weights_that_will_be_cast_make_smaller_activations() -> None:
     model = tiny_llama()
     half = {id(parameter): torch.float16 for parameter in model.parameters()}

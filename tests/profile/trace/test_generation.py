@@ -15,6 +15,7 @@ from bigmodel.plan import Plan, make_plan
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace import generation
 from bigmodel.profile.trace.generation import keeps_mask
+from tests.marks import slow_but
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -51,7 +52,7 @@ def small(family: str) -> Any:
     return t.LlamaForCausalLM(t.LlamaConfig(**sizes)).eval()
 
 
-FURTHER_WINDOWED = ["qwen2", "gemma3", "cohere2", "gpt_oss", "phi3"]
+FURTHER_WINDOWED = ["mistral", "qwen2", "gemma3", "cohere2", "gpt_oss", "phi3"]
 
 
 def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int) -> int:
@@ -70,9 +71,9 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
 @pytest.mark.parametrize(
     ("family", "batch_size", "prompt", "new_tokens"),
     [
-        ("llama", 1, 60, 1),
         ("gpt2", 3, 40, 2),
-        ("mixtral", 2, 30, 2),
+        pytest.param("llama", 1, 60, 1, marks=pytest.mark.slow),
+        pytest.param("mixtral", 2, 30, 2, marks=pytest.mark.slow),
         pytest.param("llama", 2, 3, 20, marks=pytest.mark.slow),
         pytest.param("gpt2", 2, 3, 20, marks=pytest.mark.slow),
         pytest.param("mixtral", 2, 3, 20, marks=pytest.mark.slow),
@@ -91,10 +92,13 @@ def test_the_peak_of_generate_is_predicted_to_the_byte(
 
 
 @pytest.mark.parametrize(
-    "family",
-    ["mistral", "gemma2", *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER_WINDOWED)],
+    ("family", "prompt", "new_tokens"),
+    [
+        ("gemma2", 60, 2),
+        *(pytest.param(name, 60, 2, marks=pytest.mark.slow) for name in FURTHER_WINDOWED),
+        *(pytest.param(name, 20, 8, marks=pytest.mark.slow) for name in ("gemma2", *FURTHER_WINDOWED)),
+    ],
 )
-@pytest.mark.parametrize(("prompt", "new_tokens"), [(60, 2), (3, 37)])
 def test_the_peak_of_sliding_windows_is_predicted_to_the_byte(family: str, prompt: int, new_tokens: int) -> None:
     """Prompts longer than the window, and windows that fill in generation."""
     model = small(family)
@@ -111,7 +115,7 @@ def planned(model: Any, share: float, **shapes: Any) -> Plan:
     return make_plan(profile, {0: int(share * weights) + profile.activations + sum(profile.kv_cache), "cpu": "1GB"})
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "gemma2"])
 def test_the_peak_of_a_streamed_model_is_predicted_to_the_byte(family: str) -> None:
     from bigmodel.dispatch import dispatch_model
 
@@ -122,6 +126,7 @@ def test_the_peak_of_a_streamed_model_is_predicted_to_the_byte(family: str) -> N
     assert peak_of_generating(model, 2, 63, 1) == plan.devices[0].total
 
 
+@pytest.mark.slow
 def test_a_prompt_may_fill_the_context_if_new_tokens_are_not_given() -> None:
     """A plain forward of the whole context holds the plan: it has no mask and no positions of its own."""
     from bigmodel.dispatch import dispatch_model
@@ -138,6 +143,7 @@ def test_a_prompt_may_fill_the_context_if_new_tokens_are_not_given() -> None:
     assert plan.devices[0].total - not_there <= measured <= plan.devices[0].total
 
 
+@pytest.mark.slow
 def test_the_last_step_of_a_full_context_is_planned_for_too() -> None:
     profile = profile_model(small("llama"), context_length=64)
     one = profile_model(small("llama"), context_length=64, new_tokens=1)
@@ -160,7 +166,9 @@ def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> No
     assert peak_of_generating(model, 2, 63, 1) == profile.weights + profile.buffers - table + predicted
 
 
-@pytest.mark.parametrize(("family", "apart"), [("llama", 1), ("gpt2", 1), ("gpt2", 2), ("llama", 5)])
+@pytest.mark.parametrize(
+    ("family", "apart"), slow_but([("gpt2", 2)], [("llama", 1), ("gpt2", 1), ("gpt2", 2), ("llama", 5)])
+)
 def test_peaks_of_two_accelerators_are_predicted_to_the_byte(family: str, apart: int) -> None:
     """GPT-2 adds positions to words, each of which may lie elsewhere; scores come back to where the inputs are."""
     from bigmodel.dispatch import dispatch_model
@@ -178,7 +186,7 @@ def test_peaks_of_two_accelerators_are_predicted_to_the_byte(family: str, apart:
     assert peaks == [there[index] + predicted.get(index, 0) for index in range(2)]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "mixtral"])
+@pytest.mark.parametrize("family", slow_but(["gpt2"], ["gpt2", "mixtral"]))
 def test_a_cache_cut_by_one_token_is_that_of_a_shorter_prompt(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin runs the shorter prompt."""
     model = small(family)

@@ -54,6 +54,7 @@ def test_a_vision_language_model_gets_an_image_with_its_prompt() -> None:
     assert any("vision" in name for name in ran)
 
 
+@pytest.mark.slow
 def test_sample_shapes_determine_prompt_length_and_image_size() -> None:
     shapes = parse_inputs(["input_ids=2x40", "pixel_values=2x3x16x16"])
     profile = profile_model(llava(), context_length=64, new_tokens=1, sample_inputs=shapes)

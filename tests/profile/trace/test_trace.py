@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -99,6 +100,7 @@ def test_condensed_events_give_the_same_peaks_under_every_device_map(trace: Trac
     assert (books.peak, books.now) == (expected.peak, expected.now)
 
 
+@pytest.mark.slow
 def test_condensed_events_of_a_mixture_give_the_same_peaks_with_small_caches() -> None:
     config = MixtralConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=2,

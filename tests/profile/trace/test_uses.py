@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import transformers as t
 from torch import nn
@@ -38,6 +39,7 @@ def whisper() -> nn.Module:
     return on_meta(t.WhisperForConditionalGeneration, t.WhisperConfig(**sizes, **heads, **ids))
 
 
+@pytest.mark.slow
 def test_a_decoder_generates() -> None:
     assert phases(tiny_llama()) == [("prefill", 6), ("decode", 1)]
 

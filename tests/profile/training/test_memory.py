@@ -71,6 +71,7 @@ def test_a_step_of_a_text_model_is_predicted_to_the_byte(name: str, make: Any) -
     assert measured(model, {"input_ids": ids, "labels": ids.clone()}, make) == predicted.total + ids.nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 def test_a_step_of_a_convnet_is_predicted_to_the_byte() -> None:
     model = resnet()
@@ -108,6 +109,7 @@ def test_ranks_under_ddp_have_the_whole_model_and_buckets() -> None:
     assert together.total == alone.total + alone.gradients
 
 
+@pytest.mark.slow
 def test_ranks_under_fsdp_have_shards() -> None:
     alone, two, four = (taken(ranks=ranks, strategy="fsdp") for ranks in (1, 2, 4))
     assert two.weights == alone.weights // 2
