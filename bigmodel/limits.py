@@ -65,8 +65,8 @@ KV_SHARE = 0.25
 """Share of a device's free memory that a server takes for keys and values if the plan reserves none."""
 
 UNKNOWN_SHARE = 0.2
-"""Share of an accelerator's budget that is kept free for activations of unknown size: a guess, as 0 would certainly be
-too little."""
+"""Share of an accelerator's budget that is kept free, where that can be, beside activations that were measured in one
+forward: the next inputs may be larger."""
 
 RENDEZVOUS_PORT = 29500
 """Default port at which processes of a launch meet: that of torch.distributed."""

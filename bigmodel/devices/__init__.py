@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import virtual
 from .memory import (
+    PeakMeter,
     free_memory_bytes,
     get_max_memory,
     max_memory_allocated,
@@ -33,6 +34,7 @@ __all__ = [
     "CopyStream",
     "DeviceLike",
     "Event",
+    "PeakMeter",
     "accelerator_type",
     "accelerators",
     "check_present",

@@ -66,6 +66,27 @@ def reset_peak_memory(device: DeviceLike) -> None:
         torch.get_device_module(target.type).reset_peak_memory_stats(target.index)
 
 
+class PeakMeter:
+    """Measures the most bytes that an accelerator takes beyond what it holds when the meter is made.
+
+    The accelerator's recorded peak is reset then (`reset_peak_memory`), and not later. Whatever allocates on it
+    meanwhile is measured. A device that records no peak (mps) is read when `grown` is called.
+
+    Args:
+        device: The accelerator.
+    """
+
+    def __init__(self, device: DeviceLike) -> None:
+        self._device = device
+        reset_peak_memory(device)
+        self._before = memory_allocated(device)
+
+    def grown(self) -> int:
+        """Return the most bytes so far."""
+        read = memory_allocated if _target(self._device).type == "mps" else max_memory_allocated
+        return read(self._device) - self._before
+
+
 def free_memory_bytes(device: DeviceLike) -> int:
     """Return the bytes that new tensors on `device` could take.
 

@@ -13,12 +13,15 @@ from torch.nn.parameter import is_lazy
 
 from ..devices import HOST, DeviceLike, torch_device
 from ..errors import DispatchError
+from ..plan import Plan
 from ..profile.trace.dry_run import SampleInputs
+from .attach.activation_guard import ActivationGuard
 from .attach.builder import Builder
 from .attach.dispatched import dispatched
+from .placement.measured import kept_in_memory
 from .placement.offload_files import fill_meta, write_to_disk
 from .placement.options import Options, PlanArguments, dtype_of
-from .placement.resolve import DeviceMap, ResolvedMap, resolve_device_map, resolve_given, whole_classes
+from .placement.resolve import DeviceMap, ResolvedMap, map_of_plan, resolve_device_map, resolve_given, whole_classes
 from .placement.unsupported import refuse_unsupported
 from .weights.parameters import moved_like, parts_with_dtype, refresh_second_places
 
@@ -120,6 +123,8 @@ def place_and_attach(
     """Dispatch a model without weights on meta by a resolved map."""
     if dispatched(model) is not None:
         undispatch(model)
+    if resolved.plan.guarded and offload_dir is None:
+        resolved = kept_in_memory(model, resolved)
     refuse_unsupported(model, resolved.placement)
     with lasting_tensors():
         write_to_disk(model, resolved.placement, offload_dir)
@@ -149,11 +154,35 @@ def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
         _attach(model, moved, found.options)
 
 
+def _place_anew(model: nn.Module, plan: Plan) -> None:
+    """Dispatch a model by the plan that follows its guarded one. On failure it stays dispatched as it was."""
+    found = dispatched(model)
+    assert found is not None
+    before, options = found.resolved, found.options
+    if found.attachments[""].moved_inputs:
+        options = replace(options, force_hooks=True)  # callers rely on inputs being moved
+    found.detach(model)
+    found.release()
+    with lasting_tensors():
+        try:
+            resolved = map_of_plan(model, plan, before.arguments)
+            if options.offload_folder is None:
+                resolved = kept_in_memory(model, resolved)
+            else:
+                write_to_disk(model, resolved.placement, options.offload_folder)
+            _attach(model, resolved, options)
+        except BaseException:
+            _attach(model, before, found.options)
+            raise
+
+
 def _attach(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
     result = Builder(model, resolved, options).build()
     result.attach(model)
     if result.attachments:
         result.guard(model)
+    if resolved.plan.guarded:
+        ActivationGuard(model, result, _place_anew).attach()
 
 
 def _refuse_lazy(model: nn.Module) -> None:

@@ -24,10 +24,10 @@ from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import check_offload_dtype
 from ..profile.trace.dry_run import SampleInputs
 from .memory.assignment import assemble
-from .result.budgets import Key, device_type_of, is_accelerator, kept_for_unknown, read_budgets, with_headroom
+from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom, without_accelerators
 from .result.plan import Plan
 from .search.items import Capacity
-from .search.searcher import OFFLOADS, Searcher, capacity_around, checked_main, greedy_assignment
+from .search.searcher import OFFLOADS, Searcher, capacity_around, checked_main, greedy_assignment, least_resident
 from .time.cost import CostModel, Objective
 from .time.unit_cost import device_name
 
@@ -87,6 +87,9 @@ def plan(
     With an `objective` or a `machine` the plan also predicts seconds. Without either nothing is measured and no time
     is predicted: a model that fits is placed in order, and the search for one that does not uses the speeds of this
     machine if `bigmodel probe` has measured them, nominal ones otherwise.
+
+    Where nothing is known of a model's activations, every part that can be is streamed through one slot: the plan is
+    `Plan.guarded`, and the first forward of the dispatched model measures what a better one is then made with.
 
     Args:
         model: any module, also on meta; its profile (which then fixes shapes, dtype and classes); or a folder or Hub
@@ -157,13 +160,18 @@ def plan(
         resident_limit=None if max_memory is None else budgets.get(HOST),
     )
     capacity = Capacity(
-        kept_for_unknown(budgets) if profile.unknown and not profile.phases else budgets,
+        budgets,
         profile.activations,
         slots,
         checked_main(main_device, budgets),
         host_compute=offload != "stream",
         expert_cache=size_or_none(expert_cache),
     )
+    if profile.unknown and not profile.phases:
+        cautious = least_resident(profile, capacity, offload_buffers)
+        if cautious is not None:
+            return replace(assembled(cautious, guarded=True), strategy=strategy)
+        capacity = replace(capacity, budgets=without_accelerators(budgets))
     assignment = greedy_assignment(profile, capacity, strategy, offload_buffers, offload != "compute")
     streams = any(map(assignment.streamed, range(len(profile.units))))
     searched = strategy == "auto" and minimised != "fit" and (predicted or streams)

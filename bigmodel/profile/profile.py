@@ -16,6 +16,7 @@ from .model.units import UnitProfile, combining_module, find_no_split_classes, p
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample
 from .trace.extrapolate import renamed
 from .trace.ledger import D, replay
+from .trace.measured import MeasuredForward
 from .trace.trace import Enter, Event, Leave, Trace
 from .trace.workload import Workload, max_context, used_length
 
@@ -116,6 +117,7 @@ def profile_model(
     all_logits: bool = False,
     device_type: str = "cpu",
     sample_inputs: SampleInputs | None = None,
+    measured: MeasuredForward | None = None,
 ) -> Profile:
     """Return the profile of `model`, without reading or allocating a weight.
 
@@ -133,6 +135,7 @@ def profile_model(
         device_type: kind of device that it will run on ("cpu", "cuda", "virtual"): kernels differ.
         sample_inputs: arguments of forward, for a model whose inputs follow no known convention: a mapping by name, or
             a tuple of positional ones. Their tensors may be on meta.
+        measured: the activations of a forward that has run; then there is no dry run.
 
     Raises:
         PlanError: the context is longer than the model allows, or an argument is invalid.
@@ -155,7 +158,10 @@ def profile_model(
     wanted = None if dtype is None else normalize_dtype(dtype)
     phases: list[Phase] = []
     unknown = ""
-    if context_length != 0 or example is not None:
+    if measured is not None:
+        phases = [measured.phase(units, max(length, 1))]
+        unknown = "activations are those of the first forward; larger inputs take more"
+    elif context_length != 0 or example is not None:
         phases = dry_run(model, units, work, torch_device(device_type), _cast(model, wanted), example)
         unknown = _unknown(phases)
     order = execution_order(units, phases)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from bigmodel.devices import (
+    PeakMeter,
     free_memory_bytes,
     get_max_memory,
     max_memory_allocated,
@@ -100,3 +101,13 @@ def test_a_device_the_machine_lacks_is_warned_of(caplog: pytest.LogCaptureFixtur
 def test_budgets_that_are_no_mapping_are_refused(given: object) -> None:
     with pytest.raises(SizeError, match="give budgets by device"):
         get_max_memory(given)  # type: ignore[arg-type]
+
+
+def test_a_peak_meter_measures_what_is_taken_beyond_the_start(accelerators: None) -> None:
+    held = torch.empty(1000, dtype=torch.uint8, device="virtual:0")
+    meter = PeakMeter("virtual:0")
+    assert meter.grown() == 0
+    more = torch.empty(300, dtype=torch.uint8, device="virtual:0")
+    del more
+    assert meter.grown() == 300
+    assert max_memory_allocated("virtual:0") == held.nbytes + 300

@@ -83,7 +83,8 @@ def test_weights_leave_an_accelerator_that_has_no_room_for_their_gradients() -> 
 
 
 def test_a_budget_counts_as_the_end_of_the_memory() -> None:
-    model = dispatch_model(stack(width=32), "auto", max_memory={0: "70KiB", "cpu": "1GiB"})
+    budgets = {0: "70KiB", "cpu": "1GiB"}
+    model = dispatch_model(stack(width=32), "auto", max_memory=budgets, sample_inputs=ids())
     held = {name for name, p in model.named_parameters() if p.device.type == "virtual"}
     assert held
     assert prepare_training(model, model.parameters())

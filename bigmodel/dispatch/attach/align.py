@@ -72,12 +72,20 @@ class Aligner:
             forward = result.forward_of(name, self.modules[name])
             if forward.device is None:
                 forward.device = torch_device(self.placed[names[0]].execution_device)
-            enclosing = combining_module(self.modules, name, self._whole)
-            if enclosing is not None:
-                device = torch_device(self._device_of_enclosing(enclosing))
-                forward.output_device = device
-                if enclosing or self._names.own(enclosing):
-                    result.forward_of(enclosing, self.modules[enclosing]).device = device
+            self._return_to_enclosing(name, result)
+
+    def _return_to_enclosing(self, name: str, result: Dispatched) -> None:
+        """Move the outputs of a module to the module around it that computes with them, and so on outwards."""
+        enclosing = combining_module(self.modules, name, self._whole)
+        if enclosing is None:
+            return
+        device = torch_device(self._device_of_enclosing(enclosing))
+        result.forward_of(name, self.modules[name]).output_device = device
+        if enclosing or self._names.own(enclosing):
+            around = result.forward_of(enclosing, self.modules[enclosing])
+            around.device = device
+            if around.output_device is None:
+                self._return_to_enclosing(enclosing, result)
 
     def _device_of_enclosing(self, name: str) -> str:
         """Return the execution device of the split module `name`: of its own tensors, else of the first inside it; for

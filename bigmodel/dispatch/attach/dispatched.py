@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -54,6 +55,8 @@ class Dispatched:
         """The error of each weight that is quantised for the link, by name."""
         self.ties: dict[str, str] = {}
         """For each further name of a tied tensor, its first name."""
+        self.on_detach: Callable[[], None] | None = None
+        """What else has to be removed with the attachments."""
 
     @property
     def plan(self) -> Plan:
@@ -129,6 +132,8 @@ class Dispatched:
 
     def detach(self, model: nn.Module) -> None:
         """Restore every module's own forward and `model`'s own attributes."""
+        if self.on_detach is not None:
+            self.on_detach()
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.detach()
         unmark_offloaded((*model.parameters(), *model.buffers()))

@@ -32,6 +32,7 @@ class ResolvedMap:
         main_device: Execution device of offloaded modules; None: the first accelerator of the map, else the host.
         execution: Offloaded modules that run on the host instead, by name.
         computed_below: Streamed modules whose calls of fewer than so many tokens the host computes, by name.
+        arguments: What to plan with again once activations are measured, if the plan is guarded.
     """
 
     devices: dict[str, DeviceLike]
@@ -39,6 +40,7 @@ class ResolvedMap:
     main_device: DeviceLike | None = None
     execution: Mapping[str, DeviceLike] = field(default_factory=dict)
     computed_below: Mapping[str, int] = field(default_factory=dict)
+    arguments: PlanArguments = field(default_factory=PlanArguments)
 
     @property
     def keys(self) -> dict[str, int | str]:
@@ -80,9 +82,9 @@ def resolve_device_map(
     if isinstance(device_map, Plan):
         asked.check(device_map)
         _check_parts(model, device_map, asked.no_split_module_classes)
-        return _map_of_plan(model, device_map)
+        return map_of_plan(model, device_map, asked)
     if isinstance(device_map, str) and device_map in STRATEGIES:
-        return _map_of_plan(model, _make_plan(model, device_map, asked, planned))
+        return map_of_plan(model, _make_plan(model, device_map, asked, planned), asked)
     devices = dict(device_map) if isinstance(device_map, Mapping) else {"": _checked_device(device_map)}
     if asked.offload == "auto":
         raise PlanError("offload='auto' needs a plan: give device_map='auto', or a plan made with offload='auto'")
@@ -163,13 +165,20 @@ def _checked_device(name: DeviceLike) -> DeviceLike:
     return name
 
 
-def _map_of_plan(model: nn.Module, made: Plan) -> ResolvedMap:
+def map_of_plan(model: nn.Module, made: Plan, arguments: PlanArguments) -> ResolvedMap:
+    """Return the map of a plan.
+
+    Args:
+        model: The model to be dispatched.
+        made: The plan.
+        arguments: Arguments that it was given with, or made with.
+    """
     check_device_map(model, made.device_map)
     # Lookup tables run on their storage device in any case, so they need no entry.
     modules = dict(model.named_modules())
     on_host = [name for name, key in made.execution.items() if key == HOST != made.main_device]
     execution = {name: HOST for name in on_host if not (name in modules and is_lookup(modules[name]))}
-    resolved = ResolvedMap(dict(made.device_map), made, made.main_device, execution, made.computed_below)
+    resolved = ResolvedMap(dict(made.device_map), made, made.main_device, execution, made.computed_below, arguments)
     _check_present(resolved.placement)
     return resolved
 

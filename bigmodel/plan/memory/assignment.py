@@ -189,6 +189,7 @@ def assemble(
     reasons: Mapping[int, str] | None = None,
     pinned_memory: int | None = None,
     resident_limit: int | None = None,
+    guarded: bool = False,
 ) -> Plan:
     """Return the plan of an assignment.
 
@@ -201,6 +202,7 @@ def assemble(
         reasons: reasons for the place of units, by position, if more is known than `reason` finds.
         pinned_memory: bytes of host memory that may be pinned; None: a share of this host's.
         resident_limit: upper bound of the process's resident set; None: free memory.
+        guarded: nothing is known of its activations.
     """
     uses = with_workspace_apart(device_uses(profile, assignment), profile, assignment)
     return Plan(
@@ -222,7 +224,8 @@ def assemble(
         new_tokens=profile.workload.new_tokens,
         dtype=profile.dtype,
         prediction=prediction,
-        notes=_notes(profile),
+        guarded=guarded,
+        notes=_notes(profile, guarded),
     )
 
 
@@ -273,5 +276,11 @@ def reason(assignment: Assignment, index: int, profile: Profile) -> str:
     return f"computed on the CPU, where it lies {place}"
 
 
-def _notes(profile: Profile) -> tuple[str, ...]:
-    return (f"{profile.unknown}; plan with sample_inputs to count all",) if profile.unknown else ()
+GUARDED = "nothing is resident that can be streamed, until the first forward has measured them"
+
+
+def _notes(profile: Profile, guarded: bool) -> tuple[str, ...]:
+    if not profile.unknown:
+        return ()
+    known = f"{profile.unknown}; plan with sample_inputs to count all"
+    return (known, GUARDED) if guarded else (known,)

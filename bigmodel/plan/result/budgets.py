@@ -52,8 +52,13 @@ def with_headroom(budgets: Mapping[Key, int]) -> dict[Key, int]:
     return {key: size if key == DISK else int(size * PLANNED_SHARE) for key, size in budgets.items()}
 
 
-def kept_for_unknown(budgets: Mapping[Key, int]) -> dict[Key, int]:
-    """Return the budgets without the share of the accelerators' that is kept for activations of unknown size."""
+def without_accelerators(budgets: Mapping[Key, int]) -> dict[Key, int]:
+    """Return the budgets with nothing allowed on accelerators."""
+    return {key: 0 if is_accelerator(key) else size for key, size in budgets.items()}
+
+
+def without_unknown_share(budgets: Mapping[Key, int]) -> dict[Key, int]:
+    """Return the budgets without the share of the accelerators' that is kept for inputs larger than those measured."""
     return {key: int(size * (1 - UNKNOWN_SHARE)) if is_accelerator(key) else size for key, size in budgets.items()}
 
 

@@ -16,7 +16,7 @@ from ...errors import PlanError
 from ...limits import READ_AHEAD_BYTES, READERS, STAGING_BYTES
 from .budgets import Key, is_accelerator
 
-FORMAT = 2
+FORMAT = 3
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -130,6 +130,8 @@ class Plan:
         new_tokens: number of these that are generated; None: any number.
         dtype: dtype that weights are cast to; None: they keep theirs.
         prediction: predicted time; None if no time was predicted.
+        guarded: whether nothing is known of its activations. Then nothing is resident on the accelerators that can be
+            streamed, until the first forward of the dispatched model has measured them and it is placed anew.
         notes: notes for the user, such as memory that could not be predicted.
     """
 
@@ -153,6 +155,7 @@ class Plan:
     new_tokens: int | None = 0
     dtype: str | None = None
     prediction: Prediction | None = None
+    guarded: bool = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -22,7 +22,7 @@ from ..result.budgets import Key, budget_error, is_accelerator
 from ..result.plan import Prediction
 from ..time.cost import Objective
 from ..time.per_pass import per_pass
-from .filling import Option, balanced_caps, place_greedily
+from .filling import Option, balanced_caps, place_away, place_greedily
 from .items import Capacity, GroupPlacement, Item, assignment_of, item_of, tie_groups
 from .search import search
 
@@ -213,6 +213,30 @@ def greedy_assignment(
         )
         raise budget_error(capacity.budgets, enough, lambda budgets: attempt(budgets) is not None)
     return found
+
+
+def least_resident(profile: Profile, capacity: Capacity, stream_buffers: bool) -> Assignment | None:
+    """Return the placement that takes least of the accelerators: all that can be is streamed, through one slot.
+
+    Args:
+        profile: the model.
+        capacity: the budgets; without a main device, that is the accelerator with the largest one.
+        stream_buffers: buffers lie with the weights, and not where the unit runs.
+
+    Returns:
+        None if there is no accelerator to stream to, or too small a one.
+    """
+    main = capacity.main_device
+    if main is None:
+        main = max(capacity.accelerators, key=capacity.budgets.__getitem__, default=HOST)
+    if not is_accelerator(main):
+        return None
+    narrowed = replace(capacity, main_device=main, slots=1)
+    groups = tie_groups(profile.units)
+    items = [item_of(group, profile, stream_buffers) for group in groups]
+    away = {index: main for index, item in enumerate(items) if item.can_stream and not item.pinned}
+    placement = place_away(items, narrowed, away)
+    return None if placement is None else assignment_of(profile, groups, placement, stream_buffers, narrowed)
 
 
 def capacity_around(assignment: Assignment, capacity: Capacity) -> Capacity:

@@ -9,7 +9,7 @@ import pytest
 from bigmodel.errors import BudgetError, PlanError
 from bigmodel.plan.memory.assignment import Assignment, memory_usage
 from bigmodel.plan.search.items import Capacity
-from bigmodel.plan.search.searcher import Searcher, checked_main, greedy_assignment
+from bigmodel.plan.search.searcher import Searcher, checked_main, greedy_assignment, least_resident
 from bigmodel.plan.time.cost import CostModel, Objective
 from bigmodel.profile import Profile, profile_model
 
@@ -111,3 +111,16 @@ def test_a_main_device_needs_a_budget() -> None:
     assert checked_main(None, {}) is None
     with pytest.raises(PlanError, match="main_device is 0"):
         checked_main(0, {1: 100})
+
+
+def test_the_least_resident_placement_streams_all_through_one_slot_of_the_largest_accelerator() -> None:
+    found = least_resident(profile(), Capacity({0: 10**7, 1: 10**8, "cpu": 10**8}), stream_buffers=False)
+    assert found is not None
+    assert found.main == 1
+    assert found.slots == 1
+    assert set(found.storage) == {"cpu"}
+
+
+def test_the_least_resident_placement_needs_an_accelerator_that_a_block_fits() -> None:
+    assert least_resident(profile(), Capacity({"cpu": 10**8}), stream_buffers=False) is None
+    assert least_resident(profile(), Capacity({0: 100, "cpu": 10**8}), stream_buffers=False) is None
