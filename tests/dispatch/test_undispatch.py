@@ -34,7 +34,7 @@ def test_a_plain_model_is_returned_as_it_is() -> None:
 
 
 class WhileRunning(nn.Linear):
-    """Does what it is told within its forward."""
+    """Calls a given function within its forward."""
 
     work = staticmethod(lambda: None)
 

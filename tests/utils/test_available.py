@@ -25,7 +25,7 @@ def test_devices_are_those_of_pytorch_that_this_library_uses(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("supported", [True, False])
-def test_bfloat16_is_a_question_to_the_gpu(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
+def test_bfloat16_depends_on_the_gpu(monkeypatch: pytest.MonkeyPatch, supported: bool) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
     assert available.is_bf16_available() is supported

@@ -8,7 +8,7 @@ import pytest
 from bigmodel.utils import environment
 
 
-def test_variables_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_are_set_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_NUMBER", "1")
     monkeypatch.delenv("ANOTHER", raising=False)
     with pytest.raises(KeyError), environment.patch_environment(a_number=2, another="x"):
@@ -18,7 +18,7 @@ def test_variables_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ANOTHER" not in os.environ
 
 
-def test_the_environment_is_cleared_for_a_while() -> None:
+def test_the_environment_is_cleared_and_restored() -> None:
     before = dict(os.environ)
     with environment.clear_environment():
         assert dict(os.environ) == {}
@@ -26,7 +26,7 @@ def test_the_environment_is_cleared_for_a_while() -> None:
     assert dict(os.environ) == before
 
 
-def test_what_a_function_sets_for_accelerate_does_not_outlive_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerate_variables_set_by_a_function_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACCELERATE_X", raising=False)
 
     @environment.purge_accelerate_environment
@@ -49,7 +49,7 @@ def test_variables_are_read_as_flags_choices_and_numbers(monkeypatch: pytest.Mon
     assert environment.get_int_from_env(["NONE_SUCH"], 7) == 7
 
 
-def test_texts_are_yes_or_no() -> None:
+def test_texts_are_parsed_as_booleans() -> None:
     assert [environment.str_to_bool(text) for text in ("yes", "On", "0", "f")] == [1, 1, 0, 0]
     assert environment.str_to_bool("true", to_bool=True) is True
     with pytest.raises(ValueError, match="neither yes nor no"):

@@ -12,7 +12,7 @@ from bigmodel.utils import files
 
 
 @pytest.mark.parametrize("name", ["state.bin", "state.safetensors"])
-def test_what_is_saved_is_loaded(name: str, tmp_path: Path) -> None:
+def test_saved_objects_are_loaded(name: str, tmp_path: Path) -> None:
     state = {"weight": torch.arange(6.0).view(2, 3).t()}
     files.save(state, tmp_path / name, safe_serialization=name.endswith("safetensors"))
     assert torch.equal(files.load(tmp_path / name)["weight"], state["weight"])
@@ -37,7 +37,7 @@ def test_a_checkpoint_consists_of_these_files(tmp_path: Path) -> None:
     assert names >= {files.SAFE_WEIGHTS_NAME, f"{files.OPTIMIZER_NAME}.bin", f"{files.RNG_STATE_NAME}_0.pkl"}
 
 
-def test_safetensors_are_such_as_other_libraries_read(tmp_path: Path) -> None:
+def test_safetensors_can_be_read_by_other_libraries(tmp_path: Path) -> None:
     shared = torch.ones(2)
     files.save({"a": shared, "b": shared}, tmp_path / "tied.safetensors", safe_serialization=True)
     with safe_open(tmp_path / "tied.safetensors", "pt") as file:

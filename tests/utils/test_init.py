@@ -59,7 +59,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         utils.__getattr__("nothing")
 
 
-def test_every_other_name_of_accelerate_has_its_reason_not_to_be_here() -> None:
+def test_every_missing_name_of_accelerate_has_a_reason() -> None:
     theirs = importlib.import_module("accelerate.utils")
     public = {
         name for name in dir(theirs) if not name.startswith("_") and not isinstance(getattr(theirs, name), ModuleType)

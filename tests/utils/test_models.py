@@ -19,7 +19,7 @@ def small() -> nn.Sequential:
 
 
 @pytest.mark.slow
-def test_wrappers_and_compilation_come_off() -> None:
+def test_wrappers_and_compilation_are_removed() -> None:
     model = small()
     assert models.extract_model_from_parallel(Wrapped(model)) is model
     compiled: Any = torch.compile(model)
@@ -28,7 +28,7 @@ def test_wrappers_and_compilation_come_off() -> None:
     assert models.extract_model_from_parallel(compiled) is compiled
 
 
-def test_wrappers_inside_come_off_on_demand() -> None:
+def test_wrappers_of_children_are_removed_if_recursive() -> None:
     inner = nn.Linear(2, 2)
     model = nn.Sequential(Wrapped(inner))
     assert models.extract_model_from_parallel(model) is model
@@ -37,7 +37,7 @@ def test_wrappers_inside_come_off_on_demand() -> None:
     assert model[0] is inner
 
 
-def test_questions() -> None:
+def test_kinds_of_models_are_recognised() -> None:
     model = small()
     assert not models.is_compiled_module(model)
     assert not models.has_compiled_regions(model)

@@ -8,7 +8,7 @@ from bigmodel.errors import SizeError
 from bigmodel.utils import structures
 
 
-def test_a_structure_is_data_without_its_numbers() -> None:
+def test_a_data_structure_has_shapes_without_values() -> None:
     data = {"a": [torch.zeros(2, 3)], "b": (torch.zeros(1, dtype=torch.int64), "text")}
     structure = structures.get_data_structure(data)
     assert structure["a"] == [structures.TensorInformation(torch.Size([2, 3]), torch.float32)]

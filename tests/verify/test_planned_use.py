@@ -44,7 +44,7 @@ def resnet() -> Any:
     ("make", "passes"),
     [(llama, ["prompt", "step"]), (t5, ["prompt", "step"]), (bert, ["forward"]), (resnet, ["forward"])],
 )
-def test_a_model_is_used_for_what_its_plan_predicts(make: Any, passes: list[str]) -> None:
+def test_the_passes_of_a_model_are_those_of_its_plan(make: Any, passes: list[str]) -> None:
     model = make()
     found = planned(model)
     use = planned_use(model, found)
@@ -57,7 +57,7 @@ def test_a_model_is_used_for_what_its_plan_predicts(make: Any, passes: list[str]
             run()
 
 
-def test_text_goes_on_to_the_last_planned_token() -> None:
+def test_generation_continues_to_the_last_planned_token() -> None:
     model = llama()
     use = planned_use(model, planned(model, new_tokens=3))
     seen: list[int] = []

@@ -197,7 +197,7 @@ def test_weights_leave_the_device_between_forward_and_backward() -> None:
 
 
 class Sometimes(nn.Linear):
-    """Does what it is told before it computes, in forward and in backward."""
+    """Calls a given function before it computes, in forward and in backward."""
 
     first: Callable[[], object] = staticmethod(lambda: None)
 

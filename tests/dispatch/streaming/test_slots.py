@@ -124,7 +124,7 @@ def test_the_blocks_that_follow_are_fetched_into_what_is_free(stream: Recording)
     assert slots.beyond(made[0]) == [made[3], made[4]]
 
 
-def test_a_prefetch_that_cannot_begin_is_left_to_whoever_needs_the_block(
+def test_a_prefetch_that_cannot_begin_is_left_to_the_forward_that_needs_the_block(
     stream: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = blocks(2)

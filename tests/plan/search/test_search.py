@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigmodel.devices import HOST
 from bigmodel.plan.result.budgets import is_accelerator
-from bigmodel.plan.search.branch_and_bound import BranchAndBound
 from bigmodel.plan.search.filling import Option, options_of, place_greedily
 from bigmodel.plan.search.items import Capacity, GroupPlacement, Item
 from bigmodel.plan.search.search import search
@@ -141,31 +139,3 @@ def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
     assert seconds_with(costs)(found) <= seconds_with(costs)(greedy)
     for key, size in capacity.budgets.items():
         assert sum(item.weights for item, storage in zip(items, found.storage, strict=True) if storage == key) <= size
-
-
-ITEMS = [group(30 + 7 * number) for number in range(5)]
-ROOM = Capacity({0: 150, HOST: 1000}, slots=1)
-
-
-def seconds(placement: GroupPlacement) -> float:
-    """What is streamed takes its bytes, later groups more."""
-    return sum(
-        item.weights * (number + 1)
-        for number, (item, storage) in enumerate(zip(ITEMS, placement.storage, strict=True))
-        if storage != 0
-    )
-
-
-def test_branch_and_bound_finds_the_optimum_of_an_exhaustive_search() -> None:
-    placements = (
-        placement_of(ITEMS, ROOM, chosen) for chosen in itertools.product(*(options_of(i, ROOM) for i in ITEMS))
-    )
-    best = min((placement for placement in placements if placement is not None), key=seconds)
-    found = BranchAndBound(ITEMS, ROOM, seconds, lambda _item, _option: [(0.0, 0.0)], None, float("inf")).run()
-    assert found is not None
-    assert seconds(found) == seconds(best)
-
-
-def test_the_known_placement_is_returned_if_none_is_better() -> None:
-    known = GroupPlacement((0,) * 5, (0,) * 5, 0)
-    assert BranchAndBound(ITEMS, ROOM, seconds, lambda _item, _option: [(0.0, 0.0)], known, 0.0).run() is known

@@ -35,7 +35,7 @@ def profile(context: int = 256) -> Profile:
 
 @cache
 def planned(of: Profile, offload: str = "auto", link: float = 1e8, host: float = 4e-9, **options: Any) -> Plan:
-    """A plan for prompt and steps under half the room."""
+    """Return a plan for prompt and steps with a budget of half the weights."""
     budget: dict[Any, Any] = {0: of.weights // 2 + of.activations + sum(of.kv_cache), "cpu": "1GB"}
     return plan(of, budget, objective="throughput", offload=offload, machine=machine(link, host=host), **options)
 
@@ -47,7 +47,7 @@ def seconds(found: Plan) -> tuple[float, float]:
 
 
 def assignment_of(found: Plan, of: Profile) -> Assignment:
-    """The plan's own words as an assignment."""
+    """Return the assignment that a plan describes."""
     storage = tuple(found.device_map.get(unit.name, found.main_device) for unit in of.units)
     execution = tuple(found.execution.get(unit.name, found.main_device) for unit in of.units)
     below = {i: found.computed_below[unit.name] for i, unit in enumerate(of.units) if unit.name in found.computed_below}

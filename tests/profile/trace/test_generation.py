@@ -56,7 +56,7 @@ FURTHER_WINDOWED = ["mistral", "qwen2", "gemma3", "cohere2", "gpt_oss", "phi3"]
 
 
 def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int) -> int:
-    """The device's highest mark while `generate` feeds `new_tokens` tokens after the prompt, ids and mask included."""
+    """Return the peak bytes of the device while `generate` feeds `new_tokens` tokens, with ids and mask."""
     gc.collect()
     reset_peak_memory(DEVICE)
     ids = torch.arange(batch_size * prompt, device="cpu").reshape(batch_size, prompt).to(DEVICE) % 160

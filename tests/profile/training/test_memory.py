@@ -47,7 +47,7 @@ def taken(optimizer: str = "adamw", **options: Any) -> TrainingMemory:
 
 
 def measured(model: Any, inputs: dict[str, torch.Tensor], make: Any) -> int:
-    """The device's highest mark in the second step of training."""
+    """Return the peak bytes of the device in the second training step."""
     gc.collect()
     before = memory_allocated(DEVICE)
     model = model.train().to(DEVICE)

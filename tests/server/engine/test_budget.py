@@ -68,7 +68,7 @@ def test_without_a_plan_there_is_a_default() -> None:
 
 
 def test_given_sequences_are_limited_by_memory() -> None:
-    """Many short sequences may share the room of few long ones: positions are what is counted."""
+    """Many short sequences fit the memory of few long ones, because positions are counted."""
     plan = planned(room_for=9)
     assert sequences_at_once(plan, EngineOptions(max_sequences=64)) == 64
     assert kv_bytes(plan, max_sequences=64) == 9 * CONTEXT * PER_TOKEN

@@ -1,4 +1,4 @@
-"""Loaders that are made by hand, and the sampler inside any loader."""
+"""Loaders that users construct themselves, and the sampler inside any loader."""
 
 from __future__ import annotations
 

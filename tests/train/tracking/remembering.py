@@ -8,7 +8,7 @@ from bigmodel.train.tracking import GeneralTracker, on_main_process
 
 
 class Remembering(GeneralTracker):
-    """A tracker as a user writes one: it keeps what it is told in `seen`."""
+    """A user-defined tracker that records its calls in `seen`."""
 
     name = "remembering"
     requires_logging_directory = False

@@ -15,14 +15,14 @@ from bigmodel.train.tracking.base import as_number, flat, is_number, table_rows
 from tests.train.tracking.remembering import Remembering
 
 
-def test_other_processes_do_not_track(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_do_not_log(monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = Remembering()
     monkeypatch.setitem(PartialState().__dict__, "process_index", 1)
     tracker.log({"loss": 1.0})
     assert tracker.seen == []
 
 
-def test_a_tracker_that_wants_to_tracks_on_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_may_log_on_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     class Everywhere(Remembering):
         main_process_only = False
 
@@ -32,7 +32,7 @@ def test_a_tracker_that_wants_to_tracks_on_every_process(monkeypatch: pytest.Mon
     assert len(tracker.seen) == 1
 
 
-def test_an_incomplete_tracker_is_told_what_it_lacks() -> None:
+def test_the_error_of_an_incomplete_tracker_names_missing_attributes() -> None:
     class Incomplete(GeneralTracker):
         name = "incomplete"
 
@@ -47,7 +47,7 @@ def test_numbers_are_numbers_in_any_wrapping(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", ["text", torch.ones(2), np.zeros(3), None, {"a": 1}])
-def test_other_things_are_no_numbers(value: Any) -> None:
+def test_other_values_are_not_numbers(value: Any) -> None:
     assert not is_number(value)
 
 

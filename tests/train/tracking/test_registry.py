@@ -25,7 +25,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         Accelerator(cpu=True, log_with="wandb")
 
 
-def test_a_mistyped_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
+def test_the_error_for_a_mistyped_name_suggests_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match="unknown tracker 'tensorbord'; did you mean 'tensorboard'"):
         filter_trackers(["tensorbord"], tmp_path)
 

@@ -30,7 +30,7 @@ def events(tmp_path: Path) -> Any:
     return found.Reload()
 
 
-def test_numbers_texts_images_and_tables_are_there(events: Any) -> None:
+def test_numbers_texts_images_and_tables_are_written(events: Any) -> None:
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 0.5), (2, 0.25)]
     assert events.Tensors("note/text_summary")[0].tensor_proto.string_val[0] == b"hello"
     assert [(event.width, event.height) for event in events.Images("sample")] == [(8, 4)]

@@ -80,7 +80,7 @@ def test_a_request_is_finished_when_every_choice_is() -> None:
 
 
 class Listener(Observer):
-    """Writes down what it is told."""
+    """Records the events that it gets."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, tuple[Any, ...]]] = []

@@ -11,7 +11,7 @@ from tests.train.tracking.offline import log_a_run
 from tests.train.tracking.recorded import stand_in
 
 
-def test_what_aim_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_calls_of_aim(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     aim = stand_in(monkeypatch, "aim")
     accelerator = Accelerator(cpu=True, log_with="aim", project_dir=tmp_path)
     accelerator.init_trackers("project", {"lr": 0.1}, {"aim": {"experiment": "first"}})

@@ -20,7 +20,7 @@ def clearml(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return stand_in(monkeypatch, "clearml")
 
 
-def test_names_say_the_plot_and_the_series(clearml: Recorder) -> None:
+def test_names_determine_plot_and_series(clearml: Recorder) -> None:
     tracker = ClearMLTracker("project")
     tracker.start()
     tracker.log({"eval_loss": 0.5, "accuracy": 0.9, "note": "hello"}, step=7)
@@ -35,7 +35,7 @@ def test_names_say_the_plot_and_the_series(clearml: Recorder) -> None:
     assert clearml.to(f"{logger}.report_text") == [(("note: hello",), {})]
 
 
-def test_a_task_of_the_programs_own_is_used_and_left_open(clearml: Recorder) -> None:
+def test_an_existing_task_is_used_and_not_closed(clearml: Recorder) -> None:
     accelerator = Accelerator(cpu=True, log_with="clearml")
     accelerator.init_trackers("project", {"lr": 0.1})
     accelerator.get_tracker("clearml").log_table("test_table", ["x"], [[1]], step=2)

@@ -14,7 +14,7 @@ from tests.train.tracking.offline import log_a_run
 from tests.train.tracking.recorded import Recorder, stand_in
 
 
-def test_what_dvclive_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_dvclive(monkeypatch: pytest.MonkeyPatch) -> None:
     dvclive = stand_in(monkeypatch, "dvclive")
     accelerator = Accelerator(cpu=True, log_with="dvclive")
     accelerator.init_trackers("project", {"lr": 0.1}, {"dvclive": {"dir": "there"}})
@@ -31,7 +31,7 @@ def test_what_dvclive_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert images == [("sample/0.png", "pixels"), ("sample/1.png", "more"), ("one.jpg", "pixels")]
 
 
-def test_an_object_of_the_users_own_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_live_object_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     dvclive, own = stand_in(monkeypatch, "dvclive"), Recorder()
     tracker = DVCLiveTracker(live=own)
     tracker.start()

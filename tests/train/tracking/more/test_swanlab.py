@@ -11,7 +11,7 @@ from tests.train.tracking.offline import log_a_run
 from tests.train.tracking.recorded import stand_in
 
 
-def test_what_swanlab_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_of_swanlab(monkeypatch: pytest.MonkeyPatch) -> None:
     swanlab = stand_in(monkeypatch, "swanlab")
     accelerator = Accelerator(cpu=True, log_with="swanlab")
     accelerator.init_trackers("project", {"lr": 0.1}, {"swanlab": {"mode": "local"}})
