@@ -39,7 +39,7 @@ class SlowOrBroken(torch.nn.Module):
 
 
 class Gated(torch.nn.Module):
-    """Lets as many forwards through as it is told."""
+    """Lets a given number of forwards through."""
 
     def __init__(self, inner: torch.nn.Module) -> None:
         super().__init__()
