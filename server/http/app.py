@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.responses import Response
 
 from bigmodel import __version__
 from bigmodel.errors import BigModelError
@@ -19,6 +20,7 @@ from bigmodel.server.http import get_routes, post_routes, reference
 from bigmodel.server.http.errors import install
 from bigmodel.server.http.metrics import Metrics
 from bigmodel.server.http.middleware import BodyLimit, KeyGuard
+from bigmodel.server.http.respond import ClientGoneError
 from bigmodel.server.http.state import ServerState, Settings
 from bigmodel.server.http.status import OwnReports
 from bigmodel.server.loading import Loaded, Loader, LoadingCancelledError
@@ -69,6 +71,7 @@ def create_app(
     app = FastAPI(title="bigmodel", version=__version__, lifespan=startup.lifespan, docs_url=None, redoc_url=None)
     app.state.server = state
     install(app)
+    app.add_exception_handler(ClientGoneError, lambda request, error: Response(status_code=499))
     app.include_router(post_routes.router)
     app.include_router(get_routes.router)
     app.include_router(reference.router)

@@ -23,6 +23,9 @@ BODY_SECONDS = 60.0
 CONNECTIONS = 2048
 """Connections open at once; more are closed as they come."""
 
+CONNECTIONS_OF_AN_ADDRESS = 1024
+"""Connections open at once from the same address; those that come through a proxy are all from one."""
+
 
 class BoundedProtocol(H11Protocol):
     """HTTP/1.1 of uvicorn, with deadlines for headers and bodies, and a bound on the number of connections."""
@@ -33,10 +36,17 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for headers; close the connection if there are too many."""
         super().connection_made(transport)
-        if len(self.connections) > CONNECTIONS:
+        if len(self.connections) > CONNECTIONS or self._same_address() > CONNECTIONS_OF_AN_ADDRESS:
             transport.abort()
             return
         self._watch()
+
+    def _same_address(self) -> int:
+        """Connections from the address of this one; 0 while there are few connections at all."""
+        if self.client is None or len(self.connections) <= CONNECTIONS_OF_AN_ADDRESS:
+            return 0
+        others = (other.client for other in self.connections if isinstance(other, BoundedProtocol))
+        return sum(client is not None and client[0] == self.client[0] for client in others)
 
     def data_received(self, data: bytes) -> None:
         """Take bytes, and begin to wait for the next part of the request."""
@@ -67,5 +77,9 @@ class BoundedProtocol(H11Protocol):
 
     def _too_slow(self) -> None:
         self._deadline = None
+        if self.flow.read_paused:  # it is the server that lets the rest of a body wait
+            self._stop_watching()
+            self._watch()
+            return
         if not self.transport.is_closing():
             self.transport.close()

@@ -6,14 +6,14 @@ import time
 import uuid
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
+from fastapi import Request as HTTPRequest
 
 from bigmodel.server.engine.engine import Engine, EngineStoppedError, QueueFullError
 from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError, available
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
 from bigmodel.server.http.bodies import ChatBody, CompletionBody, Message, Sampling
 from bigmodel.server.http.errors import APIError, bad_value
-from bigmodel.server.http.parsing import off_loop
+from bigmodel.server.http.parsing import ANY_SIZE, OffLoop, in_thread, in_turn, off_loop, turn
 from bigmodel.server.http.state import ServerState
 from bigmodel.server.text.codec import TemplateError, TextCodec, TooManyTokensError
 
@@ -26,12 +26,14 @@ def given_prompts(body: CompletionBody) -> list[Any]:
     return [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
 
 
-async def completion_prompts(body: CompletionBody, codec: TextCodec, longest: int) -> list[list[int]]:
+async def completion_prompts(
+    body: CompletionBody, codec: TextCodec, longest: int, run: OffLoop = off_loop
+) -> list[list[int]]:
     """Return the prompts of a completion as tokens; 413 for one of more than `longest`."""
     prompts = []
     for one in given_prompts(body):
         if isinstance(one, str):
-            one = await _encode(codec, one, body.add_special_tokens, longest, "prompt")
+            one = await _encode(codec, one, body.add_special_tokens, longest, "prompt", run)
         elif len(one) > longest:
             raise _too_long(len(one), longest, "prompt")
         elif max(one) >= codec.vocabulary_size:
@@ -40,7 +42,7 @@ async def completion_prompts(body: CompletionBody, codec: TextCodec, longest: in
     return prompts
 
 
-async def chat_prompt(body: ChatBody, codec: TextCodec, longest: int) -> list[int]:
+async def chat_prompt(body: ChatBody, codec: TextCodec, longest: int, run: OffLoop = off_loop) -> list[int]:
     """Return the tokens of a conversation in the model's chat template.
 
     400 for variables that the template cannot have, 413 for more than `longest` tokens.
@@ -49,7 +51,8 @@ async def chat_prompt(body: ChatBody, codec: TextCodec, longest: int) -> list[in
     if taken:
         raise bad_value("chat_template_kwargs", f"'{min(taken)}' is no variable of the chat template")
     tools = None if body.tool_choice == "none" else body.tools
-    return await render(codec, body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs, longest)
+    extra = body.chat_template_kwargs
+    return await render(codec, body.messages, tools, body.add_generation_prompt, extra, longest, run)
 
 
 async def render(
@@ -59,6 +62,7 @@ async def render(
     add_generation_prompt: bool,
     extra: dict[str, Any] | None = None,
     longest: int | None = None,
+    run: OffLoop = off_loop,
 ) -> list[int]:
     """Return the tokens of messages; 400 when the template refuses them, 413 for more than `longest` tokens."""
 
@@ -67,16 +71,17 @@ async def render(
         return codec.render_chat(given, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra)
 
     try:
-        # A template is a program of unknown length, so it never runs on the event loop.
-        rendered = await run_in_threadpool(text)
+        rendered = await run(ANY_SIZE, text)  # a template is a program
     except TemplateError as error:
         raise bad_value("messages", str(error)) from error
-    return await _encode(codec, rendered, False, longest, "messages")
+    return await _encode(codec, rendered, False, longest, "messages", run)
 
 
-async def _encode(codec: TextCodec, text: str, special: bool, longest: int | None, field: str) -> list[int]:
+async def _encode(
+    codec: TextCodec, text: str, special: bool, longest: int | None, field: str, run: OffLoop
+) -> list[int]:
     try:
-        return await off_loop(len(text), lambda: codec.encode(text, add_special_tokens=special, longest=longest))
+        return await run(len(text), lambda: codec.encode(text, add_special_tokens=special, longest=longest))
     except TooManyTokensError as error:
         assert longest is not None
         raise _too_long(error.least, longest, field, "at least ") from error
@@ -122,7 +127,7 @@ def token_limit(
     return wanted
 
 
-async def grammar_of(body: Sampling, state: ServerState) -> Grammar | None:
+async def grammar_of(body: Sampling, state: ServerState, http: HTTPRequest) -> Grammar | None:
     """The compiled ``response_format``; None for free text, 400 for one that cannot be enforced."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
@@ -135,7 +140,12 @@ async def grammar_of(body: Sampling, state: ServerState) -> Grammar | None:
         )
     schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
     try:
-        return await run_in_threadpool(lambda: state.grammar_compiler().compile(schema))
+        # Those that were compiled before do not wait for those that are compiled now.
+        known = await in_turn(http)(ANY_SIZE, lambda: state.grammar_compiler().kept(schema))
+        if known is not None:
+            return known
+        async with turn(state.compiling, http):
+            return await in_thread(lambda: state.grammar_compiler().compile(schema))
     except GrammarError as error:
         raise bad_value("response_format", str(error)) from error
 

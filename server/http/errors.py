@@ -26,6 +26,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from bigmodel.server.http.json_bounds import JSONBoundsError
+
 logger = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 429: "rate_limit_error", 504: "timeout_error"}
@@ -105,6 +107,10 @@ def install(app: FastAPI) -> None:
 
     async def http(request: HTTPRequest, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
+        if isinstance(error.__cause__, RequestValidationError):
+            return await validation(request, error.__cause__)
+        if isinstance(error.__cause__, JSONBoundsError):
+            return counted(app, APIError(413, f"the body is too large: {error.__cause__}", code="body_too_long"))
         if isinstance(error.__cause__, RecursionError | ValueError):  # raised while the body was parsed as JSON
             return counted(app, unreadable(error.__cause__))
         why = str(error.detail)

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bigmodel.server.http.errors import APIError, counted
+from bigmodel.server.http.shares import KEY
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/"})
 
@@ -22,7 +23,12 @@ class KeyGuard:
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allowed(Headers(scope=scope)):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        key = self._allowed(Headers(scope=scope))
+        if key is not None:
+            scope[KEY] = key
             await self._app(scope, receive, send)
             return
         error = APIError(
@@ -33,12 +39,13 @@ class KeyGuard:
         )
         await counted(scope["app"], error)(scope, receive, send)
 
-    def _allowed(self, headers: Headers) -> bool:
+    def _allowed(self, headers: Headers) -> str | None:
+        """The key of a request that has a known one."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = key.strip().encode("latin-1")  # the bytes sent; Starlette decodes headers as Latin-1
         # Every key is compared, in constant time: timing reveals neither which one matches nor how far.
         matches = [hmac.compare_digest(given, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return given.decode("latin-1") if scheme.lower() == "bearer" and any(matches) else None
 
 
 class BodyLimit:

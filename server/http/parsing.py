@@ -1,53 +1,143 @@
-"""Work on texts of clients that may take long: done beside the event loop, by few threads at a time."""
+"""Work on texts of clients that may take long: done beside the event loop, by few threads, each client in its turn.
+
+A request with a large body takes a turn before its body is read, and ends it once the engine has the request. Until
+then the body waits at the client: only so many are in memory at once.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import anyio.to_thread
 from anyio import CapacityLimiter
 from fastapi import Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
+
+from bigmodel.server.http.json_bounds import VALUES, check_bounds
+from bigmodel.server.http.respond import unless_disconnected
+from bigmodel.server.http.shares import Shares, client_of
+from bigmodel.server.http.state import PARSING_THREADS, ServerState, state_of
 
 T = TypeVar("T")
 
 SMALL_BYTES = 16 << 10
 """Texts up to this size are processed in the event loop: a thread would take longer."""
 
-THREADS = 2
-"""Threads that parse and tokenise. The pool that all routes share stays free for short work."""
+ANY_SIZE = SMALL_BYTES + 1
+"""For work that takes nobody knows how long, whatever the size of its text."""
+
+_TURN = "bigmodel.turn"
 
 
-@cache
-def _threads() -> CapacityLimiter:
-    return CapacityLimiter(THREADS)
+class OffLoop(Protocol):
+    """Runs a function on `size` bytes of text, where and when it does not hold up others."""
+
+    async def __call__(self, size: int, function: Callable[[], T], /) -> T: ...
 
 
 async def off_loop(size: int, function: Callable[[], T]) -> T:
     """Return what `function` returns, run in a thread if it works on more than `SMALL_BYTES` of text."""
-    if size <= SMALL_BYTES:
-        return function()
+    return function() if size <= SMALL_BYTES else await in_thread(function)
+
+
+def in_turn(http: Request) -> OffLoop:
+    """Return :func:`off_loop` for the client of a request: at most one thread works for it at a time."""
+
+    async def run(size: int, function: Callable[[], T]) -> T:
+        if size <= SMALL_BYTES:
+            return function()
+        async with turn(state_of(http).parsing, http):
+            return await in_thread(function)
+
+    return run
+
+
+@asynccontextmanager
+async def turn(shares: Shares, http: Request) -> AsyncIterator[None]:
+    """A turn of the client of a request, whose body has been read. Raises ClientGoneError if it leaves meanwhile."""
+    client = client_of(http.scope)
+    if not shares.take(client):
+        await unless_disconnected(http.receive, shares.wait(client))
+    try:
+        yield
+    finally:
+        shares.give_back(client)
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Return what `function` returns, run in a thread. The pool that all routes share stays free for what is short."""
     return await anyio.to_thread.run_sync(function, limiter=_threads())
 
 
+@cache
+def _threads() -> CapacityLimiter:
+    return CapacityLimiter(PARSING_THREADS + 1)  # and one that waits for the process that compiles grammars
+
+
+def end_turn(http: Request) -> None:
+    """Let the next large request of the client begin: the engine has this one."""
+    end: Callable[[], None] | None = http.scope.pop(_TURN, None)
+    if end is not None:
+        end()
+
+
 class JSONRoute(APIRoute):
-    """A route that parses large bodies beside the event loop."""
+    """A route that parses and validates large bodies beside the event loop, as many at once as there are turns."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler, given requests that parse themselves that way."""
         handle = super().get_route_handler()
+        kind: type[BaseModel] = self.dependant.body_params[0].field_info.annotation  # type: ignore[assignment]
 
         async def handler(request: Request) -> Response:
-            return await handle(_JSONRequest(request.scope, request.receive))
+            if _is_large(request):
+                shares, client = state_of(request).large, client_of(request.scope)
+                await shares.wait(client)
+                request.scope[_TURN] = lambda: shares.give_back(client)
+            try:
+                return await handle(_JSONRequest(request.scope, request.receive, kind))
+            finally:
+                end_turn(request)
 
         return handler
 
 
+def _is_large(request: Request) -> bool:
+    """Whether the body is announced as large, or not announced."""
+    length = request.headers.get("content-length", "")
+    return int(length[:20]) > SMALL_BYTES if length.isdecimal() else "transfer-encoding" in request.headers
+
+
 class _JSONRequest(Request):
+    def __init__(self, scope: Any, receive: Any, kind: type[BaseModel]) -> None:
+        super().__init__(scope, receive)
+        self._kind = kind
+
     async def json(self) -> Any:
         body = await self.body()
-        return await off_loop(len(body), lambda: json.loads(body))
+        if len(body) <= SMALL_BYTES:
+            return json.loads(body)
+        values = most_values(state_of(self))
+        return await in_turn(self)(len(body), lambda: _validated(self._kind, body, values))
+
+
+def most_values(state: ServerState) -> int:
+    """Values that a body may have."""
+    return VALUES + (0 if state.engine is None else state.engine.core.max_length)
+
+
+def _validated(kind: type[BaseModel], body: bytes, values: int) -> Any:
+    """Return the body as an instance of `kind`, which FastAPI takes as it is."""
+    check_bounds(body, values)
+    parsed = json.loads(body.decode("utf-8-sig"))
+    try:
+        return kind.model_validate(parsed)
+    except ValidationError as error:
+        raise RequestValidationError([{**found, "loc": ("body", *found["loc"])} for found in error.errors()]) from None

@@ -26,7 +26,7 @@ from bigmodel.server.http.engine_requests import (
     token_limit,
 )
 from bigmodel.server.http.errors import bad_value
-from bigmodel.server.http.parsing import JSONRoute, off_loop
+from bigmodel.server.http.parsing import JSONRoute, end_turn, in_turn
 from bigmodel.server.http.respond import JoinedRequests, respond
 from bigmodel.server.http.state import state_of
 
@@ -40,12 +40,12 @@ async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
     engine, codec = state.ready_engine()
     state.check_model(body.model)
     check_number(engine, len(given_prompts(body)), body.n or 1)
-    prompts = await completion_prompts(body, codec, engine.core.max_length)
+    prompts = await completion_prompts(body, codec, engine.core.max_length, in_turn(http))
     echo = bool(body.echo)
     if body.max_tokens == 0 and not echo:
         raise bad_value("max_tokens", "max_tokens=0 is only allowed with echo=true")
     mailbox = state.mailbox(at_once=not body.stream)
-    grammar = await grammar_of(body, state)
+    grammar = await grammar_of(body, state, http)
     requests = []
     for number, prompt in enumerate(prompts):
         params = sampling_params(
@@ -69,6 +69,7 @@ async def completions(body: CompletionBody, http: HTTPRequest) -> Response:
         usage=body.include_usage,
     )
     submit_all(engine, requests)
+    end_turn(http)
     return await respond(http, JoinedRequests(engine, requests, mailbox), answer, stream=bool(body.stream))
 
 
@@ -81,13 +82,13 @@ async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
     if body.max_tokens == 0:
         raise bad_value("max_tokens", "max_tokens must be at least 1")
     check_number(engine, 1, body.n or 1)
-    prompt = await chat_prompt(body, codec, engine.core.max_length)
+    prompt = await chat_prompt(body, codec, engine.core.max_length, in_turn(http))
     params = sampling_params(
         body,
         codec,
         max_tokens=token_limit(body.limit, None, len(prompt), engine.core.max_length, "messages"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=await grammar_of(body, state),
+        grammar=await grammar_of(body, state, http),
     )
     mailbox = state.mailbox(at_once=not body.stream)
     request = make_request(state, body, prompt, params, mailbox.sink(0))
@@ -101,6 +102,7 @@ async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
         usage=body.include_usage,
     )
     submit_all(engine, [request])
+    end_turn(http)
     return await respond(http, JoinedRequests(engine, [request], mailbox), answer, stream=bool(body.stream))
 
 
@@ -111,11 +113,11 @@ async def tokenize(body: TokenizeBody, http: HTTPRequest) -> dict[str, Any]:
     engine, codec = state.ready_engine()
     state.check_model(body.model)
     if body.messages is not None:
-        tokens = await render(codec, body.messages, None, body.add_generation_prompt)
+        tokens = await render(codec, body.messages, None, body.add_generation_prompt, run=in_turn(http))
     else:
         assert body.prompt is not None
         text, special = body.prompt, body.add_special_tokens
-        tokens = await off_loop(len(text), lambda: codec.encode(text, add_special_tokens=special))
+        tokens = await in_turn(http)(len(text), lambda: codec.encode(text, add_special_tokens=special))
     return {"tokens": tokens, "count": len(tokens), "max_model_len": engine.core.max_length}
 
 
@@ -128,5 +130,5 @@ async def detokenize(body: DetokenizeBody, http: HTTPRequest) -> dict[str, str]:
     highest = max(body.tokens, default=0)
     if highest >= codec.vocabulary_size:
         raise bad_value("tokens", f"token {highest} is not in the vocabulary of {codec.vocabulary_size}")
-    text = await off_loop(4 * len(body.tokens), lambda: codec.decode(body.tokens, skip_special_tokens=False))
+    text = await in_turn(http)(4 * len(body.tokens), lambda: codec.decode(body.tokens, skip_special_tokens=False))
     return {"prompt": text}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from bigmodel.server.answers.openai import DONE, event
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.scheduling.request import Delta, Done, Event, Failed, Request
 from bigmodel.server.http.errors import APIError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -204,6 +207,9 @@ async def _stream(joined: JoinedRequests, answer: Answer) -> AsyncIterator[bytes
         yield answer.closing(joined.done) + DONE
     except APIError as error:
         yield event(json.dumps(error.body))
+    except Exception:
+        logger.exception("a stream failed")
+        yield event(json.dumps(APIError(500, "internal error; the server's log says more").body))
 
 
 class EventStream(Response):

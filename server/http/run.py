@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
@@ -15,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
-from bigmodel.server.http.connections import HEADER_BYTES, BoundedProtocol
+from bigmodel.server.http.connections import CONNECTIONS, HEADER_BYTES, BoundedProtocol
 from bigmodel.server.http.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ def url(host: str, port: int) -> str:
 def server_config(app: FastAPI, **options: Any) -> uvicorn.Config:
     """Return uvicorn's configuration for the application, with bounded connections."""
     return uvicorn.Config(
-        app, http=BoundedProtocol, h11_max_incomplete_event_size=HEADER_BYTES, lifespan="on", **options
+        app, http=BoundedProtocol, ws="none", h11_max_incomplete_event_size=HEADER_BYTES, lifespan="on", **options
     )
 
 
@@ -76,6 +77,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     state: ServerState = app.state.server
     config = server_config(app, log_level=log_level, timeout_graceful_shutdown=5)
     logging.getLogger("uvicorn.access").addFilter(_WITHOUT_POLLING)
+    _allow_files(2 * CONNECTIONS)
     server = DrainingServer(config, state)
     watcher = threading.Thread(target=server.watch_for_failure, name="bigmodel-watch", daemon=True)
     watcher.start()
@@ -86,6 +88,14 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
         logging.shutdown()
         os._exit(code)
     return code
+
+
+def _allow_files(number: int) -> None:
+    """Let the process have so many files and connections open, as far as the system allows it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class DrainingServer(uvicorn.Server):

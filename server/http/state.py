@@ -16,6 +16,7 @@ from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.respond import Mailbox, Relay
+from bigmodel.server.http.shares import Shares
 from bigmodel.server.loading import Loading
 from bigmodel.server.text.codec import TextCodec
 
@@ -27,6 +28,13 @@ BODY_BYTES_PER_TOKEN = 32
 
 MOST_BODY_BYTES = 8 << 20
 """Bytes of the longest body that is accepted where no limit was set, whatever the context."""
+
+
+LARGE_OF_A_CLIENT, LARGE = 8, 32
+"""Requests with large bodies that are in memory at once: of one client, and of all."""
+
+PARSING_THREADS = 2
+"""Threads that parse and tokenise large bodies; one of them at most works for the same client."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,9 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Any = None  # Metrics, set by the application
     reporter: Reporter | None = None  # set by the application
+    large: Shares = field(default_factory=lambda: Shares(LARGE_OF_A_CLIENT, LARGE))
+    parsing: Shares = field(default_factory=lambda: Shares(1, PARSING_THREADS))
+    compiling: Shares = field(default_factory=lambda: Shares(1, 1))  # the worker compiles one schema at a time
     _relay: Relay | None = None
     _grammars: GrammarCompiler | None = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)

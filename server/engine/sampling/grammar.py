@@ -84,6 +84,15 @@ class GrammarCompiler:
         Raises:
             GrammarError: the schema cannot be enforced, or takes too much to compile.
         """
+        text = json.dumps(ANY_OBJECT if schema is None else schema)
+        return self.kept(schema) or _usable(self._compiled(text))
+
+    def kept(self, schema: dict[str, Any] | None) -> Grammar | None:
+        """Return the grammar for ``schema`` if it is kept, None if it would have to be compiled. Takes little time.
+
+        Raises:
+            GrammarError: as for :meth:`compile`, where that is known.
+        """
         wanted = ANY_OBJECT if schema is None else schema
         _refuse_too_large(wanted)
         _refuse_unenforced(wanted, "schema")
@@ -92,11 +101,7 @@ class GrammarCompiler:
             known = self._kept.get(text)
             if known is not None:
                 self._kept.move_to_end(text)
-        if known is None:
-            known = self._compiled(text)
-        if isinstance(known, str):
-            raise GrammarError(f"the schema cannot be enforced: {known}")
-        return known[0]
+        return None if known is None else _usable(known)
 
     def close(self) -> None:
         """End the worker process."""
@@ -120,6 +125,12 @@ class GrammarCompiler:
             while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
                 self._kept_bytes -= _size(*self._kept.popitem(last=False))
         return found
+
+
+def _usable(found: tuple[Grammar, int] | str) -> Grammar:
+    if isinstance(found, str):
+        raise GrammarError(f"the schema cannot be enforced: {found}")
+    return found[0]
 
 
 def _size(text: str, kept: tuple[Grammar, int] | str) -> int:

@@ -1,0 +1,62 @@
+"""Bounds of a JSON text, checked before it is parsed: millions of values take seconds, and no other thread runs.
+
+The text is looked through string by string, so that other threads go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+
+from bigmodel.errors import ServeError
+
+MEMBERS = 20_000
+"""Most members of all objects together."""
+
+CONTAINERS = 50_000
+"""Most objects and lists."""
+
+VALUES = 32_768
+"""Most values, beside one for each token of the context."""
+
+NUMBER_BYTES = 100
+"""Longest number."""
+
+_LONG_NUMBER = re.compile(rb"[-+.0-9eE]{%d}" % (NUMBER_BYTES + 1))
+
+
+class JSONBoundsError(ServeError, ValueError):
+    """A JSON text has more parts than any request needs."""
+
+
+def check_bounds(text: bytes, values: int) -> None:
+    """Check that a JSON text has at most `values` values, and that none of its other bounds is passed.
+
+    Texts that are not JSON may pass: parsing finds that out.
+
+    Raises:
+        JSONBoundsError: which bound is passed.
+    """
+    # Without escapes, every quotation mark begins or ends a string.
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
+    commas = members = containers = 0
+    at = 0
+    while at < len(plain):
+        begin = plain.find(b'"', at)
+        end = len(plain) if begin < 0 else begin
+        commas += plain.count(b",", at, end)
+        members += plain.count(b":", at, end)
+        containers += plain.count(b"[", at, end) + plain.count(b"{", at, end)
+        _check(commas + 1, values, "values")
+        _check(members, MEMBERS, "members of objects")
+        _check(containers, CONTAINERS, "objects and lists")
+        if end - at > NUMBER_BYTES and _LONG_NUMBER.search(plain, at, end):
+            raise JSONBoundsError(f"a number in it has more than {NUMBER_BYTES} characters")
+        if begin < 0:
+            return
+        closing = plain.find(b'"', begin + 1)
+        at = len(plain) if closing < 0 else closing + 1
+
+
+def _check(found: int, most: int, what: str) -> None:
+    if found > most:
+        raise JSONBoundsError(f"it has more than {most} {what}")

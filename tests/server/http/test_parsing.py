@@ -1,0 +1,111 @@
+"""Large bodies: refused before they are parsed, a few of each client at once, and clients do not wait for others."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from bigmodel.server.http import json_bounds, state
+from bigmodel.server.http.parsing import SMALL_BYTES
+from tests.server.live import MODEL, serving, tiny_app
+from tests.server.test_limits import wait_until
+
+LARGE = {"model": MODEL, "prompt": "x", "max_tokens": 2, "ignore_eos": True, "user": "u" * SMALL_BYTES}
+
+
+def post(url: str, content: bytes, **headers: str) -> httpx.Response:
+    given = {"content-type": "application/json", **headers}
+    return httpx.post(f"{url}/v1/completions", content=content, headers=given, timeout=60)
+
+
+def test_a_large_body_is_answered_as_a_small_one_is(url: str) -> None:
+    small = httpx.post(f"{url}/v1/completions", json={**LARGE, "user": "u", "seed": 1})
+    large = httpx.post(f"{url}/v1/completions", json={**LARGE, "seed": 1})
+    assert small.status_code == large.status_code == 200
+    assert small.json()["choices"] == large.json()["choices"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [({"temperature": 9}, 400, "temperature"), ({"prompt": 7}, 422, "prompt"), ({"new": 1}, 400, "new")],
+)
+def test_a_bad_value_in_a_large_body_is_named(url: str, fields: dict[str, Any], status: int, param: str) -> None:
+    answer = post(url, json.dumps({**LARGE, **fields}).encode())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "message"),
+    [
+        (b"[" * 30_000, 400, "nested too deeply"),
+        (b'{"model": "' + b"x" * 20_000 + b"\xff", 400, "is not UTF-8"),
+        (b'{"model": ' + b" " * 20_000, 400, "no valid JSON"),
+        (b"[" + b"1," * 50_000 + b"1]", 413, "the body is too large: it has more than"),
+        (json.dumps({**LARGE, "seed": 10**200}).encode(), 413, "a number in it has more than"),
+    ],
+)
+def test_a_large_body_that_cannot_be_parsed_says_why(url: str, content: bytes, status: int, message: str) -> None:
+    answer = post(url, content)
+    assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True), answer.text
+    assert len(answer.content) <= 1024
+
+
+def test_values_are_bounded_by_the_context(url: str) -> None:
+    most = json_bounds.VALUES + 1024
+    assert post(url, json.dumps({"model": MODEL, "prompt": [1] * most}).encode()).status_code == 413
+    answer = post(url, json.dumps({"model": MODEL, "prompt": [1] * (most - 100)}).encode())
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.fixture
+def keyed(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Any]]:
+    """A server with two keys and one large body at once for each, and its state."""
+    monkeypatch.setattr(state, "LARGE_OF_A_CLIENT", 1)
+    app = tiny_app(api_keys=("alpha", "beta"))
+    with serving(app) as url:
+        yield url, app.state.server
+
+
+def begun(stack: ExitStack, url: str, key: str) -> socket.socket:
+    """A large request without its last byte."""
+    host, port = url.removeprefix("http://").split(":")
+    client = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+    body = json.dumps(LARGE).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    client.sendall(head.encode() + body[:-1])
+    return client
+
+
+def test_a_client_s_large_bodies_wait_for_each_other_and_not_for_another_client_s(keyed: tuple[str, Any]) -> None:
+    url, server = keyed
+    with ExitStack() as stack:
+        first = begun(stack, url, "alpha")
+        wait_until(lambda: not server.large.idle)
+        second: list[httpx.Response] = []
+        content = json.dumps(LARGE).encode()
+        waits = threading.Thread(target=lambda: second.append(post(url, content, authorization="Bearer alpha")))
+        waits.start()
+        assert post(url, content, authorization="Bearer beta").status_code == 200
+        assert not second
+        first.sendall(b"}")
+        waits.join(60)
+        assert second[0].status_code == 200
+        assert b" 200 " in first.recv(100)
+    wait_until(lambda: server.large.idle)
+
+
+def test_who_leaves_ends_its_turn(keyed: tuple[str, Any]) -> None:
+    url, server = keyed
+    with ExitStack() as stack:
+        begun(stack, url, "alpha")
+        wait_until(lambda: not server.large.idle)
+    wait_until(lambda: server.large.idle)
+    assert post(url, json.dumps(LARGE).encode(), authorization="Bearer alpha").status_code == 200
