@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -171,3 +172,8 @@ class Holder(nn.Module):
 def holder_names(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same tensors under the names they have in a `Holder`."""
     return {".".join([*(f"{p}_" for p in n.split(".")[:-1]), n.split(".")[-1]]): t for n, t in tensors.items()}
+
+
+def readers() -> set[threading.Thread]:
+    """Return the threads that read checkpoints; other tests may have left some of other kinds."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-read")}

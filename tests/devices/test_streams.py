@@ -84,7 +84,7 @@ def test_the_thread_ends_with_the_stream() -> None:
     assert workers
     del stream
     for worker in workers:
-        worker.join(timeout=10)
+        worker.join(timeout=60)
         assert not worker.is_alive()
 
 

@@ -328,7 +328,7 @@ def test_nothing_is_left_when_the_model_is_deleted() -> None:
     del model
     gc.collect()
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive()
     assert [held(n) for n in range(len(accelerators()))] == [0] * len(accelerators())
 

@@ -335,10 +335,10 @@ def test_reader_threads_end_with_their_reader(tmp_path: Path) -> None:
     reader = ReadAhead(blocks)
     visit(reader, blocks[0])
     wait_until_idle()
-    made = set(threading.enumerate()) - before
+    made = {thread for thread in threading.enumerate() if thread.name.startswith("read ahead")} - before
     assert made
     del reader
     gc.collect()
     for thread in made:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
         assert not thread.is_alive()
