@@ -11,10 +11,10 @@ SHARDS = 60
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", [0, 13])
-def test_operations_compute_what_they_compute_on_the_cpu_or_are_refused(shard: int) -> None:
+def test_operations_compute_what_they_compute_on_the_cpu_or_are_refused() -> None:
     names = [opinfo.name_of(operation) for operation in opinfo.operations()]
-    found = dict(opinfo.results(list(range(shard, len(names), SHARDS))))
+    sample = [number for number in range(len(names)) if number % SHARDS in (0, 13)]
+    found = dict(opinfo.results(sample))
     failures = {names[number]: result for number, result in found.items() if result not in opinfo.PASSED}
     assert failures == {}
-    assert len(found) >= len(names) // SHARDS
+    assert len(found) == len(sample)
