@@ -12,7 +12,6 @@ This is how activations and KV cache are known before any weight is read:
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,10 +31,10 @@ from ..model.units import UnitProfile
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .generation import FILLING, FROM_HOST
 from .recorder import Recorder
-from .session import ConstantsThroughHost, Session
+from .session import ConstantsThroughHost, Session, fake_clone
 from .trace import Trace, cut
 from .uses import Use, use_sample, uses_of
-from .values import LARGEST, Values
+from .values import Values
 from .workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -209,8 +208,8 @@ class _Clone:
         self._missed = True
 
     def fails_as_whole(self, error: Exception) -> bool:
-        """Whether the whole model would have raised `error`, too: no layer had been left out when it was raised, nor
-        was one asked for."""
+        """Whether the whole model would raise `error`, too: no layer was missing when it was raised, nor was one
+        accessed."""
         return not self._missed and not isinstance(error, (LookupError, AttributeError))
 
     @cached_property
@@ -246,13 +245,13 @@ class _Clone:
         return phases
 
     def _watch_ends(self) -> list[RemovableHandle]:
-        """Note when the last layer of a sample has run: from then on those that are left out are missed."""
+        """Record when the last layer of a sample has run: from then on the layers that are left out are missing."""
         self._missed = False
 
         def miss(*_: Any) -> None:
             self._missed = True
 
-        return [_blocks(self._clone, sample)[-1].register_forward_hook(miss) for sample in self._samples]
+        return [sample.blocks_of(self._clone)[-1].register_forward_hook(miss) for sample in self._samples]
 
     def _follow_units(self, recorder: Recorder) -> None:
         left_out = {unit for sample in self._samples for unit in sample.units[sample.count :]}
@@ -266,59 +265,3 @@ class _Clone:
                 recorder.follow(module, index)
                 for position, experts in enumerate(unit.experts):
                     recorder.follow_experts(self._clone.get_submodule(experts.name), position, experts.count)
-
-
-def fake_clone(
-    model: nn.Module,
-    mode: FakeTensorMode,
-    device: torch.device,
-    dtypes: Mapping[int, torch.dtype],
-    samples: Sequence[LayerSample] = (),
-) -> nn.Module:
-    """Return a copy of `model` in evaluation mode with fake tensors on `device` and only the sampled blocks.
-
-    Args:
-        model: any module, on any device, also meta; not changed. Of its values only buffers of whole numbers are read.
-        mode: the mode the fake tensors belong to.
-        device: device that the fake tensors report.
-        dtypes: dtype by `id` of the tensor, for those that will be cast when loaded.
-        samples: the blocks to keep of long lists of blocks.
-    """
-    memo: dict[int, object] = {}
-    left_out = {id(block) for sample in samples for block in _blocks(model, sample)[sample.count :]}
-    memo.update((block, nn.Identity()) for block in left_out)
-    for module in _modules_without(model, left_out):
-        for registry in (module._parameters, module._buffers):
-            for tensor in registry.values():
-                if tensor is not None and id(tensor) not in memo:
-                    memo[id(tensor)] = _fake(tensor, mode, device, dtypes.get(id(tensor), tensor.dtype))
-    clone = copy.deepcopy(model, memo)
-    for sample in samples:
-        parent, _, leaf = sample.path.rpartition(".")
-        setattr(clone.get_submodule(parent), leaf, nn.ModuleList(_blocks(clone, sample)[: sample.count]))
-    return clone.eval().requires_grad_(False)
-
-
-def _blocks(model: nn.Module, sample: LayerSample) -> list[nn.Module]:
-    return list(model.get_submodule(sample.path).children())
-
-
-def _modules_without(model: nn.Module, left_out: set[int]) -> list[nn.Module]:
-    found, stack, seen = [], [model], set(left_out)
-    while stack:
-        module = stack.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            found.append(module)
-            stack.extend(module.children())
-    return found
-
-
-def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    with mode:
-        fake = torch.empty(tensor.shape, dtype=dtype, device=device)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fake, requires_grad=False)
-    if not tensor.is_floating_point() and tensor.device.type == HOST and tensor.numel() <= LARGEST:
-        Values().give(fake, tensor.detach().clone())  # buffers such as the stride of a convolution
-    return fake

@@ -40,6 +40,10 @@ class LayerSample:
     count: int
     stand_ins: tuple[int, ...]
 
+    def blocks_of(self, model: nn.Module) -> list[nn.Module]:
+        """Return the blocks of the list in `model`: all of them, or the sampled ones of a clone."""
+        return list(model.get_submodule(self.path).children())
+
 
 def find_layer_samples(model: nn.Module, units: Sequence[UnitProfile]) -> list[LayerSample]:
     """Return a sample of each list of blocks of `model` that is long enough for one."""

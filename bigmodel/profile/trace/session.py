@@ -1,19 +1,75 @@
-"""A session of calls of a fake model, recorded as phases."""
+"""A fake model, and a session of its calls, recorded as phases."""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
+from ...devices import HOST
+from .extrapolate import LayerSample
 from .recorder import Recorder
-from .values import real_tensors
+from .values import LARGEST, Values, real_tensors
 from .workload import Workload
+
+
+def fake_clone(
+    model: nn.Module,
+    mode: FakeTensorMode,
+    device: torch.device,
+    dtypes: Mapping[int, torch.dtype],
+    samples: Sequence[LayerSample] = (),
+) -> nn.Module:
+    """Return a copy of `model` in evaluation mode with fake tensors on `device` and only the sampled blocks.
+
+    Args:
+        model: any module, on any device, also meta; not changed. Only the values of integer buffers are read.
+        mode: the mode the fake tensors belong to.
+        device: device that the fake tensors report.
+        dtypes: dtype by `id` of the tensor, for those that will be cast when loaded.
+        samples: the blocks to keep of long lists of blocks.
+    """
+    memo: dict[int, object] = {}
+    left_out = {id(block) for sample in samples for block in sample.blocks_of(model)[sample.count :]}
+    memo.update((block, nn.Identity()) for block in left_out)
+    for module in _modules_without(model, left_out):
+        for registry in (module._parameters, module._buffers):
+            for tensor in registry.values():
+                if tensor is not None and id(tensor) not in memo:
+                    memo[id(tensor)] = _fake(tensor, mode, device, dtypes.get(id(tensor), tensor.dtype))
+    clone = copy.deepcopy(model, memo)
+    for sample in samples:
+        parent, _, leaf = sample.path.rpartition(".")
+        setattr(clone.get_submodule(parent), leaf, nn.ModuleList(sample.blocks_of(clone)[: sample.count]))
+    return clone.eval().requires_grad_(False)
+
+
+def _modules_without(model: nn.Module, left_out: set[int]) -> list[nn.Module]:
+    found, stack, seen = [], [model], set(left_out)
+    while stack:
+        module = stack.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            found.append(module)
+            stack.extend(module.children())
+    return found
+
+
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    with mode:
+        fake = torch.empty(tensor.shape, dtype=dtype, device=device)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=False)
+    if not tensor.is_floating_point() and tensor.device.type == HOST and tensor.numel() <= LARGEST:
+        Values().give(fake, tensor.detach().clone())  # buffers such as the stride of a convolution
+    return fake
 
 
 class Session:

@@ -6,11 +6,10 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from bigmodel.devices import virtual
 from bigmodel.profile import Workload, profile_units
-from bigmodel.profile.trace.dry_run import dry_run, fake_clone, find_layer_samples
+from bigmodel.profile.trace.dry_run import dry_run
 from bigmodel.profile.trace.ledger import replay
 
 from ..models import Stack, on_meta, tiny_llama
@@ -155,36 +154,6 @@ def _family(family: str) -> tuple[nn.Module, list[str]]:
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, image_size=32
     )
     return on_meta(t.ViTForImageClassification, config), ["forward"]
-
-
-def test_a_clone_is_fake_and_tied_and_the_model_is_unchanged() -> None:
-    model = Stack(tied=True).train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    mode = FakeTensorMode()
-    clone = fake_clone(model, mode, torch.device("cpu"), {})
-    assert all(isinstance(parameter, FakeTensor) for parameter in clone.parameters())
-    assert clone.head.weight is clone.embed.weight
-    assert not clone.training
-    assert model.training
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_a_clone_takes_the_dtypes_it_will_be_loaded_as() -> None:
-    model = nn.Linear(2, 2)
-    clone = fake_clone(model, FakeTensorMode(), torch.device("cpu"), {id(model.weight): torch.float16})
-    assert (clone.weight.dtype, clone.bias.dtype) == (torch.float16, torch.float32)
-
-
-def test_long_lists_of_blocks_are_cut() -> None:
-    model = Stack(depth=9)
-    units = profile_units(model)
-    (sample,) = find_layer_samples(model, units)
-    assert sample.path == "blocks"
-    assert [units[index].name for index in sample.units] == [f"blocks.{index}" for index in range(9)]
-    clone = fake_clone(model, FakeTensorMode(), torch.device("cpu"), {}, [sample])
-    assert len(clone.blocks) == sample.count < 9
-    assert len(model.blocks) == 9
 
 
 def test_integer_buffers_have_values() -> None:

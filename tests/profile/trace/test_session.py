@@ -7,10 +7,14 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from bigmodel.profile import profile_units
+from bigmodel.profile.trace.extrapolate import find_layer_samples
 from bigmodel.profile.trace.recorder import Recorder
-from bigmodel.profile.trace.session import ConstantsThroughHost, Session
+from bigmodel.profile.trace.session import ConstantsThroughHost, Session, fake_clone
 from bigmodel.profile.trace.trace import Call
 from bigmodel.profile.trace.workload import Workload
+
+from ..models import Stack
 
 CPU = torch.device("cpu")
 
@@ -85,3 +89,33 @@ def test_constants_for_a_device_are_fake_too(make: object) -> None:
         constant = make([1.5, 2.5], device="virtual:0")  # type: ignore[operator]
     assert isinstance(constant, FakeTensor)
     assert (str(constant.device), tuple(constant.shape), constant.dtype) == ("virtual:0", (2,), torch.float32)
+
+
+def test_a_clone_is_fake_and_tied_and_the_model_is_unchanged() -> None:
+    model = Stack(tied=True).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    mode = FakeTensorMode()
+    clone = fake_clone(model, mode, torch.device("cpu"), {})
+    assert all(isinstance(parameter, FakeTensor) for parameter in clone.parameters())
+    assert clone.head.weight is clone.embed.weight
+    assert not clone.training
+    assert model.training
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_clone_takes_the_dtypes_it_will_be_loaded_as() -> None:
+    model = nn.Linear(2, 2)
+    clone = fake_clone(model, FakeTensorMode(), torch.device("cpu"), {id(model.weight): torch.float16})
+    assert (clone.weight.dtype, clone.bias.dtype) == (torch.float16, torch.float32)
+
+
+def test_long_lists_of_blocks_are_cut() -> None:
+    model = Stack(depth=9)
+    units = profile_units(model)
+    (sample,) = find_layer_samples(model, units)
+    assert sample.path == "blocks"
+    assert [units[index].name for index in sample.units] == [f"blocks.{index}" for index in range(9)]
+    clone = fake_clone(model, FakeTensorMode(), torch.device("cpu"), {}, [sample])
+    assert len(clone.blocks) == sample.count < 9
+    assert len(model.blocks) == 9

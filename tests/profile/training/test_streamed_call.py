@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bigmodel.profile.trace.dry_run import fake_clone
+from bigmodel.profile.trace.session import fake_clone
 from bigmodel.profile.training.streamed_call import hold_on_host
 
 from ..models import Stack
