@@ -15,6 +15,7 @@ def test_a_checkpoint_of_headers_is_sound_and_names_each_expert(tmp_path: Path) 
     assert "model.layers.3.mlp.experts.7.up_proj.weight" in source.weight_map()
 
 
+@pytest.mark.slow
 def test_it_is_planned_like_any_other(tmp_path: Path) -> None:
     folder = make("405B dense", tmp_path, quick=True)
     found = planned(str(folder), HEADERS, 1)

@@ -45,6 +45,7 @@ def test_overhead_is_what_a_step_takes_beyond_the_bare_loop(workdir: Path, capsy
     assert limit(found, "added by bigmodel to a step of 500 ms")["measured"] == pytest.approx(ours["of a step"])
 
 
+@pytest.mark.slow
 def test_a_saved_state_is_on_the_disk_beside_a_raw_write(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["save_state"], workdir, capsys)
     raw, ours, _ = rows(found)
@@ -73,6 +74,7 @@ def _instead(command: list[str], _: list[str], **options: Any) -> Any:
     return _RUN(command, **options)
 
 
+@pytest.mark.slow
 def test_processes_wait_for_their_turn_and_end() -> None:
     sizes = {"batch": 2, "tokens": 4, "steps": 1, "tiny": True}
     with _Variant(*SETTINGS["1 process"], sizes) as run:

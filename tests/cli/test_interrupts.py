@@ -30,8 +30,8 @@ def interrupted(module: str, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
 
 
-EARLY = ["bigmodel.cli.log_filters", "typer", "bigmodel.cli.commands", "bigmodel.cli.serve", "bigmodel.server", "torch"]
-LATE = ["torch._C", "transformers", "fastapi", "uvicorn", "bigmodel.server.http.run"]
+EARLY = ["bigmodel.cli.log_filters", "typer", "bigmodel.cli.commands", "bigmodel.cli.serve"]
+LATE = ["bigmodel.server", "torch", "torch._C", "transformers", "fastapi", "uvicorn", "bigmodel.server.http.run"]
 
 
 @pytest.mark.parametrize("module", [*EARLY, *(pytest.param(name, marks=pytest.mark.slow) for name in LATE)])

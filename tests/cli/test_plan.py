@@ -112,6 +112,7 @@ def test_a_picture_is_written_beside_the_table(
     assert "model.embed_tokens" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_training_under_budgets_is_planned_part_by_part(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     training = ["--train", "adamw", "--context", "16", "--max-memory", "cpu=10MB", "--json"]
     assert run(["plan", str(folder), *training]) == 0

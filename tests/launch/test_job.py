@@ -96,6 +96,7 @@ def test_processes_get_numbers_and_settings(tmp_path: Path) -> None:
     assert {item["ACCELERATE_MIXED_PRECISION"] for item in told} == {"fp16"}
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_job_with_its_traceback_first(tmp_path: Path) -> None:
     done = launched("--cpu", "--num_processes", 2, script(tmp_path, FAIL))
     assert done.returncode == 1
@@ -125,7 +126,8 @@ def test_all_processes_are_restarted_after_one_fails(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["attempt 1"] * 2
 
 
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_ctrl_c_stops_every_process(tmp_path: Path, processes: int) -> None:
     # One write for each line: both processes share the pipe.
     text = "import os, time\nos.write(1, f'{os.getpid()}\\n'.encode())\ntime.sleep(60)"

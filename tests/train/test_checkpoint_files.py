@@ -91,6 +91,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert [item.name for item in tmp_path.iterdir()] == ["o"]
 
 
+@pytest.mark.slow
 def test_whatever_the_damage_it_is_said_that_the_file_is_damaged(tmp_path: Path) -> None:
     """Of each byte of the pickle in it: a damaged one is refused, or means something else."""
     path = tmp_path / "o"

@@ -83,7 +83,7 @@ def from_disk(folder: Path, device_map: Any, layers: int = 4, **options: Any) ->
     return load_checkpoint_and_dispatch(model, folder, device_map=device_map, **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize("options", [{}, pytest.param({"gradient_accumulation_steps": 2}, marks=pytest.mark.slow)])
 def test_all_weights_are_trained_with_their_optimizer_s_state_on_the_host(options: dict[str, Any]) -> None:
     expected = resident(**options)
     accelerator = Accelerator(**options)
@@ -141,6 +141,7 @@ def test_the_peak_is_what_two_blocks_need_and_the_input_of_each(adapt: Callable[
     assert peaks[DEEP] - peaks[4] == (DEEP - 4) * block_input
 
 
+@pytest.mark.slow
 def test_weights_on_disk_are_trained_in_memory_and_the_checkpoint_stays(tmp_path: Path) -> None:
     expected = resident()
     model = from_disk(tmp_path, {"": "disk"}, main_device="virtual:0")
@@ -182,6 +183,7 @@ def test_an_optimizer_prepared_later_follows_weights_that_move() -> None:
     assert train(accelerator, model, optimizer) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_a_saved_state(tmp_path: Path) -> None:
     def build() -> tuple[Accelerator, nn.Module, Any]:
         fresh_states()

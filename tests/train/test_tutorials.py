@@ -34,6 +34,7 @@ def test_a_notebook_with_metrics_progress_bars_and_checkpoints(tmp_path: Path) -
     run_the_notebook(tmp_path)
 
 
+@pytest.mark.slow
 @on_ranks
 def test_the_notebook_on_two_processes(folder: Path) -> None:
     run_the_notebook(folder)

@@ -37,6 +37,7 @@ def test_wrappers_of_children_are_removed_if_recursive() -> None:
     assert model[0] is inner
 
 
+@pytest.mark.slow
 def test_kinds_of_models_are_recognised() -> None:
     model = small()
     assert not models.is_compiled_module(model)

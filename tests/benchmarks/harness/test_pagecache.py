@@ -84,6 +84,7 @@ def test_somebody_who_still_reads_ahead_is_waited_for(file: Path, monkeypatch: p
     assert cached_bytes(file) == 0
 
 
+@pytest.mark.slow
 def test_what_another_process_has_mapped_is_not_called_cold(file: Path) -> None:
     script = (
         "import mmap, sys\n"

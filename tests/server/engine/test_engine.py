@@ -100,9 +100,9 @@ def test_tokens_are_equal_to_those_of_plain_generation(engine: Engine) -> None:
 
 
 def test_a_request_gets_the_same_bits_alone_and_in_a_batch(engine: Engine) -> None:
-    asked = prompts(14)
-    alone = run_alone(engine, asked, 24)
-    together = [ask(engine, p, max_tokens=24, **settings(i)) for i, p in enumerate(asked)]
+    asked = prompts(10)
+    alone = run_alone(engine, asked, 12)
+    together = [ask(engine, p, max_tokens=12, **settings(i)) for i, p in enumerate(asked)]
     for collector, expected in zip(together, alone, strict=True):
         collector.wait()
         assert flat(collector) == expected

@@ -108,6 +108,7 @@ def test_metrics_and_plan_are_of_all_replicas() -> None:
     assert cpu["weights"] == sum(each["devices"][0]["weights"] for each in shown["replicas"])
 
 
+@pytest.mark.slow
 def test_a_report_that_fails_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
     reported = threading.Event()
 
