@@ -94,7 +94,7 @@ def test_an_engine_failure_is_an_error_for_clients_and_health_and_exit_code_1(fo
         assert answer.json()["error"]["type"] == "server_error"
         assert "secret" not in answer.text
         assert served.status("health") == 503
-        waits.join(30)
+        waits.join(60)
         assert other[0].status_code == 500  # a request beside it is not left hanging
         served.process.send_signal(signal.SIGTERM)
         assert served.code() == 1

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.preloaded import run, write_commands
 
 from .small_llama import save_small_llama
@@ -53,13 +53,6 @@ def folder(checkpoint: Path, tmp_path: Path) -> Path:
     (here / "my-llama").symlink_to(checkpoint)
     write_commands(tmp_path / "bin", MODULES)
     return here
-
-
-def free_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(page: str, folder: Path) -> dict[str, str]:

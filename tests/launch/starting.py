@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from typing import Any
 
@@ -56,10 +55,3 @@ def ended(process: Program) -> subprocess.CompletedProcess[str]:
         process.kill()
     assert process.returncode is not None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def free_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
 from tests.preloaded import Program
 from tests.train.multiprocess import run_script
 
-from .starting import free_port, launched, start_launch
+from .starting import launched, start_launch
 
 CONFIGS = Path(__file__).parent / "configs"
 

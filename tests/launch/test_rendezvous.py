@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from .starting import free_port, launched, start_launch
+from tests.ports import free_port
+
+from .starting import launched, start_launch
 
 SCRIPT = """
 import os, sys

@@ -44,10 +44,10 @@ def serving(app: FastAPI) -> Iterator[str]:
     server = _Server(app)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    assert server.listening.wait(30), "the server did not start"
+    assert server.listening.wait(100), "the server did not start"
     try:
         yield f"http://127.0.0.1:{server.port}"
     finally:
         server.should_exit = True
-        thread.join(30)
+        thread.join(100)
         assert not thread.is_alive(), "the server did not stop"

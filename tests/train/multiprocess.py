@@ -12,7 +12,6 @@ import inspect
 import json
 import os
 import select
-import socket
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.preloaded import Program
 
 _CHECKS: dict[tuple[str, str], Callable[..., None]] = {}
@@ -136,13 +136,6 @@ def _environments(processes: int, **variables: str) -> list[dict[str, str]]:
         return [common]
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes)}
     return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-
-
-def free_port() -> int:
-    """Return a port nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def fresh_states() -> None:
