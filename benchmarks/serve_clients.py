@@ -29,13 +29,13 @@ _WEIGHTS = (37, 23, 10, 10, 5, 10, 5)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
-    parser.add_argument("--clients", type=int, default=10_000, help="clients in all")
+    parser.add_argument("--clients", type=int, default=None, help="clients in all (default: 10,000)")
     parser.add_argument("--at-once", type=int, default=24, help="clients at the same time")
 
 
 def run(options: argparse.Namespace) -> Report:
     """Run the clients and count their results."""
-    clients = 200 if options.quick else options.clients
+    clients = options.clients or (200 if options.quick else 10_000)
     with _server(options) as (port, model, process):
         crowd = Crowd(port, model, process, options.seed, drawn_requests(port, 60 if options.quick else 600))
         asyncio.run(crowd.come(clients, options.at_once))

@@ -20,10 +20,12 @@ def ask(question: str, folder: Path, *arguments: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "question", ["serve-throughput", "serve-http", "serve-latency", "serve-streamed", "serve-linear"]
+    "asked",
+    ["serve-throughput --tokens 4", "serve-http", "serve-latency --per-second 100", "serve-streamed", "serve-linear"],
 )
-def test_it_answers(question: str, tmp_path: Path) -> None:
-    ask(question, tmp_path, *(["--tokens", "4"] if question == "serve-throughput" else []))
+def test_it_answers(asked: str, tmp_path: Path) -> None:
+    question, *options = asked.split()
+    ask(question, tmp_path, *options)
     (result,) = tmp_path.glob("*.json")
     assert json.loads(result.read_text())
 
@@ -46,7 +48,7 @@ def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 def test_a_crowd_of_all_kinds_leaves_nothing_behind(tmp_path: Path) -> None:
-    ask("serve-clients", tmp_path)
+    ask("serve-clients", tmp_path, "--clients", "100")
 
 
 def test_percentiles_are_values_that_were_measured() -> None:
