@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from .placements import PLACEMENTS, Subject
-from .test_architectures import ZOO, architectures
+from .test_architectures import architectures
 from .tiny import NoTinyModelError, at_most, tiny
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -17,6 +17,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 QUICK = {("bert", "bfloat16"), ("llama", "float32")}
 """Architectures and dtypes that every run of the tests tries; the others are tried by `make zoo`."""
 
+ZOO = [pytest.mark.slow, pytest.mark.zoo]
 MOST_SECONDS = 300
 
 
