@@ -68,6 +68,40 @@ def _jamba() -> Any:
     return t.JambaForCausalLM(config)
 
 
+def _whisper() -> Any:
+    layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes = {"d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "vocab_size": 160, "num_mel_bins": 16}
+    lengths = {"max_source_positions": 50, "max_target_positions": 64}
+    config = t.WhisperConfig(**layers, **sizes, **lengths, **SPECIAL, decoder_start_token_id=1)
+    return t.WhisperForConditionalGeneration(config)
+
+
+def _llava() -> Any:
+    vision, text = t.CLIPVisionConfig(**IMAGE), t.LlamaConfig(**DECODER)
+    config = t.LlavaConfig(vision_config=vision, text_config=text, image_token_index=150, image_seq_length=16)
+    return t.LlavaForConditionalGeneration(config)
+
+
+def _gemma3() -> Any:
+    vision = t.SiglipVisionConfig(**IMAGE).to_dict()
+    text = t.Gemma3TextConfig(**DECODER, head_dim=16, sliding_window=32).to_dict()
+    config = t.Gemma3Config(
+        vision_config=vision, text_config=text, image_token_index=150, boi_token_index=151, eoi_token_index=152,
+        mm_tokens_per_image=4,
+    )  # fmt: skip
+    return t.Gemma3ForConditionalGeneration(config)
+
+
+def _qwen2_vl() -> Any:
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 32}
+    config = t.Qwen2VLConfig(
+        text_config={**DECODER, "rope_parameters": rope}, vision_config=vision, image_token_id=150, video_token_id=151,
+        vision_start_token_id=152, vision_end_token_id=153,
+    )  # fmt: skip
+    return t.Qwen2VLForConditionalGeneration(config)
+
+
 FORWARD: dict[str, Callable[[], Any]] = {
     "ast": lambda: t.ASTModel(t.ASTConfig(**SIZES, max_length=64, num_mel_bins=32)),
     "bert": lambda: t.BertForMaskedLM(t.BertConfig(**TEXT)),
@@ -110,3 +144,9 @@ GENERATING: dict[str, Callable[[], Any]] = {
     "mamba2": lambda: t.Mamba2ForCausalLM(t.Mamba2Config(**SMALL, num_heads=8, head_dim=16, n_groups=2, chunk_size=16)),
 }
 """Models that generate text."""
+
+SEEING: dict[str, Callable[[], Any]] = {"gemma3": _gemma3, "llava": _llava, "qwen2_vl": _qwen2_vl}
+"""Models that generate text from a prompt with an image in it."""
+
+HEARING: dict[str, Callable[[], Any]] = {"whisper": _whisper}
+"""Models that generate text from a sound."""

@@ -107,6 +107,7 @@ def register() -> None:
         for name in ("empty.memory_format", "empty_strided", *_FACTORIES):
             library.impl(name, _factory(_overload(name)), "PrivateUse1")
         library.impl("_copy_from", _copy_from, "PrivateUse1")
+        library.impl("_local_scalar_dense", _number, "PrivateUse1")
         others = register_autocast(library)
         # Gradients of virtual tensors are Python objects, which autograd's device threads release.
         atexit.register(let_threads_finish, "pt_autograd")
@@ -129,3 +130,8 @@ def _factory(operation: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     # Called only if autograd or a composite kernel has removed the Python dispatch key: delegate to the tensor class.
     return VirtualTensor.__torch_dispatch__(torch.ops.aten.copy_.default, (), (destination, source, non_blocking))
+
+
+def _number(tensor: torch.Tensor) -> Any:
+    # Called where PyTorch reads numbers in C++ without the Python dispatch key: ``torch.tensor([tensor])``.
+    return VirtualTensor.__torch_dispatch__(torch.ops.aten._local_scalar_dense.default, (), (tensor,))

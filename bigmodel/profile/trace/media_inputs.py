@@ -223,8 +223,9 @@ class Prompt:
             if placeholder is not None:
                 ids[:, 1 : 1 + count] = placeholder
                 kinds = (ids == placeholder).long()
-        if placeholder is not None:
-            fake = {**fake, "mm_token_type_ids": session.fake(kinds)}
+        kinds_name = next(filter(session.accepts, ("mm_token_type_ids", "token_type_ids")), None)
+        if placeholder is not None and kinds_name is not None:
+            fake = {**fake, kinds_name: session.fake(kinds)}
         return cls(ids, fake)
 
 

@@ -48,10 +48,15 @@ class _Loop:
     def begin(self) -> None:
         """Run the encoder on the source, and the first decoding step."""
         encoder: Any = self.session.model.get_encoder()  # type: ignore[operator]
-        if hasattr(self.session.model, "generate_with_fallback"):  # Whisper copies each segment of a sound
+        first = 1
+        if hasattr(self.session.model, "generate_with_fallback"):  # Whisper's own loop copies each segment of a sound
+            generation = self.session.model.generation_config
+            first = _first_tokens(generation)
+            first_tokens = [self.session.tokens(first), self.session.tokens(first)]  # given, and of this segment
+            self.kept = [*first_tokens, *map(self.session.ids, _suppressed(generation))]
             self.source = {name: tensor.clone() for name, tensor in self.source.items()}
         self.encoded = encoder(**self.source)
-        self.ids = self.start = self.session.tokens(1)
+        self.ids = self.start = self.session.tokens(first)
         self.unfinished = self.session.tokens(1)
         self._run(self.ids.clone())
 
@@ -68,3 +73,15 @@ class _Loop:
         )
         self.scores = next_token_scores(self.session, output)
         self.cache = cache_in(output)
+
+
+def _first_tokens(generation: Any) -> int:
+    """Return how many tokens Whisper's decoder begins with: start, language and task, no timestamps."""
+    named = 2 if getattr(generation, "lang_to_id", None) else 0
+    return 1 + named + (getattr(generation, "no_timestamps_token_id", None) is not None)
+
+
+def _suppressed(generation: Any) -> list[int]:
+    """Return the lengths of the lists of tokens that Whisper's loop suppresses, which it keeps on the device."""
+    lists = (generation.suppress_tokens, generation.begin_suppress_tokens)
+    return [len(tokens) for tokens in lists if tokens is not None]

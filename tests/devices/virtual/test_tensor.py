@@ -287,3 +287,8 @@ def test_an_operation_that_fails_in_the_engine_fails_the_backward_pass(monkeypat
     monkeypatch.undo()
     values.exp().relu().sum().backward()
     assert values.grad is not None
+
+
+def test_numbers_on_a_device_make_a_tensor(accelerators: None) -> None:
+    number = torch.tensor(3.0, device="virtual:0")
+    assert torch.tensor([number, number + 1], device="virtual:0").tolist() == [3.0, 4.0]
