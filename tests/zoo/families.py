@@ -150,3 +150,22 @@ SEEING: dict[str, Callable[[], Any]] = {"gemma3": _gemma3, "llava": _llava, "qwe
 
 HEARING: dict[str, Callable[[], Any]] = {"whisper": _whisper}
 """Models that generate text from a sound."""
+
+
+def _switch() -> Any:
+    sizes = {"d_model": 64, "d_ff": 96, "d_kv": 16, "num_heads": 4, "num_layers": 2, "num_decoder_layers": 2}
+    experts = {"num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+    config = t.SwitchTransformersConfig(**sizes, **experts, vocab_size=160, **SPECIAL, decoder_start_token_id=0)
+    return t.SwitchTransformersForConditionalGeneration(config)
+
+
+def _nllb_moe() -> Any:
+    layers = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes = {"d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "vocab_size": 160}
+    experts = {"num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2}
+    config = t.NllbMoeConfig(**layers, **sizes, **experts, **SPECIAL, decoder_start_token_id=2)
+    return t.NllbMoeForConditionalGeneration(config)
+
+
+ROUTING: dict[str, Callable[[], Any]] = {"nllb-moe": _nllb_moe, "switch": _switch}
+"""Models whose activations depend on how their routers choose experts; those of more tokens are planned for."""

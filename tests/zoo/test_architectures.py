@@ -37,7 +37,6 @@ DATA = "the shapes of its forward depend on what its weights compute"
 OTHER_INPUTS = "its inputs follow no convention: sample_inputs are needed"
 NO_FORWARD = "a model of several that has no forward of its own, or one that takes a session"
 META = "its forward decides by buffers, which have no values on meta"
-CASTS = "it casts parts of itself in forward"
 
 EXCEPTIONS = {
     **dict.fromkeys(
@@ -59,7 +58,6 @@ EXCEPTIONS = {
         ],
         META,
     ),
-    **dict.fromkeys(["nllb-moe", "switch_transformers"], CASTS),
     **dict.fromkeys(
         [
             "blip-2", "blip_2_qformer", "decision_transformer", "fun_asr_nano_encoder", "gemma3n_audio",

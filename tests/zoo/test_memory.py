@@ -14,7 +14,7 @@ from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.trace.uses import uses_of
 
-from .families import FORWARD, GENERATING, HEARING, SEEING
+from .families import FORWARD, GENERATING, HEARING, ROUTING, SEEING
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -85,6 +85,13 @@ def test_the_peak_of_generating_is_planned_to_the_byte(family: str) -> None:
     model = GENERATING[family]().eval()
     _, predicted = planned(model)
     assert peak_of_generating(model) == predicted
+
+
+@pytest.mark.parametrize("family", some(ROUTING, "switch"))
+def test_the_peak_is_planned_for_any_choice_of_experts(family: str) -> None:
+    model = ROUTING[family]().eval()
+    _, predicted = planned(model)
+    assert 0.85 * predicted <= peak_of_generating(model, NEW) <= predicted
 
 
 IMAGE_TOKENS = {"gemma3": 4, "llava": 16, "qwen2_vl": 9}

@@ -31,7 +31,7 @@ from ..model.units import UnitProfile
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .generation import FILLING, FROM_HOST
 from .recorder import Recorder
-from .session import ConstantsThroughHost, Session, fake_clone
+from .session import ConstantsThroughHost, Session, fake_clone, let_parts_convert
 from .trace import Trace, cut
 from .uses import Use, use_sample, uses_of
 from .values import Values
@@ -214,7 +214,9 @@ class _Clone:
 
     @cached_property
     def _clone(self) -> nn.Module:
-        return fake_clone(self._model, self._mode, self._device, self._dtypes, self._samples)
+        clone = fake_clone(self._model, self._mode, self._device, self._dtypes, self._samples)
+        let_parts_convert(clone)
+        return clone
 
     def record(self, use: Use, workload: Workload, values: Values) -> list[Phase]:
         """Return the phases of a use."""

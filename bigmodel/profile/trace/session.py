@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,6 +50,24 @@ def fake_clone(
         parent, _, leaf = sample.path.rpartition(".")
         setattr(clone.get_submodule(parent), leaf, nn.ModuleList(sample.blocks_of(clone)[: sample.count]))
     return clone.eval().requires_grad_(False)
+
+
+def let_parts_convert(clone: nn.Module) -> None:
+    """Let modules of fake tensors be moved and cast, as models do with parts of themselves in their forward: PyTorch's
+    own method swaps fake tensors, which fails for those that are referenced weakly."""
+    for module in clone.modules():
+        module.__dict__["_apply"] = partial(_convert, module)
+
+
+def _convert(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+    for part in module.modules() if recurse else (module,):
+        for name, parameter in part._parameters.items():
+            converted = None if parameter is None else convert(parameter)
+            if converted is not None and converted is not parameter:
+                part._parameters[name] = nn.Parameter(converted, requires_grad=False)
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else convert(buffer)
+    return module
 
 
 def _modules_without(model: nn.Module, left_out: set[int]) -> list[nn.Module]:

@@ -168,3 +168,23 @@ def test_integer_buffers_have_values() -> None:
 
     (phase,) = dry_run(Striding(), [], Workload(), CPU, example=((torch.ones(64),), {}))
     assert replay(phase.trace, {}, 0).peak[0] == (64 + 16) * 4
+
+
+class CastsPart(nn.Module):
+    """Casts a part of itself in its forward, as routers do that must be exact."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(8, 4)
+        self.head = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.router = self.router.to(x.dtype)
+        return self.head(self.router(x))
+
+
+def test_a_model_that_casts_a_part_of_itself_is_recorded() -> None:
+    model = CastsPart()
+    (phase,) = dry_run(model, profile_units(model), Workload(), CPU, example=((torch.zeros(2, 8),), {}))
+    assert phase.trace.order() == [0, 1]
+    assert model.router.weight.device == CPU
