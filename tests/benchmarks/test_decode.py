@@ -32,6 +32,7 @@ def test_a_resident_weight_may_lie_where_the_file_has_it() -> None:
     assert torch.equal(copied.view(torch.int16), tensor.view(torch.int16))
 
 
+@pytest.mark.slow
 def test_peers_may_be_left_out(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["decode", "--steps", "1", "--no-peers"], workdir, capsys)
     assert not [row for row in rows(found) if row["variant"].startswith("accelerate")]

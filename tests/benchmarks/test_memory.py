@@ -21,6 +21,7 @@ def weights(found: dict[str, Any]) -> dict[str, int]:
     return {row["device"]: row["measured"] for row in rows(found) if row["what"] == "weights"}
 
 
+@pytest.mark.slow
 def test_on_the_host_every_weight_is_where_the_plan_has_it(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = answer(["memory"], workdir, capsys)
     total = Checkpoint.open(checkpoint("tiny", workdir)).total_bytes()

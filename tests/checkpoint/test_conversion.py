@@ -37,6 +37,7 @@ def values(parts: dict[str, list[torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {f"{pattern}.{i}": tensor for pattern, tensors in parts.items() for i, tensor in enumerate(tensors)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXTURES)
 def test_the_pieces_of_real_mixtures_make_what_the_operations_make(name: str, tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(saved(name, tmp_path))

@@ -306,6 +306,7 @@ def test_ten_thousand_tensors_are_loaded_in_linear_time(tmp_path: Path) -> None:
     assert all(torch.equal(model.get_parameter(name), tensors[name]) for name in list(tensors)[::97])
 
 
+@pytest.mark.slow
 def test_loading_to_disk_brings_nothing_in(tmp_path: Path) -> None:
     save_file({f"{i}.weight": torch.ones(2048, 2048) for i in range(8)}, tmp_path / "model.safetensors")
     model = on_meta(nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))))

@@ -87,6 +87,7 @@ def test_at_every_moment_the_folder_is_the_old_or_the_new_checkpoint(
     assert not leftover or (safe_new and not safe_old), "only files that are never preferred may stay"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", LAYOUTS)
 @pytest.mark.parametrize("old", LAYOUTS)
 def test_a_crash_at_any_step_can_be_saved_over(tmp_path: Path, old: str, new: str) -> None:

@@ -20,6 +20,7 @@ from tests.checkpoint.helpers import Tied, assert_same, on_meta, same_bits, save
 from tests.checkpoint.transformers_models import MODELS, model_class
 
 
+@pytest.mark.slow
 @given(state_dicts(), st.integers(1, 300), st.booleans())
 def test_saved_tensors_are_loaded_again(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor], shard_size: int, safe: bool

@@ -62,6 +62,7 @@ def test_the_text_is_the_models_own_greedy_continuation() -> None:
     assert text == tokenizer.decode(expected, skip_special_tokens=True)
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_and_standard_input_is_a_prompt() -> None:
     arguments = ("--temperature", "1.5", "--seed", "3", "--max-tokens", "30")
     first, _ = run("the cat", *arguments)

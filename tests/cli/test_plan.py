@@ -26,6 +26,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+@pytest.mark.slow
 def test_the_table_names_parts_devices_and_budgets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(folder), "--max-memory", "cpu=150KB", "--context", "16"]) == 0
     output = capsys.readouterr().out

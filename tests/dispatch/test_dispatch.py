@@ -307,6 +307,7 @@ def test_weights_without_values_are_refused_by_name() -> None:
         dispatch_model(model, {"": "cpu"})
 
 
+@pytest.mark.slow
 @two
 def test_the_signature_and_the_generation_of_the_model_stay() -> None:
     plain, model = llama(), llama()
@@ -336,6 +337,7 @@ def test_nothing_is_left_when_the_model_is_deleted() -> None:
 devices = st.sampled_from([0, 1, "cpu"])
 
 
+@pytest.mark.slow
 @two
 @given(data=st.data())
 def test_every_placement_gives_the_same_bits(data: st.DataObject) -> None:

@@ -36,6 +36,7 @@ def in_another_thread(work: Callable[[], object]) -> bool:
     return bool(done)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [None, 2**17])
 def test_a_reader_ahead_is_left(tmp_path: Path, budget: int | None) -> None:
     number, interrupted = 0, True

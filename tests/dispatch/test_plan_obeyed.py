@@ -80,6 +80,7 @@ def peak(model: nn.Module, found: Plan, key: int = 0) -> int:
     return max_memory_allocated(key) - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", slow_but([3], [1, 2, 3]))
 def test_the_dispatched_model_has_the_slots_of_the_plan(slots: int) -> None:
     found = planned(profile_of(small_llama), slots=slots)
@@ -199,6 +200,7 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=4, n_head=2, vocab_size=300)).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", slow_but([tied_llama], [tied_llama, gpt2, mixtral]))
 @given(st.randoms(use_true_random=False), st.sampled_from([None, "int8", "int4"]))
 @settings(max_examples=few(2), suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -70,6 +70,7 @@ def test_host_weights_are_mapped_from_the_checkpoint(folder: Path) -> None:
     assert all(mapped_region(parameter) is not None for parameter in model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize("share", slow_but([0.9, 3.0], [0.7, 0.9, 1.5, 3.0]))
 @exact
@@ -92,6 +93,7 @@ def test_an_accelerators_budget_holds_and_predicted_weights_are_exact(folder: Pa
     torch.testing.assert_close(output.cpu(), expected)
 
 
+@pytest.mark.slow
 def test_a_plan_that_cannot_be_leaves_nothing_behind(folder: Path) -> None:
     with pytest.raises(BudgetError, match="cpu"):
         from_pretrained(folder, max_memory={"cpu": 10})
@@ -105,6 +107,7 @@ def test_a_dtype_is_cast_to(folder: Path) -> None:
         from_pretrained(folder, dtype="float99")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 def test_other_architectures_load_and_run(tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -128,6 +131,7 @@ def test_other_architectures_load_and_run(tmp_path: Path) -> None:
         undispatch(model)
 
 
+@pytest.mark.slow
 def test_a_model_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama().save_pretrained(tmp_path / "hub" / "owner" / "tiny", max_shard_size="20KB")
     with HubServer(tmp_path / "hub") as hub:
@@ -191,6 +195,7 @@ def bamba() -> BambaForCausalLM:
     return BambaForCausalLM(BambaConfig(**sizes, **heads, **state)).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("make", slow_but([bamba], [marian, switch, gemma3n, bamba]))
 def test_families_with_ways_of_their_own_load_and_give_the_bits_of_the_resident_model(
@@ -211,6 +216,7 @@ def test_families_with_ways_of_their_own_load_and_give_the_bits_of_the_resident_
             assert torch.equal(found(**inputs).logits, resident), device_map
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("device_map", [{"": 0}, {"": "cpu"}, {"": "disk"}, {"": 0, "encoder.block.1": 1}])
 def test_routers_that_cast_themselves_are_cast_when_dispatched(device_map: dict[str, object], tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
         save_config(LaunchConfig(), tmp_path / "file" / "config.yaml")
 
 
+@pytest.mark.slow
 @given(
     st.fixed_dictionaries(
         {},

@@ -85,6 +85,7 @@ def test_its_exit_code_and_traceback_are_those_of_the_job(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (7, "bye\n")
 
 
+@pytest.mark.slow
 def test_processes_get_numbers_and_settings(tmp_path: Path) -> None:
     config = CONFIGS / "two_processes_fp16.yaml"
     done = launched("--config_file", config, "--cpu", "--distributed_type", "MULTI_CPU", script(tmp_path, REPORT))

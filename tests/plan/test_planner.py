@@ -101,6 +101,7 @@ def test_a_model_that_fits_is_resident_and_compute_bound() -> None:
     assert found.prediction.seconds_saved_per_gib[0] == 0
 
 
+@pytest.mark.slow
 def test_blocks_are_computed_on_the_cpu_only_if_offload_allows_it() -> None:
     of = profile()
     budget = {0: of.weights // 2 + of.activations, "cpu": "1GB"}
@@ -304,6 +305,7 @@ def test_without_accelerators_the_cpu_runs_everything_and_parts_beyond_ram_are_o
     assert_sound(tiny_llama(), made, {"cpu": 500_000})
 
 
+@pytest.mark.slow
 def test_streamed_blocks_have_two_slots_on_the_main_device() -> None:
     model = tiny_llama(num_hidden_layers=12, hidden_size=128, intermediate_size=512)
     made = make_plan(model, {0: "4MB", "cpu": "100MB"}, context_length=16)
@@ -314,6 +316,7 @@ def test_streamed_blocks_have_two_slots_on_the_main_device() -> None:
     assert_sound(model, made, {0: 4_000_000, "cpu": 100_000_000})
 
 
+@pytest.mark.slow
 def test_embeddings_that_are_not_resident_are_looked_up_on_the_host() -> None:
     model = tiny_llama(vocab_size=20_000)
     made = make_plan(model, {0: "8MB", "cpu": "100MB"}, context_length=16)
@@ -321,6 +324,7 @@ def test_embeddings_that_are_not_resident_are_looked_up_on_the_host() -> None:
     assert made.device_map["lm_head"] == 0
 
 
+@pytest.mark.slow
 def test_kv_cache_and_activations_count_against_the_device_that_runs_the_layer() -> None:
     profile = llama_profile(256, batch_size=2, num_hidden_layers=8)
     each = (profile.weights + sum(profile.kv_cache)) * 2 // 3 + profile.activations
@@ -333,6 +337,7 @@ def test_kv_cache_and_activations_count_against_the_device_that_runs_the_layer()
     assert_sound(tiny_llama(num_hidden_layers=8), made, {0: each, 1: each})
 
 
+@pytest.mark.slow
 def test_balanced_fills_evenly_and_low_zero_spares_the_first_device() -> None:
     budgets = {0: "8MB", 1: "8MB"}
     even, low, ordered = (
@@ -355,6 +360,7 @@ def test_another_accelerator_runs_blocks_that_are_too_large_for_the_first(strate
     assert all(use.total <= use.budget for use in found.devices.values() if use.budget is not None)
 
 
+@pytest.mark.slow
 def test_the_main_device_can_be_chosen() -> None:
     profile = llama_profile(num_hidden_layers=12)
     made = make_plan(profile, {0: "600kB", 1: "600kB", "cpu": "100MB"}, main_device="virtual:1")
@@ -459,6 +465,7 @@ def test_any_budgets_hold_and_bytes_are_exact(
     assert {part.name for part in made.parts} == set(made.device_map)
 
 
+@pytest.mark.slow
 def test_a_profile_gives_the_plan_of_its_model() -> None:
     assert make_plan(llama_profile(), {0: "10MB"}) == make_plan(tiny_llama(), {0: "10MB"}, context_length=32)
 
@@ -470,6 +477,7 @@ def test_free_memory_less_headroom_is_the_default_budget() -> None:
     assert made.devices[0].budget == 9_000_000
 
 
+@pytest.mark.slow
 def test_auto_searches_if_something_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = machine(link=1.5e10)
     monkeypatch.setattr(planner, "known_machine", lambda: fast)

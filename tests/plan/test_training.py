@@ -57,6 +57,7 @@ def bytes_kept(model: Any, optimizer: torch.optim.Optimizer) -> int:
     return sum(tensor.nbytes for tensor in kept if tensor.device.type == "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "blocks"),
     [
@@ -101,6 +102,7 @@ def test_tied_embeddings_stay_together() -> None:
     assert trained(model, plan) == plan.devices[0].total
 
 
+@pytest.mark.slow
 def test_gradients_and_optimizer_state_of_streamed_parts_are_on_the_host() -> None:
     model, plan = llama(), planned(1_200_000)
     dispatch_model(model.train(), plan)

@@ -38,6 +38,7 @@ def test_no_device_has_a_higher_peak_than_one_that_runs_everything() -> None:
         assert all(peak <= bound for peak in profile.dynamic_peaks(spread, 0).values())
 
 
+@pytest.mark.slow
 def test_units_are_in_the_order_they_run() -> None:
     names = [unit.name for unit in profile_model(tiny_llama(), context_length=16).units]
     assert names[:3] == ["model.embed_tokens", "model.rotary_emb", "model.layers.0"]
@@ -59,6 +60,7 @@ def test_a_cast_model_has_smaller_weights_and_activations() -> None:
     assert narrow.dtype == "bfloat16"
 
 
+@pytest.mark.slow
 def test_new_tokens_are_limited_by_the_context() -> None:
     assert profile_model(tiny_llama(), context_length=16, new_tokens=99).workload.new_tokens == 16
 

@@ -29,6 +29,7 @@ def rewrite(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+@pytest.mark.slow
 def test_a_profile_from_a_folder_has_the_bytes_of_the_checkpoint(folder: Path) -> None:
     profile = profile_source(folder, context_length=16)
     assert profile.weights == weight_bytes(open_source(folder))

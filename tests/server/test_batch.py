@@ -21,6 +21,7 @@ def generate(model: Any, prompts: list[str], params: Any = GREEDY, **options: An
     return generate_batch(model, tiny_tokenizer(), prompts, params, options=EngineOptions(kv_bytes=2**20, **options))
 
 
+@pytest.mark.slow
 def test_each_prompt_gets_the_tokens_it_gets_alone() -> None:
     model = tiny_model()
     together = generate(model, PROMPTS)
@@ -29,6 +30,7 @@ def test_each_prompt_gets_the_tokens_it_gets_alone() -> None:
     assert [answer.finish_reason for answer in together] == ["length"] * 4
 
 
+@pytest.mark.slow
 def test_more_prompts_than_slots_are_all_generated() -> None:
     seen: list[tuple[int, int]] = []
     options = EngineOptions(kv_bytes=2**20, max_sequences=2)
@@ -47,6 +49,7 @@ def test_each_prompt_may_have_its_own_parameters() -> None:
     assert answers == generate(tiny_model(), PROMPTS, each)
 
 
+@pytest.mark.slow
 def test_prompts_may_be_tokens() -> None:
     model, tokenizer = tiny_model(), tiny_tokenizer()
     ids = tokenizer.encode("the third")

@@ -92,6 +92,7 @@ def test_unknown_routes_and_methods_are_errors_of_the_same_shape(url: str) -> No
     assert "error" in answer.json()
 
 
+@pytest.mark.slow
 def test_the_api_needs_a_key_and_health_needs_none() -> None:
     with serving(tiny_app(api_keys=("alpha", "beta"))) as url:
         for headers in ({}, {"Authorization": "Bearer gamma"}, {"Authorization": "Basic alpha"}):
@@ -130,6 +131,7 @@ def gated_app(**engine: Any) -> tuple[Any, Gated]:
     return app, gate
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_429_and_empties_again() -> None:
     app, gate = gated_app(max_sequences=1, max_queue=1)
     with serving(app) as url:
@@ -150,6 +152,7 @@ def test_a_full_queue_is_429_and_empties_again() -> None:
         assert post(url, json=body()).status_code == 200
 
 
+@pytest.mark.slow
 def test_prompts_that_do_not_all_fit_the_queue_are_all_refused() -> None:
     app, gate = gated_app(max_sequences=2, max_queue=1)
     with serving(app) as url:
@@ -164,6 +167,7 @@ def test_prompts_that_do_not_all_fit_the_queue_are_all_refused() -> None:
         assert post(url, json=body(n=3)).status_code == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fields", "param"), [({"prompt": ["a", "b"], "n": 2}, "prompt"), ({"n": 4}, "n")])
 def test_more_sequences_than_the_queue_ever_holds_are_not_retryable(fields: dict[str, Any], param: str) -> None:
     with serving(tiny_app(engine={"max_sequences": 2, "max_queue": 1})) as url:
@@ -176,6 +180,7 @@ def test_health_answers_head(url: str) -> None:
     assert [httpx.head(f"{url}/{path}").status_code for path in ("health", "ready", "")] == [200, 200, 200]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_closed_connection_frees_slot_and_memory(stream: bool) -> None:
     app = tiny_app(slow_model(0.01))
@@ -194,6 +199,7 @@ def test_a_closed_connection_frees_slot_and_memory(stream: bool) -> None:
         assert app.state.server.engine.unfinished == 0
 
 
+@pytest.mark.slow
 def test_a_deadline_ends_a_request() -> None:
     app = tiny_app(slow_model(0.01))
     with serving(app) as url:

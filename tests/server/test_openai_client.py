@@ -35,6 +35,7 @@ def test_completion(client: openai.OpenAI) -> None:
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + 8
 
 
+@pytest.mark.slow
 def test_streamed_completion_is_the_whole_one(client: openai.OpenAI) -> None:
     arguments = {"model": MODEL, "prompt": "the cat", "max_tokens": 30, "temperature": 1.2, "seed": 7}
     arguments["extra_body"] = {"ignore_eos": True}

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "route",
     [

@@ -83,6 +83,7 @@ def from_disk(folder: Path, device_map: Any, layers: int = 4, **options: Any) ->
     return load_checkpoint_and_dispatch(model, folder, device_map=device_map, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, pytest.param({"gradient_accumulation_steps": 2}, marks=pytest.mark.slow)])
 def test_all_weights_are_trained_with_their_optimizer_s_state_on_the_host(options: dict[str, Any]) -> None:
     expected = resident(**options)
@@ -170,6 +171,7 @@ def test_adapters_of_a_frozen_base_are_trained(tmp_path: Path, home: str, adapte
     assert all(p.grad is None for p in model.parameters() if not p.requires_grad)
 
 
+@pytest.mark.slow
 def test_an_optimizer_prepared_later_follows_weights_that_move() -> None:
     expected = resident()
     weights = sum(p.nbytes for p in llama().parameters())

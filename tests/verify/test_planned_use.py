@@ -57,6 +57,7 @@ def test_the_passes_of_a_model_are_those_of_its_plan(make: Any, passes: list[str
             run()
 
 
+@pytest.mark.slow
 def test_generation_continues_to_the_last_planned_token() -> None:
     model = llama()
     use = planned_use(model, planned(model, new_tokens=3))

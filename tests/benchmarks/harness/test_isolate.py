@@ -31,6 +31,7 @@ def wait_for_ever() -> None:
     threading.Event().wait()
 
 
+@pytest.mark.slow
 def test_the_result_comes_from_a_fresh_interpreter() -> None:
     found = run_isolated(describe, word="hello")
     assert found["word"] == "hello"

@@ -13,6 +13,7 @@ from bigmodel.benchmarks.harness.rawread import READERS
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: O_DIRECT and MADV_POPULATE_READ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_every_reader_reads_all_bytes_of_all_files(name: str, tmp_path: Path) -> None:
     sizes = [3 * 2**20, 9 * 2**20 + 777, 5]

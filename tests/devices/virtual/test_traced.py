@@ -36,6 +36,7 @@ def test_a_function_is_traced_whole_and_gives_the_same_bits() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.slow
 def test_tracing_takes_no_memory_of_the_device() -> None:
     x = torch.randn(64, 64, device="virtual:0")
     held = memory_allocated(0)

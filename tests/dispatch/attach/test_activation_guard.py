@@ -421,6 +421,7 @@ def test_a_checkpoint_is_loaded_guarded_and_generates(
     assert not plan_of(model).guarded
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     widths=st.lists(st.integers(4, 40), min_size=1, max_size=6).map(tuple),

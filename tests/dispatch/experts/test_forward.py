@@ -49,6 +49,7 @@ def stats(model: nn.Module) -> dict[str, float]:
     return model.dispatch_stats()["experts"][DEVICE]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("build", slow_but([mixtral], MIXTURES))
 def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:
@@ -147,6 +148,7 @@ def test_changed_and_replaced_weights_are_seen_by_the_next_forward() -> None:
     assert torch.equal(logits(model, tokens()), logits(expected, tokens().to(DEVICE)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("implementation", "slots"),
     [
@@ -265,6 +267,7 @@ def test_experts_cast_on_their_way_are_those_of_the_cast_model(tmp_path: Path) -
     assert stats(model)["bytes_fetched"] % EXPERT_BYTES == 0
 
 
+@pytest.mark.slow
 def test_experts_on_disk_may_be_seen_first_in_inference_mode_and_later_without(tmp_path: Path) -> None:
     from bigmodel.dispatch.pretrained import from_pretrained
 

@@ -36,6 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", MIXTURES)
 def test_experts_on_disk_are_views_of_the_checkpoint(build: Callable[[], nn.Module], tmp_path: Path) -> None:
     model = build()

@@ -76,6 +76,7 @@ def test_modules_compute_on_the_host_beside_an_accelerator(held: str, tmp_path: 
     assert torch.equal(new, undispatch(model).generate(TOKENS, max_new_tokens=4, do_sample=False, pad_token_id=0))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize("offload", ["stream", "compute"])
 @exact

@@ -130,6 +130,7 @@ def language_gradients(model: nn.Module, dtype: torch.dtype | None) -> dict[str,
     return gradients(model)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable")
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, None])
@@ -369,6 +370,7 @@ def test_a_module_may_call_itself() -> None:
     assert_trains_like_a_resident_one(lambda: nn.Sequential(Recursive(), Recursive()), "Recursive")
 
 
+@pytest.mark.slow
 def test_threads_may_compute_gradients_at_once() -> None:
     torch.manual_seed(0)
     resident = nn.Sequential(*(Pair() for _ in range(3))).to(at(0))

@@ -81,6 +81,7 @@ def test_a_replaced_weight_is_carried_in_the_place_of_the_old_one() -> None:
     assert float((restored(block)[0] - matrix(5)).abs().max()) < 0.1
 
 
+@pytest.mark.slow
 def test_quantising_leaves_no_page_of_the_checkpoint_in_memory(tmp_path: Path) -> None:
     save_model(nn.Linear(4096, 4096, bias=False), tmp_path)
     weight = Checkpoint.open(tmp_path).tensor("weight", resident=True)

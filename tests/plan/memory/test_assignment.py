@@ -63,6 +63,7 @@ def test_one_device_holds_everything_once() -> None:
     assert use.total == use.weights + use.buffers
 
 
+@pytest.mark.slow
 def test_weights_count_on_storage_devices_and_the_rest_on_execution_devices() -> None:
     profile = profile_model(tiny_llama(), context_length=32)
     count = len(profile.units)
@@ -138,6 +139,7 @@ def test_usage_over_a_budget_is_reported_in_bytes() -> None:
     assert on_disk.over({"disk": 1})["disk"] == profile.weights - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", slow_but([0], [0, 2]))
 def test_the_accelerators_peak_is_predicted_beside_blocks_that_the_host_computes(kept: int) -> None:
     """Blocks pass what they return from one to the next on the host; only rows of tables and logits come back."""
@@ -190,6 +192,7 @@ def test_a_dense_layer_with_larger_slots_reduces_the_expert_cache() -> None:
     assert passing_usage(profile.units, assignment).of(0, SLOTS) == 2 * rest + cache.slots * cache.expert_bytes
 
 
+@pytest.mark.slow
 def test_experts_on_disk_that_the_host_computes_are_cached_in_its_memory() -> None:
     profile = profile_model(mixtral(), context_length=16)
     blocks = [unit.is_block for unit in profile.units]

@@ -74,6 +74,7 @@ def test_adding_and_removing_groups_equals_a_recount(steps: list[tuple[int, int,
             assert filling.usage.total(device) == recount(present, device)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 9), min_size=40, max_size=40), st.booleans(), st.sampled_from([None, "int8", "int4"]))
 def test_search_and_exact_evaluation_count_the_same_bytes_except_activations(
     numbers: list[int], stream_buffers: bool, offload_dtype: str | None

@@ -21,6 +21,7 @@ from bigmodel.plan.result.budgets import (
 from ...profile.models import tiny_llama
 
 
+@pytest.mark.slow
 def test_numbers_may_mean_accelerators_of_another_machine() -> None:
     if present():
         pytest.skip("this machine has an accelerator")

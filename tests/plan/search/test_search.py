@@ -55,6 +55,7 @@ sizes = st.integers(1, 9)
 times = st.sampled_from([0.5, 1.0, 2.0, 5.0])
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(sizes, times, times, times), min_size=1, max_size=5),
     st.lists(st.integers(0, 40), min_size=0, max_size=2),
@@ -79,6 +80,7 @@ def test_a_model_of_few_parts_is_placed_as_brute_force_would(
         assert seconds_with(costs)(found) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [5, 8, 11])
 def test_twelve_equal_blocks_are_placed_as_brute_force_would(budget: int) -> None:
     items = [group(1)] * 12
@@ -125,6 +127,7 @@ def test_blocks_are_computed_on_the_cpu_if_that_is_faster_than_fetching_them() -
     assert seconds_with(costs)(auto) < seconds_with(costs)(stream) / 2
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(sizes, times, times, times), min_size=13, max_size=24), st.integers(10, 150))
 def test_a_deep_model_is_placed_within_budgets_and_no_worse_than_greedily(
     parts: list[tuple[int, float, float, float]], budget: int

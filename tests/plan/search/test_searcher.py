@@ -40,6 +40,7 @@ def greedy(given: Capacity, streams: bool = True) -> Assignment:
     return greedy_assignment(profile(), given, "auto", stream_buffers=False, streams=streams)
 
 
+@pytest.mark.slow
 def test_the_search_beats_greedy_and_keeps_to_the_budgets() -> None:
     given, search = capacity(0.6), searcher(link=1.5e10)
     found = search.best(given, greedy(given))

@@ -49,6 +49,7 @@ def test_the_bottleneck_of_a_pass_is_its_longest_component() -> None:
     assert StepTime(1.0, {0: 0.3}, link=0.4, disk=0.5).binds == "reading from disk"
 
 
+@pytest.mark.slow
 def test_resident_units_take_only_their_compute_time() -> None:
     cost = CostModel(profile(), machine())
     step = cost.seconds(1, blocks_at(*RESIDENT))

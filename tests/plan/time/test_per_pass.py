@@ -76,6 +76,7 @@ def test_prompt_and_step_each_take_the_time_of_the_cheaper_form() -> None:
     assert cost.seconds(1, both).link < cost.seconds(0, both).link / 10
 
 
+@pytest.mark.slow
 def test_the_threshold_lies_between_a_step_and_the_prompt() -> None:
     for tokens in planned(profile()).computed_below.values():
         assert 1 < tokens <= 254
@@ -89,11 +90,13 @@ def test_the_threshold_grows_as_the_link_becomes_slower() -> None:
     assert thresholds == sorted(set(thresholds))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("link", "host"), [(1e10, 1e-8), (1e5, 1e-10)])
 def test_prompt_and_step_run_alike_if_one_form_is_always_faster(link: float, host: float) -> None:
     assert planned(profile(), link=link, host=host).computed_below == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"per_pass": False}, {"offload": "stream"}])
 def test_per_pass_choices_are_made_only_if_allowed(options: dict[str, Any]) -> None:
     assert planned(profile(), **options).computed_below == {}

@@ -32,6 +32,7 @@ def block() -> int:
     return next(index for index, unit in enumerate(profile().units) if unit.is_block)
 
 
+@pytest.mark.slow
 def test_streamed_units_take_the_time_of_the_link_and_others_none() -> None:
     cost, weights = UnitCost(profile(), MACHINE), profile().units[block()].weights
     assert cost.fetch(0, block(), STREAMED, 0) == pytest.approx(1e-6 + weights / 1e8)
@@ -74,6 +75,7 @@ def test_disk_has_the_device_name_of_the_host() -> None:
     assert [device_name(key) for key in (1, "cpu", "disk")] == ["virtual:1", "cpu", "cpu"]
 
 
+@pytest.mark.slow
 def test_each_module_of_experts_adds_the_measured_overhead() -> None:
     mixture = profile_model(mixtral(num_hidden_layers=2), context_length=32, new_tokens=2, device_type="virtual")
     measured = replace(MACHINE, expert_overhead=ExpertOverhead(module=1.0, chosen=0.01, ahead=0.0001))

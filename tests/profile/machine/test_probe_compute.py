@@ -69,6 +69,7 @@ def test_a_full_device_raises_out_of_memory_instead_of_lacking_a_dtype() -> None
         computes_in(torch.float32, torch.device("virtual:0"))
 
 
+@pytest.mark.slow
 def test_routing_is_the_time_of_a_mixture_beyond_its_operations() -> None:
     nothing = Curve((1.0,), (1e-15,))
     speed = DeviceSpeed({MOVE: nothing, f"{PRODUCT}:float32": nothing}, 0.0, 0.0)

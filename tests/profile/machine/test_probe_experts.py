@@ -49,6 +49,7 @@ def test_prefetching_has_an_overhead_per_expert() -> None:
     assert (many - few) / 4 > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", [2, 8])
 def test_the_miniature_makes_as_many_calls_as_a_layer_of_a_dispatched_mixture(chosen: int, tmp_path: Path) -> None:
     two, four = (calls_of_dispatching(layers, chosen, tmp_path / str(layers)) for layers in (2, 4))

@@ -33,6 +33,7 @@ def model(name: str) -> nn.Module:
     return on_meta(t.AutoModelForCausalLM.from_config, config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but({"llama", "mixtral"}, CONFIGS))
 @pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
 def test_the_formula_agrees_with_the_models_own_cache(name: str, cache: str) -> None:

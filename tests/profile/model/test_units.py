@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -114,6 +115,7 @@ def test_a_module_with_tensors_or_of_a_declared_class_combines_outputs() -> None
     assert combining_module(modules, "model.layers.0", whole) == "model"
 
 
+@pytest.mark.slow
 def test_outputs_of_embeddings_and_of_the_model_are_recorded_as_moved() -> None:
     profile = profile_model(tiny_llama(), context_length=16, new_tokens=2)
     moved = {e.unit for e in profile.phases[0].trace.events if isinstance(e, Leave) and e.outputs}

@@ -22,6 +22,7 @@ def run(model: nn.Module, work: Workload, device: torch.device = CPU) -> dict[st
     return {phase.name: replay(phase.trace, {}, 0).peak[0] for phase in phases}
 
 
+@pytest.mark.slow
 def test_a_model_that_generates_has_a_prefill_and_a_decode() -> None:
     phases = dry_run(tiny_llama(), profile_units(tiny_llama()), Workload(2, 65, 1), CPU)
     assert [(phase.name, phase.tokens) for phase in phases] == [("prefill", 64), ("decode", 1)]
@@ -37,6 +38,7 @@ def test_the_cache_grows_to_the_whole_context_before_the_last_step() -> None:
     assert cache(Workload(2, 65, 40)) == cache(Workload(2, 65, 1)) == 4 * 2 * 2 * 64 * 32 * 4
 
 
+@pytest.mark.slow
 def test_logits_of_every_token_are_counted_with_all_logits() -> None:
     few = run(tiny_llama(vocab_size=4096, num_hidden_layers=1), Workload(1, 65, 1))
     all_ = run(tiny_llama(vocab_size=4096, num_hidden_layers=1), Workload(1, 65, 1, all_logits=True))
@@ -114,12 +116,14 @@ def test_a_forward_that_depends_on_values_is_unknown_and_logged(caplog: pytest.L
     assert "Choosy" in caplog.text
 
 
+@pytest.mark.slow
 def test_on_a_virtual_accelerator_its_own_kernels_are_recorded(accelerators: None) -> None:
     assert run(tiny_llama(), Workload(2, 65, 1), torch.device("virtual:0"))["prefill"] > 0
     assert virtual.count() == 2
     assert torch.get_device_module("virtual").memory_allocated(0) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5", "bert", "mixtral", "whisper", "vit"])
 def test_families_of_models_are_run_by_their_configs(family: str) -> None:
     model, names = _family(family)

@@ -68,6 +68,7 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
     return max_memory_allocated(DEVICE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "batch_size", "prompt", "new_tokens"),
     [
@@ -91,6 +92,7 @@ def test_the_peak_of_generate_is_predicted_to_the_byte(
     assert peak_of_generating(model.to(DEVICE), batch_size, prompt, new_tokens) == predicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "prompt", "new_tokens"),
     [
@@ -115,6 +117,7 @@ def planned(model: Any, share: float, **shapes: Any) -> Plan:
     return make_plan(profile, {0: int(share * weights) + profile.activations + sum(profile.kv_cache), "cpu": "1GB"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.slow), "gemma2"])
 def test_the_peak_of_a_streamed_model_is_predicted_to_the_byte(family: str) -> None:
     from bigmodel.dispatch import dispatch_model
@@ -152,6 +155,7 @@ def test_the_last_step_of_a_full_context_is_planned_for_too() -> None:
     assert profile.kv_cache == one.kv_cache
 
 
+@pytest.mark.slow
 def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> None:
     """`generate` brings them to the model's first weights, and the dispatched model back to where it runs."""
     from bigmodel.dispatch import dispatch_model
@@ -166,6 +170,7 @@ def test_inputs_that_go_to_an_embedding_on_the_host_and_back_are_counted() -> No
     assert peak_of_generating(model, 2, 63, 1) == profile.weights + profile.buffers - table + predicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "apart"), slow_but([("gpt2", 2)], [("llama", 1), ("gpt2", 1), ("gpt2", 2), ("llama", 5)])
 )
@@ -186,6 +191,7 @@ def test_peaks_of_two_accelerators_are_predicted_to_the_byte(family: str, apart:
     assert peaks == [there[index] + predicted.get(index, 0) for index in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", slow_but(["gpt2"], ["gpt2", "mixtral"]))
 def test_a_cache_cut_by_one_token_is_that_of_a_shorter_prompt(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin runs the shorter prompt."""

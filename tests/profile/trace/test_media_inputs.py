@@ -45,6 +45,7 @@ def llava() -> nn.Module:
     return on_meta(t.LlavaForConditionalGeneration, config)
 
 
+@pytest.mark.slow
 def test_a_vision_language_model_gets_an_image_with_its_prompt() -> None:
     profile = profile_model(llava(), context_length=20, new_tokens=2)
     assert [phase.name for phase in profile.phases] == ["prefill", "decode"]

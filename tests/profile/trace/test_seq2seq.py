@@ -13,6 +13,7 @@ from .test_generation import DEVICE, peak_of_generating
 pytestmark = pytest.mark.usefixtures("accelerators")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "source", "new_tokens"), [(1, 39, 1), (2, 60, 4)])
 def test_the_peak_of_an_encoder_decoder_is_predicted_to_the_byte(batch_size: int, source: int, new_tokens: int) -> None:
     import transformers as t

@@ -62,6 +62,7 @@ def measured(model: Any, inputs: dict[str, torch.Tensor], make: Any) -> int:
     return max_memory_allocated(DEVICE) - before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize(("name", "make"), [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD)])
 def test_a_step_of_a_text_model_is_predicted_to_the_byte(name: str, make: Any) -> None:
@@ -80,6 +81,7 @@ def test_a_step_of_a_convnet_is_predicted_to_the_byte() -> None:
     assert measured(model, inputs, torch.optim.AdamW) == predicted.total
 
 
+@pytest.mark.slow
 def test_gradients_and_state_are_known_from_the_parameters() -> None:
     model = llama()
     weights = sum(parameter.nbytes for parameter in model.parameters())

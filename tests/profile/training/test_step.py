@@ -107,6 +107,7 @@ def recorded(model: torch.nn.Module) -> TrainingStep:
     return step
 
 
+@pytest.mark.slow
 def test_all_gradients_exist_in_the_optimizer_phase_and_none_in_the_forward() -> None:
     step = recorded(t.LlamaForCausalLM(CONFIG))
     none = {phase: step.peak_beside(phase, lambda _: 0) for phase in (FORWARD, OPTIMIZER)}
@@ -114,6 +115,7 @@ def test_all_gradients_exist_in_the_optimizer_phase_and_none_in_the_forward() ->
     assert step.peak_beside(OPTIMIZER, int) == none[OPTIMIZER] + step.gradients
 
 
+@pytest.mark.slow
 def test_gradients_of_blocks_come_after_those_of_the_head() -> None:
     model = t.LlamaForCausalLM(CONFIG)
     step = recorded(model)

@@ -99,6 +99,7 @@ def test_tokens_are_equal_to_those_of_plain_generation(engine: Engine) -> None:
         assert collector.tokens() == oracle.generate(model, tokenizer, prompt, request.params)
 
 
+@pytest.mark.slow
 def test_a_request_gets_the_same_bits_alone_and_in_a_batch(engine: Engine) -> None:
     asked = prompts(10)
     alone = run_alone(engine, asked, 12)
@@ -148,6 +149,7 @@ def test_bits_are_equal_if_sequences_are_preempted_and_recomputed() -> None:
     tight.stop()
 
 
+@pytest.mark.slow
 def test_bits_are_equal_with_the_prefix_cache(engine: Engine) -> None:
     shared = prompts(1, 10)[0] * 100
     asked = [shared[: 3 * B] + extra for extra in prompts(6, 2 * B)]
@@ -273,6 +275,7 @@ def test_a_full_engine_refuses_and_recovers() -> None:
     engine.stop()
 
 
+@pytest.mark.slow
 def test_draining_finishes_running_requests_and_refuses_new_ones() -> None:
     engine = slow_engine()
     collector = ask(engine, "the cat", max_tokens=40, ignore_eos=True)
@@ -301,6 +304,7 @@ def test_stopping_fails_running_requests() -> None:
     assert "bigmodel-engine" not in [thread.name for thread in threading.enumerate() if thread is engine._thread]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", ["packed", "plain"])
 def test_a_sequence_whose_forward_raises_fails_alone_and_the_engine_goes_on(
     runner: str, monkeypatch: pytest.MonkeyPatch

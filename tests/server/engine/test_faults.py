@@ -123,6 +123,7 @@ def alone() -> list[list[int]]:
     return [tokens for _, tokens in results(engine().core, requests())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_fault_fails_its_sequence_and_no_other(
     stage: str, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.live import MODEL, serving, tiny_app
@@ -31,6 +32,7 @@ def complete(url: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json=body, timeout=60)
 
 
+@pytest.mark.slow
 def test_requests_tokens_and_times_are_counted() -> None:
     with serving(tiny_app()) as url:
         for _ in range(3):

@@ -66,6 +66,7 @@ def request(prompt: object = "the cat", **fields: object) -> dict[str, object]:
     return {"model": "tiny", "prompt": prompt, "ignore_eos": True, "seed": 1, **fields}
 
 
+@pytest.mark.slow
 def test_sigterm_lets_running_requests_finish_and_exits_zero() -> None:
     with process(0.02, 30) as (child, url):
         wait_ready(url)
@@ -133,6 +134,7 @@ def test_requests_are_ended_at_the_drain_timeout() -> None:
         assert child.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_an_engine_failure_fails_its_requests_and_the_process() -> None:
     with process(0, 1, linger=100) as (child, url):
         wait_ready(url)
@@ -146,11 +148,13 @@ def test_an_engine_failure_fails_its_requests_and_the_process() -> None:
         assert child.wait(60) == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_loaded_ends_the_process() -> None:
     with process(0, 1, "broken") as (child, _):
         assert child.wait(60) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -23,6 +24,7 @@ def test_the_status_is_empty_while_nothing_is_loaded() -> None:
     assert view(ServerState(Settings("tiny"))) == {"plan": None, "devices": [], "streamed": [], "engine": None}
 
 
+@pytest.mark.slow
 def test_the_status_of_a_planned_model_includes_its_plan(tmp_path: Path) -> None:
     tiny_model().save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)

@@ -87,6 +87,7 @@ def test_replicas_are_listed_in_the_order_of_names() -> None:
     assert all(each["machine"] for each in listed)
 
 
+@pytest.mark.slow
 def test_metrics_and_plan_are_of_all_replicas() -> None:
     board = ReportBoard()
     first, second = tiny_app(), tiny_app()

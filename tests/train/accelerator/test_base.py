@@ -84,6 +84,7 @@ def test_ranks_of_what_is_not_supported_name_the_alternative(name: str) -> None:
         getattr(accelerator, name)
 
 
+@pytest.mark.slow
 @on_ranks
 def test_two_processes() -> None:
     accelerator = Accelerator()

@@ -227,6 +227,7 @@ def test_one_of_two_processes_finishes_what_a_killed_one_had_begun_to_move(folde
     assert not (state / ".partial").exists()
 
 
+@pytest.mark.slow
 def test_a_model_is_saved_in_shards_and_loads_again(tmp_path: Path) -> None:
     accelerator = Accelerator(dynamo_backend="eager")
     bare = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))

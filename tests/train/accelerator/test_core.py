@@ -137,6 +137,7 @@ def compare_losses(expected: list[list[float]]) -> None:
         torch.testing.assert_close(torch.tensor(found), torch.tensor(of_one), rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_within_1e_6() -> None:
     run_on_ranks(compare_losses, [losses(accumulation) for accumulation in (1, 2)])
 
@@ -248,6 +249,7 @@ def test_an_accelerator_with_a_prepared_loader_can_be_pickled(dataset: Any, stat
     check_pickling(dataset, use_stateful_dataloader=stateful)
 
 
+@pytest.mark.slow
 @on_ranks
 def test_so_can_those_of_two_processes() -> None:
     for dataset in (Stream(), ShardedStream(), range(12)):

@@ -41,6 +41,7 @@ def seeded() -> None:
     np.random.seed(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_batches_and_draws_are_those_of_the_bare_loader(workers: int) -> None:
     loader = DataLoader(Noisy(), batch_size=3, shuffle=True, num_workers=workers)

@@ -115,6 +115,7 @@ def test_a_part_without_any_batch_is_an_error_on_every_process() -> None:
         list(prepared(Shardable(1), 2))
 
 
+@pytest.mark.slow
 @on_ranks
 def test_process_0_reads_for_all_by_default_where_a_dataset_cannot_be_shared() -> None:
     for length in range(1, 14):

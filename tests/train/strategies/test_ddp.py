@@ -31,6 +31,7 @@ accelerator.backward(model(torch.ones(1, 2)).sum())
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_without_a_word_leaves_the_group_before_python_ends() -> None:
     ranks = start_ranks(["-c", LEFT_ALONE])
     outputs = [rank.communicate(timeout=100) for rank in ranks]

@@ -29,6 +29,7 @@ def expected(asked: list[list[int]], tokens: int) -> list[Any]:
     return alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draft_seed", [pytest.param(0, id="accepted"), pytest.param(1, id="rejected", marks=pytest.mark.slow)]
 )

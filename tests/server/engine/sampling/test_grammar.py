@@ -40,6 +40,7 @@ def compiler(stops: tuple[int, ...] = (260,)) -> GrammarCompiler:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [(260,), ()])
 def test_random_models_write_valid_answers(stops: tuple[int, ...]) -> None:
     grammar = compiler(stops).compile(SCHEMA)
@@ -154,6 +155,7 @@ def test_the_worker_is_an_interpreter_of_its_own(monkeypatch: pytest.MonkeyPatch
     made.close()
 
 
+@pytest.mark.slow
 def test_response_formats_are_served_over_http(url: str) -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA, "strict": True}}
     answer = chat(url, wanted)

@@ -54,6 +54,7 @@ def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
 finite = st.floats(-20, 20, allow_nan=False, width=32)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     logits=st.lists(finite, min_size=8, max_size=40, unique=True),

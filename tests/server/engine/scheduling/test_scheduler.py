@@ -129,6 +129,7 @@ def test_a_budget_that_could_starve_prompts_is_refused() -> None:
 jobs = st.lists(st.tuples(st.integers(1, 4 * B), st.integers(1, 2 * B)), min_size=1, max_size=12)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(jobs, st.integers(1, 5), st.integers(0, 3), st.integers(0, 6))
 def test_all_sequences_finish_within_memory_in_order_of_arrival(
