@@ -6,7 +6,7 @@ status  type                   when
 404     invalid_request_error  no such model, no such route
 413     invalid_request_error  body or prompt too long
 422     invalid_request_error  a field missing or of the wrong type
-429     rate_limit_error       the queue is full; ``Retry-After`` says when to retry
+429     rate_limit_error       the queue is full, or a client's turn does not come; ``Retry-After`` says when to retry
 500     server_error           the engine failed during the request
 503     server_error           loading, draining, or the engine has stopped
 504     timeout_error          the request's deadline passed

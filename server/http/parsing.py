@@ -6,6 +6,7 @@ then the body waits at the client: only so many are in memory at once.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
+from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.json_bounds import VALUES, check_bounds
 from bigmodel.server.http.respond import unless_disconnected
 from bigmodel.server.http.shares import Shares, client_of
@@ -32,6 +34,9 @@ SMALL_BYTES = 16 << 10
 
 ANY_SIZE = SMALL_BYTES + 1
 """For work that takes nobody knows how long, whatever the size of its text."""
+
+TURN_SECONDS = 30.0
+"""How long a request waits for its turn to be parsed, tokenised or compiled."""
 
 _TURN = "bigmodel.turn"
 
@@ -61,10 +66,17 @@ def in_turn(http: Request) -> OffLoop:
 
 @asynccontextmanager
 async def turn(shares: Shares, http: Request) -> AsyncIterator[None]:
-    """A turn of the client of a request, whose body has been read. Raises ClientGoneError if it leaves meanwhile."""
+    """A turn of the client of a request, whose body has been read.
+
+    Raises ClientGoneError if the client leaves before it has a turn, and a 429 if it has none for too long.
+    """
     client = client_of(http.scope)
     if not shares.take(client):
-        await unless_disconnected(http.receive, shares.wait(client))
+        try:
+            await unless_disconnected(http.receive, asyncio.wait_for(shares.wait(client), TURN_SECONDS))
+        except TimeoutError:
+            why = f"no turn within {TURN_SECONDS:g} s: too many requests of this client take long to prepare"
+            raise APIError(429, why, code="too_many_at_once", headers={"Retry-After": "5"}) from None
     try:
         yield
     finally:

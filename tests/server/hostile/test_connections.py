@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from bigmodel.server.http import connections
+from tests.server.http.test_run import process, wait_ready
 from tests.server.live import serving, tiny_app
 
 
@@ -66,3 +68,35 @@ def test_connections_beyond_the_bound_are_closed(monkeypatch: pytest.MonkeyPatch
                 raise ConnectionResetError
         clients[0].sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
         assert b" 200 " in clients[0].recv(100)
+
+
+def test_an_address_has_a_share_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "CONNECTIONS_OF_AN_ADDRESS", 5)
+    with serving(tiny_app()) as url, ExitStack() as stack:
+        for _ in range(5):
+            stack.enter_context(connected(url))
+        with connected(url) as more, pytest.raises(ConnectionResetError):
+            if more.recv(1) == b"":
+                raise ConnectionResetError
+        parts = urlsplit(url)
+        other = socket.create_connection((parts.hostname, parts.port), timeout=30, source_address=("127.0.0.2", 0))
+        with other:
+            other.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert b" 200 " in other.recv(100)
+
+
+@pytest.mark.slow
+def test_400_idle_and_400_slow_connections_leave_a_process_as_it_was() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2048, hard)), hard))
+    with process(0, 30) as (_, url), ExitStack() as stack:
+        wait_ready(url)
+        asked = {"model": "tiny", "prompt": "the cat", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        before = httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()["choices"]
+        for number in range(800):
+            client = stack.enter_context(connected(url))
+            if number % 2:
+                client.sendall([b"GET /hea", BODY, b"POST /tokenize HTTP/1.1\r\nX: " + b"a" * 30_000][number % 3])
+        for _ in range(3):
+            assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+            assert httpx.post(f"{url}/v1/completions", json=asked, timeout=60).json()["choices"] == before

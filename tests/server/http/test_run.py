@@ -85,7 +85,8 @@ def test_a_second_signal_ends_at_once_and_says_so() -> None:
     with process(0.05, 60) as (child, url):
         wait_ready(url)
         with httpx.stream("POST", f"{url}/v1/completions", json=request(max_tokens=900, stream=True)) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # dropping it would close the connection
+            next(lines)
             child.send_signal(signal.SIGINT)
             while httpx.get(f"{url}/ready").json()["status"] != "draining":
                 time.sleep(0.01)

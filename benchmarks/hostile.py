@@ -1,0 +1,338 @@
+"""Can hostile clients stop `bigmodel serve`, hold it up, or fill its memory?
+
+Thousands of requests drawn by seed (see `hostile_requests`) go to one running server, while another process asks
+/health. Then the largest bodies, one by one, with the peak of the server's memory; then streams of tokens, without and
+beside clients that have schemas compiled that never end. Before and after all that the same request is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .harness import BenchmarkError, Column, Limit, Report, Table
+from .harness.isolate import import_folder
+from .hostile_requests import CHAT, COMPLETIONS, KINDS, LARGEST, Attack, bomb, chat, draw, largest_bodies, post
+from .serve_client import exchange, get, unchunked
+from .serve_peer import checkpoint
+
+PATIENCE = 60.0  # seconds for one answer
+NO_ANSWER = 599  # counted as a failure of the server's
+ALLOWED = frozenset({503, 504})  # overloaded or loading, and a deadline of the client's own
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark."""
+    parser.add_argument("--requests", type=int, default=10_000, help="hostile requests in all")
+    parser.add_argument("--at-once", type=int, default=16, help="requests at the same time")
+    parser.add_argument("--bombers", type=int, default=8, help="clients that have bombs compiled beside the streams")
+    parser.add_argument("--streams", type=int, default=4, help="streams whose tokens are timed")
+    parser.add_argument("--tokens", type=int, default=1500, help="tokens of each stream, in each round")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Attack a server in each way, and count what came of it."""
+    requests, largest = (300, 200_000) if options.quick else (options.requests, LARGEST)
+    worst = 2 if options.quick else None  # so many of the largest bodies; None: all
+    with served(options) as server:
+        begun = server.settled()
+        expected = asyncio.run(server.ask())
+        storm = Storm(server, options.seed, largest)
+        with asked_for_health(server.port) as health:
+            asyncio.run(storm.come(requests, options.at_once))
+        large = list(largest_bodies(server.model, largest).items())[:worst]
+        bodies = [body_row(server, name, raw) for name, raw in large]
+        gaps = asyncio.run(token_gaps(server, options)) if not options.quick else []
+        answered = asyncio.run(server.ask())
+        held = asyncio.run(server.held())
+        ended = server.settled()
+        alive = server.process.poll() is None
+        tracebacks = server.log.read_text(errors="replace").count("Traceback (most recent call last)")
+    longest = max(health[0], *(row[3] for row in bodies))
+    growth = max(row[2] for row in bodies)
+    limits = [
+        Limit("answers of 500 or above, but for 503 and 504", storm.failures, "==", 0, "count"),
+        Limit("good answers that were wrong", storm.wrong + (answered != expected), "==", 0, "count"),
+        Limit("processes that ended, and tracebacks", tracebacks + (not alive), "==", 0, "count"),
+        Limit("sequences and positions held afterwards", held, "==", 0, "count"),
+        Limit("longest error answer", storm.longest_error, "<=", 1024, "bytes"),
+    ]
+    if not options.quick:
+        limits += [
+            Limit("slowest answer of /health", longest, "<=", 0.1, "seconds"),
+            Limit("memory for a body over its size", growth, "<=", 4),
+            Limit("memory afterwards over before", ended / begun, "<=", 1.1),
+            Limit("time of a token beside compiled bombs over without", gap_growth(gaps), "<=", 1.1),
+        ]
+    return Report(
+        "hostile",
+        options.device,
+        settings={"requests": requests, "at_once": options.at_once, "bombers": options.bombers},
+        tables=tables(storm, bodies, gaps, f"{requests} hostile requests, {options.at_once} at once"),
+        limits=limits,
+        notes=[
+            f"/health: {health[1]:.0f} answers in the storm, the slowest after {health[0] * 1e3:.0f} ms",
+            f"memory: {begun / 2**20:.0f} MiB before, {storm.peak / 2**20:.0f} at its peak in the storm, "
+            f"{ended / 2**20:.0f} afterwards",
+        ],
+    )
+
+
+def tables(storm: Storm, bodies: list[list[Any]], gaps: list[list[Any]], title: str) -> list[Table]:
+    """Statuses by kind of request, memory and /health by body, seconds of a token by round."""
+    statuses = sorted({status for kind in KINDS for status in storm.statuses[kind]})
+    columns = [Column("kind"), *(Column(str(status) if status else "closed", "count") for status in statuses)]
+    rows = [[kind, *(storm.statuses[kind][status] for status in statuses)] for kind in KINDS]
+    names = [
+        *(Column("body"), Column("size", "bytes"), Column("memory over size", "ratio")),
+        *(Column("slowest /health", "seconds"), Column("answered after", "seconds"), Column("status", "count")),
+    ]
+    found = [Table(title, columns, rows), Table("The largest bodies, one by one", names, bodies)]
+    if gaps:
+        compared = [Column("round", "count"), Column("a token", "seconds"), Column("beside bombs", "seconds")]
+        found.append(Table("Streams beside clients that have bombs compiled", compared, gaps))
+    return found
+
+
+# --- the server ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class HostileServer:
+    """A running server, and what is known of it from outside."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    model: str
+    log: Path
+
+    def memory(self) -> int:
+        """Resident bytes of the process."""
+        return self._status("VmRSS")
+
+    def settled(self) -> int:
+        """Resident bytes once they no longer fall."""
+        before = self.memory()
+        while True:
+            time.sleep(0.5)
+            now = self.memory()
+            if now >= 0.99 * before:
+                return now
+            before = now
+
+    def peak(self, *, anew: bool = False) -> int:
+        """Most resident bytes, since it was last asked ``anew``."""
+        if anew:
+            Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        return self._status("VmHWM")
+
+    async def ask(self) -> list[str]:
+        """Texts of a few greedy requests."""
+        texts = []
+        for number in range(4):
+            body = {"model": self.model, "prompt": [number + 1] * 20, "max_tokens": 16, "temperature": 0}
+            status, answer = await exchange(self.port, post(COMPLETIONS, json.dumps(body).encode()))
+            texts.append(json.loads(answer)["choices"][0]["text"] if status == 200 else f"status {status}")
+        return texts
+
+    async def held(self) -> int:
+        """Sequences and key-value positions still in use, waiting at most ten seconds."""
+        for _ in range(200):
+            _, body = await exchange(self.port, get("/plan?parts=false"))
+            engine = json.loads(body)["engine"]
+            held = int(engine["running"] + engine["waiting"] + engine["kv_tokens"]["used"])
+            if not held:
+                break
+            await asyncio.sleep(0.05)
+        return held
+
+    def _status(self, name: str) -> int:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(text.partition(f"{name}:")[2].split()[0]) << 10
+
+
+@contextlib.contextmanager
+def served(options: argparse.Namespace) -> Iterator[HostileServer]:
+    """`bigmodel serve` over a tiny model, accepting bodies of any size that is tried."""
+    folder = checkpoint(options.workdir / "serve", "2x64", options.seed)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", "import sys; from bigmodel.cli.main import main; sys.exit(main())", "serve"]
+    command += [str(folder), "--port", str(port), "--max-memory", "cpu=8GiB", "--no-prefix-cache"]
+    command += ["--max-body", "16MiB", "--request-timeout", "30", "--log-level", "warning"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(options.threads or 1)}
+    log = options.workdir / "hostile.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+    try:
+        server = HostileServer(process, port, folder.name, log)
+        asyncio.run(_ready(server))
+        yield server
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+async def _ready(server: HostileServer) -> None:
+    while server.process.poll() is None:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            if (await exchange(server.port, get("/ready")))[0] == 200:
+                return
+        await asyncio.sleep(0.1)
+    raise BenchmarkError(f"bigmodel serve did not start: {server.log.read_text(errors='replace')[-300:]}")
+
+
+@contextlib.contextmanager
+def asked_for_health(port: int) -> Iterator[list[float]]:
+    """Another process asks /health within this context; afterwards: seconds of the slowest answer, and their number."""
+    found: list[float] = []
+    command = [sys.executable, "-m", f"{__package__}.hostile_probe", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(import_folder())}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as probe:
+        yield found
+        answer, _ = probe.communicate()
+    found += map(float, answer.split())
+
+
+# --- the storm ----------------------------------------------------------------------------------------
+
+
+async def send(port: int, attack: Attack) -> tuple[int, bytes]:
+    """Status and body of the answer; status 0 where the connection was closed without one, or left."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        with contextlib.suppress(ConnectionError):
+            writer.write(attack.raw)
+            await writer.drain()
+        if attack.leaves:
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                await asyncio.wait_for(reader.read(1), 0.05)
+            return 0, b""
+        answer = b""
+        try:
+            answer = await asyncio.wait_for(reader.read(), PATIENCE)
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            return NO_ANSWER, b""
+    finally:
+        writer.transport.abort()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    words = head.split(b" ", 2)
+    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    return status, unchunked(body) if b"transfer-encoding: chunked" in head.lower() else body
+
+
+@dataclass
+class Storm:
+    """Hostile requests of all kinds, and what was answered."""
+
+    server: HostileServer
+    seed: int
+    largest: int
+    statuses: dict[str, Counter[int]] = field(default_factory=lambda: {kind: Counter() for kind in KINDS})
+    failures: int = 0
+    wrong: int = 0
+    longest_error: int = 0
+    peak: int = 0
+
+    async def come(self, requests: int, at_once: int) -> None:
+        """Send so many requests, ``at_once`` at a time."""
+        rng = random.Random(self.seed)
+        left = iter(range(requests))
+
+        async def client() -> None:
+            for _ in left:
+                await self._one(draw(rng, self.server.model, largest=self.largest))
+
+        await asyncio.gather(*(client() for _ in range(at_once)))
+
+    async def _one(self, attack: Attack) -> None:
+        status, body = await send(self.server.port, attack)
+        self.statuses[attack.kind][status] += 1
+        self.failures += status >= 500 and status not in ALLOWED
+        self.wrong += attack.kind == "good" and status not in (200, 429, 503)
+        if status >= 400:
+            self.longest_error = max(self.longest_error, len(body))
+        self.peak = max(self.peak, self.server.memory())
+
+
+# --- the largest bodies -------------------------------------------------------------------------------
+
+
+def body_row(server: HostileServer, name: str, body: bytes) -> list[Any]:
+    """A row about one body: size, memory over size, slowest /health meanwhile, seconds to the answer, status."""
+    before = server.settled()
+    server.peak(anew=True)
+    with asked_for_health(server.port) as health:
+        time.sleep(0.3)  # the other process has begun to ask
+        begun = time.perf_counter()
+        status, _ = asyncio.run(send(server.port, Attack(name, post(COMPLETIONS, body))))
+        seconds = time.perf_counter() - begun
+    return [name, len(body), max(0.0, (server.peak() - before) / len(body)), health[0], seconds, status]
+
+
+# --- tokens beside bombs ------------------------------------------------------------------------------
+
+
+async def token_gaps(server: HostileServer, options: argparse.Namespace) -> list[list[Any]]:
+    """Seconds of a token in each round, without and beside clients that have bombs compiled."""
+    rng = random.Random(options.seed)
+    rows = []
+    for number in range(options.rounds):
+        row: list[Any] = [number + 1]
+        for bombers in (0, options.bombers):
+            bombing = [asyncio.ensure_future(_bombs(server, rng)) for _ in range(bombers)]
+            await asyncio.sleep(0.5)
+            row.append(await _seconds_of_a_token(server, options.streams, options.tokens))
+            for task in bombing:
+                task.cancel()
+            await asyncio.gather(*bombing, return_exceptions=True)
+        rows.append(row)
+    return rows
+
+
+def gap_growth(gaps: list[list[Any]]) -> float:
+    """The median over rounds of the time beside bombs over that without."""
+    return statistics.median(beside / alone for _, alone, beside in gaps)
+
+
+async def _bombs(server: HostileServer, rng: random.Random) -> None:
+    while True:
+        await send(server.port, Attack("bomb", post(CHAT, json.dumps(chat(server.model, bomb(rng))).encode())))
+        await asyncio.sleep(0.05)
+
+
+async def _seconds_of_a_token(server: HostileServer, streams: int, tokens: int) -> float:
+    """Mean seconds between two tokens of the same stream."""
+    body = {"model": server.model, "prompt": [2] * 16, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+
+    async def one() -> float:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(post(COMPLETIONS, json.dumps(body).encode()))
+        await reader.readuntil(b"data: ")
+        begun = time.perf_counter()
+        rest = await reader.read()
+        seconds = time.perf_counter() - begun
+        writer.close()
+        if b"[DONE]" not in rest:
+            raise BenchmarkError("a stream did not come to its end")
+        return seconds / (tokens - 1)
+
+    return statistics.mean(await asyncio.gather(*(one() for _ in range(streams))))

@@ -1,0 +1,292 @@
+"""Hostile requests, drawn by seed: bodies, texts, schemas, headers and disconnections that a server must survive."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+LARGEST = 8 << 20  # bytes of a body
+CHAT, COMPLETIONS, TOKENIZE, DETOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """The bytes of a request; the client ``leaves`` after the first bytes of the answer, or at once if none comes."""
+
+    kind: str
+    raw: bytes
+    leaves: bool = False
+
+
+def post(path: str, body: bytes, *headers: str, length: int | None = None) -> bytes:
+    """A POST as it goes over the wire; ``length`` announces another length than the body has."""
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    head += "".join(f"{header}\r\n" for header in headers)
+    return f"{head}Content-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
+
+
+def draw(rng: random.Random, model: str, *, largest: int = LARGEST) -> Attack:
+    """Draw one request; bodies have at most about ``largest`` bytes, most of them far fewer."""
+    kind = rng.choices(list(_KINDS), [weight for weight, _ in _KINDS.values()])[0]
+    raw = _KINDS[kind][1](rng, model, largest)
+    return Attack(kind, raw, kind in ("gone", "cut"))
+
+
+def bomb(rng: random.Random) -> dict[str, Any]:
+    """A schema that takes minutes or gigabytes where it is compiled without bounds, different each time."""
+    some = rng.randrange(10**9)
+    kinds: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"type": "string", "pattern": "a" * 1_000_000 + str(some)},
+        lambda: {"enum": [f"{some}-{number}" for number in range(20_000)]},
+        lambda: {"type": "object", "minProperties": 900, "description": str(some)},
+        lambda: {"type": "string", "pattern": f"((.{{0,300}}){{0,300}}){{0,300}}{some}"},
+        lambda: {"type": "string", "pattern": "(" * 10_000 + str(some) + ")" * 10_000},
+    ]
+    return rng.choice(kinds)()
+
+
+def chat(model: str, schema: Any, **fields: Any) -> dict[str, Any]:
+    """A chat whose answer has to match a schema."""
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    messages = [{"role": "user", "content": "x"}]
+    return {"model": model, "messages": messages, "max_tokens": 4, "response_format": wanted, **fields}
+
+
+# --- values -------------------------------------------------------------------------------------------
+
+
+def _text(rng: random.Random, length: int) -> str:
+    alphabets = [
+        "ab ",
+        '"\\/',
+        "\x00\x01\x1f\x7f",
+        "äß漢字",
+        "\U0001f600\u200d\u202e",
+        "\u0301",
+        "\ud800\udfff",
+        "{[,:]}",
+    ]
+    return "".join(rng.choices("".join(rng.sample(alphabets, 2)), k=length))
+
+
+def _value(rng: random.Random, depth: int = 3) -> Any:
+    leaves: list[Any] = [None, True, -1, 2**63, 1e308, float("nan"), float("-inf"), "", {}, []]
+    if depth and rng.random() < 0.4:
+        if rng.random() < 0.5:
+            return [_value(rng, depth - 1) for _ in range(rng.randrange(5))]
+        return {_text(rng, 3): _value(rng, depth - 1) for _ in range(rng.randrange(5))}
+    return _text(rng, rng.randrange(40)) if rng.random() < 0.3 else rng.choice(leaves)
+
+
+def _body(rng: random.Random, model: str) -> tuple[str, dict[str, Any]]:
+    """A path and a body that is right."""
+    asked = {"model": model, "max_tokens": 3, "seed": rng.randrange(99), "stream": rng.random() < 0.3, "timeout": 2.0}
+    turns = [{"role": rng.choice(["user", "system", "assistant"]), "content": "1 2 3"} for _ in range(3)]
+    return rng.choice(
+        [
+            (COMPLETIONS, {**asked, "prompt": "1 2 3"}),
+            (COMPLETIONS, {**asked, "prompt": [[1, 2], [3]], "echo": True, "logprobs": 2}),
+            (CHAT, {**asked, "messages": turns}),
+            (TOKENIZE, {"model": model, "prompt": "1 2 3"}),
+            (DETOKENIZE, {"model": model, "tokens": [1, 2, 3]}),
+        ]
+    )
+
+
+_FIELDS = (
+    *("model", "prompt", "messages", "tokens", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k"),
+    *("min_p", "n", "stop", "seed", "stream", "stream_options", "logit_bias", "logprobs", "top_logprobs", "tools"),
+    *("response_format", "tool_choice", "chat_template_kwargs", "echo", "best_of", "timeout", "user", "suffix"),
+    *("presence_penalty", "repetition_penalty", "add_special_tokens", "unknown"),
+)
+
+
+def _size(rng: random.Random, largest: int) -> int:
+    """Most sizes are small: each factor of ten is equally likely up to 100 kB, and one in thirty is larger."""
+    most = largest if rng.random() < 1 / 30 else min(largest, 100_000)
+    return int(most ** rng.uniform(0.2, 1.0))
+
+
+def _dumped(body: Any) -> bytes:
+    return json.dumps(body, ensure_ascii=True).encode()
+
+
+# --- kinds --------------------------------------------------------------------------------------------
+
+
+def _good(rng: random.Random, model: str, largest: int) -> bytes:
+    path, body = _body(rng, model)
+    return post(path, _dumped(body))
+
+
+def _types(rng: random.Random, model: str, largest: int) -> bytes:
+    path, body = _body(rng, model)
+    return post(path, _dumped({**body, **{name: _value(rng) for name in rng.sample(_FIELDS, rng.randrange(1, 4))}}))
+
+
+def _lists(rng: random.Random, model: str, largest: int) -> bytes:
+    path, body = _body(rng, model)
+    item = rng.choice(
+        ["-1", "0", "1000", "1.5e300", '""', '"a"', "[]", "[1]", "{}", "null", '{"role": "user"}', "[[[]]]"]
+    )
+    count = _size(rng, largest) // (len(item) + 1)
+    if rng.random() < 0.3:
+        given = "{" + ",".join(f'"{number}":{item}' for number in range(count // 3)) + "}"
+    else:
+        given = "[" + ",".join([item] * count) + "]"
+    name = rng.choice(_FIELDS)
+    rest = json.dumps({key: value for key, value in body.items() if key != name})
+    return post(path, f'{rest[:-1]}, "{name}": {given}}}'.encode())
+
+
+def _nesting(rng: random.Random, model: str, largest: int) -> bytes:
+    depth = _size(rng, largest) // 6
+    opening, closing = rng.choice([("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
+    deep = opening * depth + "1" + closing * (depth if rng.random() < 0.5 else 0)
+    if rng.random() < 0.3:
+        return post(COMPLETIONS, deep.encode())
+    return post(CHAT, f'{{"model": "{model}", "messages": [], "{rng.choice(_FIELDS)}": {deep}}}'.encode())
+
+
+def _unicode(rng: random.Random, model: str, largest: int) -> bytes:
+    path, body = _body(rng, model)
+    body[rng.choice(list(body))] = _text(rng, _size(rng, min(largest, 50_000)) // 6)
+    raw = json.dumps(body, ensure_ascii=rng.random() < 0.5).encode(errors="surrogatepass")
+    return post(path, raw.replace(b"1", bytes([rng.randrange(128, 256)])) if rng.random() < 0.3 else raw)
+
+
+def _numbers(rng: random.Random, model: str, largest: int) -> bytes:
+    path, body = _body(rng, model)
+    number = rng.choice(
+        ["NaN", "Infinity", "-Infinity", "1e999999", "-0", "9" * rng.randrange(1, 9000), "0." + "1" * 9000]
+    )
+    rest = _dumped({**body, rng.choice(_FIELDS): "HERE"})
+    return post(path, rest.replace(b'"HERE"', number.encode()))
+
+
+def _mutated(rng: random.Random, model: str, largest: int) -> bytes:
+    path, body = _body(rng, model)
+    raw = bytearray(_dumped(body))
+    for _ in range(rng.randrange(1, 6)):
+        raw[rng.randrange(len(raw))] = rng.randrange(256)
+    return post(path, bytes(raw[: rng.randrange(len(raw))] if rng.random() < 0.3 else raw))
+
+
+def _schemas(rng: random.Random, model: str, largest: int) -> bytes:
+    if rng.random() < 0.03 and largest >= LARGEST:
+        return post(CHAT, _dumped(chat(model, bomb(rng))))
+    count = min(_size(rng, largest), 3000)
+    schema = rng.choice(
+        [
+            {"type": "string", "pattern": "(" * count + "a" + ")" * count},
+            {"enum": [str(number) for number in range(count)]},
+            {"$ref": "#"},
+            {"$ref": "http://example.com/schema"},
+            {"type": "string", "pattern": _text(rng, 20).encode(errors="replace").decode()},
+            {"properties": {_text(rng, 4): _value(rng) for _ in range(20)}},
+            {"type": "string", "pattern": "(?=a)[z-a]{9999}"},
+            {"anyOf": [{"type": "integer", "minimum": rng.randrange(9), "maximum": 10 ** rng.randrange(30)}] * 30},
+            _value(rng),
+        ]
+    )
+    return post(CHAT, _dumped(chat(model, schema)))
+
+
+def _long(rng: random.Random, model: str, largest: int) -> bytes:
+    text = rng.choice(["1 ", "a", "\U0001f600", "\n", "9999 "])
+    text = (text * (_size(rng, largest) // len(text.encode()) + 1)) + rng.choice(["", "\U0001f600"])
+    body = rng.choice(
+        [
+            {"model": model, "prompt": text},
+            {"model": model, "messages": [{"role": "user", "content": text}]},
+            {"model": text, "prompt": "1"},
+            {"model": model, "prompt": "1", "user": text},
+        ]
+    )
+    path = CHAT if "messages" in body else rng.choice([COMPLETIONS, TOKENIZE])
+    return post(path, json.dumps(body, ensure_ascii=False).encode())
+
+
+def _gone(rng: random.Random, model: str, largest: int) -> bytes:
+    body = {"model": model, "prompt": "1 2 3", "max_tokens": 400, "ignore_eos": True, "stream": rng.random() < 0.7}
+    return post(COMPLETIONS, _dumped(body))
+
+
+def _cut(rng: random.Random, model: str, largest: int) -> bytes:
+    path, body = _body(rng, model)
+    raw = _dumped({**body, "user": "u" * _size(rng, largest)})
+    return post(path, raw[: rng.randrange(len(raw))], length=len(raw))
+
+
+def _headers(rng: random.Random, model: str, largest: int) -> bytes:
+    body = b'{"model": "x"}'
+    long = "a" * rng.choice([10, 1000, 40_000, 200_000])
+    return rng.choice(
+        [
+            post(COMPLETIONS, body, f"X-Long: {long}"),
+            post(COMPLETIONS, body, *(f"X-{number}: 1" for number in range(rng.choice([10, 100, 5000])))),
+            post(COMPLETIONS, body, f"Authorization: Bearer {long}"),
+            post(COMPLETIONS, body, "Transfer-Encoding: chunked"),
+            post(COMPLETIONS, body, "Content-Length: 3"),
+            post(COMPLETIONS, body, "Expect: 100-continue"),
+            post(COMPLETIONS, body, "Content-Type: text/plain; charset=utf-7"),
+            post(COMPLETIONS, body, "Content-Encoding: gzip"),
+            post("/" + long, body),
+            post("/v1/completions?" + long, body),
+            post("/%00%ff/../..", body),
+            b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+            b"GET /health HTTP/9.9\r\n\r\n",
+            b"DELETE /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+            rng.randbytes(rng.randrange(1, 2000)) + b"\r\n\r\n",
+        ]
+    )
+
+
+_KINDS: dict[str, tuple[int, Callable[[random.Random, str, int], bytes]]] = {
+    "good": (10, _good),
+    "types": (20, _types),
+    "lists": (12, _lists),
+    "nesting": (6, _nesting),
+    "unicode": (10, _unicode),
+    "numbers": (6, _numbers),
+    "mutated": (10, _mutated),
+    "schemas": (6, _schemas),
+    "long": (5, _long),
+    "gone": (5, _gone),
+    "cut": (4, _cut),
+    "headers": (6, _headers),
+}
+KINDS = tuple(_KINDS)
+
+
+# --- the largest bodies -------------------------------------------------------------------------------
+
+
+def largest_bodies(model: str, size: int) -> dict[str, bytes]:
+    """Bodies of ``size`` bytes, each the worst of its sort: requests to /v1/completions."""
+
+    def repeated(field: str, item: bytes, opening: bytes = b"[", closing: bytes = b"1]") -> bytes:
+        start = b'{"model": "%s", "prompt": "1", "%s": ' % (model.encode(), field.encode()) + opening
+        return start + item * ((size - len(start)) // len(item)) + closing + b"}"
+
+    smile = "\U0001f600".encode()
+    return {
+        "tokens": repeated("prompt", b"1000,"),
+        "wrong tokens": repeated("prompt", b"-1,"),
+        "numbers": repeated("prompt", b"1.5e300,"),
+        "long numbers": repeated("prompt", b"9" * 4000 + b","),
+        "empty lists": repeated("prompt", b"[],"),
+        "empty texts": repeated("stop", b'"",'),
+        "members": repeated("logit_bias", b'"1":1,', b"{", b'"2":2}'),
+        "objects": repeated("tools", b'{"a":1},'),
+        "a text": repeated("prompt", b"1 ", b'"', b'"'),
+        "a text with an emoji": repeated("prompt", b"1 ", b'"' + smile, b'"'),
+        "emojis": repeated("prompt", smile, b'"', b'"'),
+        "escapes": repeated("prompt", b"\\u0041", b'"', b'"'),
+        "a model's name": repeated("model", b"m", b'"', b'"'),
+        "brackets": repeated("prompt", b"[", b"", b""),
+        "spaces": repeated("prompt", b" ", b"", b"1"),
+    }
