@@ -176,7 +176,7 @@ def _mutated(rng: random.Random, model: str, largest: int) -> bytes:
 
 
 def _schemas(rng: random.Random, model: str, largest: int) -> bytes:
-    if rng.random() < 0.03 and largest >= LARGEST:
+    if rng.random() < 0.01 and largest >= LARGEST:
         return post(CHAT, _dumped(chat(model, bomb(rng))))
     count = min(_size(rng, largest), 3000)
     schema = rng.choice(

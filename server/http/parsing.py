@@ -6,7 +6,6 @@ then the body waits at the client: only so many are in memory at once.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -73,7 +72,7 @@ async def turn(shares: Shares, http: Request) -> AsyncIterator[None]:
     client = client_of(http.scope)
     if not shares.take(client):
         try:
-            await unless_disconnected(http.receive, asyncio.wait_for(shares.wait(client), TURN_SECONDS))
+            await unless_disconnected(http.receive, shares.wait(client, TURN_SECONDS))
         except TimeoutError:
             why = f"no turn within {TURN_SECONDS:g} s: too many requests of this client take long to prepare"
             raise APIError(429, why, code="too_many_at_once", headers={"Retry-After": "5"}) from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from contextlib import suppress
 
 from starlette.types import Scope
 
@@ -45,20 +44,23 @@ class Shares:
         self._begin(client)
         return True
 
-    async def wait(self, client: str) -> None:
-        """Take a turn when there is one."""
+    async def wait(self, client: str, seconds: float | None = None) -> None:
+        """Take a turn when there is one. Raises TimeoutError when there is none for ``seconds``."""
         if self.take(client):
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(turn)
         try:
-            await turn
+            await asyncio.wait({turn}, timeout=seconds)
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if turn.done():
                 self.give_back(client)
             else:
                 self._forget(client, turn)
             raise
+        if not turn.done():
+            self._forget(client, turn)
+            raise TimeoutError
 
     def give_back(self, client: str) -> None:
         """End a turn; whoever waits the longest of those who may begin has it next."""
@@ -75,17 +77,14 @@ class Shares:
                 self._waiting.move_to_end(following)  # clients take turns
             else:
                 del self._waiting[following]
-            if not turn.done():
-                self._begin(following)
-                turn.set_result(None)
+            self._begin(following)
+            turn.set_result(None)
 
     def _begin(self, client: str) -> None:
         self._free -= 1
         self._held[client] += 1
 
     def _forget(self, client: str, turn: asyncio.Future[None]) -> None:
-        queue = self._waiting.get(client, deque())
-        with suppress(ValueError):
-            queue.remove(turn)
-        if not queue:
-            self._waiting.pop(client, None)
+        self._waiting[client].remove(turn)
+        if not self._waiting[client]:
+            del self._waiting[client]

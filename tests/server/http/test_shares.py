@@ -88,6 +88,15 @@ async def test_a_turn_of_who_no_longer_waits_is_not_lost(granted: bool) -> None:
     assert shares.idle
 
 
+async def test_who_has_no_turn_in_time_no_longer_waits() -> None:
+    shares = Shares(1, 1)
+    shares.take("a")
+    with pytest.raises(TimeoutError):
+        await shares.wait("b", 0.0)
+    shares.give_back("a")
+    assert shares.idle
+
+
 async def test_a_client_is_its_key_or_its_address() -> None:
     assert client_of({"type": "http", "client": ("10.0.0.1", 80)}) == "10.0.0.1"
     assert client_of({"type": "http", "client": ("10.0.0.1", 80), KEY: "alpha"}) == "alpha"
