@@ -223,7 +223,7 @@ async def send(port: int, attack: Attack) -> tuple[int, bytes]:
             writer.write(attack.raw)
             await writer.drain()
         if attack.leaves:
-            with contextlib.suppress(TimeoutError, ConnectionError):
+            with contextlib.suppress(asyncio.TimeoutError, ConnectionError):
                 await asyncio.wait_for(reader.read(1), 0.05)
             return 0, b""
         answer = b""
@@ -231,7 +231,7 @@ async def send(port: int, attack: Attack) -> tuple[int, bytes]:
             answer = await asyncio.wait_for(reader.read(), PATIENCE)
         except ConnectionError:
             pass
-        except TimeoutError:
+        except asyncio.TimeoutError:
             return NO_ANSWER, b""
     finally:
         writer.transport.abort()

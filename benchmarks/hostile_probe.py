@@ -25,7 +25,7 @@ async def slowest(port: int) -> tuple[float, int]:
         begun = time.perf_counter()
         try:
             status, _ = await asyncio.wait_for(exchange(port, get("/health")), DEAF)
-        except (OSError, TimeoutError, IndexError, ValueError):
+        except (OSError, asyncio.TimeoutError, IndexError, ValueError):
             status = 0
         longest = max(longest, time.perf_counter() - begun if status == 200 else DEAF)
         count += 1
