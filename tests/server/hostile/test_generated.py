@@ -12,10 +12,14 @@ import pytest
 from bigmodel.benchmarks.hostile import ALLOWED, Attack, send
 from bigmodel.benchmarks.hostile_requests import COMPLETIONS, KINDS, draw, largest_bodies, post
 from tests.cli.test_serve_process import serving
+from tests.server.tiny import tiny_model, tiny_tokenizer
 
 
 @pytest.mark.slow
-def test_hostile_requests_change_nothing(folder: Path, tmp_path: Path) -> None:
+def test_hostile_requests_change_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    tiny_model().save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
     with serving(folder, tmp_path / "log", "--request-timeout", "30", "--log-level", "warning") as served:
         port = int(served.url.rpartition(":")[2])
         before = served.complete(max_tokens=8, temperature=0).json()["choices"]
