@@ -207,7 +207,7 @@ def _long(rng: random.Random, model: str, largest: int) -> bytes:
         ]
     )
     path = CHAT if "messages" in body else rng.choice([COMPLETIONS, TOKENIZE])
-    bounds = {} if path == TOKENIZE else {"max_tokens": 3, "timeout": 2.0}
+    bounds: dict[str, Any] = {} if path == TOKENIZE else {"max_tokens": 3, "timeout": 2.0}
     return post(path, json.dumps({**body, **bounds}, ensure_ascii=False).encode())
 
 
