@@ -31,7 +31,7 @@ from .hostile_requests import CHAT, COMPLETIONS, KINDS, LARGEST, Attack, bomb, c
 from .serve_client import exchange, get, unchunked
 from .serve_peer import checkpoint
 
-PATIENCE = 60.0  # seconds for one answer
+PATIENCE = 90.0  # seconds for one answer; the server closes an incomplete request after 60
 NO_ANSWER = 599  # counted as a failure of the server's
 ALLOWED = frozenset({503, 504})  # overloaded or loading, and a deadline of the client's own
 

@@ -230,7 +230,7 @@ def _headers(rng: random.Random, model: str, largest: int) -> bytes:
             post(COMPLETIONS, body, f"X-Long: {long}"),
             post(COMPLETIONS, body, *(f"X-{number}: 1" for number in range(rng.choice([10, 100, 5000])))),
             post(COMPLETIONS, body, f"Authorization: Bearer {long}"),
-            post(COMPLETIONS, body, "Transfer-Encoding: chunked"),
+            post(COMPLETIONS, body + b"\r\n", "Transfer-Encoding: chunked"),
             post(COMPLETIONS, body, "Content-Length: 3"),
             post(COMPLETIONS, body, "Expect: 100-continue"),
             post(COMPLETIONS, body, "Content-Type: text/plain; charset=utf-7"),

@@ -93,7 +93,7 @@ class GrammarWorker:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", __name__],
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )
