@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from hypothesis import Phase, settings
 
 FAST = 25
@@ -27,3 +30,8 @@ def register_profiles() -> None:
 def few(examples: int) -> int:
     """Return the number of examples of a test of which each takes long: in proportion to the others'."""
     return max(examples, examples * settings().max_examples // FAST)
+
+
+def some(cases: Sequence[Any], first: int) -> list[Any]:
+    """Return the values of a parameter of a test of which each takes long: the `first` ones, all under "thorough"."""
+    return list(cases if settings().max_examples >= THOROUGH else cases[:first])

@@ -36,7 +36,7 @@ from bigmodel.plan import Plan, plan
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.machine import nominal_machine
 from bigmodel.verify.planned_use import planned_use
-from tests.examples import few
+from tests.examples import few, some
 from tests.marks import slow_but
 from tests.preloaded import run
 
@@ -152,7 +152,7 @@ def route(model: nn.Module, routing: Routing, slots: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots", "per_token"),
-    [(2, 2), (1, 1), (1, 2), (3, 1), (4, 3), (7, 2)],
+    some([(2, 2), (1, 1), (7, 2), (1, 2), (3, 1), (4, 3)], first=3),
 )
 def test_no_routing_takes_more_than_planned_and_the_worst_takes_all(slots: int, per_token: int) -> None:
     profile = profile_of(deep_mixtral, per_token)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,26 +84,3 @@ def test_compiled_code_gives_the_numbers_of_eager(streamed: LlamaForCausalLM) ->
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("needs a C++ compiler, with which torch.compile makes code for the CPU")
     torch.testing.assert_close(run(torch.compile(streamed, dynamic=False)), run(streamed))
-
-
-LATER = """
-import sys
-import torch
-from bigmodel import dispatch_model
-from bigmodel.devices import virtual
-
-virtual.enable(count=1)
-model = dispatch_model(torch.nn.Sequential(torch.nn.Linear(3, 3)), {"": "cpu"}, main_device="virtual:0")
-assert "torch._dynamo" not in sys.modules
-with torch.no_grad():
-    torch.compile(model, backend="eager")(torch.ones(1, 3))
-from torch._dynamo import trace_rules
-from bigmodel.dispatch.attach.attached_forward import AttachedForward
-assert trace_rules.check(AttachedForward.__call__)
-"""
-
-
-@pytest.mark.slow
-def test_a_compiler_that_is_imported_after_dispatching_leaves_the_attachments_untraced() -> None:
-    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

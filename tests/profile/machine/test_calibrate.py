@@ -16,6 +16,7 @@ from bigmodel.profile.trace.work import MOVE, PRODUCT, work_of
 
 from ..clock import Clock
 from ..models import tiny_llama
+from .recorded import record_once
 
 CPU = torch.device("cpu")
 FIGURE = 1e-9
@@ -37,6 +38,7 @@ def measured(products: float = 1.0, call: float = 1e-5) -> DeviceSpeed:
         return call + DeviceSpeed(CURVES, call, call).seconds(work) * (products if work.kind == PRODUCT else 1.0)
 
     with pytest.MonkeyPatch.context() as monkeypatch, Clock(monkeypatch, seconds):
+        record_once(monkeypatch)
         return calibrated(CURVES, CPU, EFFORT)
 
 

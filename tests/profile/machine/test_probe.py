@@ -18,6 +18,8 @@ from bigmodel.profile.machine.probe import last_cache_bytes, processor_name, usa
 from bigmodel.profile.machine.timing import QUICK
 from tests.preloaded import run
 
+from .recorded import record_once
+
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -86,7 +88,10 @@ def test_the_key_depends_on_the_setup(accelerators: None) -> None:
 
 
 @pytest.mark.slow
-def test_a_quick_measurement_has_every_figure(accelerators: None, tmp_path: Path) -> None:
+def test_a_quick_measurement_has_every_figure(
+    accelerators: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record_once(monkeypatch)
     virtual.configure(0, capacity=1000)
     machine = probe.measure(QUICK, tmp_path)
     assert set(machine.devices) == {"cpu", "virtual:0", "virtual:1"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import sys
 from collections import OrderedDict
 from functools import cache
 from typing import Any
@@ -145,14 +144,6 @@ def chat(url: str, response_format: dict[str, Any], **fields: Any) -> httpx.Resp
         **fields,
     }
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
-
-
-@pytest.mark.slow
-def test_the_worker_is_an_interpreter_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bigmodel.server.engine.sampling.grammar_worker.sys", sys)  # not a preloaded one
-    made = GrammarCompiler(tiny_tokenizer(), 261, (260,))
-    made.compile(SCHEMA)
-    made.close()
 
 
 @pytest.mark.slow
