@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bigmodel.server.engine.scheduling.request import TokenLogprob
-from bigmodel.server.text.codec import TextCodec
-from bigmodel.server.text.incremental import Detokenizer
+from bigmodel.server.text.codec import Detokenizer, TextCodec
 
 LOWEST = -9999.0  # JSON has no minus infinity
 

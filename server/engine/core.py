@@ -22,8 +22,7 @@ from bigmodel.server.engine.scheduling.request import (
     TokenLogprob,
 )
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens, Scheduler, SchedulingError
-from bigmodel.server.text.codec import TextCodec
-from bigmodel.server.text.incremental import Detokenizer, StopChecker
+from bigmodel.server.text.codec import Detokenizer, StopChecker, TextCodec
 
 logger = logging.getLogger(__name__)
 

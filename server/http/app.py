@@ -17,9 +17,9 @@ from bigmodel import __version__
 from bigmodel.errors import BigModelError
 from bigmodel.server.engine.build import build_engine
 from bigmodel.server.http import get_routes, post_routes, reference
+from bigmodel.server.http.client_limits import BodyLimit, KeyGuard
 from bigmodel.server.http.errors import install
 from bigmodel.server.http.metrics import Metrics
-from bigmodel.server.http.middleware import BodyLimit, KeyGuard
 from bigmodel.server.http.respond import ClientGoneError
 from bigmodel.server.http.state import ServerState, Settings
 from bigmodel.server.http.status import OwnReports
@@ -75,7 +75,7 @@ def create_app(
     app.include_router(post_routes.router)
     app.include_router(get_routes.router)
     app.include_router(reference.router)
-    app.add_middleware(BodyLimit, limit=lambda: state.body_limit)
+    app.add_middleware(BodyLimit, limits=state)
     if settings.api_keys:
         app.add_middleware(KeyGuard, keys=settings.api_keys)
     return app

@@ -20,10 +20,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
+from bigmodel.server.http.client_limits import Shares, client_of
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.json_bounds import VALUES, check_bounds
 from bigmodel.server.http.respond import unless_disconnected
-from bigmodel.server.http.shares import Shares, client_of
 from bigmodel.server.http.state import PARSING_THREADS, ServerState, state_of
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
-from bigmodel.server.http.connections import CONNECTIONS, HEADER_BYTES, BoundedProtocol
+from bigmodel.server.http.client_limits import CONNECTIONS, HEADER_BYTES, BoundedProtocol
 from bigmodel.server.http.state import ServerState
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from bigmodel.errors import ServeError
 from bigmodel.server.engine.budget import EngineOptions
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler
+from bigmodel.server.http.client_limits import Shares
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.respond import Mailbox, Relay
-from bigmodel.server.http.shares import Shares
 from bigmodel.server.loading import Loading
 from bigmodel.server.text.codec import TextCodec
 

@@ -18,7 +18,7 @@ from bigmodel.server.engine.kv import prefix
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
 from bigmodel.server.engine.sampling import sampler
 from bigmodel.server.engine.scheduling.request import Delta
-from bigmodel.server.text.incremental import Detokenizer
+from bigmodel.server.text.codec import Detokenizer
 from tests.server.tiny import Collector, make_request, tiny_model, tiny_tokenizer
 
 VICTIM, *OTHERS = ([seed] * 10 + list(range(1, 241)) + list(range(1, 121)) for seed in (5, 6, 7))

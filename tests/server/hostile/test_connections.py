@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from bigmodel.server.http import connections
+from bigmodel.server.http import client_limits
 from tests.server.http.test_run import process, wait_ready
 from tests.server.live import serving, tiny_app
 
@@ -19,8 +19,8 @@ from tests.server.live import serving, tiny_app
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A server that waits for a request for a tenth of a second."""
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.1)
-    monkeypatch.setattr(connections, "BODY_SECONDS", 0.1)
+    monkeypatch.setattr(client_limits, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(client_limits, "BODY_SECONDS", 0.1)
     with serving(tiny_app()) as url:
         yield url
 
@@ -43,7 +43,7 @@ def test_a_connection_without_a_request_is_closed(impatient: str, sent: bytes) -
 def test_an_endless_header_is_refused(impatient: str) -> None:
     with connected(impatient) as client:
         try:
-            client.sendall(b"GET /health HTTP/1.1\r\nX: " + b"a" * 4 * connections.HEADER_BYTES)
+            client.sendall(b"GET /health HTTP/1.1\r\nX: " + b"a" * 4 * client_limits.HEADER_BYTES)
             answer = client.recv(100)
         except ConnectionError:  # closed with bytes of ours unread
             answer = b""
@@ -60,7 +60,7 @@ def test_idle_and_slow_connections_do_not_affect_others(url: str) -> None:
 
 
 def test_connections_beyond_the_bound_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "CONNECTIONS", 5)
+    monkeypatch.setattr(client_limits, "CONNECTIONS", 5)
     with serving(tiny_app()) as url, ExitStack() as stack:
         clients = [stack.enter_context(connected(url)) for _ in range(5)]
         with connected(url) as more, pytest.raises(ConnectionResetError):
@@ -71,7 +71,7 @@ def test_connections_beyond_the_bound_are_closed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_address_has_a_share_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "CONNECTIONS_OF_AN_ADDRESS", 5)
+    monkeypatch.setattr(client_limits, "CONNECTIONS_OF_AN_ADDRESS", 5)
     with serving(tiny_app()) as url, ExitStack() as stack:
         for _ in range(5):
             stack.enter_context(connected(url))

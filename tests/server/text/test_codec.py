@@ -1,4 +1,4 @@
-"""Text to tokens and back, and the bytes of one token."""
+"""Text to tokens and back, whole and piece by piece, and the bytes of one token."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigmodel.errors import ServeError
-from bigmodel.server.text.codec import TextCodec
+from bigmodel.server.text.codec import Detokenizer, StopChecker, TextCodec
 from tests.server.tiny import EOS, spaced_tokenizer, tiny_tokenizer
 
 codec = TextCodec(tiny_tokenizer())
@@ -87,3 +87,106 @@ def test_tools_are_refused_if_the_template_ignores_them(monkeypatch: pytest.Monk
 def test_an_error_of_the_template_is_a_serve_error() -> None:
     with pytest.raises(ServeError, match="template refused"):
         codec.render_chat([{"role": "user", "content": "b"}], extra={"messages": 5})
+
+
+def pieces(ids: list[int], prompt: list[int] | None = None, codec: TextCodec = codec) -> list[str]:
+    detokenizer = Detokenizer(codec, prompt or [])
+    return [*(detokenizer.add(token) for token in ids), detokenizer.flush()]
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")))
+def test_text_arrives_in_whole_characters(text: str) -> None:
+    parts = pieces(codec.encode(text))
+    assert "".join(parts) == text
+    assert not any("\ufffd" in part for part in parts)
+
+
+@given(st.lists(st.integers(0, 259), max_size=60))
+def test_any_tokens_add_up_to_their_text(ids: list[int]) -> None:
+    assert "".join(pieces(ids)) == codec.decode(ids)
+
+
+def test_a_character_is_held_back_until_it_is_whole() -> None:
+    euro = codec.encode("€")
+    assert len(euro) == 3
+    assert pieces(euro) == ["", "", "€", ""]
+    assert pieces(euro[:2]) == ["", "", "\ufffd"]
+
+
+def test_invalid_bytes_do_not_hold_text_back() -> None:
+    continuation = codec.encode("€")[1:2]
+    parts = pieces(continuation * 100)
+    assert max(len(part) for part in parts) == 1
+    assert "".join(parts) == codec.decode(continuation * 100)
+
+
+@given(st.lists(st.sampled_from([94, 125, 126, 127, 200, 230, 33]), min_size=40, max_size=120))
+def test_long_runs_of_broken_bytes_add_up_too(ids: list[int]) -> None:
+    assert "".join(pieces(ids)) == codec.decode(ids)
+
+
+@given(st.text(), st.lists(st.integers(0, 259), max_size=20))
+def test_text_after_a_prompt_adds_up_too(prompt: str, ids: list[int]) -> None:
+    before = codec.encode(prompt)
+    assert prompt + "".join(pieces(ids, before)) == codec.decode(before + ids)
+
+
+def test_an_incomplete_character_at_the_end_of_a_prompt_is_unchanged() -> None:
+    first, *others = codec.encode("€")
+    assert "".join(pieces([*others, *codec.encode("s")], [first])) == codec.decode(others) + "s"
+
+
+def test_the_space_before_the_first_word_is_kept_in_continued_texts() -> None:
+    spaced = TextCodec(spaced_tokenizer())
+    the, cat, s = (spaced.tokenizer.convert_tokens_to_ids(word) for word in ("\u2581the", "\u2581cat", "s"))
+    bytes_of_a_euro = [spaced.tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in "€".encode()]
+    assert pieces([cat, s], [the], spaced) == [" cat", "s", ""]
+    assert pieces([cat, s], [the, *bytes_of_a_euro], spaced) == [" cat", "s", ""]
+    assert pieces([cat, s], [spaced.tokenizer.eos_token_id], spaced) == ["cat", "s", ""]
+
+
+def test_special_tokens_have_no_text() -> None:
+    detokenizer = Detokenizer(codec)
+    eos = tiny_tokenizer().eos_token_id
+    assert [detokenizer.add(eos) for _ in range(50)] == [""] * 50
+    assert detokenizer.add(codec.encode("a")[0]) == "a"
+
+
+letters = st.text(alphabet="ab", max_size=4)
+
+
+def run(stop: tuple[str, ...], parts: list[str]) -> tuple[str, bool]:
+    """What is shown in all, and whether a stop string was met."""
+    checker = StopChecker(stop)
+    shown = ""
+    for part in parts:
+        text, stopped = checker.push(part)
+        shown += text
+        if stopped:
+            return shown, True
+    return shown + checker.flush(), False
+
+
+@given(st.lists(letters.filter(bool), min_size=1, max_size=3), st.lists(letters, max_size=12))
+def test_the_text_ends_before_the_first_completed_stop_string(stops: list[str], parts: list[str]) -> None:
+    """The text so far is searched after each part; what is shown never reaches into a stop string."""
+    expected, stopped = "".join(parts), False
+    for count in range(1, len(parts) + 1):
+        so_far = "".join(parts[:count])
+        starts = [so_far.find(stop) for stop in stops if stop in so_far]
+        if starts:
+            expected, stopped = so_far[: min(starts)], True
+            break
+    assert run(tuple(stops), parts) == (expected, stopped)
+
+
+def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
+    checker = StopChecker(("END",))
+    assert checker.push("the E") == ("the ", False)
+    assert checker.push("N") == ("", False)
+    assert checker.push("T") == ("ENT", False)
+    assert checker.push(" END of") == (" ", True)
+
+
+def test_without_stop_strings_nothing_is_held() -> None:
+    assert StopChecker(()).push("anything") == ("anything", False)

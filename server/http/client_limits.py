@@ -1,0 +1,248 @@
+"""What one client may take: connections, headers and bodies of bounded size and time, and turns at what is scarce.
+
+From the outside in: `BoundedProtocol` bounds connections before a key is looked at, as whoever reaches the port can
+open them; `KeyGuard` and `BodyLimit` look at a request before any route does; `Shares` gives each client a few turns at
+once at parsing and compiling, so that one with many requests delays another by one turn and not by all of them. A
+client is a key, or an address where no keys are needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections import Counter, OrderedDict, deque
+from typing import Any, Protocol
+
+import h11
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from bigmodel.server.http.errors import APIError, counted
+
+HEADER_BYTES = 32 << 10
+"""Longest request line and headers."""
+
+HEADER_SECONDS = 10.0
+"""Time limit for the headers of a request, from its first byte or the start of its connection."""
+
+BODY_SECONDS = 60.0
+"""Time limit for the body of a request, from the end of its headers."""
+
+CONNECTIONS = 2048
+"""Connections open at once; more are closed as they come."""
+
+CONNECTIONS_OF_AN_ADDRESS = 1024
+"""Connections open at once from the same address; those that come through a proxy are all from one."""
+
+OPEN_PATHS = frozenset({"/health", "/ready", "/"})
+
+KEY = "bigmodel.key"
+"""Where a scope holds the key that a request was allowed with."""
+
+
+class BoundedProtocol(H11Protocol):
+    """HTTP/1.1 of uvicorn, with deadlines for headers and bodies, and a bound on the number of connections."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _waits_for: Any = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for headers; close the connection if there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > CONNECTIONS or self._same_address() > CONNECTIONS_OF_AN_ADDRESS:
+            transport.abort()
+            return
+        self._watch()
+
+    def _same_address(self) -> int:
+        """Connections from the address of this one; 0 while there are few connections at all."""
+        if self.client is None or len(self.connections) <= CONNECTIONS_OF_AN_ADDRESS:
+            return 0
+        others = (other.client for other in self.connections if isinstance(other, BoundedProtocol))
+        return sum(client is not None and client[0] == self.client[0] for client in others)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes, and begin to wait for the next part of the request."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Set the deadline of the part of a request that is awaited, unless it is set: more bytes do not move it."""
+        state = self.conn.their_state
+        if state is self._waits_for:
+            return
+        self._stop_watching()
+        seconds = {h11.IDLE: HEADER_SECONDS, h11.SEND_BODY: BODY_SECONDS}.get(state)
+        if seconds is not None:
+            self._waits_for = state
+            self._deadline = self.loop.call_later(seconds, self._too_slow)
+
+    def _stop_watching(self) -> None:
+        self._waits_for = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_slow(self) -> None:
+        self._deadline = None
+        if self.flow.read_paused:  # it is the server that lets the rest of a body wait
+            self._stop_watching()
+            self._watch()
+            return
+        if not self.transport.is_closing():
+            self.transport.close()
+
+
+class KeyGuard:
+    """401 for requests without one of ``keys``; the paths in :data:`OPEN_PATHS` need none."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        key = self._allowed(Headers(scope=scope))
+        if key is not None:
+            scope[KEY] = key
+            await self._app(scope, receive, send)
+            return
+        error = APIError(
+            401,
+            "an API key is needed: send 'Authorization: Bearer KEY'",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": 'Bearer realm="bigmodel"'},
+        )
+        await counted(scope["app"], error)(scope, receive, send)
+
+    def _allowed(self, headers: Headers) -> str | None:
+        """The key of a request that has a known one."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip().encode("latin-1")  # the bytes sent; Starlette decodes headers as Latin-1
+        # Every key is compared, in constant time: timing reveals neither which one matches nor how far.
+        matches = [hmac.compare_digest(given, known) for known in self._keys]
+        return given.decode("latin-1") if scheme.lower() == "bearer" and any(matches) else None
+
+
+class HasBodyLimit(Protocol):
+    """Knows the most bytes that a body may have, which may change while the server runs."""
+
+    @property
+    def body_limit(self) -> int: ...
+
+
+class BodyLimit:
+    """413 for bodies longer than ``limits.body_limit``, announced or not; no more than that is ever buffered."""
+
+    def __init__(self, app: ASGIApp, limits: HasBodyLimit) -> None:
+        self._app = app
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limit = self._limits.body_limit
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and int(announced[:20]) > limit:
+            await self._refuse(limit, scope, receive, send)
+            return
+        seen = 0
+
+        async def limited() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise HTTPException(413, f"the body is longer than {limit} bytes")
+            return message
+
+        await self._app(scope, limited, send)
+
+    async def _refuse(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
+        error = APIError(413, f"the body is longer than {limit} bytes", code="body_too_long")
+        await counted(scope["app"], error)(scope, receive, send)
+
+
+def client_of(scope: Scope) -> str:
+    """Return the client's key, or its address where no key was needed."""
+    if KEY in scope:
+        return str(scope[KEY])
+    address = scope.get("client")
+    return str(address[0]) if address else ""
+
+
+class Shares:
+    """Turns of clients: at most `each` of one client at once, and `total` of all. For one event loop."""
+
+    def __init__(self, each: int, total: int) -> None:
+        self._each = each
+        self._free = total
+        self._held: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next client first
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody has a turn or waits for one."""
+        return not self._held and not self._waiting
+
+    def take(self, client: str) -> bool:
+        """Take a turn if there is one at once."""
+        if not self._free or self._held[client] >= self._each or client in self._waiting:
+            return False
+        self._begin(client)
+        return True
+
+    async def wait(self, client: str, seconds: float | None = None) -> None:
+        """Take a turn when there is one. Raises TimeoutError when there is none for ``seconds``."""
+        if self.take(client):
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(turn)
+        try:
+            await asyncio.wait({turn}, timeout=seconds)
+        except asyncio.CancelledError:
+            if turn.done():
+                self.give_back(client)
+            else:
+                self._forget(client, turn)
+            raise
+        if not turn.done():
+            self._forget(client, turn)
+            raise TimeoutError
+
+    def give_back(self, client: str) -> None:
+        """End a turn; whoever waits the longest of those who may begin has it next."""
+        self._free += 1
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
+        while self._free:
+            following = next((one for one in self._waiting if self._held[one] < self._each), None)
+            if following is None:
+                return
+            turn = self._waiting[following].popleft()
+            if self._waiting[following]:
+                self._waiting.move_to_end(following)  # clients take turns
+            else:
+                del self._waiting[following]
+            self._begin(following)
+            turn.set_result(None)
+
+    def _begin(self, client: str) -> None:
+        self._free -= 1
+        self._held[client] += 1
+
+    def _forget(self, client: str, turn: asyncio.Future[None]) -> None:
+        self._waiting[client].remove(turn)
+        if not self._waiting[client]:
+            del self._waiting[client]

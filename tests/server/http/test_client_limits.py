@@ -1,0 +1,205 @@
+"""A request shows its key and keeps to a size before any route; clients have turns, bounded for each and for all."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+
+from bigmodel.server.http.client_limits import KEY, OPEN_PATHS, BodyLimit, KeyGuard, Shares, client_of
+from bigmodel.server.http.errors import install
+
+
+class Refusals:
+    """Counts as the server's metrics do."""
+
+    def __init__(self) -> None:
+        self.statuses: list[int] = []
+
+    def refused(self, status: int) -> None:
+        self.statuses.append(status)
+
+
+class Limits:
+    body_limit = 100
+
+
+class State:
+    def __init__(self) -> None:
+        self.metrics = Refusals()
+
+
+@pytest.fixture
+def app() -> FastAPI:
+    """An application that tells how long the body was."""
+    made = FastAPI()
+    made.state.server = State()
+    install(made)
+
+    @made.post("/length")
+    async def length(request: Request) -> int:
+        return len(await request.body())
+
+    @made.get("/health")
+    async def health() -> str:
+        return "well"
+
+    return made
+
+
+async def send(app: FastAPI, method: str, path: str, **options: object) -> httpx.Response:
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        return await client.request(method, path, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Bearer alpha", 200),
+        ("bearer  beta ", 200),
+        ("Bearer gamma", 401),
+        ("Bearer", 401),
+        ("Basic alpha", 401),
+        ("Bearer \xe4lpha", 401),
+        (None, 401),
+    ],
+)
+async def test_any_of_the_keys_is_accepted(app: FastAPI, header: str | None, status: int) -> None:
+    app.add_middleware(KeyGuard, keys=("alpha", "beta"))
+    headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+    answer = await send(app, "POST", "/length", headers=headers)
+    assert answer.status_code == status
+    assert app.state.server.metrics.statuses == ([] if status == 200 else [401])
+
+
+@pytest.mark.anyio
+async def test_a_key_may_have_any_letters(app: FastAPI) -> None:
+    app.add_middleware(KeyGuard, keys=("schlüssel",))
+    answer = await send(app, "POST", "/length", headers={"Authorization": "Bearer schlüssel".encode()})
+    assert answer.status_code == 200
+
+
+@pytest.mark.anyio
+async def test_probes_need_no_key(app: FastAPI) -> None:
+    app.add_middleware(KeyGuard, keys=("alpha",))
+    assert "/health" in OPEN_PATHS
+    assert (await send(app, "GET", "/health")).json() == "well"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("announced", [True, False])
+@pytest.mark.parametrize(("length", "status"), [(100, 200), (101, 413)])
+async def test_a_body_may_be_as_long_as_the_limit(app: FastAPI, length: int, status: int, announced: bool) -> None:
+    app.add_middleware(BodyLimit, limits=Limits())
+
+    async def pieces():  # type: ignore[no-untyped-def]
+        for start in range(0, length, 30):
+            yield b"x" * min(30, length - start)
+
+    answer = await send(app, "POST", "/length", content=b"x" * length if announced else pieces())
+    assert answer.status_code == status
+    assert answer.json() == length if status == 200 else answer.json()["error"]["code"] == "body_too_long"
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def waiting(shares: Shares, *clients: str) -> tuple[list[str], list[asyncio.Task[None]]]:
+    """Let clients wait in this order; those that have begun so far, and their tasks."""
+    begun: list[str] = []
+
+    async def wait(client: str) -> None:
+        await shares.wait(client)
+        begun.append(client)
+
+    tasks = []
+    for client in clients:
+        tasks.append(asyncio.ensure_future(wait(client)))
+        await settle()
+    return begun, tasks
+
+
+@pytest.mark.anyio
+async def test_a_client_has_as_many_turns_as_each_may_have() -> None:
+    shares = Shares(2, 10)
+    assert [shares.take("a") for _ in range(3)] == [True, True, False]
+    assert shares.take("b")
+
+
+@pytest.mark.anyio
+async def test_all_together_have_no_more_than_there_are() -> None:
+    shares = Shares(2, 3)
+    assert [shares.take(client) for client in "aabb"] == [True, True, True, False]
+
+
+@pytest.mark.anyio
+async def test_clients_that_wait_take_turns() -> None:
+    shares = Shares(1, 1)
+    shares.take("a")
+    begun, _ = await waiting(shares, *"aaab")
+    for count in range(4):
+        shares.give_back("a" if count == 0 else begun[-1])
+        await settle()
+    assert begun == ["a", "b", "a", "a"]
+
+
+@pytest.mark.anyio
+async def test_nobody_overtakes_itself() -> None:
+    shares = Shares(1, 2)
+    shares.take("a")
+    begun, _ = await waiting(shares, "a")
+    assert not shares.take("a")
+    assert begun == []
+    shares.give_back("a")
+    assert not shares.take("a")  # it is the one's that waits
+    await settle()
+    assert begun == ["a"]
+
+
+@pytest.mark.anyio
+async def test_a_client_that_has_its_share_does_not_keep_others_waiting() -> None:
+    shares = Shares(1, 2)
+    shares.take("a")
+    begun, _ = await waiting(shares, "a", "b")
+    assert begun == ["b"]
+
+
+@pytest.mark.parametrize("granted", [False, True])
+@pytest.mark.anyio
+async def test_a_turn_of_who_no_longer_waits_is_not_lost(granted: bool) -> None:
+    shares = Shares(1, 1)
+    shares.take("a")
+    begun, (gone, _) = await waiting(shares, "b", "c")
+    if granted:
+        shares.give_back("a")
+    gone.cancel()
+    await settle()
+    if not granted:
+        shares.give_back("a")
+        await settle()
+    assert begun == ["c"]
+    shares.give_back("c")
+    assert shares.idle
+
+
+@pytest.mark.anyio
+async def test_who_has_no_turn_in_time_no_longer_waits() -> None:
+    shares = Shares(1, 1)
+    shares.take("a")
+    with pytest.raises(TimeoutError):
+        await shares.wait("b", 0.0)
+    shares.give_back("a")
+    assert shares.idle
+
+
+@pytest.mark.anyio
+async def test_a_client_is_its_key_or_its_address() -> None:
+    assert client_of({"type": "http", "client": ("10.0.0.1", 80)}) == "10.0.0.1"
+    assert client_of({"type": "http", "client": ("10.0.0.1", 80), KEY: "alpha"}) == "alpha"
+    assert client_of({"type": "http", "client": None}) == ""
