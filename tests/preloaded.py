@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
+import inspect
 import json
 import os
 import runpy
@@ -43,6 +44,7 @@ MODULES = (
     "torch.distributed.run",
     "torch.optim.adamw",
     "torch._dynamo",
+    "pydantic.fields",
 )
 """What the server imports. None of these modules starts a thread, which a fork would lose."""
 STREAMS = 3
@@ -395,6 +397,9 @@ def _run(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.update(request["env"])
     virtual.enable_from_environment()
     os.chdir(request["cwd"])
+    # Torch's launcher looks at stacks, for which Python would go over all modules again and again: no module has this
+    # file.
+    inspect.modulesbyfile[inspect.getabsfile(runpy.run_module, "<frozen runpy>")] = "runpy"  # type: ignore[attr-defined]
     sys.path[0] = request["cwd"]
     kind, *rest = request["arguments"]
     if kind == "-m":

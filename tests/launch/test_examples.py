@@ -17,8 +17,9 @@ MODULES = (
     "transformers.models.gpt2.modeling_gpt2",
     "transformers.models.llama.modeling_llama",
     "transformers.trainer",
+    *(["deepspeed"] if importlib.util.find_spec("accelerate") and importlib.util.find_spec("deepspeed") else []),
 )
-"""What the scripts import, beside PyTorch."""
+"""What the scripts import, beside PyTorch: to save a model, transformers imports DeepSpeed where accelerate is."""
 
 
 def output(name: str, processes: int, *arguments: object) -> str:

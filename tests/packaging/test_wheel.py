@@ -88,7 +88,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel alone in its site-packages, which finds dependencies in those of this one."""
     folder = tmp_path_factory.mktemp("clean") / "venv"
     venv.create(folder, with_pip=False)
-    pip("--python", str(folder / "bin" / "python"), "install", "--no-index", "--no-deps", str(wheel))
+    pip("--python", str(folder / "bin" / "python"), "install", "--no-index", "--no-deps", "--no-compile", str(wheel))
     (site_packages(folder) / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
     return folder
 
