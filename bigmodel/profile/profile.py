@@ -36,6 +36,8 @@ class Profile:
             `generate` moves the inputs there.
         offload_dtype: dtype that streamed weights are quantised to on the link; None: they are not.
         unknown: a sentence about memory that could not be measured; empty if there is none.
+        returning: positions of the units whose outputs are moved to the main device: embeddings, and those whose
+            outputs operations between units combine with other tensors. None: not known.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Profile:
     first: int = 0
     offload_dtype: str | None = None
     unknown: str = ""
+    returning: frozenset[int] | None = None
 
     @cached_property
     def weights(self) -> int:
@@ -165,17 +168,18 @@ def profile_model(
         phases = dry_run(model, units, work, torch_device(device_type), _cast(model, wanted), example)
         unknown = _unknown(phases)
     order = execution_order(units, phases)
-    moved = _with_moved_outputs(model, units, phases)
+    returning = _returning_units(model, units, phases)
     placed = {index for index, unit in enumerate(units) if unit.tensors}
     return Profile(
         name=type(model).__name__,
         units=tuple(units[index] for index in order),
         workload=work,
-        phases=tuple(_renumbered(phase, order, moved, placed) for phase in phases),
+        phases=tuple(_renumbered(phase, order, returning, placed) for phase in phases),
         dtype=None if wanted is None else dtype_name(wanted),
         max_context=max_context(model),
         first=order.index(_unit_of_first_parameter(units, model)) if order else 0,
         unknown=unknown,
+        returning=frozenset(place for place, index in enumerate(order) if index in returning),
     )
 
 
@@ -217,25 +221,26 @@ def _cast(model: nn.Module, wanted: torch.dtype | CustomDtype | None) -> dict[in
     return {id(tensor): wanted for tensor in tensors if planned_dtype(tensor.dtype, wanted) == wanted}
 
 
-def _with_moved_outputs(model: nn.Module, units: Sequence[UnitProfile], phases: Sequence[Phase]) -> set[int]:
-    """Return the positions of the units whose outputs are moved to the device of their parent module.
-
-    These are embeddings, units whose parent computes with their outputs, and the last unit of the model.
-    """
+def _returning_units(model: nn.Module, units: Sequence[UnitProfile], phases: Sequence[Phase]) -> frozenset[int]:
+    """Return the positions in `units` of `Profile.returning`. Of units that did not run in the dry run, they are those
+    whose parent may compute with their outputs."""
     modules = dict(model.named_modules(remove_duplicate=False))
     whole = find_no_split_classes(model)
-    last = {phase.trace.order()[-1] for phase in phases if phase.trace.order()}
-    return {
-        index
-        for index, unit in enumerate(units)
-        if index in last
-        or unit.is_lookup
-        or (not unit.is_tensor and combining_module(modules, unit.name, whole) is not None)
-    }
+    known = [(phase.trace.order(), phase.combined) for phase in phases if phase.combined is not None]
+    ran = {id(modules[units[index].name]) for order, _ in known for index in order}
+    combined = {id(modules[units[index].name]) for _, found in known for index in found}
+
+    def returns(name: str) -> bool:
+        if id(modules[name]) in ran:
+            return id(modules[name]) in combined
+        return combining_module(modules, name, whole) is not None
+
+    with_tensors = ((index, unit) for index, unit in enumerate(units) if unit.tensors and not unit.is_tensor)
+    return frozenset(index for index, unit in with_tensors if unit.is_lookup or returns(unit.name))
 
 
-def _renumbered(phase: Phase, order: Sequence[int], moved: Collection[int], placed: Collection[int]) -> Phase:
-    """Return a phase with its units renumbered to `order`, and only those outputs that are moved.
+def _renumbered(phase: Phase, order: Sequence[int], returning: Collection[int], placed: Collection[int]) -> Phase:
+    """Return a phase with its units renumbered to `order`, and only those outputs that are moved to the main device.
 
     Units without tensors are not `placed`: they run on the device of their inputs, so their operations count as
     operations between units.
@@ -243,7 +248,7 @@ def _renumbered(phase: Phase, order: Sequence[int], moved: Collection[int], plac
     units = {old: new for new, old in enumerate(order)}
 
     def kept(event: Event) -> Event:
-        return Leave(event.unit) if isinstance(event, Leave) and event.unit not in moved else event
+        return Leave(event.unit) if isinstance(event, Leave) and event.unit not in returning else event
 
     def renumbered(trace: Trace) -> Trace:
         events = tuple(

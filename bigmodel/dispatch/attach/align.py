@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from ...devices import HOST, is_accelerator, torch_device
+from ...plan import Plan
 from ...profile import find_no_split_classes
-from ...profile.model.units import combining_module
+from ...profile.model.units import combining_module, is_lookup
 from ..placement.dispatch_units import DispatchUnit, NameTree
 from ..placement.options import Options
 from ..placement.tensors import DeviceMapLookup, PlacedTensor
@@ -24,6 +25,7 @@ class Aligner:
         placed: Its tensors by name.
         placement: Storage and execution devices by the device map.
         units: Its dispatch units.
+        plan: Its plan, which names the parts whose outputs are moved to the main device.
         options: Options of the dispatch.
     """
 
@@ -33,6 +35,7 @@ class Aligner:
         placed: Mapping[str, PlacedTensor],
         placement: DeviceMapLookup,
         units: Sequence[DispatchUnit],
+        plan: Plan,
         options: Options,
     ) -> None:
         self.modules = modules
@@ -42,6 +45,7 @@ class Aligner:
         self.options = options
         self.main = torch_device(placement.main_device)
         self._names = NameTree(placed)
+        self._returns = {part.name: part.returns for part in plan.parts}
         self._whole = set(options.no_split_module_classes or find_no_split_classes(modules[""]))
 
     def align(self, result: Dispatched) -> None:
@@ -65,14 +69,20 @@ class Aligner:
         attach_methods(result, self.modules)
 
     def _align_units(self, result: Dispatched) -> None:
-        """Move inputs to each unit, and its output to the enclosing module if that computes with it."""
+        """Move inputs to each unit, and those outputs to the main device that the plan names. For a map without a dry
+        run, outputs are moved to the enclosing module if that may compute with them, and those of lookups."""
         for name, names, encloses in self.units:
             if encloses or not names:
                 continue
             forward = result.forward_of(name, self.modules[name])
             if forward.device is None:
                 forward.device = torch_device(self.placed[names[0]].execution_device)
-            self._return_to_enclosing(name, result)
+            returns = self._returns.get(name)
+            if returns is None:
+                self._return_to_enclosing(name, result)
+                returns = is_lookup(self.modules[name]) and forward.output_device is None
+            if returns:
+                forward.output_device = self.main
 
     def _return_to_enclosing(self, name: str, result: Dispatched) -> None:
         """Move the outputs of a module to the module around it that computes with them, and so on outwards."""

@@ -71,7 +71,7 @@ class Builder:
             )
             streams.attach(blocks, result)
             experts.attach(layers, result, self.plan, self.pinned)
-            Aligner(self.modules, self.placed, self.placement, self.units, self.options).align(result)
+            Aligner(self.modules, self.placed, self.placement, self.units, self.plan, self.options).align(result)
             self._read_ahead(blocks, result)
         except BaseException:
             self.undo_log.undo()

@@ -251,6 +251,7 @@ def parts_of(profile: Profile, assignment: Assignment, reasons: Mapping[int, str
             reason=(reasons or {}).get(index) or reason(assignment, index, profile),
             kind=unit.class_name,
             computed_below=assignment.computed_below.get(index, 0),
+            returns=None if profile.returning is None else index in profile.returning,
         )
         for index, unit in enumerate(profile.units)
         if unit.tensors

@@ -16,7 +16,7 @@ from ...errors import PlanError
 from ...limits import READ_AHEAD_BYTES, READERS, STAGING_BYTES
 from .budgets import Key, is_accelerator
 
-FORMAT = 3
+FORMAT = 4
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -71,6 +71,9 @@ class Part:
         bytes: bytes of its weights and buffers.
         reason: reason for its placement.
         kind: class of the module.
+        returns: its outputs are moved to the main device, because operations between parts combine them with other
+            tensors. Otherwise they stay where the part runs, and the part that takes them brings them. None: not known,
+            as in the plan of a given device map: the dispatcher decides by the structure of the model.
     """
 
     name: str
@@ -80,6 +83,7 @@ class Part:
     reason: str
     kind: str = ""
     computed_below: int = 0
+    returns: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ class Inputs:
         producer: position of the unit that computed them; `OUTSIDE`: operations between units, on the main device.
         tensors: number of tensors.
         nbytes: bytes of all of them.
-        returned: they are outputs of the unit; outputs of a unit on the host are on the main device.
+        returned: they are outputs that have been moved to the main device.
     """
 
     producer: int
@@ -222,12 +222,12 @@ class InputTransfers:
         Args:
             unit: position of the unit.
             execution: execution device of each unit.
-            main: the device of the model's own inputs, and of outputs that units on the host return.
+            main: the device of the model's own inputs, and of outputs that are moved there.
         """
         found = []
         for inputs in self._inputs.get(unit, ()):
             source = main if inputs.producer == OUTSIDE else execution[inputs.producer]
-            if source == HOST and inputs.returned:
+            if inputs.returned:
                 source = main
             if source != execution[unit]:
                 found.append((source, inputs))

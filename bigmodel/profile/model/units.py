@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import torch
 from torch import nn
@@ -21,7 +22,7 @@ from ...arguments import check_model, shown
 from ...errors import PlanError
 from ...limits import ALIGNMENT
 from .experts import ExpertsProfile, profile_experts
-from .tensors import DtypeLike, TensorSpec, owner_of, tensor_specs
+from .tensors import DtypeLike, TensorSpec, owner_of, tensor_specs, with_ancestors
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
@@ -156,25 +157,41 @@ def _names_around_blocks(model: nn.Module, classes: frozenset[str]) -> set[str]:
 
 
 def combining_module(modules: Mapping[str, nn.Module], name: str, whole: Collection[str]) -> str | None:
-    """Return the parent of `name` if it computes with the outputs of `name`; None if it only passes them on.
+    """Return the module that may compute with the output of `name`, by the model's structure; None if there is none.
 
-    A parent with tensors of its own computes with them. Other parents count as computing unless the model declares
-    which modules must not be split, and thereby that all others may be split.
+    It is the first module around `name` that has a forward of its own: lists have none, and an `nn.Sequential` passes
+    an output to its next child, or on from its last. Such a module counts as computing if it has tensors of its own,
+    if its class must not be split, or if no transformers model declares that all but some classes may be split.
 
     Args:
         modules: all modules of a model by name, the model itself under `""`.
         name: one of them.
         whole: names of classes that are not split.
     """
-    if not name:
-        return None
-    parent = name.rpartition(".")[0]
-    while parent and type(modules[parent]).forward is nn.Module.forward:
-        parent = parent.rpartition(".")[0]
-    module = modules[parent]
-    declares = bool(getattr(modules[""], "_no_split_modules", None))
-    holds = any(tensor is not None for tensor in (*module._parameters.values(), *module._buffers.values()))
-    return parent if holds or not declares or type(module).__name__ in whole else None
+    below = name
+    for outer in [*with_ancestors(name)][1:]:
+        module = modules[outer]
+        if type(module).forward not in (nn.Module.forward, nn.Sequential.forward):
+            holds = any(tensor is not None for tensor in (*module._parameters.values(), *module._buffers.values()))
+            declares = any(_declares_blocks(modules[each]) for each in with_ancestors(name))
+            return outer if holds or not declares or type(module).__name__ in whole else None
+        if type(module).forward is nn.Sequential.forward and _has_tensors_after(module, below.rpartition(".")[2]):
+            return None
+        below = outer
+    return None
+
+
+def _has_tensors_after(module: nn.Module, child: str) -> bool:
+    """Return whether a child of `module` after `child` has parameters or buffers."""
+    names = [*module._modules]
+    later = (module.get_submodule(name) for name in names[names.index(child) + 1 :])
+    return any(next(chain(each.parameters(), each.buffers()), None) is not None for each in later)
+
+
+def _declares_blocks(module: nn.Module) -> bool:
+    """Whether a module is a transformers model that declares which classes must not be split."""
+    is_transformers = any(kind.__module__ == "transformers.modeling_utils" for kind in type(module).__mro__)
+    return is_transformers and bool(getattr(module, "_no_split_modules", None))
 
 
 @dataclass(frozen=True)

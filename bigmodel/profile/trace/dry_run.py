@@ -58,6 +58,7 @@ class Phase:
             None: the same as `trace`.
         also: further forwards of this kind that may take more memory, such as the step before a sliding window is full.
         without: as `Use.without`.
+        combined: as `Recorder.combined`, over all phases of the use; None: not known.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Phase:
     from_host: Trace | None = None
     also: tuple[Trace, ...] = ()
     without: str = ""
+    combined: frozenset[int] | None = None
 
     def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
         """Return the same phase with each of its traces changed."""
@@ -233,6 +235,9 @@ class _Clone:
             for handle in missing:
                 handle.remove()
         traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
+        combined = frozenset(recorder.combined)
+        for sample in self._samples:
+            combined = sample.extended(combined)
         phases: list[Phase] = []
         filling: list[Trace] = []
         for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
@@ -243,7 +248,7 @@ class _Clone:
             elif name == FILLING:
                 filling.append(trace)
             else:
-                phases.append(Phase(name, trace, tokens, also=tuple(filling), without=use.without))
+                phases.append(Phase(name, trace, tokens, None, tuple(filling), use.without, combined))
         return phases
 
     def _watch_ends(self) -> list[RemovableHandle]:
@@ -264,6 +269,6 @@ class _Clone:
             module = self._clone.get_submodule(unit.name)
             if id(module) not in followed:
                 followed.add(id(module))
-                recorder.follow(module, index)
+                recorder.follow(module, index, bool(unit.tensors), unit.is_lookup)
                 for position, experts in enumerate(unit.experts):
                     recorder.follow_experts(self._clone.get_submodule(experts.name), position, experts.count)

@@ -7,7 +7,7 @@ sample of the layers is run (`sample_layers`), and `extrapolate` repeats what th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -43,6 +43,11 @@ class LayerSample:
     def blocks_of(self, model: nn.Module) -> list[nn.Module]:
         """Return the blocks of the list in `model`: all of them, or the sampled ones of a clone."""
         return list(model.get_submodule(self.path).children())
+
+    def extended(self, units: Collection[int]) -> frozenset[int]:
+        """Return recorded units together with those that they stand for."""
+        layers = {unit for unit, by in zip(self.units, self.stand_ins, strict=True) if self.units[by] in units}
+        return frozenset(units).difference(self.units[: self.count]) | layers
 
 
 def find_layer_samples(model: nn.Module, units: Sequence[UnitProfile]) -> list[LayerSample]:

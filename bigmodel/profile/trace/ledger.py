@@ -1,7 +1,7 @@
 """Replays a trace under a device map: the device of each storage, and the peak bytes on each device.
 
-Tensors are copied between devices as in the dispatched model: inputs to the execution device of a unit, outputs back to
-the main device. Calls of cached experts take the bytes of the worst routing (`expert_calls`).
+Tensors are copied between devices as in the dispatched model: inputs to the execution device of a unit, and the outputs
+that a `Leave` names to the main device. Calls of cached experts take the bytes of the worst routing (`expert_calls`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
-from ...devices import HOST
 from ...limits import MOST_GROUPS
 from .expert_calls import NUMBER, expert_calls
 from .trace import (
@@ -211,16 +210,11 @@ class Ledger(Generic[D]):
     def _leave(self, event: Leave) -> None:
         _, device, copied = self._running.pop()
         if self._calls:
-            self._last = self._main if device == HOST else device
-        if device == HOST and device != self._main:
-            self._move_outputs(event, device)
-        self._add(device, -copied)
-
-    def _move_outputs(self, event: Leave, device: D) -> None:
-        """Move the outputs of a unit that executes on the host to the main device, as dispatch does."""
+            self._last = self._main if event.outputs else device
         for storage, nbytes in event.outputs:
             if self._alive.get(storage, (None, 0))[0] == device:
                 self._move(storage, nbytes, self._main)
+        self._add(device, -copied)
 
     def _move(self, storage: int, nbytes: int, to: D) -> None:
         """Replace a storage on another device by a copy of `nbytes` on `to`."""

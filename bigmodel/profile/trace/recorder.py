@@ -38,6 +38,8 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         events: the events so far, in order.
+        combined: units whose outputs are read, between units, by operations that read tensors of other units, too. Over
+            several devices such outputs must be brought to one.
         on_host: numbers of the storages that lie in host memory.
         values: the values that the forwards may read.
     """
@@ -57,14 +59,18 @@ class Recorder(TorchDispatchMode):
         self._units: list[int] = []
         self._at_inputs = False
         self._choice: RouterChoice | None = None
+        self.combined: set[int] = set()
+        self._places: dict[int, int] = {}  # by storage: the unit on whose device it lies; `OUTSIDE`: the main device
+        self._last_place = OUTSIDE
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = self.values.run(run_fake, func, args, kwargs or {})
         read = () if self._units or self._at_inputs else self._numbered(tensors_in(args, kwargs))
+        place = OUTSIDE if self._at_inputs else self._units[-1] if self._units else self._combine(args, kwargs)
         for tensor in tensors_in(output):
-            self.watch(tensor, read)
+            self.watch(tensor, read, place)
         work = work_of(func, args, kwargs or {}, output, self._choice)
         if work is not None:
             self.events.append(Operation(work))
@@ -73,12 +79,28 @@ class Recorder(TorchDispatchMode):
             self.events.append(Scratch(scratch))
         return output
 
-    def watch(self, tensor: torch.Tensor, read: tuple[tuple[int, int], ...] = ()) -> None:
+    def _combine(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> int:
+        """Note which units' outputs an operation between units combines, and return the place of its results.
+
+        Tensors from several places are combined on the main device. What is made from none, such as positions, is made
+        where the last output is.
+        """
+        keys = {tensor.untyped_storage()._cdata for tensor in tensors_in(args, kwargs)}
+        numbers = [self._numbers[key] for key in keys if key in self._numbers]
+        places = {self._places.get(number, OUTSIDE) for number in numbers}
+        if len(places) < 2:
+            return places.pop() if places else self._last_place
+        self.combined |= places - {OUTSIDE}
+        self._places.update((number, OUTSIDE) for number in numbers)
+        return OUTSIDE
+
+    def watch(self, tensor: torch.Tensor, read: tuple[tuple[int, int], ...] = (), place: int = OUTSIDE) -> None:
         """Record the storage of `tensor` unless it is known.
 
         Args:
             tensor: a result of an operation.
             read: (storage, bytes) of the operation's inputs, if they decide the device it lies on.
+            place: the unit on whose device it lies; `OUTSIDE`: the main device.
         """
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -86,6 +108,7 @@ class Recorder(TorchDispatchMode):
         if key in self._numbers or nbytes == 0 or (self._only_device and tensor.device.type == HOST):
             return
         number = self._numbers[key] = self._count
+        self._places[number] = place
         self._count += 1
         if tensor.device.type == HOST:
             self.on_host.add(number)
@@ -112,9 +135,13 @@ class Recorder(TorchDispatchMode):
             kept: the inputs that it keeps after the call.
         """
         self.events.append(Call(self._tensors(list(fresh)), sum(tensor.nbytes for tensor in kept)))
+        self._last_place = OUTSIDE
         output = run()
         given = frozenset(number for number, _ in self._tensors(inputs))
-        self.events.append(Return(self._tensors(output), given))
+        returned = self._tensors(output)
+        self.events.append(Return(returned, given))
+        self._places.update((number, OUTSIDE) for number, _ in returned)
+        self._last_place = OUTSIDE
         return output
 
     @contextmanager
@@ -144,16 +171,28 @@ class Recorder(TorchDispatchMode):
         self._units.pop()
         self.events.append(Leave(unit))
 
-    def follow(self, module: nn.Module, unit: int) -> None:
-        """Record when `module` starts and ends, as unit number `unit`."""
+    def follow(self, module: nn.Module, unit: int, is_placed: bool = True, is_lookup: bool = False) -> None:
+        """Record when `module` starts and ends.
+
+        Args:
+            module: a module of the model.
+            unit: its number in the events.
+            is_placed: it has a device of its own; otherwise its operations count as operations between units.
+            is_lookup: its outputs are on the main device.
+        """
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
             self.events.append(Enter(unit, self._tensors((args, kwargs))))
-            self._units.append(unit)
+            if is_placed:
+                self._units.append(unit)
 
         def after(_module: nn.Module, _args: Any, output: Any) -> None:
-            self._units.pop()
-            self.events.append(Leave(unit, self._tensors(output)))
+            outputs = self._tensors(output)
+            self.events.append(Leave(unit, outputs))
+            if is_placed:
+                self._units.pop()
+                self._last_place = OUTSIDE if is_lookup else unit
+                self._places.update((number, self._last_place) for number, _ in outputs)
 
         self._hooks += [
             module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
@@ -198,11 +237,11 @@ class Recorder(TorchDispatchMode):
         return self._numbered(leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor))
 
     def _numbered(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, int], ...]:
-        found = {}
-        for tensor in tensors:
+        found: dict[int, int] = {}
+        for tensor in {id(each): each for each in tensors}.values():
             number = self.number_of(tensor)
-            if number != OUTSIDE:
-                found[number] = tensor.numel() * tensor.element_size()
+            if number != OUTSIDE:  # each view of a storage is copied by itself
+                found[number] = found.get(number, 0) + tensor.numel() * tensor.element_size()
         return tuple(found.items())
 
     def _death_of(self, key: int, number: int) -> Callable[[Any], None]:

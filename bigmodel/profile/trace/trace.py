@@ -57,7 +57,8 @@ class Enter:
 
 @dataclass(frozen=True)
 class Leave:
-    """A unit ends; `outputs` are (storage, bytes of the tensor) of its results."""
+    """A unit ends; `outputs` are (storage, bytes of the tensor) of its results: in a profile only of those that are
+    moved to the main device (`Profile.returning`)."""
 
     unit: int
     outputs: tuple[tuple[int, int], ...] = ()

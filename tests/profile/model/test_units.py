@@ -115,11 +115,33 @@ def test_a_module_with_tensors_or_of_a_declared_class_combines_outputs() -> None
     assert combining_module(modules, "model.layers.0", whole) == "model"
 
 
+def test_an_output_goes_through_sequentials_to_the_module_that_computes_with_it() -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+            self.other = nn.ModuleList([nn.Linear(2, 2)])
+
+    modules = dict(nn.Sequential(Branches(), nn.Linear(2, 2)).named_modules())
+    assert combining_module(modules, "0.one.1.0", ()) == "0"
+    assert combining_module(modules, "0.other.0", ()) == "0"
+    assert combining_module(modules, "0.one.0", ()) is None  # goes to the next child
+    assert combining_module(modules, "0", ()) is combining_module(modules, "1", ()) is None
+
+
+def test_only_transformers_models_declare_that_other_modules_may_be_split() -> None:
+    class Declaring(Stack):
+        _no_split_modules = ("Block",)
+
+    modules = dict(on_meta(Declaring).named_modules())
+    assert combining_module(modules, "blocks.0", {"Block"}) == ""
+
+
 @pytest.mark.slow
-def test_outputs_of_embeddings_and_of_the_model_are_recorded_as_moved() -> None:
+def test_outputs_of_embeddings_are_recorded_as_moved() -> None:
     profile = profile_model(tiny_llama(), context_length=16, new_tokens=2)
     moved = {e.unit for e in profile.phases[0].trace.events if isinstance(e, Leave) and e.outputs}
-    assert {profile.units[index].name for index in moved} == {"model.embed_tokens", "lm_head"}
+    assert {profile.units[index].name for index in moved} == {"model.embed_tokens"}
 
 
 def test_bytes_of_units_add_up_to_the_model() -> None:

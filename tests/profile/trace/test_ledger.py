@@ -22,12 +22,12 @@ CHAIN = Trace(
     (
         Enter(0),
         Allocate(0, 100),
-        Leave(0, ((0, 100),)),
+        Leave(0),
         Enter(1, ((0, 100),)),
         Allocate(1, 30),
         Allocate(2, 100),
         Free(1),
-        Leave(1, ((2, 100),)),
+        Leave(1),
         Free(0),
     )
 )
@@ -46,10 +46,14 @@ def test_inputs_from_another_device_are_copied_while_the_unit_runs() -> None:
     assert books.now == {0: 0, 1: 100}
 
 
-def test_outputs_computed_on_the_host_are_copied_to_the_accelerator() -> None:
-    books = replay(CHAIN, {0: "cpu", 1: 0}, 0)
-    assert books.peak == {"cpu": 100, 0: 230}
-    assert books.now["cpu"] == 0
+def test_outputs_that_are_named_are_moved_to_the_main_device() -> None:
+    returned = tuple(Leave(0, ((0, 100),)) if event == Leave(0) else event for event in CHAIN.events)
+    for elsewhere in ("cpu", 1):
+        books = replay(Trace(returned), {0: elsewhere, 1: 0}, 0)
+        assert books.peak == {elsewhere: 100, 0: 230}
+        assert books.now[elsewhere] == 0
+    back_and_forth = replay(Trace(returned), {0: 1, 1: 1}, 0)
+    assert back_and_forth.peak == {0: 100, 1: 230}
 
 
 def test_a_host_that_runs_everything_has_no_copies() -> None:
