@@ -29,7 +29,7 @@ from ...devices import HOST
 from ...errors import PlanError
 from ..model.units import UnitProfile
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
-from .generation import FILLING, FROM_HOST
+from .generation import FROM_HOST, FURTHER
 from .recorder import Recorder
 from .session import ConstantsThroughHost, Session, fake_clone, let_parts_convert
 from .trace import Trace, cut
@@ -245,7 +245,7 @@ class _Clone:
                 trace = extrapolate(trace, sample)
             if name == FROM_HOST:
                 phases[-1] = replace(phases[-1], from_host=trace)
-            elif name == FILLING:
+            elif name == FURTHER:
                 filling.append(trace)
             else:
                 phases.append(Phase(name, trace, tokens, None, tuple(filling), use.without, combined))

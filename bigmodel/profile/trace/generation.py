@@ -21,8 +21,8 @@ from .values import real_tensors
 FROM_HOST = "decode, the first weights on the host"
 """Name of the phase that replaces the decode phase if the model's first weights lie on the host."""
 
-FILLING = "decode, before a window is full"
-"""Name of further steps that belong to the decode phase after them."""
+FURTHER = "further forwards"
+"""Name of forwards that belong to the phase after them, such as the decode step before a window is full."""
 
 CACHES = ("past_key_values", "cache_params")
 """Argument names of a forward's cache: of keys and values, or of recurrent states."""
@@ -55,7 +55,7 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
         for window in _windows(loop.cache):
             if prompt + 1 < window <= work.context_length:
                 loop.skip(window - 2 - loop.ids.shape[1])
-                session.phase(FILLING, 1, lambda: loop.step(1))
+                session.phase(FURTHER, 1, lambda: loop.step(1))
         loop.skip(work.context_length - 1 - loop.ids.shape[1])
     with as_when_decoding(session.model):
         settings = _experts_functions(session.model)

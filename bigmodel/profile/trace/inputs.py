@@ -1,7 +1,7 @@
 """The inputs of a model by the conventions of its library: names, shapes and dtypes.
 
 A transformers model declares its inputs by `main_input_name`, `input_modalities`, the parameters of its forward and the
-fields of its config; timm and torchvision models by a default size; diffusers models by `config.sample_size`.
+fields of its config; timm and torchvision models by a default size; diffusers models as in `diffusion_inputs`.
 
 Integer inputs and masks have values, because control flow depends on them; floating point samples lie on meta. Images,
 sounds and time series of transformers models are in `media_inputs`.
@@ -143,32 +143,13 @@ def text_inputs(model: nn.Module, batch_size: int, tokens: int) -> Inputs:
     return found
 
 
-def plain_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs | tuple[torch.Tensor, ...]]:
-    """Yield candidate inputs of a timm, diffusers or torchvision model; none for other models."""
+def image_model_inputs(model: nn.Module, batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield candidate inputs of a timm or torchvision model; none for other models."""
     timm: Any = getattr(model, "default_cfg", None) or getattr(model, "pretrained_cfg", None)
     size: Any = timm.get("input_size") if isinstance(timm, Mapping) else getattr(timm, "input_size", None)
     if size:
         yield (sample(batch_size, *size),)
-    if "sample" in parameters_of(model) and hasattr(model, "config"):
-        yield from _diffusers_inputs(model, batch_size)
     if type(model).__module__.startswith("torchvision."):
         edge = getattr(model, "image_size", None) or IMAGE_SIZES[0]
         yield (sample(batch_size, 3, edge, edge),)
         yield (sample(batch_size, 3, FRAMES, edge, edge),)
-
-
-def _diffusers_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
-    """Yield candidate inputs of a diffusers denoising model or autoencoder."""
-    config: Any = model.config
-    accepted = parameters_of(model)
-    channels = first_field(config, 3, "in_channels")
-    edge = first_field(config, 64, "sample_size")
-    found: Inputs = {"sample": sample(batch_size, channels, edge, edge)}
-    if "timestep" in accepted:
-        found["timestep"] = torch.ones(batch_size, dtype=torch.long)
-    if "encoder_hidden_states" in accepted:
-        width = first_field(config, 768, "cross_attention_dim", "encoder_hid_dim", "joint_attention_dim")
-        found["encoder_hidden_states"] = sample(batch_size, 77, width)
-    yield found
-    if "class_labels" in accepted:
-        yield {**found, "class_labels": torch.zeros(batch_size, dtype=torch.long)}

@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from .generation import CACHES, generate
+from .diffusion_inputs import diffusion_inputs, has_both_ways, use_autoencoder
+from .generation import CACHES, FURTHER, generate
 from .inputs import (
     IMAGES,
     SERIES,
     SOUNDS,
     TEXT,
     Inputs,
+    image_model_inputs,
     main_input,
     modalities,
     parameters_of,
-    plain_inputs,
     text_inputs,
     token_ids,
 )
@@ -68,8 +69,12 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
     batch_size, tokens = workload.batch_size, workload.context_length
     name = main_input(model)
     if config is None or name is None:
-        for inputs in plain_inputs(model, batch_size):
-            yield Use(partial(_use_forward, inputs=inputs))
+        for images in image_model_inputs(model, batch_size):
+            yield Use(partial(_use_forward, inputs=images))
+        for conditioned in diffusion_inputs(model, batch_size):
+            if has_both_ways(model):
+                yield Use(partial(_use_both_ways, inputs=conditioned))
+            yield Use(partial(_use_forward, inputs=conditioned))
         return
     if name not in KNOWN or (name in TEXT and tokens == 0):
         return
@@ -113,6 +118,12 @@ def _generates(model: nn.Module, workload: Workload) -> bool:
 
 def _use_seq2seq(session: Session, source: Inputs) -> None:
     generate_seq2seq(session, getattr(session.model, "config", None), session.fake(source, session.dtype))
+
+
+def _use_both_ways(session: Session, inputs: Inputs) -> None:
+    """Record encoder and decoder, which are called by themselves too, and the forward that calls both."""
+    use_autoencoder(session, session.fake(inputs["sample"], session.dtype), FURTHER)
+    _use_forward(session, inputs)
 
 
 def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], tokens: int = 1) -> None:

@@ -1,0 +1,175 @@
+"""Models whose own code computes between their parts, when these run on several devices."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
+from bigmodel.dispatch import dispatch_model
+from bigmodel.plan import Plan, plan
+from bigmodel.profile import profile_model
+
+from .models import resident_output
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+WIDTH = 64
+DEVICES = 2**30
+
+
+class Branches(nn.Module):
+    """Branches of one input, joined: the parts at their ends are inside Sequentials."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(WIDTH, WIDTH)
+        self.one = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
+        self.other = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU())
+        self.head = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.head(torch.cat([self.one(x), self.other(x)], -1))
+
+
+class Residual(nn.Module):
+    """Adds its input to what its children make of it, in place if asked to."""
+
+    def __init__(self, in_place: bool = False) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.down = nn.Linear(2 * WIDTH, WIDTH)
+        self.in_place = in_place
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.down(torch.relu(self.up(x)))
+        return made.add_(x) if self.in_place else x + made
+
+
+def residuals(in_place: bool = False) -> nn.Module:
+    """Return residual modules of two classes, which are split: neither class repeats."""
+
+    class Another(Residual):
+        pass
+
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Residual(in_place), Another(in_place))
+
+
+class Positions(nn.Module):
+    """Multiplies what it is given with a table of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDTH)
+        self.table = nn.Embedding(16, WIDTH)
+        self.down = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.up(x)
+        return self.down(x * self.table(torch.arange(x.shape[-2], device=x.device)))
+
+
+class Joined(nn.Module):
+    """Adds up what two modules made, by a module that has no tensors."""
+
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other, self.sum = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), self.Sum()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.sum(self.one(x), self.other(x))
+
+
+def chain() -> nn.Module:
+    """Return modules of which each takes what the one before it made."""
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+
+
+PATTERNS: list[Callable[[], nn.Module]] = [
+    Branches, residuals, lambda: residuals(in_place=True), Positions, Joined, chain,
+]  # fmt: skip
+X = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return make().eval()
+
+
+def split_plan(model: nn.Module, over: str) -> Plan:
+    """Return a plan under which about half of the model does not fit the first accelerator."""
+    profile = profile_model(model, device_type="virtual", sample_inputs=(X,))
+    whole = plan(profile, {0: DEVICES, 1: DEVICES, "cpu": DEVICES})
+    rest = {"two": {1: DEVICES, "cpu": 0, "disk": 0}}.get(over, {0: 0, "cpu": DEVICES, "disk": 0})
+    tight = whole.devices[0].total - profile.weights // 2
+    return plan(profile, {**rest, 0: tight}, offload="compute" if over == "compute" else "stream")
+
+
+def peaks(model: nn.Module, by: Plan, x: torch.Tensor) -> tuple[torch.Tensor, dict[int, int]]:
+    """Return the output of a model dispatched by a plan, and the most bytes that it took of each accelerator."""
+    gc.collect()
+    before = [memory_allocated(index) for index in range(2)]
+    dispatch_model(model, by)
+    for index in range(2):
+        reset_peak_memory(index)
+    with torch.inference_mode():
+        output = model(x.to("virtual:0"))
+    return output, {index: max_memory_allocated(index) - before[index] for index in range(2)}
+
+
+@pytest.mark.parametrize("over", ["two", "compute", "RAM"])
+@pytest.mark.parametrize("make", PATTERNS, ids=["cat", "residual", "in place", "table", "sum", "chain"])
+def test_bits_are_equal_and_peaks_are_those_of_the_plan(make: Callable[[], nn.Module], over: str) -> None:
+    expected = resident_output(made(make), X)
+    model = made(make)
+    found = split_plan(model, over)
+    output, measured = peaks(model, found, X)
+    assert torch.equal(output.cpu(), expected.cpu())
+    assert measured == {index: found.devices[index].total if index in found.devices else 0 for index in range(2)}
+    assert len({part.runs_on for part in found.parts}) == (1 if over == "RAM" else 2)
+
+
+@pytest.mark.parametrize("make", PATTERNS, ids=["cat", "residual", "in place", "table", "sum", "chain"])
+def test_a_map_that_was_never_traced_goes_by_the_structure_of_the_model(make: Callable[[], nn.Module]) -> None:
+    expected = resident_output(made(make), X)
+    model = made(make)
+    names = [name for name, module in model.named_modules() if module._parameters]
+    by_turns = {name: index % 2 for index, name in enumerate(names)}
+    dispatch_model(model, by_turns)
+    with torch.inference_mode():
+        assert torch.equal(model(X.to("virtual:0")).cpu(), expected.cpu())
+
+
+def test_outputs_that_go_to_the_next_part_do_not_come_back_in_between() -> None:
+    found = split_plan(made(chain), "two")
+    assert not any(part.returns for part in found.parts)
+    for by in (found, found.device_map):
+        model = made(chain)
+        dispatch_model(model, by)
+        x = X.to("virtual:0")
+        before = [virtual.link(index).bytes_to_device for index in range(2)]
+        with torch.inference_mode():
+            model(x)
+        moved = [virtual.link(index).bytes_to_device - before[index] for index in range(2)]
+        assert moved == [X.nbytes, X.nbytes]  # over to the second accelerator, and the result back
+
+
+def test_a_plan_says_which_outputs_return() -> None:
+    found = split_plan(made(Branches), "two")
+    assert {part.name for part in found.parts if part.returns} == {"one.0", "other.2"}
+    assert Plan.from_json(found.to_json()) == found
+    cut = replace(found, parts=tuple(replace(part, returns=False) for part in found.parts))
+    model = made(Branches)
+    dispatch_model(model, cut)
+    with pytest.raises(RuntimeError, match="same device"), torch.inference_mode():
+        model(X.to("virtual:0"))
