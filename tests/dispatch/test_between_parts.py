@@ -107,12 +107,16 @@ def made(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def split_plan(model: nn.Module, over: str) -> Plan:
-    """Return a plan under which about half of the model does not fit the first accelerator."""
+    """Return a plan under which a part of the model does not fit the first accelerator: as much of it as may be."""
     profile = profile_model(model, device_type="virtual", sample_inputs=(X,))
     whole = plan(profile, {0: DEVICES, 1: DEVICES, "cpu": DEVICES})
     rest = {"two": {1: DEVICES, "cpu": 0, "disk": 0}}.get(over, {0: 0, "cpu": DEVICES, "disk": 0})
-    tight = whole.devices[0].total - profile.weights // 2
-    return plan(profile, {**rest, 0: tight}, offload="compute" if over == "compute" else "stream")
+    for share in (2, 3, 4, 6, 8):
+        tight = whole.devices[0].total - profile.weights // share
+        found = plan(profile, {**rest, 0: tight}, offload="compute" if over == "compute" else "stream")
+        if found.main_device == 0 and (found.streamed or over != "RAM"):
+            break
+    return found
 
 
 def peaks(model: nn.Module, by: Plan, x: torch.Tensor) -> tuple[torch.Tensor, dict[int, int]]:

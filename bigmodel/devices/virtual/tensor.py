@@ -195,7 +195,8 @@ class VirtualTensor(torch.Tensor):
         call = _Operation(func)
         held_args = call.unwrap(args)
         held_kwargs = {name: call.unwrap(value) for name, value in kwargs.items() if name != "device"}
-        target = call.target(kwargs.get("device"))
+        to_host = func is aten.copy_.default and not isinstance(args[0], VirtualTensor)
+        target = None if to_host else call.target(kwargs.get("device"))
         if "device" in kwargs:
             given = kwargs["device"]
             on_host = given is None or torch.device(given).type == TYPE

@@ -122,6 +122,9 @@ def test_an_output_goes_through_sequentials_to_the_module_that_computes_with_it(
             self.one = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
             self.other = nn.ModuleList([nn.Linear(2, 2)])
 
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.one(x) + self.other[0](x)
+
     modules = dict(nn.Sequential(Branches(), nn.Linear(2, 2)).named_modules())
     assert combining_module(modules, "0.one.1.0", ()) == "0"
     assert combining_module(modules, "0.other.0", ()) == "0"
