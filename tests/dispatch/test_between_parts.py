@@ -95,8 +95,13 @@ def chain() -> nn.Module:
     return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6)))
 
 
+def after_chain(kind: type[nn.Module]) -> Callable[[], nn.Module]:
+    """Return what makes a `chain` that ends in a module of `kind`."""
+    return lambda: nn.Sequential(*chain().children(), kind())
+
+
 PATTERNS: list[Callable[[], nn.Module]] = [
-    Branches, residuals, lambda: residuals(in_place=True), Positions, Joined, chain,
+    Branches, residuals, lambda: residuals(in_place=True), after_chain(Positions), after_chain(Joined), chain,
 ]  # fmt: skip
 X = torch.randn(2, 16, WIDTH, generator=torch.Generator().manual_seed(0))
 
