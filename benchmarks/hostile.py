@@ -97,7 +97,7 @@ def tables(storm: Storm, bodies: list[list[Any]], gaps: list[list[Any]], title: 
     """Statuses by kind of request, memory and /health by body, seconds of a token by round."""
     statuses = sorted({status for kind in KINDS for status in storm.statuses[kind]})
     columns = [Column("kind"), *(Column(str(status) if status else "closed", "count") for status in statuses)]
-    rows = [[kind, *(storm.statuses[kind][status] for status in statuses)] for kind in KINDS]
+    rows: list[list[Any]] = [[kind, *(storm.statuses[kind][status] for status in statuses)] for kind in KINDS]
     names = [
         *(Column("body"), Column("size", "bytes"), Column("memory over size", "ratio")),
         *(Column("slowest /health", "seconds"), Column("answered after", "seconds"), Column("status", "count")),

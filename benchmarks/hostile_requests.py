@@ -85,15 +85,14 @@ def _body(rng: random.Random, model: str) -> tuple[str, dict[str, Any]]:
     """A path and a body that is right."""
     asked = {"model": model, "max_tokens": 3, "seed": rng.randrange(99), "stream": rng.random() < 0.3, "timeout": 2.0}
     turns = [{"role": rng.choice(["user", "system", "assistant"]), "content": "1 2 3"} for _ in range(3)]
-    return rng.choice(
-        [
-            (COMPLETIONS, {**asked, "prompt": "1 2 3"}),
-            (COMPLETIONS, {**asked, "prompt": [[1, 2], [3]], "echo": True, "logprobs": 2}),
-            (CHAT, {**asked, "messages": turns}),
-            (TOKENIZE, {"model": model, "prompt": "1 2 3"}),
-            (DETOKENIZE, {"model": model, "tokens": [1, 2, 3]}),
-        ]
-    )
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        (COMPLETIONS, {**asked, "prompt": "1 2 3"}),
+        (COMPLETIONS, {**asked, "prompt": [[1, 2], [3]], "echo": True, "logprobs": 2}),
+        (CHAT, {**asked, "messages": turns}),
+        (TOKENIZE, {"model": model, "prompt": "1 2 3"}),
+        (DETOKENIZE, {"model": model, "tokens": [1, 2, 3]}),
+    ]
+    return rng.choice(bodies)
 
 
 _FIELDS = (
@@ -198,7 +197,7 @@ def _schemas(rng: random.Random, model: str, largest: int) -> bytes:
 def _long(rng: random.Random, model: str, largest: int) -> bytes:
     text = rng.choice(["1 ", "a", "\U0001f600", "\n", "9999 "])
     text = (text * (_size(rng, largest) // len(text.encode()) + 1)) + rng.choice(["", "\U0001f600"])
-    body = rng.choice(
+    body: dict[str, Any] = rng.choice(
         [
             {"model": model, "prompt": text},
             {"model": model, "messages": [{"role": "user", "content": text}]},
