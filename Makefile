@@ -1,6 +1,6 @@
 # make demo          the main job from start to end, offline, in a few minutes
 # make test          the whole test suite
-# make zoo           the memory of every architecture of transformers is planned, of many also measured
+# make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
 # make lint          ruff, mypy --strict, import-linter
 # make docs          the guide and the API, built strictly into site/
 # make test-oldest   the fast tests of planning and dispatching with the oldest PyTorch allowed, make test-newest the newest
@@ -27,7 +27,9 @@ test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 zoo: $(VENV)/.ready-test
-	$(BIN)/python -m pytest tests/zoo -m "" -n $(WORKERS) --dist worksteal
+	rm -rf build/zoo
+	BIGMODEL_ZOO=build/zoo $(BIN)/python -m pytest tests/zoo -m "" -n $(WORKERS) --dist worksteal; found=$$?; \
+	$(BIN)/python -m tests.zoo.table build/zoo benchmarks/results/zoo-virtual.json; exit $$found
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

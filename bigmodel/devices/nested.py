@@ -166,11 +166,32 @@ def send_to_device(
             if leaf.device == target:
                 return leaf
             if id(leaf) not in moved:
-                moved[id(leaf)] = leaf.to(target, non_blocking=non_blocking)
+                moved[id(leaf)] = copy_to(leaf, target, non_blocking)
             return moved[id(leaf)]
         return leaf.to(target) if moves_itself(leaf) else leaf
 
     return map_leaves(send, tensor, is_leaf=_is_packed, skip_keys=skip)
+
+
+def copy_to(tensor: torch.Tensor, device: torch.device, non_blocking: bool = False) -> torch.Tensor:
+    """Return a tensor on another device with the same strides, also if they leave gaps.
+
+    `Tensor.to` closes gaps, as in the last token of each sequence. Kernels are chosen by strides, too, so that would
+    change the last bits of results. Gradients are computed through `Tensor.to`.
+    """
+    elements = spanned_elements(tensor)
+    if elements == tensor.numel() or (tensor.requires_grad and torch.is_grad_enabled()):
+        return tensor.to(device, non_blocking=non_blocking)
+    flat = tensor.as_strided((elements,), (1,))
+    return flat.to(device, non_blocking=non_blocking).as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def spanned_elements(tensor: torch.Tensor) -> int:
+    """Return the elements of memory that a copy of `tensor` on another device takes: gaps between its own count."""
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return tensor.numel()
+    spanned = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return max(spanned, tensor.numel()) if tensor.numel() else 0
 
 
 def are_all_on(values: Iterable[Any], device: torch.device) -> bool:

@@ -15,7 +15,9 @@ from torch import nn
 from torch.utils import _pytree
 from transformers.modeling_outputs import BaseModelOutput
 
+from bigmodel.devices import memory_allocated
 from bigmodel.devices.nested import (
+    copy_to,
     first_tensor,
     flatten,
     iter_leaves,
@@ -23,6 +25,7 @@ from bigmodel.devices.nested import (
     map_leaves,
     map_tensors,
     send_to_device,
+    spanned_elements,
 )
 
 from ..accelerators import at
@@ -203,3 +206,30 @@ def test_tensors_are_freed_without_a_garbage_collection() -> None:
         assert rebuild([1, 2, 3]) == ([1], {"key": (2, 3)})
     finally:
         gc.enable()
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_tensor_with_gaps_keeps_its_strides_and_its_values() -> None:
+    rows = torch.arange(24.0).reshape(2, 4, 3)
+    for tensor in (rows[:, -1:], rows[:, :, 1:], rows[::2, 1], rows.transpose(0, 1), rows[:, :1].expand(2, 5, 3)):
+        moved = send_to_device(tensor, torch.device("virtual:0"))
+        assert torch.equal(moved.cpu(), tensor)
+        assert spanned_elements(moved) == moved.numel() or moved.stride() == tensor.stride()
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_copy_takes_the_elements_that_a_tensor_spans() -> None:
+    rows = torch.arange(24.0).reshape(2, 4, 3)
+    before = memory_allocated("virtual:0")
+    moved = send_to_device(rows[:, -1:], torch.device("virtual:0"))
+    assert memory_allocated("virtual:0") - before == 4 * spanned_elements(rows[:, -1:]) == 4 * 15
+    assert moved.stride() == (12, 3, 1)
+    assert spanned_elements(rows) == spanned_elements(rows.mT) == 24
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_gradients_reach_a_tensor_with_gaps() -> None:
+    rows = torch.ones(2, 4, requires_grad=True)
+    copy_to(rows[:, -1:], torch.device("virtual:0")).sum().backward()
+    assert rows.grad is not None
+    assert torch.equal(rows.grad, torch.tensor([[0.0, 0, 0, 1]] * 2))

@@ -19,7 +19,7 @@ from bigmodel.errors import BudgetError
 from bigmodel.plan import Plan
 from bigmodel.profile import Profile, profile_model
 
-from .tiny import BATCH, NEW, PROMPT, Outputs, Tiny
+from .tiny import BATCH, NEW, PROMPT, Outputs, Tiny, tiny
 
 ACCELERATORS = (0, 1)
 PLENTY = 2**40
@@ -37,6 +37,8 @@ PLACEMENTS = (*STRICT, *MIXED)
 LEAST_MEASURED = 0.9
 """Least share of the planned bytes that is taken."""
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 """Largest difference of an output that two kinds of devices compute, relative to its largest value."""
 
@@ -52,14 +54,16 @@ class Examined:
         budgets: budgets by accelerator.
         restored: after `undispatch` the weights are what they were, under the same names.
         unknown: what the plan notes as unknown; empty: nothing.
+        raised: the error that it raised; then nothing else is known.
     """
 
-    differing: str
-    planned: Mapping[int, int]
-    measured: Mapping[int, int]
-    budgets: Mapping[int, int]
+    differing: str = ""
+    planned: Mapping[int, int] = field(default_factory=dict)
+    measured: Mapping[int, int] = field(default_factory=dict)
+    budgets: Mapping[int, int] = field(default_factory=dict)
     restored: bool = True
     unknown: str = ""
+    raised: str = ""
 
     @property
     def kept(self) -> bool:
@@ -77,7 +81,7 @@ class Examined:
     @property
     def problems(self) -> list[str]:
         """What is not as it must be, in a few words each."""
-        found = []
+        found = [self.raised] if self.raised else []
         if self.differing:
             found.append(self.differing)
         if not self.kept:
@@ -173,6 +177,24 @@ class Subject:
         return list(after) == list(self.weights) and all(
             torch.equal(after[name].cpu(), tensor) for name, tensor in self.weights.items()
         )
+
+
+def examine_all(name: str, class_name: str, dtype: str) -> dict[str, Examined]:
+    """Return what the tiny model of an architecture does on every placement.
+
+    Raises:
+        NoTinyModelError: it has none.
+    """
+    subject = Subject(tiny(name, class_name, DTYPES[dtype]))
+    found = {}
+    for placement in PLACEMENTS:
+        try:
+            found[placement] = subject.examine(placement)
+        except TimeoutError:
+            raise
+        except Exception as error:  # the other placements are still to be tried
+            found[placement] = Examined(raised=f"{type(error).__name__}: {error}".splitlines()[0][:200])
+    return found
 
 
 def _uses(made: Plan, placement: str) -> bool:

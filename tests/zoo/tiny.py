@@ -29,6 +29,9 @@ from .families import FORWARD, GENERATING
 BATCH, PROMPT, NEW = 2, 12, 4
 """Sequences, tokens of each prompt, and tokens that are generated after it."""
 
+NEVER = 10**6
+"""A token that is never generated: no sequence ends early."""
+
 LARGEST = 8_000_000
 """Most parameters of a model that is called tiny."""
 
@@ -169,6 +172,8 @@ def tiny(name: str, class_name: str, dtype: torch.dtype = torch.float32) -> Tiny
         NoTinyModelError: it cannot be built, or runs none of the calls.
     """
     model = build(name, class_name).to(dtype)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.update(eos_token_id=NEVER, pad_token_id=0)
     errors = []
     for prepare, used_as in ways_to_call(model):
         try:
@@ -247,7 +252,7 @@ def _sample(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _generated(model: Any, device: str, inputs: Mapping[str, torch.Tensor]) -> Outputs:
     """Return the tokens that a model generates greedily, and the scores of each step."""
     scores: list[torch.Tensor] = []
-    asked = {"max_new_tokens": NEW + 1, "do_sample": False, "eos_token_id": 10**6, "pad_token_id": 0}
+    asked = {"max_new_tokens": NEW + 1, "do_sample": False}
     given = {name: value.to(device) for name, value in inputs.items()}
     tokens = model.generate(**given, **asked, logits_processor=[_Recording(scores)])
     return Outputs([tokens.cpu(), *scores])

@@ -18,7 +18,16 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ...devices.nested import Container, are_all_on, first_tensor, moves_itself, open_container, send_to_device
+from ...devices.nested import (
+    Container,
+    are_all_on,
+    copy_to,
+    first_tensor,
+    moves_itself,
+    open_container,
+    send_to_device,
+    spanned_elements,
+)
 from ..mapped.mapped_block import MappedBlock
 from ..mapped.readahead import ReadAhead
 from ..streaming.gradients import Compute, run_with_gradients
@@ -231,7 +240,8 @@ class InputTransfer:
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
         known = self._tensors.get(id(tensor))
         if known is None:
-            copy = _counting(tensor, self._device) if torch.is_inference_mode_enabled() else tensor.to(self._device)
+            copying = _counting if torch.is_inference_mode_enabled() else copy_to
+            copy = copying(tensor, self._device)
             # A tensor that nobody else holds is freed as early as without this.
             known = self._tensors[id(tensor)] = weakref.ref(tensor), copy, copy._version
         return known[1]
@@ -240,7 +250,11 @@ class InputTransfer:
 def _counting(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a copy that counts how often it is written to, as tensors of inference mode do not."""
     with torch.inference_mode(False), torch.no_grad():
-        return torch.empty_like(tensor, device=device, requires_grad=False).copy_(tensor)
+        elements = spanned_elements(tensor)
+        if elements == tensor.numel():
+            return torch.empty_like(tensor, device=device, requires_grad=False).copy_(tensor)
+        flat = torch.empty(elements, dtype=tensor.dtype, device=device).copy_(tensor.as_strided((elements,), (1,)))
+        return flat.as_strided(tensor.shape, tensor.stride(), 0)
 
 
 def _is_mutable(value: Any) -> bool:

@@ -198,7 +198,8 @@ class _Loop:
         kept = [] if self.positions is None else [self.positions]
         output = self.session.generate_with(kept, mask, **inputs)
         self.scores = next_token_scores(self.session, output)
-        self.cache = cache_in(output)
+        returned = cache_in(output)
+        self.cache = self.cache if returned is None else returned
 
 
 def next_token_scores(session: Session, output: Any) -> torch.Tensor | None:
@@ -226,12 +227,16 @@ def special_tokens(model: Any, config: Any, *more: str) -> list[int]:
 
 
 def _new_cache(session: Session, config: Any) -> Any:
-    """Return an empty cache of the workload's kind; None for a dynamic one, which the model makes itself."""
-    if session.workload.cache != "static":
-        return None
-    from transformers import StaticCache
+    """Return the empty cache that `generate` gives to the model; None if the model makes its own.
 
-    return StaticCache(config=config, max_cache_len=session.workload.context_length)
+    Encoders that are used as decoders fill a cache that they are given, and make none.
+    """
+    from transformers import DynamicCache, StaticCache
+
+    if session.workload.cache == "static":
+        return StaticCache(config=config, max_cache_len=session.workload.context_length)
+    is_given: Callable[[], bool] = getattr(session.model, "_supports_default_dynamic_cache", lambda: False)
+    return DynamicCache(config=config.get_text_config(decoder=True)) if is_given() else None
 
 
 @cache

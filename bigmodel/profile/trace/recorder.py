@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.hooks import RemovableHandle
 
 from ...devices import HOST, virtual
+from ...devices.nested import spanned_elements
 from ..model.experts import RouterChoice, expert_names
 from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Leave, Operation, Return, Route, Routed, Scratch
 from .values import Values
@@ -241,7 +242,7 @@ class Recorder(TorchDispatchMode):
         for tensor in {id(each): each for each in tensors}.values():
             number = self.number_of(tensor)
             if number != OUTSIDE:  # each view of a storage is copied by itself
-                found[number] = found.get(number, 0) + tensor.numel() * tensor.element_size()
+                found[number] = found.get(number, 0) + spanned_elements(tensor) * tensor.element_size()
         return tuple(found.items())
 
     def _death_of(self, key: int, number: int) -> Callable[[Any], None]:

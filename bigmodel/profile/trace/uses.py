@@ -109,9 +109,11 @@ KNOWN = (*TEXT, *MEDIA, "hidden_states")
 
 
 def _generates(model: nn.Module, workload: Workload) -> bool:
-    """Return whether a model is a decoder that generates with a cache."""
+    """Return whether a model is a decoder that generates with a cache; the bare model below its head does not."""
     config = getattr(model, "config", None)
-    if config is None or not workload.cache or not workload.context_length or main_input(model) not in TEXT:
+    if config is None or not hasattr(model, "generate") or main_input(model) not in TEXT:
+        return False
+    if not workload.cache or not workload.context_length:
         return False
     return not getattr(config, "is_encoder_decoder", False) and not set(CACHES).isdisjoint(parameters_of(model))
 

@@ -47,6 +47,19 @@ def test_inputs_come_to_the_device_by_position_and_by_name() -> None:
     assert output.cpu().tolist() == [3, 3]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inputs_with_gaps_keep_their_strides(mode: Any) -> None:
+    """Kernels are chosen by strides: closed gaps would change the last bits of a result."""
+    module = nn.Identity()
+    attached(module)
+    with mode():
+        last = torch.arange(24.0).reshape(2, 4, 3)[:, -1:]
+        output = module(last)
+    assert str(output.device) == "virtual:0"
+    assert output.stride() == last.stride()
+    assert torch.equal(output.cpu(), last)
+
+
 def test_inputs_named_by_skip_keys_stay_where_they_are() -> None:
     module, kept = Scale(), torch.ones(2)
     attached(module)

@@ -31,6 +31,8 @@ def small(family: str) -> Any:
         "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 160, "max_position_embeddings": 128,
     }  # fmt: skip
+    if family == "electra":  # an encoder, with a head for the next token
+        return t.ElectraForCausalLM(t.ElectraConfig(**sizes, embedding_size=64, eos_token_id=2)).eval()
     if family == "mixtral":
         return t.MixtralForCausalLM(t.MixtralConfig(**sizes, num_local_experts=4)).eval()
     windowed = {"sliding_window": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -73,6 +75,7 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
     ("family", "batch_size", "prompt", "new_tokens"),
     [
         ("gpt2", 3, 40, 2),
+        ("electra", 2, 30, 2),
         pytest.param("llama", 1, 60, 1, marks=pytest.mark.slow),
         pytest.param("mixtral", 2, 30, 2, marks=pytest.mark.slow),
         pytest.param("llama", 2, 3, 20, marks=pytest.mark.slow),
