@@ -59,6 +59,7 @@ def result_of(folder: Path) -> dict[str, Any]:
         _row(placement, dtype, [each[placement] for (_, of), each in kept.items() if of == dtype and placement in each])
         for placement in PLACEMENTS
         for dtype in DTYPES
+        if any(of == dtype and placement in each for (_, of), each in kept.items())
     ]
     tables: list[tuple[str, dict[str, str], list[Any]]] = [
         ("Tiny models of transformers' architectures on each placement", UNITS, rows),
