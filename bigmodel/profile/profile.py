@@ -90,6 +90,7 @@ class Profile:
         rounding: Callable[[int], int] = int,
         input_device: D | None = None,
         experts: Mapping[tuple[int, int], int] | None = None,
+        offloaded: Mapping[int, D] | None = None,
     ) -> dict[D, int]:
         """Return the peak bytes of activations and KV cache on each device, over all phases.
 
@@ -99,11 +100,12 @@ class Profile:
             rounding: bytes that the allocator takes for a number of bytes.
             input_device: device of the weights of unit `first`; None: `main`.
             experts: slots of each cache of experts, by (unit, position of the experts in it).
+            offloaded: device whose memory holds the weights of each unit that has them elsewhere than where it runs.
         """
         peaks: dict[D, int] = {main: 0}
         for phase in self.phases:
             for trace in (phase.trace_from(input_device), *phase.also):
-                found = replay(trace, execution_devices, main, rounding, input_device, experts).peak
+                found = replay(trace, execution_devices, main, rounding, input_device, experts, offloaded).peak
                 peaks.update({device: max(peaks.get(device, 0), peak) for device, peak in found.items()})
         return peaks
 

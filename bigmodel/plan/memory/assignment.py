@@ -150,7 +150,8 @@ def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
 
     def peaks(of: Assignment, over: Profile) -> dict[Key, int]:
         slots = {at: cache.slots for at, cache in expert_capacities(over, of).items()}
-        return over.dynamic_peaks(dict(enumerate(of.execution)), of.main, input_device=input_device, experts=slots)
+        offloaded = {at: HOST for at, key in enumerate(of.storage) if not is_accelerator(key)}
+        return over.dynamic_peaks(dict(enumerate(of.execution)), of.main, int, input_device, slots, offloaded)
 
     if not assignment.computed_below:
         return peaks(assignment, profile)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from ..model.units import UnitProfile
-from .trace import Allocate, Call, Enter, Event, Free, InitialStorage, Leave, Return, Trace
+from .trace import Allocate, Call, Enter, Event, Free, InitialStorage, Leave, OutsideUse, Return, Trace
 
 CONTEXT = 2
 """Layers before a layer that must be of the same kinds for two layers to count as the same: storages of one layer may
@@ -232,6 +232,9 @@ def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) ->
         return Allocate(names.get(event.storage, event.storage), event.nbytes, source, _named(event.others, names))
     if isinstance(event, Free):
         return Free(names.get(event.storage, event.storage))
+    if isinstance(event, OutsideUse):
+        weights = tuple((units.get(unit, unit), nbytes) for unit, nbytes in event.weights)
+        return OutsideUse(weights, names.get(event.source, event.source))
     if isinstance(event, Enter):
         return Enter(units.get(event.unit, event.unit), _named(event.inputs, names))
     if isinstance(event, Leave):

@@ -20,6 +20,7 @@ from .trace import (
     Free,
     InitialStorage,
     Leave,
+    OutsideUse,
     Return,
     Route,
     Routed,
@@ -39,6 +40,7 @@ def replay(
     rounding: Rounding = int,
     input_device: D | None = None,
     experts: Mapping[tuple[int, int], int] | None = None,
+    offloaded: Mapping[int, D] | None = None,
 ) -> Ledger[D]:
     """Return the ledger after a forward on the given devices.
 
@@ -49,8 +51,9 @@ def replay(
         rounding: bytes that the allocator takes for a number of bytes.
         input_device: device of the model's first weights, to which `generate` moves the inputs; None: `main`.
         experts: slots of each cache of experts, by (unit, position of the experts in it).
+        offloaded: device whose memory holds the weights of each unit that has them elsewhere than where it runs.
     """
-    ledger = Ledger(execution_devices, main, rounding, input_device, experts or {})
+    ledger = Ledger(execution_devices, main, rounding, input_device, experts, offloaded)
     for held in trace.initial:
         ledger.start_with(held)
     for event in trace.condensed if rounding is int else trace.events:
@@ -68,6 +71,7 @@ class Ledger(Generic[D]):
         rounding: Rounding = int,
         input_device: D | None = None,
         experts: Mapping[tuple[int, int], int] | None = None,
+        offloaded: Mapping[int, D] | None = None,
     ) -> None:
         self.now: dict[D, int] = {}
         self.peak: dict[D, int] = {}
@@ -76,6 +80,7 @@ class Ledger(Generic[D]):
         self._last = main  # device of the last unit, within a call of the model
         self._rounding = rounding
         self._experts = experts or {}
+        self._offloaded = offloaded or {}
         self._routed: tuple[Route, int, list[Event]] | None = None  # the running call of cached experts, and its slots
         self._indices = 0  # bytes of the slot indices that the running experts are called with
         self._input_device = main if input_device is None else input_device
@@ -104,6 +109,8 @@ class Ledger(Generic[D]):
             device = self._running[-1][1] if self._running else self._main
             self._add(device, event.nbytes)
             self._add(device, -event.nbytes)
+        elif isinstance(event, OutsideUse):
+            self._use_outside(event)
         elif isinstance(event, Enter):
             self._enter(event)
         elif isinstance(event, Leave):
@@ -144,17 +151,25 @@ class Ledger(Generic[D]):
                 self._add(self._input_device, -self._rounding(nbytes))
 
     def _allocate(self, event: Allocate) -> None:
-        device = self._device_of(event)
+        device = self._device_of(event.source)
         elsewhere = [nbytes for storage, nbytes in event.others if self._alive.get(storage, (device, 0))[0] != device]
         copied = sum(map(self._rounding, elsewhere))
         self._add(device, copied)
         self._take(event.storage, device, self._rounding(event.nbytes))
         self._add(device, -copied)
 
-    def _device_of(self, event: Allocate) -> D:
+    def _device_of(self, source: int) -> D:
+        """Return the device of an operation: the running unit's; between units that of the storage `source`."""
         if self._running:
             return self._running[-1][1]
-        return self._alive.get(event.source, (self._last, 0))[0]
+        return self._alive.get(source, (self._last, 0))[0]
+
+    def _use_outside(self, event: OutsideUse) -> None:
+        device = self._device_of(event.source)
+        held = ((self._offloaded.get(unit, device), nbytes) for unit, nbytes in event.weights)
+        copied = sum(self._rounding(nbytes) for other, nbytes in held if other != device)
+        self._add(device, copied)
+        self._add(device, -copied)
 
     def _enter(self, event: Enter) -> None:
         device = self._execution_devices.get(event.unit, self._main)

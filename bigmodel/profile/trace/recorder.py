@@ -22,7 +22,21 @@ from torch.utils.hooks import RemovableHandle
 from ...devices import HOST, virtual
 from ...devices.nested import spanned_elements
 from ..model.experts import RouterChoice, expert_names
-from .trace import OUTSIDE, Allocate, Call, Enter, Event, Free, Leave, Operation, Return, Route, Routed, Scratch
+from .trace import (
+    OUTSIDE,
+    Allocate,
+    Call,
+    Enter,
+    Event,
+    Free,
+    Leave,
+    Operation,
+    OutsideUse,
+    Return,
+    Route,
+    Routed,
+    Scratch,
+)
 from .values import Values
 from .work import ROUTE, Work, tensors_in, work_of
 
@@ -63,12 +77,14 @@ class Recorder(TorchDispatchMode):
         self.combined: set[int] = set()
         self._places: dict[int, int] = {}  # by storage: the unit on whose device it lies; `OUTSIDE`: the main device
         self._last_place = OUTSIDE
+        self._owners: dict[int, int] = {}  # by storage of a weight: its unit
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         output = self.values.run(run_fake, func, args, kwargs or {})
-        read = () if self._units or self._at_inputs else self._numbered(tensors_in(args, kwargs))
+        between = not self._units and not self._at_inputs
+        read = self._numbered(tensors_in(args, kwargs)) if between else ()
         place = OUTSIDE if self._at_inputs else self._units[-1] if self._units else self._combine(args, kwargs)
         for tensor in tensors_in(output):
             self.watch(tensor, read, place)
@@ -78,7 +94,17 @@ class Recorder(TorchDispatchMode):
         scratch = scratch_bytes(func, args, output)
         if scratch:
             self.events.append(Scratch(scratch))
+        if between and self._owners and not func.is_view:
+            self._record_outside_use(tensors_in(args, kwargs), read)
         return output
+
+    def _record_outside_use(self, operands: Iterable[torch.Tensor], read: tuple[tuple[int, int], ...]) -> None:
+        """Record the weights of units among the operands of an operation between units, unless it reads one unit's
+        weights only: that runs where they lie."""
+        owners = {tensor: self._owners.get(tensor.untyped_storage()._cdata, OUTSIDE) for tensor in operands}
+        if len(set(owners.values())) > 1:
+            weights = tuple((unit, tensor.nbytes) for tensor, unit in owners.items() if unit != OUTSIDE)
+            self.events.append(OutsideUse(weights, read[0][0] if read else OUTSIDE))
 
     def _combine(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> int:
         """Note which units' outputs an operation between units combines, and return the place of its results.
@@ -181,6 +207,9 @@ class Recorder(TorchDispatchMode):
             is_placed: it has a device of its own; otherwise its operations count as operations between units.
             is_lookup: its outputs are on the main device.
         """
+        if is_placed:
+            for tensor in (*module.parameters(), *module.buffers()):
+                self._owners.setdefault(tensor.untyped_storage()._cdata, unit)
 
         def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
             self.events.append(Enter(unit, self._tensors((args, kwargs))))

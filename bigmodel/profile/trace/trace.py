@@ -48,6 +48,19 @@ class Scratch:
 
 
 @dataclass(frozen=True)
+class OutsideUse:
+    """An operation between units reads weights of units: if these are offloaded, they are copied to it while it runs.
+
+    Attributes:
+        weights: (unit, bytes of the tensor) of each.
+        source: as `Allocate.source`, which decides the device of the operation.
+    """
+
+    weights: tuple[tuple[int, int], ...]
+    source: int = OUTSIDE
+
+
+@dataclass(frozen=True)
 class Enter:
     """A unit starts; `inputs` are (storage, bytes of the tensor) of its arguments."""
 
@@ -141,7 +154,7 @@ class Burst:
     net: int
 
 
-Event = Allocate | Free | Scratch | Enter | Leave | Operation | Call | Return | Route | Routed | Burst
+Event = Allocate | Free | Scratch | OutsideUse | Enter | Leave | Operation | Call | Return | Route | Routed | Burst
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.attach.attached_forward import AttachedForward
 from bigmodel.errors import DeviceMapError
+from bigmodel.plan import make_plan
 
 from ...accelerators import at, two
 from ..models import Block, llama
@@ -104,6 +107,37 @@ def test_a_part_of_a_block_may_be_called_by_the_model(
     with torch.no_grad():
         for _ in range(2):
             assert torch.equal(model(x), resident(x.to(at(0))).cpu())
+
+
+class CallsPart(nn.Module):
+    """Calls parts of its last block after its blocks, as DiT does."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x + self.blocks[-1].down(self.blocks[-1].up(x))
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_weights_of_a_part_that_the_model_calls_are_planned(place: str, tmp_path: Path) -> None:
+    model, x = CallsPart().eval(), torch.randn(2, 32)
+    whole = make_plan(model, {0: 2**40, "cpu": 2**40}, sample_inputs=(x,))
+    blocks = sum(weight.nbytes for weight in model.parameters())
+    others = {"cpu": 2**40} if place == "cpu" else {"cpu": 0}
+    plan = make_plan(model, {0: whole.devices[0].total - blocks // 2, **others}, sample_inputs=(x,))
+    assert "blocks.7" in [part.name for part in plan.streamed]
+    inputs = x.to(at(0))
+    gc.collect()
+    before = memory_allocated(at(0)) - inputs.nbytes
+    dispatch_model(model, plan, offload_dir=tmp_path)
+    reset_peak_memory(at(0))
+    with torch.no_grad():
+        model(inputs)
+    assert max_memory_allocated(at(0)) - before == plan.devices[0].total
 
 
 @pytest.mark.usefixtures("every_accelerator")

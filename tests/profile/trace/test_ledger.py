@@ -11,6 +11,7 @@ from bigmodel.profile.trace.trace import (
     Free,
     InitialStorage,
     Leave,
+    OutsideUse,
     Return,
     Route,
     Routed,
@@ -54,6 +55,14 @@ def test_outputs_that_are_named_are_moved_to_the_main_device() -> None:
         assert books.now[elsewhere] == 0
     back_and_forth = replay(Trace(returned), {0: 1, 1: 1}, 0)
     assert back_and_forth.peak == {0: 100, 1: 230}
+
+
+def test_offloaded_weights_that_are_read_between_units_are_copied_for_the_operation() -> None:
+    trace = Trace((Enter(0), Allocate(0, 100), Leave(0), Allocate(1, 10, 0), OutsideUse(((0, 50), (1, 7)), 0), Free(0)))
+    assert replay(trace, {}, 0).peak == {0: 110}
+    assert replay(trace, {}, 0, offloaded={0: "cpu"}).peak == {0: 160}
+    assert replay(trace, {}, 0, offloaded={0: "cpu", 1: "cpu"}).peak == {0: 167}
+    assert replay(trace, {0: "cpu"}, 0, offloaded={0: "cpu"}).peak == {"cpu": 110}
 
 
 def test_a_host_that_runs_everything_has_no_copies() -> None:

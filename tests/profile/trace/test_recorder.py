@@ -8,7 +8,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bigmodel.profile.trace.recorder import Recorder, run_fake, scratch_bytes
-from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Call, Enter, Free, Leave, Return
+from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Call, Enter, Free, Leave, OutsideUse, Return
 
 aten = torch.ops.aten
 
@@ -40,6 +40,20 @@ def test_units_are_recorded_with_inputs_and_outputs() -> None:
     leave = next(event for event in recorder.events if isinstance(event, Leave))
     assert (enter.unit, enter.inputs) == (5, ((0, 128),))
     assert (leave.unit, leave.outputs) == (5, ((1, 32),))
+
+
+def test_weights_of_units_that_other_operations_read_are_recorded() -> None:
+    with FakeTensorMode():
+        first, second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        recorder = Recorder(iter([*first.parameters(), *second.parameters()]))
+        for unit, module in enumerate((first, second)):
+            recorder.follow(module, unit)
+        with recorder, torch.no_grad():
+            x = first(torch.empty(4, 8))
+            x @ second.weight.t() + first.bias
+            first.bias * 2  # runs where the weight lies
+    uses = [event for event in recorder.events if isinstance(event, OutsideUse)]
+    assert [event.weights for event in uses] == [((1, 256),), ((0, 32),)]
 
 
 def test_sources_of_operations_between_units_are_recorded_except_at_inputs() -> None:
