@@ -37,6 +37,7 @@ def test_a_served_process_is_measured_beside_a_peer(tmp_path: Path) -> None:
     assert json.loads(result.read_text())
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(serve_peer._MAIN, serve_peer.OURS, "no_such_module")
     with (

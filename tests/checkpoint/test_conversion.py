@@ -131,6 +131,7 @@ def conversion_of(model: torch.nn.Module, folder: Path):
     return convert_keys(model, dict.fromkeys(model.state_dict(), True), entries)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device_map", [None, {"": "cpu"}, {"": "disk"}], ids=["no_map", "cpu", "disk"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_loads_as_from_pretrained_loads_it(

@@ -40,6 +40,7 @@ def test_serve_is_interrupted_while_it_imports(module: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bigmodel: interrupted\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_any_command_is_interrupted_while_it_imports(command: str) -> None:
     done = interrupted(f"bigmodel.cli.{COMMANDS[command]}", command)

@@ -145,6 +145,7 @@ def test_ctrl_c_stops_every_process(tmp_path: Path, processes: int) -> None:
             os.kill(number, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

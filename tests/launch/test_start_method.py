@@ -49,5 +49,6 @@ def test_a_notebook_that_has_used_cuda_is_told_what_to_do(cuda_was_used: None, m
     assert "Restart the notebook" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_cuda_is_no_obstacle_to_training_on_the_cpu(forked: Forked, cuda_was_used: None) -> None:
     assert "CUDA" not in (start_method.why_not_fork(cpu=True) or "")

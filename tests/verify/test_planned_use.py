@@ -40,6 +40,7 @@ def resnet() -> Any:
     return t.ResNetForImageClassification(config).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "passes"),
     [(llama, ["prompt", "step"]), (t5, ["prompt", "step"]), (bert, ["forward"]), (resnet, ["forward"])],

@@ -107,6 +107,7 @@ def build(name: str, class_name: str) -> Any:
         pytest.skip(f"has no default model: {error}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "class_name"),
     [

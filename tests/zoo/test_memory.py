@@ -88,6 +88,7 @@ def test_the_peak_of_generating_is_planned_to_the_byte(family: str) -> None:
     assert peak_of_generating(model) == predicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", some(ROUTING, "switch"))
 def test_the_peak_is_planned_for_any_choice_of_experts(family: str) -> None:
     model = ROUTING[family]().eval()
@@ -113,6 +114,7 @@ def image_and_text(family: str) -> dict[str, torch.Tensor]:
     return {**found, "pixel_values": torch.zeros(BATCH, 3, 32, 32), **extra}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", some(SEEING, "llava"))
 def test_the_peak_of_generating_from_an_image_is_planned(family: str) -> None:
     """To the byte; `generate` encodes images of Qwen2-VL before its prompt is embedded, which takes less."""
@@ -122,6 +124,7 @@ def test_the_peak_of_generating_from_an_image_is_planned(family: str) -> None:
     assert (0.95 if family == "qwen2_vl" else 1) * predicted <= measured <= predicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", some(HEARING, "whisper"))
 @pytest.mark.parametrize("new_tokens", [3, 40])
 def test_the_peak_of_transcribing_is_planned_to_the_byte(family: str, new_tokens: int) -> None:

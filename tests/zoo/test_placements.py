@@ -23,6 +23,7 @@ ZOO = [pytest.mark.slow, pytest.mark.zoo]
 MOST_SECONDS = 600
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize(
     ("name", "class_name", "dtype"),

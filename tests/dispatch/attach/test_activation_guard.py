@@ -398,6 +398,7 @@ class ByValue(GPT2LMHeadModel):
         return super().forward(*args, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("budget", "host"), [("1MB", "1GB"), (150_000, "1GB"), (150_000, 40_000)])
 def test_a_checkpoint_is_loaded_guarded_and_generates(
     budget: int | str, host: int | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -113,6 +113,7 @@ def generated(model: Any, **options: Any) -> torch.Tensor:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [plain_llama, gemma, mixtral])
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_a_text_is_the_one_of_the_whole_model(make: Any, cache: str | None) -> None:

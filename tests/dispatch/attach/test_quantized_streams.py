@@ -100,6 +100,7 @@ def test_the_models_own_weights_stay_exact(home: str, tmp_path: Path) -> None:
     assert torch.equal(loaded(ids()), exact(ids()))
 
 
+@pytest.mark.slow
 def test_tied_weights_stay_tied(tmp_path: Path) -> None:
     dispatched = model("int8", "cpu", tmp_path)
     dispatched(ids())

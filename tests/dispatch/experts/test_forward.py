@@ -180,6 +180,7 @@ def test_threads_share_the_cache(implementation: str, slots: int) -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_an_exception_among_the_experts_leaves_nothing_held(implementation: str) -> None:
     model = offloaded(mixtral, implementation, expert_cache=2 * EXPERT_BYTES)

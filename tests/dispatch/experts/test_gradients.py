@@ -36,6 +36,7 @@ def assert_same(
             torch.testing.assert_close(other, gradient, **tolerance, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["grouped_mm", "batched_mm", "eager"])
 @pytest.mark.parametrize("build", slow_but([mixtral], MIXTURES))
 def test_gradients_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:

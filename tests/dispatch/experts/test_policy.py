@@ -75,6 +75,7 @@ def hits_of_foresight(visits: Trace, room: int) -> int:
     return hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [16, 64, 128])
 @pytest.mark.parametrize(("skew", "repeats"), [(0.0, 0.0), (0.0, 0.3), (0.8, 0.0), (0.8, 0.3), (1.2, 0.5)])
 def test_hits_are_at_least_those_of_least_recently_used_and_at_most_those_of_foresight(

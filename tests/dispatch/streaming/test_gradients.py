@@ -477,6 +477,7 @@ class Normed(nn.Module):
         return x + self.down(torch.relu(self.up(x)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offload_buffers", [False, True])
 @pytest.mark.parametrize("is_leaf", [False, True])
 @pytest.mark.parametrize("norm", NORMS)

@@ -79,6 +79,7 @@ def placed(model: nn.Module, where: str, folder: Path, **options: Any) -> nn.Mod
     return dispatch_model(model, {"": where}, main_device=at(0), offload_dir=folder, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["cpu", "disk"])
 @pytest.mark.parametrize("way", WAYS)
 def test_weights_used_outside_their_block_give_the_bits_of_the_resident_model(

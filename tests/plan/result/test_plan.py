@@ -71,6 +71,7 @@ def test_a_plan_has_text_table_json_html_and_a_picture(tmp_path: Path) -> None:
     assert PLAN.max_sequences() == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("more", [0, 1, 5])
 def test_free_memory_holds_further_sequences(more: int) -> None:

@@ -48,6 +48,7 @@ def test_the_search_beats_greedy_and_keeps_to_the_budgets() -> None:
     assert memory_usage(profile(), found).over(given.budgets) == {}
 
 
+@pytest.mark.slow
 def test_the_known_assignment_is_kept_if_none_fits_or_none_is_better() -> None:
     known = greedy(capacity(2.0))
     assert searcher().best(capacity(2.0), known) is known

@@ -119,6 +119,7 @@ def weighed(of: Profile, name: str) -> tuple[float, list[float]]:
     return goal.seconds(assignment), [step.seconds for step in goal.steps(assignment)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["latency", "fit"])
 def test_latency_is_the_time_of_a_step_and_the_prompt_only_breaks_ties(name: str) -> None:
     seconds, (prompt, step) = weighed(generating(8), name)

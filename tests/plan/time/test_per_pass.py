@@ -82,6 +82,7 @@ def test_the_threshold_lies_between_a_step_and_the_prompt() -> None:
         assert 1 < tokens <= 254
 
 
+@pytest.mark.slow
 def test_the_threshold_grows_as_the_link_becomes_slower() -> None:
     of = profile()
     layer = next(index for index, unit in enumerate(of.units) if unit.is_block)
@@ -106,6 +107,7 @@ def test_quantised_weights_are_not_computed_on_the_host() -> None:
     assert planned(profile(), offload_dtype="int8").computed_below == {}
 
 
+@pytest.mark.slow
 def test_the_plan_states_both_forms_also_in_json() -> None:
     found = planned(profile())
     tokens = next(iter(found.computed_below.values()))

@@ -105,6 +105,7 @@ def test_frozen_parameters_have_neither_gradients_nor_state() -> None:
     assert training_memory(model, 1, 16).gradients == trained
 
 
+@pytest.mark.slow
 def test_ranks_under_ddp_have_the_whole_model_and_buckets() -> None:
     alone, together = taken(), taken(ranks=2)
     assert together.weights == alone.weights

@@ -33,6 +33,7 @@ def connected(url: str) -> socket.socket:
 BODY = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 90\r\n\r\n{"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: a\r\n", BODY])
 def test_a_connection_without_a_request_is_closed(impatient: str, sent: bytes) -> None:
     with connected(impatient) as client:

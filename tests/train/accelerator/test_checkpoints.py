@@ -66,6 +66,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == "workers" else ()) for name in OPTIONS]
 )
@@ -207,6 +208,7 @@ def test_hooks_may_write_and_read_models_themselves(tmp_path: Path) -> None:
     assert len(calls) == 2
 
 
+@pytest.mark.slow
 @on_ranks
 def test_one_of_two_processes_finishes_what_a_killed_one_had_begun_to_move(folder: Path) -> None:
     accelerator = Accelerator()

@@ -35,6 +35,7 @@ def counted(read: list[int], length: int = 4) -> Iterator[LoaderStep]:
         yield LoaderStep({"x": torch.full((2,), number)}, last=number == length - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
 def test_the_next_batch_is_read_while_one_is_computed_with() -> None:
     read: list[int] = []

@@ -96,6 +96,7 @@ print(gc.get_freeze_count())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prepared", ["loader", "Accelerator(cpu=True).prepare(loader)"], ids=["bare", "prepared"])
 def test_a_worker_does_not_wait_for_threads_that_it_does_not_have(prepared: str) -> None:
     written = run_script(["-c", FORKING.replace("PREPARED", prepared)])

@@ -70,6 +70,7 @@ def step(runner: Runner, *batch: tuple[Sequence, int]) -> list[torch.Tensor | No
     return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_ragged_batch_gives_each_sequence_its_own_logits(family: str) -> None:
     model = build(FAMILIES[family]())
