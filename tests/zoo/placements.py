@@ -97,16 +97,22 @@ class Examined:
 
 @dataclass
 class Subject:
-    """A tiny model with its profile, and its outputs where it is not dispatched."""
+    """A tiny model with its profile, and its outputs where it is not dispatched.
+
+    Attributes:
+        tiny: the model.
+        sample_inputs: inputs that it is profiled with; None: those of its conventions.
+    """
 
     tiny: Tiny
+    sample_inputs: Mapping[str, torch.Tensor] | None = None
     _expected: dict[str, Outputs] = field(default_factory=dict)
 
     @cached_property
     def profile(self) -> Profile:
         """The profile of the model at the shapes that it is used with."""
         shape = {"batch_size": BATCH, "context_length": PROMPT + NEW, "new_tokens": NEW}
-        return profile_model(self.tiny.model, **shape, device_type="virtual")
+        return profile_model(self.tiny.model, **shape, device_type="virtual", sample_inputs=self.sample_inputs)
 
     @cached_property
     def weights(self) -> dict[str, torch.Tensor]:
@@ -185,7 +191,11 @@ def examine_all(name: str, class_name: str, dtype: str) -> dict[str, Examined]:
     Raises:
         NoTinyModelError: it has none.
     """
-    subject = Subject(tiny(name, class_name, DTYPES[dtype]))
+    return examine_everywhere(Subject(tiny(name, class_name, DTYPES[dtype])))
+
+
+def examine_everywhere(subject: Subject) -> dict[str, Examined]:
+    """Return what a model does on every placement."""
     found = {}
     for placement in PLACEMENTS:
         try:

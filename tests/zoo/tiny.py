@@ -123,7 +123,7 @@ class Tiny:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of its parameters."""
-        return self.model.dtype  # type: ignore[no-any-return]
+        return next(self.model.parameters()).dtype  # type: ignore[no-any-return]
 
 
 def shrink(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,10 +201,14 @@ def ways_to_call(model: Any) -> Iterator[tuple[Callable[[], Call], str]]:
 
 
 def _forward(model: Any, inputs: Mapping[str, torch.Tensor]) -> Call:
-    samples = _samples(inputs, model.dtype)
+    return call_with(_samples(inputs, model.dtype))
+
+
+def call_with(inputs: Mapping[str, torch.Tensor], method: str = "__call__") -> Call:
+    """Return the call of a method with keyword arguments."""
 
     def use(model: nn.Module, device: str) -> Outputs:
-        return Outputs(tensors_in(model(**{name: value.to(device) for name, value in samples.items()})))
+        return Outputs(tensors_in(getattr(model, method)(**{name: value.to(device) for name, value in inputs.items()})))
 
     return use
 

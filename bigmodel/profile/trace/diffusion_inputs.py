@@ -23,6 +23,9 @@ IMAGE_TOKENS = (64, 64)
 VIDEO = (21, 60, 104)
 """Frames, rows and columns of a video's latents for configs that name none: five seconds of 480 x 832."""
 
+PACKED_VIDEO = (21, 15, 26)
+"""Frames, rows and columns of a video's packed patches: of the same video, compressed four times as much."""
+
 VIDEO_FRAMES = 17
 """Frames of a video for autoencoders: many work on so many at a time."""
 
@@ -31,9 +34,12 @@ TEXT_LENGTH = {"sample": 77, "hidden_states": 512}
 
 TEXT_WIDTHS = (
     "encoder_hid_dim", "caption_channels", "joint_attention_dim", "text_embed_dim", "text_dim", "cap_feat_dim",
-    "cross_attention_dim", "encoder_hidden_states_channels",
+    "cross_attention_dim",
 )  # fmt: skip
 """Config fields that name the width of texts; of several, the first is meant."""
+
+PLACES = {"img_ids", "img_shapes", "num_frames"}
+"""Arguments that say where packed patches belong."""
 
 MASKS = ("encoder_attention_mask", "encoder_hidden_states_mask", "text_embedding_mask")
 
@@ -44,7 +50,7 @@ def diffusion_inputs(model: nn.Module, batch_size: int) -> Iterator[dict[str, An
     name = next((name for name in TEXT_LENGTH if name in accepted), None)
     if name is None or not hasattr(model, "config"):
         return
-    latents = _packed(model, batch_size) if "img_ids" in accepted or "img_shapes" in accepted else []
+    latents = _packed(model, batch_size) if accepted.keys() & PLACES else []
     latents += [({name: sample(batch_size, *shape)}, shape[-2] * shape[-1]) for shape in _grids(model, name)]
     for (found, patches), conditions in product(latents, _conditions(model, name, batch_size)):
         yield {**found, **conditions, **_rotation(model, patches)}
@@ -82,10 +88,13 @@ def has_both_ways(model: nn.Module) -> bool:
 def _packed(model: nn.Module, batch_size: int) -> list[tuple[dict[str, Any], int]]:
     """Return latents as a list of patches with their places, and the number of patches."""
     config: Any = model.config
-    rows, columns = IMAGE_TOKENS
-    count = rows * columns
+    accepted = parameters_of(model)
+    frames, rows, columns = PACKED_VIDEO if "num_frames" in accepted else (1, *IMAGE_TOKENS)
+    count = frames * rows * columns
     found: dict[str, Any] = {"hidden_states": sample(batch_size, count, first_field(config, 64, "in_channels"))}
-    if "img_ids" in parameters_of(model):
+    if "num_frames" in accepted:
+        found |= {"num_frames": frames, "height": rows, "width": columns}
+    elif "img_ids" in accepted:
         found["img_ids"] = sample(count, 3)
         found["txt_ids"] = sample(_text_length(config, "hidden_states"), 3)
     else:
@@ -138,8 +147,6 @@ def _conditions(model: nn.Module, name: str, batch_size: int) -> Iterator[dict[s
     if getattr(config, "image_dim", None):
         known["encoder_hidden_states_image"] = sample(batch_size, 257, config.image_dim)
     known.update({name: torch.ones(batch_size, 2) for name in ("original_size", "target_size", "crop_coords")})
-    if "num_frames" in accepted and name == "hidden_states":
-        known.update(dict(zip(("num_frames", "height", "width"), VIDEO, strict=True)))
     added = _added(config, batch_size)
     if added is not None:
         known["added_cond_kwargs"] = added
