@@ -18,6 +18,7 @@ from ..placement.dispatch_units import DispatchUnit
 from ..placement.tensors import PlacedTensor
 from ..streaming.streamer import Streamer
 from ..weights.block import Block
+from ..weights.data_use import uses_data
 from ..weights.fused_view import lies_on_disk
 from ..weights.packing import WeightError
 from ..weights.quantized_block import QuantizedBlock, carry_on_disk, packings_of
@@ -71,6 +72,7 @@ class StreamBuilder:
             streamer = Streamer(device, sequential, plan.slots, plan.staging_bytes, plan.readers)
             for name, block, encloses in here:
                 block.encloses = encloses
+                block.uses_data = uses_data(self._modules[name])
                 if _packs(block, device, shared):
                     block.pack(pin=self._pinned.take(block.layout.nbytes))
                 forward = result.forward_of(name, self._modules[name])

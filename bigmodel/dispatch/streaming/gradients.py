@@ -13,8 +13,8 @@ host tensors again; gradients of blocks whose backward has finished remain, as a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,11 +26,14 @@ from torch.autograd import forward_ad
 from ...devices.nested import iter_tensors, map_tensors
 from ...errors import DispatchError
 from ...profile.model.units import INDIVISIBLE
-from ...profile.training.recompute import Gradients, RecomputedCall, gradients_of
+from ...profile.training.recompute import Gradients, RecomputedCall, gradients_of, other_parameter
 from ..weights.block import Block, version_of
+from ..weights.data_use import checksums
+from ..weights.outside_use import recorded_uses
 from ..weights.parameters import like
 from ..weights.quantized_block import QuantizedBlock
 from .replay_state import EarlierState, ReplayState, refuse_hidden_tensors, unchanged_buffers
+from .slots import BlockSlot
 from .streamer import Streamer
 
 Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -70,7 +73,10 @@ def run_with_gradients(
         return compute(args, kwargs)
     streamer.adopt_replaced(block)
     if not wants_gradients(block, args, kwargs):
-        return streamer.run(block, compute, args, kwargs)
+        output = streamer.run(block, compute, args, kwargs)
+        if not block.encloses:
+            _refuse_other_parameters(streamer, block, iter_tensors(output, registered=True))
+        return output
     if block.encloses:
         return _through_copies(streamer, block, compute, args, kwargs)
     host = [tensor.value for tensor in (*block.tensors, *block.nested)]
@@ -104,10 +110,18 @@ class _BlockCall(RecomputedCall):
         self._module = module
         self._compute = compute
         self._replay_state = ReplayState(streamer.device)
-        self._versions = _versions(block)
+        self._versions = _versions(_parameters_of(block))
+        self._borrowed: list[torch.Tensor] = []
+        """Offloaded weights of other blocks that this one computes with."""
 
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        output = self._streamer.run(self._block, self._compute_observed, args, kwargs)
+        with recorded_uses() as used:
+            output = self._streamer.run(self._block, self._compute_observed, args, kwargs)
+        if used:
+            own = {id(tensor.value) for tensor in (*self._block.tensors, *self._block.nested)}
+            borrowed = {id(weight): weight for weight in used if weight.requires_grad and id(weight) not in own}
+            self._borrowed = list(borrowed.values())
+            self._versions += _versions(self._borrowed)
         refuse_hidden_tensors(output, (args, kwargs))
         return output
 
@@ -120,6 +134,9 @@ class _BlockCall(RecomputedCall):
             output = self._compute(args, kwargs)
         self._state.keep_written()
         return output
+
+    def further_weights(self) -> Sequence[torch.Tensor]:
+        return self._borrowed
 
     def _takes_other_path(self) -> bool:
         """Whether the block holds attention of PyTorch in eval mode, which gives other last bits where gradients are
@@ -140,41 +157,60 @@ class _BlockCall(RecomputedCall):
         _refuse_quantized(self._block)
         refuse_second_derivatives()
         self._refuse_changed_weights()
-        return self._streamer.visit(self._block, lambda held: self._gradients_in(held[0].memory, inputs, received))
+        return self._streamer.visit(self._block, lambda held: self._gradients_in(held[0], inputs, received))
 
     def _refuse_changed_weights(self) -> None:
-        for (then, version), (now, version_now) in zip(self._versions, _versions(self._block), strict=True):
+        present = _versions([*_parameters_of(self._block), *self._borrowed])
+        for (then, version), (now, version_now) in zip(self._versions, present, strict=True):
             if then is not now or version != version_now:
                 raise DispatchError(
                     f"weights of {self._block.name!r} were changed between its forward and its backward, which "
                     "recomputes it with them: call backward before the optimizer's step"
                 )
 
-    def _gradients_in(self, memory: torch.Tensor, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
-        """Return the gradients of the inputs and, on the host, of the weights, whose values are in `memory`."""
+    def _gradients_in(self, slot: BlockSlot, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
+        """Return the gradients of the inputs and, on the host, of the weights, whose values are in `slot`."""
         block = self._block
-        weights = trainable_views(block, memory)
+        weights = trainable_views(block, slot.memory)
         # The module can refer to the leaves of one thread at a time.
-        with block.recomputing(), unchanged_buffers(self._module):
-            block.show(weights)
+        with block.recomputing(), unchanged_buffers(self._module), _shown(block, weights, slot.views[block]):
             self._state.put_back()
             args, kwargs = self.arguments_again(inputs)
             with torch.enable_grad(), self._replay_state.restored():
                 outputs = self.tensors_of(self._compute(args, kwargs))
             # Tensors that are fetched separately, such as experts, take part as host tensors.
-            nested = [tensor.value for tensor in block.nested]
-            with _reentrant_checkpoints_named():
-                found = gradients_of(outputs, received, [*inputs, *weights, *nested])
-        host = zip(found[len(inputs) :], (*block.tensors, *block.nested), strict=True)
+            elsewhere = [*[tensor.value for tensor in block.nested], *self._borrowed]
+            sources = [*inputs, *weights, *elsewhere]
+            _refuse_other_parameters(self._streamer, block, outputs, sources)
+            # Offloaded tensors would have autograd.grad copy its sources to one device.
+            plain = DisableTorchFunctionSubclass() if self._borrowed else nullcontext()
+            with _reentrant_checkpoints_named(), plain:
+                found = gradients_of(outputs, received, sources)
+        host = zip(found[len(inputs) :], (*[each.value for each in block.tensors], *elsewhere), strict=True)
         with DisableTorchFunctionSubclass():
-            moved = [None if each is None else each.to(own.value.device, own.value.dtype) for each, own in host]
+            moved = [None if each is None else each.to(own.device, own.dtype) for each, own in host]
         return [*found[: len(inputs)], *moved]
 
 
-def _versions(block: Block) -> list[tuple[torch.Tensor, int]]:
-    """Return the weights of `block` with their version counters, to detect replacements and writes."""
+@contextmanager
+def _shown(block: Block, tensors: list[torch.Tensor], before: list[torch.Tensor]) -> Iterator[None]:
+    """Within this context, the model refers to `tensors` for those of `block`; at its end to those of `before`."""
+    block.show(tensors)
+    try:
+        yield
+    finally:
+        block.show(before)
+
+
+def _parameters_of(block: Block) -> list[torch.Tensor]:
+    """Return the parameters of `block` on the host."""
+    return [tensor.value for tensor in (*block.tensors, *block.nested) if not tensor.is_buffer]
+
+
+def _versions(weights: list[torch.Tensor]) -> list[tuple[torch.Tensor, int]]:
+    """Return weights with their version counters, to detect replacements and writes."""
     with DisableTorchFunctionSubclass():
-        return [(t.value, version_of(t.value)) for t in (*block.tensors, *block.nested) if not t.is_buffer]
+        return [(weight, version_of(weight)) for weight in weights]
 
 
 def _refuse_quantized(block: Block) -> None:
@@ -216,13 +252,49 @@ def _through_copies(
     """Compute with device copies that autograd saves. For a block that encloses others: saving its few own tensors is
     cheaper than recomputing all blocks inside it."""
 
-    def run() -> Any:
-        for tensor in block.tensors:
-            if tensor.value.requires_grad:
-                tensor.show(tensor.value.to(streamer.device, tensor.device_dtype))
-        return compute(args, kwargs)
+    def run(held: list[BlockSlot]) -> Any:
+        copies = []
+        for tensor, view in zip(block.tensors, held[0].views[block]):
+            with DisableTorchFunctionSubclass():
+                copied = tensor.value.requires_grad
+                copies.append(tensor.value.to(streamer.device, tensor.device_dtype) if copied else view)
+        before = _states(block, copies)
+        with _shown(block, copies, held[0].views[block]):
+            output = compute(args, kwargs)
+            _refuse_written_copies(block, copies, before)
+        return held[0].copied_out(output)
 
-    return streamer.run(block, run)
+    return streamer.visit(block, run)
+
+
+def _refuse_written_copies(block: Block, copies: list[torch.Tensor], before: Sequence[object]) -> None:
+    """Raise DispatchError if the forward has replaced any of `copies`, or written into it since its state `before`."""
+    for tensor, copied, then, now in zip(block.tensors, copies, before, _states(block, copies), strict=True):
+        registry, key = tensor.owners[0]
+        if tensor.value.requires_grad and (registry.get(key) is not copied or then != now):
+            raise DispatchError(
+                f"the forward of {block.name!r} writes into its parameter {key!r}, which is trained: with gradients "
+                "that is not supported while it is streamed. Map it to an accelerator, or call requires_grad_(False)"
+            )
+
+
+def _states(block: Block, copies: list[torch.Tensor]) -> list[object]:
+    """Return values that change when one of `copies` is written."""
+    return [(copied._version, checksums([copied]) if block.uses_data else None) for copied in copies]
+
+
+def _refuse_other_parameters(
+    streamer: Streamer, block: Block, outputs: Iterable[torch.Tensor], sources: Iterable[torch.Tensor] = ()
+) -> None:
+    """Raise DispatchError if gradients of `outputs` would flow to a parameter that is none of `sources`."""
+    other = other_parameter(outputs, sources)
+    if other is not None:
+        names = (tensor.name for each in streamer.blocks for tensor in each.tensors if tensor.value is other)
+        name = next((f"{name!r}" for name in names), f"a parameter of shape {tuple(other.shape)}")
+        raise DispatchError(
+            f"{block.name!r}, which is streamed, computes with {name}, which is neither its own nor an argument, and "
+            "would get no gradient: pass it as an argument, or map the module to an accelerator"
+        )
 
 
 def trainable_views(block: Block, memory: torch.Tensor) -> list[torch.Tensor]:

@@ -19,6 +19,7 @@ from ...devices.nested import map_tensors
 from ...profile.model.tensors import storage_of
 from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
+from ..weights.data_use import checksums
 from ..weights.visits import VisitOrder
 
 K = TypeVar("K", bound=Hashable)
@@ -115,6 +116,7 @@ class BlockSlot(Slot[Block]):
         views: For each block that was here, its tensors as views of this memory.
         storage: Identifies its memory (see `storage_of`).
         memory_version: Version counter of its memory when its content was shown.
+        checksums: Those of the parameters of a block that uses ``.data``, when it was shown.
     """
 
     last_use: int = 0
@@ -124,6 +126,7 @@ class BlockSlot(Slot[Block]):
     views: dict[Block, list[torch.Tensor]] = field(default_factory=dict)
     storage: int = field(init=False)
     memory_version: int = 0
+    checksums: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.storage = storage_of(self.memory)
@@ -138,27 +141,37 @@ class BlockSlot(Slot[Block]):
             block.copy_flags(views)
             self.shown = True
             self.memory_version = self.memory._version
+            if block.uses_data:
+                self.checksums = self._parameter_checksums(block)
             block.show(views)
 
     def show_host(self) -> None:
-        """Make the model's parameters refer to the host tensors again, after copying written buffers to the host.
+        """Make the model's parameters refer to the host tensors again, after copying what was written to the host.
 
         Raises:
             DispatchError: As for `Block.keep_state`; the parameters are reset nevertheless.
         """
         block = self.content
         if self.shown and block is not None:
+            views = self.views[block]
             try:
-                # With buffers among the tensors that lie here, writing says nothing about parameters.
-                if self.memory._version != self.memory_version and not block.has_state:
-                    block.keep_written_parameters(self.views[block])
-                block.keep_state()
+                written = self.memory._version != self.memory_version
+                if block.uses_data:
+                    written = written or self._parameter_checksums(block) != self.checksums
+                if block.keep_state(views, written):
+                    # ``.data = ...`` and ``set_`` leave a parameter elsewhere.
+                    del self.views[block]
             except Exception:
+                self.views.pop(block, None)
                 self.shown = False
                 block.show_host()
                 raise
             block.show_host()
             self.shown = False
+
+    def _parameter_checksums(self, block: Block) -> list[int]:
+        views = self.views[block]
+        return checksums([view for tensor, view in zip(block.tensors, views) if not tensor.is_buffer])
 
     def copied_out(self, value: Any) -> Any:
         """Return `value` with every tensor in this slot's memory replaced by a copy.

@@ -72,6 +72,8 @@ class Block:
         self.nbytes = sum(t.value.nbytes for t in tensors)
         self.packed: torch.Tensor | None = None
         self._on_disk: bool | None = None
+        self.uses_data = False
+        """Whether its forward may write into parameters through ``.data``, which no version counter counts."""
         self.encloses = False
         """Whether other blocks run within this one's forward; it must then not occupy a slot that they wait for."""
         self.recomputed_by: int | None = None
@@ -139,8 +141,15 @@ class Block:
         return replaced
 
     def device_views(self, memory: torch.Tensor) -> list[torch.Tensor]:
-        """Return the block's parameters and buffers as views of `memory`."""
-        return [like(t.value, view) for t, view in zip(self.tensors, self.layout.views(memory))]
+        """Return the block's parameters and buffers as views of `memory`.
+
+        Buffers have a version counter apart from the memory's, which therefore counts what is written to parameters.
+        """
+        views = self.layout.views(memory)
+        if self.has_state:
+            apart = self.layout.views(memory.data)
+            views = [other if t.is_buffer else view for t, view, other in zip(self.tensors, views, apart)]
+        return [like(t.value, view) for t, view in zip(self.tensors, views)]
 
     def copy_flags(self, views: list[torch.Tensor]) -> None:
         """Have parameters on the device require gradients where those on the host do.
@@ -168,32 +177,43 @@ class Block:
         for tensor, shown in zip(self.tensors, tensors):
             tensor.show(shown)
 
-    def keep_written_parameters(self, views: list[torch.Tensor]) -> None:
-        """Copy parameters, into which a forward has written on the device, to the host."""
-        with torch.no_grad():
-            for tensor, view in zip(self.tensors, views):
-                if not tensor.is_buffer:
-                    tensor.value.copy_(view)
+    def keep_state(self, views: list[torch.Tensor], written: bool) -> bool:
+        """Copy buffers, and parameters that a forward has written or replaced, to the host.
 
-    def keep_state(self) -> None:
-        """Copy buffers that a forward has written or replaced to the host.
+        Args:
+            views: What the model referred to when the forward began.
+            written: Whether it has written into parameters; if not, it may still have replaced some.
+
+        Returns:
+            Whether it has written into parameters or replaced some.
 
         Raises:
-            DispatchError: A buffer was removed, or replaced by one of another shape or dtype.
+            DispatchError: A tensor was removed, or replaced by one of another shape or dtype.
         """
-        if not self.has_state:
-            return
-        with torch.no_grad():
+        if not written:
+            for tensor, view in zip(self.tensors, views):
+                registry, key = tensor.owners[0]
+                if registry.get(key) is not view and not tensor.is_buffer:
+                    written = True
+        if not (written or self.has_state):
+            return False
+        with torch.no_grad(), DisableTorchFunctionSubclass():
             for tensor in self.tensors:
-                if tensor.is_buffer:
-                    registry, key = tensor.owners[0]
-                    current = registry.get(key)
-                    if current is None or (current.shape, current.dtype) != (tensor.value.shape, tensor.device_dtype):
-                        raise DispatchError(
-                            f"{key!r} of {self.name!r} was removed or changed its shape or dtype in the forward, which "
-                            "is not supported for streamed buffers: dispatch the model with offload_buffers=False"
-                        )
-                    tensor.value.copy_(current)
+                if not (written or tensor.is_buffer):
+                    continue
+                registry, key = tensor.owners[0]
+                current = registry.get(key)
+                if current is None or (current.shape, current.dtype) != (tensor.value.shape, tensor.device_dtype):
+                    what = "dispatch the model with offload_buffers=False" if tensor.is_buffer else "map it to a device"
+                    raise DispatchError(
+                        f"{key!r} of {self.name!r} was removed or changed its shape or dtype in the forward, which is "
+                        f"not supported for streamed tensors: {what}"
+                    )
+                # An unwritten parameter must not be rounded to the dtype that it has on the device.
+                value = tensor.value
+                if tensor.is_buffer or not torch.equal(value.detach().to(current.dtype), current.detach().to(HOST)):
+                    value.copy_(current)
+        return written
 
     @contextmanager
     def recomputing(self) -> Iterator[None]:

@@ -12,7 +12,9 @@ forward of their unit none of this code runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,6 +45,8 @@ class _Offloaded:
             kwargs = kwargs or {}
             name = func.__name__
             operands = _operands(args, kwargs)
+            if _recording.used is not None and name != "detach" and not _is_attribute(func, name):
+                _recording.used += [each for each in operands if isinstance(each, OffloadedParameter)]
             target = _device_of_result(name, operands, args, kwargs)
             if target is not None:
                 args, kwargs = map_tensors(lambda tensor: _on_device(tensor, target), (args, kwargs))
@@ -50,6 +54,27 @@ class _Offloaded:
             if not PLAIN.keys() >= set(map(type, operands)) or _is_read(func, name, args):
                 return result
             return map_tensors(_as_offloaded, result)
+
+
+class _Recording(threading.local):
+    """The offloaded parameters that the calling thread has used; None while nobody asks."""
+
+    used: list[torch.Tensor] | None = None
+
+
+_recording = _Recording()
+
+
+@contextmanager
+def recorded_uses() -> Iterator[list[torch.Tensor]]:
+    """Within this context, record which offloaded parameters the calling thread computes with; some several times."""
+    outer, _recording.used = _recording.used, []
+    try:
+        yield _recording.used
+    finally:
+        if outer is not None:
+            outer += _recording.used
+        _recording.used = outer
 
 
 class OffloadedParameter(_Offloaded, nn.Parameter):
@@ -134,9 +159,12 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _is_read(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> bool:
     """Whether the result of a function is a plain tensor: a value that is read, not an operand."""
-    if name == "__get__":
-        return getattr(getattr(func, "__self__", None), "__name__", None) not in _VIEWS
-    return name in _READS or (name == "clone" and isinstance(args[0], nn.Parameter))
+    return _is_attribute(func, name) or name in _READS or (name == "clone" and isinstance(args[0], nn.Parameter))
+
+
+def _is_attribute(func: Callable[..., Any], name: str) -> bool:
+    """Whether a function gets an attribute that is not a view."""
+    return name == "__get__" and getattr(getattr(func, "__self__", None), "__name__", None) not in _VIEWS
 
 
 def _as_offloaded(result: torch.Tensor) -> torch.Tensor:

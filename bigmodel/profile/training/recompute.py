@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from ...devices.nested import flatten
 
@@ -36,17 +37,22 @@ class RecomputedCall(ABC):
         self._positions = [at for at, leaf in enumerate(self._first) if isinstance(leaf, torch.Tensor)]
         self._others = [None if isinstance(leaf, torch.Tensor) else snapshot(leaf) for leaf in self._first]
         self._output: tuple[list[Any], Callable[[Iterable[Any]], Any]] | None = None
+        self._tensors: tuple[torch.Tensor, ...] = ()
 
     @abstractmethod
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the module's output, without a graph."""
+
+    def further_weights(self) -> Sequence[torch.Tensor]:
+        """Return weights that `compute_first` has used beside those given, to receive gradients too."""
+        return ()
 
     def refuse_written_arguments(self) -> None:  # noqa: B027 (optional)
         """Called if the module has written into a container among its arguments; may raise."""
 
     @abstractmethod
     def gradients(self, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
-        """Return the gradients of the inputs, then of the weights, from those of the outputs.
+        """Return the gradients of the inputs, of the weights and of the further ones, from those of the outputs.
 
         Args:
             inputs: the tensors among the arguments, as leaves; those that need a gradient require one.
@@ -56,7 +62,9 @@ class RecomputedCall(ABC):
     def run(self, weights: Iterable[torch.Tensor]) -> Any:
         """Return the module's output; gradients flow through it to the inputs and to `weights`."""
         inputs = [self._first[at] for at in self._positions]
-        tensors = _Run.apply(self, *inputs, *weights)
+        with torch.no_grad():
+            self._tensors = self._outputs()
+        tensors = _Run.apply(self, *inputs, *weights, *self.further_weights())
         remaining = iter(tensors)
         assert self._output is not None
         leaves, rebuild = self._output
@@ -94,7 +102,7 @@ class _Run(torch.autograd.Function):
     def forward(ctx: Any, call: RecomputedCall, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.call = call
         ctx.save_for_backward(*tensors[: len(call._positions)])
-        outputs = call._outputs()
+        outputs, call._tensors = call._tensors, ()
         ctx.mark_non_differentiable(*[out for out in outputs if not out.is_floating_point()])
         return outputs
 
@@ -123,6 +131,23 @@ def gradients_of(
     found = torch.autograd.grad([out for out, _ in pairs], wanted, [grad for _, grad in pairs], allow_unused=True)
     remaining = iter(found)
     return [next(remaining) if source.requires_grad else None for source in sources]
+
+
+def other_parameter(outputs: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> nn.Parameter | None:
+    """Return a parameter to which gradients of `outputs` would flow and that is none of `sources`; None for none."""
+    known = {id(source) for source in sources}
+    waiting = [out.grad_fn for out in outputs if out.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        leaf = node.variable if node.name().endswith("AccumulateGrad") else None
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
+            return leaf
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return None
 
 
 def snapshot(leaf: Any) -> Any:

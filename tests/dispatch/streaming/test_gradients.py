@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -531,6 +532,145 @@ def test_a_streamed_parameter_that_forward_writes_is_not_trained() -> None:
     loss = model(torch.ones(1, 4)).sum()
     with pytest.raises(DispatchError, match="were changed between its forward and its backward"):
         loss.backward()
+
+
+def add(weight: nn.Parameter) -> None:
+    weight.add_(1)
+
+
+def add_to_data(weight: nn.Parameter) -> None:
+    weight.data.add_(1)
+
+
+def set_data(weight: nn.Parameter) -> None:
+    weight.data = weight + 1
+
+
+def set_whole(weight: nn.Parameter) -> None:
+    weight.set_(weight + 1)  # type: ignore[call-overload]
+
+
+class Writing(nn.Module):
+    """Writes to a parameter and to a buffer in each forward, and computes with both."""
+
+    def __init__(self, write: Callable[[nn.Parameter], None] | None, trained: bool = False) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.count = nn.Parameter(torch.zeros(4), requires_grad=trained)
+        self.register_buffer("seen", torch.zeros(4))
+        self.write = write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.seen.add_(1)
+            if self.write is None:
+                self.count = nn.Parameter(self.count + 1, self.count.requires_grad)
+            else:
+                self.write(self.count)
+        return self.inner(x) * self.count + self.seen
+
+
+@pytest.mark.parametrize("write", [add, add_to_data, set_data, set_whole, None])
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+@pytest.mark.parametrize("offload_buffers", [False, True])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_a_parameter_is_kept_however_a_forward_writes_it(
+    mode: Callable[[], Any], offload_buffers: bool, where: str, write: Callable[[nn.Parameter], None], tmp_path: Path
+) -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(*(Writing(write) for _ in range(3))).eval()
+
+    resident, model, x = build().to(at(0)), build(), torch.ones(1, 4).to(at(0))
+    dispatch_model(model, {"": where}, main_device=at(0), offload_buffers=offload_buffers, offload_dir=tmp_path)
+    with mode():
+        for _ in range(3):
+            assert torch.equal(model(x), resident(x))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value.cpu(), resident.state_dict()[name].cpu()), name
+
+
+def test_a_parameter_beside_written_buffers_that_forward_writes_is_not_trained() -> None:
+    model = nn.Sequential(*(Writing(add_to_data, trained=True) for _ in range(3)))
+    dispatch_model(model, {"": "cpu"}, main_device=at(0), offload_buffers=True)
+    loss = model(torch.ones(1, 4)).sum()
+    with pytest.raises(DispatchError, match="were changed between its forward and its backward"):
+        loss.backward()
+
+
+class Enclosing(Writing):
+    """Counts with a parameter of its own around a block that is streamed by itself."""
+
+    def __init__(self, write: Callable[[nn.Parameter], None] | None) -> None:
+        super().__init__(write, trained=True)
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("write", [add, add_to_data, None])
+def test_a_trained_parameter_around_blocks_that_forward_writes_is_refused(
+    write: Callable[[nn.Parameter], None],
+) -> None:
+    model = dispatch_model(Enclosing(write), {"": "cpu"}, main_device=at(0))
+    with pytest.raises(DispatchError, match="writes into its parameter 'count'"):
+        model(torch.ones(1, 4))
+
+
+class Borrowing(nn.Module):
+    """Computes with the weight of another block."""
+
+    def __init__(self, other: nn.Linear | None) -> None:
+        super().__init__()
+        self.own = nn.Linear(4, 4)
+        self.__dict__["other"] = other
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.own(x)
+        return x if self.other is None else x @ self.other.weight[:, :].T * self.other.weight.shape[0]
+
+
+def borrowing() -> nn.Sequential:
+    torch.manual_seed(0)
+    first = Borrowing(None)
+    return nn.Sequential(first, Borrowing(first.own), nn.Linear(4, 4), Borrowing(first.own))
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_a_weight_of_another_block_gets_its_gradient(where: str, tmp_path: Path) -> None:
+    resident, model, x = borrowing().to(at(0)), borrowing(), torch.randn(3, 4)
+    dispatch_model(model, {"": where}, main_device=at(0), offload_dir=tmp_path)
+    for _ in range(2):
+        resident(x.to(at(0))).square().sum().backward()
+        model(x).square().sum().backward()
+    for (name, found), expected in zip(gradients(model).items(), gradients(resident).values(), strict=True):
+        torch.testing.assert_close(found, expected, msg=name)
+
+
+def test_a_borrowed_weight_that_is_changed_before_the_backward_is_refused() -> None:
+    model = borrowing()
+    for p in model[3].parameters():
+        p.requires_grad_(False)
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    loss = model[3](torch.ones(1, 4, device=at(0), requires_grad=True)).sum()
+    with torch.no_grad():
+        model[0].own.weight.add_(1)
+    with pytest.raises(DispatchError, match="weights of '3' were changed"):
+        loss.backward()
+
+
+def test_a_weight_on_the_accelerator_that_a_streamed_block_borrows_is_refused() -> None:
+    model = dispatch_model(borrowing(), {"": "cpu", "0": 0}, main_device=at(0))
+    loss = model(torch.ones(1, 4)).sum()
+    with pytest.raises(DispatchError, match=r"'3', which is streamed, computes with a parameter of shape \(4, 4\)"):
+        loss.backward()
+
+
+def test_a_frozen_block_that_borrows_a_trained_weight_is_refused_in_its_forward() -> None:
+    model = borrowing()
+    model.requires_grad_(False)
+    model[0].own.weight.requires_grad_()
+    dispatch_model(model, {"": "cpu"}, main_device=at(0))
+    with pytest.raises(DispatchError, match=r"'1', which is streamed, computes with '0.own.weight'"):
+        model[1](torch.ones(1, 4, device=at(0)))
 
 
 @pytest.mark.parametrize("where", ["cpu", 0])

@@ -80,7 +80,7 @@ def test_state_that_a_forward_wrote_is_kept() -> None:
     (view,) = fetched(block)
     view.fill_(3)
     block.show([view])
-    block.keep_state()
+    assert not block.keep_state([view], written=False)
     assert torch.equal(buffer, torch.full((2,), 3.0))
 
 
@@ -88,12 +88,53 @@ def test_state_that_a_forward_put_in_the_place_of_a_buffer_is_kept() -> None:
     module = nn.BatchNorm1d(2)
     buffer = module.running_mean
     block = Block("norm", [HostTensor(buffer, buffer.dtype, [(module._buffers, "running_mean")], is_buffer=True)])
-    block.show(fetched(block))
+    views = fetched(block)
+    block.show(views)
     module.running_mean = torch.full((2,), 5.0)
-    block.keep_state()
+    block.keep_state(views, written=False)
     block.show_host()
     assert module.running_mean is buffer
     assert buffer.tolist() == [5, 5]
     module.running_mean = None
     with pytest.raises(DispatchError, match="'running_mean' of 'norm' was removed"):
-        block.keep_state()
+        block.keep_state(views, written=False)
+
+
+def test_writes_to_parameters_are_counted_apart_from_those_to_buffers() -> None:
+    module = nn.BatchNorm1d(2)
+    tensors = [
+        HostTensor(value, value.dtype, [(registry, name)], is_buffer=registry is module._buffers)
+        for registry in (module._parameters, module._buffers)
+        for name, value in registry.items()
+        if value is not None
+    ]
+    block = Block("norm", tensors)
+    memory = torch.zeros(block.layout.nbytes, dtype=torch.uint8)
+    weight, _, mean, *_ = block.device_views(memory)
+    before = memory._version
+    mean.add_(1)
+    assert memory._version == before
+    with torch.no_grad():
+        weight.add_(1)
+    assert memory._version > before
+    assert block.layout.views(memory)[2].tolist() == [1, 1]
+
+
+def test_a_parameter_that_a_forward_replaced_is_kept_and_others_are_not_rounded() -> None:
+    module = nn.Linear(3, 2)
+    weight, exact = module.weight, module.weight.detach().clone()
+    tensors = [HostTensor(p, torch.bfloat16, [(module._parameters, name)]) for name, p in module.named_parameters()]
+    block = Block("module", tensors)
+    views = fetched(block)
+    block.show(views)
+    assert not block.keep_state(views, written=False)
+    module.bias = nn.Parameter(torch.full((2,), 5.0, dtype=torch.bfloat16))
+    assert block.keep_state(views, written=False)
+    block.show_host()
+    assert module.weight is weight
+    assert torch.equal(weight, exact)
+    assert module.bias.tolist() == [5, 5]
+    block.show(views)
+    module.bias = None
+    with pytest.raises(DispatchError, match=r"'bias' of 'module' was removed.*map it to a device"):
+        block.keep_state(views, written=False)
