@@ -21,8 +21,10 @@ from ...profile.model.tensors import storage_of
 
 def uses_data(module: nn.Module) -> bool:
     """Whether the forward of `module` or of a module in it may read or set the attribute ``data`` of a tensor."""
-    return any(
-        _class_says_data(type(part)) or _says_data(type(part), _own_functions(part)) for part in module.modules()
+    parts = list(module.modules())
+    kinds: set[type] = {type(part) for part in parts}
+    return any(_class_says_data(kind) for kind in kinds) or any(
+        _says_data(type(part), _own_functions(part)) for part in parts
     )
 
 

@@ -140,7 +140,7 @@ def other_parameter(outputs: Iterable[torch.Tensor], sources: Iterable[torch.Ten
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
-        leaf = node.variable if node.name().endswith("AccumulateGrad") else None
+        leaf = getattr(node, "variable", None) if node.name().endswith("AccumulateGrad") else None
         if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
             return leaf
         for following, _ in node.next_functions:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from bigmodel.dispatch import dispatch_model, undispatch
+from bigmodel.dispatch.weights.outside_use import recorded_uses
 
 from ...accelerators import at
 from ..models import Block
@@ -161,3 +162,16 @@ def test_writes_to_an_offloaded_weight_reach_the_next_forward(tmp_path: Path) ->
     resident.to(at(0))
     with torch.no_grad():
         assert torch.equal(model(ids(), "child"), resident(ids().to(at(0)), "child").cpu())
+
+
+def test_weights_that_are_computed_with_are_recorded_and_those_that_are_read_are_not(tmp_path: Path) -> None:
+    model = placed(outside(), "cpu", tmp_path)
+    with torch.no_grad(), recorded_uses() as around:
+        with recorded_uses() as used:
+            torch.ones(WIDTH, device=at(0)) @ model.last.weight
+        assert model.first.weight.shape == (WIDTH, WIDTH)
+        model.first.weight.detach().sum()
+        assert [id(each) for each in used] == [id(model.last.weight)]
+        assert [id(each) for each in around] == [id(model.last.weight)]
+        _ = model.first.bias[:2]
+    assert id(model.first.bias) in {id(each) for each in around}

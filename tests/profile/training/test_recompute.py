@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from bigmodel.profile.training.recompute import Gradients, RecomputedCall, gradients_of, snapshot
+from bigmodel.profile.training.recompute import Gradients, RecomputedCall, gradients_of, other_parameter, snapshot
 
 
 class Twice(RecomputedCall):
@@ -86,3 +86,29 @@ def test_the_recomputation_starts_from_the_cache_of_the_first_computation() -> N
 def test_arguments_other_than_caches_are_passed_unchanged() -> None:
     mask = [True]
     assert snapshot(mask) is mask
+
+
+def test_a_parameter_that_is_no_source_is_found_in_the_graph() -> None:
+    own, other, x = nn.Linear(2, 2), nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    output = own(x) @ other.weight
+    assert other_parameter([output], own.parameters()) is other.weight
+    assert other_parameter([output], [*own.parameters(), other.weight]) is None
+    assert other_parameter([output.detach()], []) is None
+
+
+def test_weights_that_the_first_computation_finds_get_gradients_too() -> None:
+    other = nn.Parameter(torch.tensor([2.0]))
+
+    class Borrows(Twice):
+        def further_weights(self) -> list[torch.Tensor]:
+            assert self.computed == 1
+            return [other]
+
+        def gradients(self, inputs: Sequence[torch.Tensor], received: Gradients) -> Gradients:
+            return [*super().gradients(inputs, received), torch.tensor([7.0])]
+
+    own = nn.Linear(2, 2)
+    Borrows(own, torch.ones(1, 2)).run(own.parameters()).sum().backward()
+    assert other.grad is not None
+    assert other.grad.item() == 7
+    assert own.weight.grad is not None
