@@ -103,6 +103,7 @@ def test_the_fastest_plan_comes_with_its_seconds(
     assert "s per step" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "begins"), [("plan.svg", "<svg"), ("plan.html", "<!doctype html>")])
 def test_a_picture_is_written_beside_the_table(
     folder: Path, tmp_path: Path, name: str, begins: str, capsys: pytest.CaptureFixture[str]

@@ -30,6 +30,7 @@ def empty() -> Stack:
     return model.eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "device_map",
     [
@@ -71,6 +72,7 @@ def test_state_read_from_the_checkpoint_is_kept_when_written(checkpoint: Path) -
     assert model.used.item() == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("main_device", ["cpu", 0])
 @pytest.mark.parametrize("device_map", [{"": "disk"}, {"": "cpu"}, {"": "disk", "blocks.1": "cpu"}])
 def test_a_dtype_is_what_runs_wherever_the_weights_lie(

@@ -63,6 +63,7 @@ def test_weights_that_do_not_fit_stay_in_the_checkpoint(folder: Path) -> None:
     assert torch.equal(model(TOKENS).logits, llama()(TOKENS).logits)
 
 
+@pytest.mark.slow
 def test_host_weights_are_mapped_from_the_checkpoint(folder: Path) -> None:
     weights = sum(p.nbytes for p in llama().parameters())
     model = from_pretrained(folder, max_memory={"cpu": weights}, context_length=16)

@@ -64,6 +64,7 @@ def assert_sound(model: nn.Module, made: Plan, budgets: dict[int | str, int]) ->
         assert len({made.device_map[str(owner_of(name, made.device_map))] for name in names}) == 1
 
 
+@pytest.mark.slow
 def test_streamed_blocks_lie_between_resident_ones_and_the_step_is_shorter_than_greedily() -> None:
     of = profile()
     budget = {0: of.weights * 3 // 5 + of.activations + sum(of.kv_cache), "cpu": "1GB"}

@@ -71,6 +71,7 @@ def test_generation_continues_to_the_last_planned_token() -> None:
     assert seen == [9, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_of_one_new_token_has_no_step_of_its_own() -> None:
     model = t5()
     assert list(planned_use(model, planned(model, new_tokens=1)).passes) == ["prompt"]

@@ -44,6 +44,7 @@ def test_tracing_takes_no_memory_of_the_device() -> None:
     assert memory_allocated(0) == held + found.nbytes
 
 
+@pytest.mark.slow
 def test_code_generating_backends_are_refused_with_what_to_do() -> None:
     x, weight = torch.randn(3, 4, device="virtual:0"), torch.randn(4, 4, device="virtual:0")
     with pytest.raises(Exception, match="compile with backend='eager'"):

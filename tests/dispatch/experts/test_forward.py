@@ -136,6 +136,7 @@ def test_parameters_stay_on_the_host_readable_during_and_after_a_forward() -> No
     assert torch.equal(weights, experts_of(mixtral(), 1).gate_up_proj)
 
 
+@pytest.mark.slow
 def test_changed_and_replaced_weights_are_seen_by_the_next_forward() -> None:
     model, expected = offloaded(mixtral, expert_cache=1 << 30), resident(mixtral)
     logits(model, tokens())
@@ -199,6 +200,7 @@ def test_an_exception_among_the_experts_leaves_nothing_held(implementation: str)
     assert torch.equal(logits(model, tokens()), expected)
 
 
+@pytest.mark.slow
 def test_a_fetch_that_fails_is_raised_and_tried_again_the_next_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model = offloaded(mixtral)
     transfer = virtual.VirtualLink.transfer

@@ -48,6 +48,7 @@ def by_torchao(weight: torch.Tensor, kind: str) -> torch.Tensor:
     return restored.reshape(weight.shape).to(weight.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=few(15))

@@ -43,6 +43,7 @@ def test_free_memory_is_labelled_with_its_bytes_if_its_bar_is_shortened(plan: Pl
     assert f"{format_size(host.free)} free: {format_size(host.free)}" in titles
 
 
+@pytest.mark.slow
 def test_the_page_has_the_picture_the_tables_and_the_reasons(plan: Plan) -> None:
     page = plan.to_html()
     assert "<svg" in page

@@ -57,6 +57,7 @@ def test_resident_units_take_only_their_compute_time() -> None:
     assert (step.link, step.disk, set(step.compute)) == (0, 0, {0})
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_the_bottleneck_of_a_step_with_streamed_blocks() -> None:
     cost = CostModel(profile(), machine(link=1e6))
     step, blocks = cost.seconds(1, blocks_at(*STREAMED)), [unit for unit in profile().units if unit.is_block]
@@ -127,6 +128,7 @@ def test_latency_is_the_time_of_a_step_and_the_prompt_only_breaks_ties(name: str
     assert seconds == pytest.approx(step + PROMPT_SHARE * prompt)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("new_tokens", "steps"), [(8, 7), (1, 1), (None, UNKNOWN_NEW_TOKENS)])
 def test_throughput_is_the_time_of_the_prompt_and_all_steps(new_tokens: int | None, steps: int) -> None:
     seconds, (prompt, step) = weighed(generating(new_tokens), "throughput")

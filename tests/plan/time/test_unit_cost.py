@@ -39,6 +39,7 @@ def test_streamed_units_take_the_time_of_the_link_and_others_none() -> None:
     assert cost.fetch(0, block(), (0, 0), 0) == cost.fetch(0, block(), ("cpu", "cpu"), 0) == 0
 
 
+@pytest.mark.slow
 def test_units_on_disk_take_the_time_of_the_disk_if_that_is_longer() -> None:
     cost, weights = UnitCost(profile(), MACHINE), profile().units[block()].weights
     assert cost.fetch(0, block(), ("disk", 0), on_disk=weights) == cost.fetch(0, block(), STREAMED, 0)

@@ -32,6 +32,7 @@ def test_a_large_body_is_answered_as_a_small_one_is(url: str) -> None:
     assert small.json()["choices"] == large.json()["choices"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [({"temperature": 9}, 400, "temperature"), ({"prompt": 7}, 422, "prompt"), ({"new": 1}, 400, "new")],

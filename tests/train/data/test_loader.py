@@ -52,6 +52,7 @@ def test_batches_and_draws_are_those_of_the_bare_loader(workers: int) -> None:
     assert equal([batch + torch.rand(()) for _ in range(2) for batch in prepared], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loader",
     [

@@ -40,6 +40,7 @@ def formula(
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [{}, {"window": 3}, {"softcap": 2.0}, {"softcap": 2.0, "window": 4}])
 @pytest.mark.parametrize(("tokens", "offset"), [(1, 0), (1, 9), (5, 0), (5, 7)])
 @pytest.mark.parametrize("groups", [1, 3])
