@@ -206,7 +206,7 @@ def test_a_deadline_ends_a_request() -> None:
         answer = post(url, json=body(max_tokens=900, timeout=0.2))
         assert answer.status_code == 504
         assert answer.json()["error"]["type"] == "timeout_error"
-        streamed = post(url, json=body(max_tokens=900, timeout=0.2, stream=True))
+        streamed = post(url, json=body(max_tokens=900, timeout=3, stream=True))
         assert streamed.status_code == 200
         *_, last, end = streamed.text.split("\n\n")
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
