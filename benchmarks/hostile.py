@@ -28,7 +28,7 @@ from typing import Any
 from .harness import BenchmarkError, Column, Limit, Report, Table
 from .harness.isolate import import_folder
 from .hostile_requests import CHAT, COMPLETIONS, KINDS, LARGEST, Attack, bomb, chat, draw, largest_bodies, post
-from .serve_client import exchange, get, unchunked
+from .serve_client import exchange, get, positions_held, unchunked
 from .serve_peer import checkpoint
 
 PATIENCE = 90.0  # seconds for one answer; the server closes an incomplete request after 60
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> Report:
         bodies = [body_row(server, name, raw) for name, raw in large]
         gaps = asyncio.run(token_gaps(server, options)) if not options.quick else []
         answered = asyncio.run(server.ask())
-        held = asyncio.run(server.held())
+        held = asyncio.run(positions_held(server.port))
         ended = server.settled()
         alive = server.process.poll() is None
         tracebacks = server.log.read_text(errors="replace").count("Traceback (most recent call last)")
@@ -149,17 +149,6 @@ class HostileServer:
             status, answer = await exchange(self.port, post(COMPLETIONS, json.dumps(body).encode()))
             texts.append(json.loads(answer)["choices"][0]["text"] if status == 200 else f"status {status}")
         return texts
-
-    async def held(self) -> int:
-        """Sequences and key-value positions still in use, waiting at most ten seconds."""
-        for _ in range(200):
-            _, body = await exchange(self.port, get("/plan?parts=false"))
-            engine = json.loads(body)["engine"]
-            held = int(engine["running"] + engine["waiting"] + engine["kv_tokens"]["used"])
-            if not held:
-                break
-            await asyncio.sleep(0.05)
-        return held
 
     def _status(self, name: str) -> int:
         text = Path(f"/proc/{self.process.pid}/status").read_text()

@@ -33,6 +33,18 @@ async def exchange(port: int, request: bytes, pause: float = 0.0) -> tuple[int, 
     return int(head.split(b" ", 2)[1]), unchunked(body) if b"chunked" in head.lower() else body
 
 
+async def positions_held(port: int) -> int:
+    """Return the sequences and key-value positions that a server still holds, waiting at most ten seconds for none."""
+    for _ in range(200):
+        _, body = await exchange(port, get("/plan?parts=false"))
+        engine = json.loads(body)["engine"]
+        held = int(engine["running"] + engine["waiting"] + engine["kv_tokens"]["used"])
+        if not held:
+            break
+        await asyncio.sleep(0.05)
+    return held
+
+
 def unchunked(body: bytes) -> bytes:
     """Return the body without the chunk lengths of chunked transfer encoding."""
     out = b""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .harness import Column, Limit, Report, Table
-from .serve_client import completion, exchange, get
+from .serve_client import completion, exchange, get, positions_held
 from .serve_drawn import drawn_requests
 from .serve_model import random_llama, word_tokenizer
 
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> Report:
     with _server(options) as (port, model, process):
         crowd = Crowd(port, model, process, options.seed, drawn_requests(port, 60 if options.quick else 600))
         asyncio.run(crowd.come(clients, options.at_once))
-        held = asyncio.run(crowd.leaked())
+        held = asyncio.run(positions_held(crowd.port))
     quarter = max(1, len(crowd.memory) // 4)
     first = sorted(crowd.memory[:quarter])[quarter // 2]
     last = sorted(crowd.memory[-quarter:])[quarter // 2]
@@ -95,17 +95,6 @@ class Crowd:
     wrong: int = 0
     memory: list[int] = field(default_factory=list)
     _right: dict[int, str] = field(default_factory=dict)
-
-    async def leaked(self) -> int:
-        """Return the sequences and key-value positions still in use after all clients, waiting at most ten seconds."""
-        for _ in range(200):
-            _, body = await self._exchange(get("/plan?parts=false"))
-            engine = json.loads(body)["engine"]
-            held = int(engine["running"] + engine["waiting"] + engine["kv_tokens"]["used"])
-            if not held:
-                break
-            await asyncio.sleep(0.05)
-        return held
 
     async def come(self, clients: int, at_once: int) -> None:
         """Run ``clients`` clients, ``at_once`` at a time."""
