@@ -60,21 +60,25 @@ def _in_use() -> bool:
     return any(memory_allocated(index) for index in range(len(accelerator_names())))
 
 
-def _release_accelerators() -> None:
-    """Collect reference cycles that hold memory of accelerators, those of this test first."""
-    if _in_use():
-        gc.collect()
+def _empty_accelerators() -> None:
+    """Collect reference cycles of earlier tests that hold memory of accelerators: a look at all objects."""
     if _in_use():
         _collect_everything()
+
+
+def _collect_cycles_of_test() -> None:
+    """Collect reference cycles of this test that hold memory of accelerators."""
+    if _in_use():
+        gc.collect()
 
 
 @pytest.fixture
 def accelerators() -> Iterator[None]:
     """Two virtual accelerators without limits, empty at the start."""
     virtual.enable(count=2)
-    _release_accelerators()
+    _empty_accelerators()
     yield
-    _release_accelerators()
+    _collect_cycles_of_test()
     virtual.disable()
 
 
@@ -84,6 +88,6 @@ def every_accelerator(request: pytest.FixtureRequest) -> Iterator[str]:
     skip_what_is_missing(request.param, request.node)
     if request.param == "virtual":
         request.getfixturevalue("accelerators")
-    _release_accelerators()
+    _empty_accelerators()
     yield request.param
-    _release_accelerators()
+    _collect_cycles_of_test()

@@ -32,6 +32,11 @@ def few(examples: int) -> int:
     return max(examples, examples * settings().max_examples // FAST)
 
 
+def every(moments: int) -> int:
+    """Return the step in which a test goes through many moments: `moments`, or 1 under "thorough"."""
+    return 1 if settings().max_examples >= THOROUGH else moments
+
+
 def some(cases: Sequence[Any], first: int) -> list[Any]:
     """Return the values of a parameter of a test of which each takes long: the `first` ones, all under "thorough"."""
     return list(cases if settings().max_examples >= THOROUGH else cases[:first])

@@ -31,7 +31,7 @@ def interrupted(module: str, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 EARLY = ["bigmodel.cli.log_filters", "typer", "bigmodel.cli.commands", "bigmodel.cli.serve"]
-LATE = ["bigmodel.server", "torch", "torch._C", "transformers", "fastapi", "uvicorn", "bigmodel.server.http.run"]
+LATE = ["torch", "torch._C", "transformers", "bigmodel.server.http.run"]
 
 
 @pytest.mark.parametrize("module", [*EARLY, *(pytest.param(name, marks=pytest.mark.slow) for name in LATE)])
@@ -48,7 +48,7 @@ def test_any_command_is_interrupted_while_it_imports(command: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [["plan", "/no/model"], ["generate", "/no/model", "a text"], ["env"]])
+@pytest.mark.parametrize("arguments", [["plan", "/no/model"], ["env"]])
 def test_a_command_is_interrupted_while_it_imports_torch(arguments: list[str]) -> None:
     done = interrupted("torch", *arguments)
     assert (done.returncode, done.stderr) == (130, "bigmodel: interrupted\n")

@@ -247,8 +247,7 @@ def test_a_late_answer_does_not_request_the_key_again(browser: Any) -> None:
         assert page.evaluate("window.asked") == 0
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 360), ("dark", 1280)])
 @pytest.mark.slow
 def test_the_page_fits_the_screen_with_readable_contrast(
     browser: Any, url: str, scheme: str, width: int, tmp_path: Path

@@ -154,8 +154,7 @@ def test_weights_on_disk_are_trained_in_memory_and_the_checkpoint_stays(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("adapted", ["before", "after"])
-@pytest.mark.parametrize("home", ["cpu", "disk"])
+@pytest.mark.parametrize(("home", "adapted"), [("cpu", "before"), ("disk", "after")])
 def test_adapters_of_a_frozen_base_are_trained(tmp_path: Path, home: str, adapted: str) -> None:
     expected = resident(DEEP, lora)
     accelerator = Accelerator()

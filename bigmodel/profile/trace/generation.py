@@ -50,7 +50,8 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     if given is not None:
         loop.skip(max(work.new_tokens or 1, 1) - 1)
     elif work.new_tokens is None:
-        loop = _shorter_by_one(session, config, loop) or _up_to_last_step(session, config)
+        shorter = work.context_length - 1
+        loop = _resumed(session, config, loop, prompt=shorter, length=shorter) or _up_to_last_step(session, config)
     else:
         for window in _windows(loop.cache):
             if prompt + 1 < window <= work.context_length:
@@ -61,9 +62,16 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
         settings = _experts_functions(session.model)
         session.phase("decode", 1, lambda: loop.step(1))
     if _experts_functions(session.model) != settings and given is None:
-        del loop
-        loop = _up_to_last_step(session, config)
+        loop = _before_last_step(session, config, loop)
         session.phase(FROM_HOST, 1, lambda: loop.step(1))
+
+
+def _before_last_step(session: Session, config: Any, loop: _Loop) -> _Loop:
+    """Return a loop as it was before the last step, which `loop` has run."""
+    work = session.workload
+    prompt, length = work.context_length - (work.new_tokens or 1), work.context_length - 1
+    resumed = _resumed(session, config, loop, prompt=prompt, length=length)
+    return _up_to_last_step(session, config) if resumed is None else resumed
 
 
 def _up_to_last_step(session: Session, config: Any) -> _Loop:
@@ -76,25 +84,19 @@ def _up_to_last_step(session: Session, config: Any) -> _Loop:
     return loop
 
 
-def _shorter_by_one(session: Session, config: Any, loop: _Loop) -> _Loop | None:
-    """Return a loop whose prompt is one token shorter, made from `loop` without another prefill.
+def _resumed(session: Session, config: Any, loop: _Loop, *, prompt: int, length: int) -> _Loop | None:
+    """Return a loop with a prompt of `prompt` tokens and a cache of `length`, made from `loop` without a forward.
 
-    None if the cache does not hold the keys and values of all tokens (sliding windows, recurrent states).
+    None if the cache of `loop` cannot be resized.
     """
-    prompt = loop.ids.shape[1]
-    layers = _filled_layers(loop.cache)
-    if not _keeps_every_token(loop.cache) or any(layer.get_seq_length() != prompt for layer in layers):
+    if not loop.can_resize():
         return None
-    shorter = _Loop(session, config, prompt - 1)
-    for layer in layers:
-        for name in ("keys", "values"):
-            held = getattr(layer, name)
-            with session.recorder.as_unit_of(held):
-                setattr(layer, name, held.new_empty((*held.shape[:-2], prompt - 1, held.shape[-1])))
-            del held
-    shorter.cache = loop.cache
-    shorter.scores = None if loop.scores is None else torch.empty_like(loop.scores)
-    return shorter
+    resumed = _Loop(session, config, prompt)
+    resumed.cache, resumed.scores = loop.cache, loop.scores
+    if length > prompt:
+        resumed.append(length - prompt)
+    resumed.resize(length)
+    return resumed
 
 
 def _filled_layers(cache: Any) -> list[Any]:
@@ -114,6 +116,12 @@ def _keeps_every_token(cache: Any) -> bool:
 
     layers = _filled_layers(cache)
     return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+def _frequencies_change(model: Any) -> bool:
+    """Return whether forwards of longer texts change the rotary frequencies of the model."""
+    scalings = {str(getattr(module, "rope_type", "")) for module in model.modules()}
+    return any(kind in scaling for scaling in scalings for kind in ("dynamic", "longrope"))
 
 
 def cache_in(output: Any) -> Any:
@@ -161,6 +169,12 @@ class _Loop:
 
     def step(self, tokens: int) -> None:
         """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip."""
+        self.append(tokens)
+        positions = None if self.positions is None else self.positions[:, -tokens:].clone()
+        self._run(self.ids[:, -tokens:].clone(), positions)
+
+    def append(self, tokens: int) -> None:
+        """Append `tokens` chosen tokens to the text."""
         self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
         self.ids = torch.cat([self.ids, more], 1)
         if self.positions is not None:
@@ -168,16 +182,35 @@ class _Loop:
             self.session.recorder.values.give(self.positions, self._order(self.positions.shape[1]))
         if self.mask is not None:
             self.mask = torch.cat([self.mask, more], 1)
-        del more
-        positions = None if self.positions is None else self.positions[:, -tokens:].clone()
-        self._run(self.ids[:, -tokens:].clone(), positions)
+
+    def can_resize(self) -> bool:
+        """Return whether the cache holds keys and values of the whole text: no sliding windows or recurrent states."""
+        layers, tokens = _filled_layers(self.cache), self.ids.shape[1]
+        return _keeps_every_token(self.cache) and all(layer.get_seq_length() == tokens for layer in layers)
+
+    def resize(self, tokens: int) -> None:
+        """Let the cache hold `tokens` tokens, in new storages, and make the scores anew, as forwards would."""
+        for layer in _filled_layers(self.cache):
+            for name in ("keys", "values"):
+                held = getattr(layer, name)
+                with self.session.recorder.as_unit_of(held):
+                    setattr(layer, name, held.new_empty((*held.shape[:-2], tokens, held.shape[-1])))
+                del held
+        if self.scores is not None:
+            with self.session.recorder.at_inputs():
+                self.scores = torch.empty_like(self.scores)
 
     def skip(self, steps: int) -> None:
-        """Run `steps` steps, in one forward if that leaves the same cache.
+        """Leave what `steps` steps leave: without a forward if the cache can be resized, else in one if that leaves the
+        same cache.
 
         A layer with a window keeps the storage of all tokens of the last forward, so its last step is a forward of its
         own.
         """
+        if steps and self.can_resize() and not _frequencies_change(self.session.model):
+            self.append(steps)
+            self.resize(self.ids.shape[1])
+            return
         alone = 0 if _keeps_every_token(self.cache) else 1
         if steps > alone:
             self.step(steps - alone)

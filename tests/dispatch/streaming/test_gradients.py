@@ -21,6 +21,7 @@ from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import DispatchError
+from tests.marks import pairwise
 
 from ...accelerators import at, exact, held
 from ..interrupting import Interrupt, interrupted_at
@@ -459,10 +460,7 @@ NORMS: list[Any] = [
     torch.nn.utils.parametrizations.spectral_norm,
     torch.nn.utils.parametrizations.weight_norm,
     torch.nn.utils.spectral_norm,
-    pytest.param(
-        torch.nn.utils.weight_norm,
-        marks=pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning"),
-    ),
+    torch.nn.utils.weight_norm,
     lambda layer: prune.l1_unstructured(layer, "weight", 0.3),
 ]
 
@@ -479,9 +477,8 @@ class Normed(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("offload_buffers", [False, True])
-@pytest.mark.parametrize("is_leaf", [False, True])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize(("norm", "is_leaf", "offload_buffers"), pairwise(NORMS, [False, True], [False, True]))
 def test_weights_made_in_forward_and_the_state_they_are_made_with_learn_the_same(
     norm: Callable[[nn.Module], nn.Module], is_leaf: bool, offload_buffers: bool
 ) -> None:
@@ -570,10 +567,15 @@ class Writing(nn.Module):
         return self.inner(x) * self.count + self.seen
 
 
-@pytest.mark.parametrize("write", [add, add_to_data, set_data, set_whole, None])
-@pytest.mark.parametrize("where", ["cpu", "disk"])
-@pytest.mark.parametrize("offload_buffers", [False, True])
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize(
+    ("write", "where", "offload_buffers", "mode"),
+    pairwise(
+        [add, add_to_data, set_data, set_whole, None],
+        ["cpu", "disk"],
+        [False, True],
+        [torch.no_grad, torch.enable_grad],
+    ),
+)
 def test_a_parameter_is_kept_however_a_forward_writes_it(
     mode: Callable[[], Any], offload_buffers: bool, where: str, write: Callable[[nn.Parameter], None], tmp_path: Path
 ) -> None:

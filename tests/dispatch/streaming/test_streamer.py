@@ -10,6 +10,7 @@ import torch
 from bigmodel.dispatch.streaming.streamer import Streamer
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.errors import DispatchError
+from tests.examples import every
 
 from ...accelerators import at, held
 from ..interrupting import interrupted_at
@@ -174,7 +175,7 @@ def test_an_interrupt_at_any_moment_leaves_everything_as_it_was(slots: int) -> N
     while interrupted_at(number, visit_all, within="/bigmodel/"):
         assert [registry["weight"] is each for registry, each in zip(registries, host)] == [True] * 3, number
         assert streamer.in_use == 0, number
-        number += 1
+        number += every(3)
     assert number > 100
     for expected, (block, registry) in enumerate(zip(made, registries)):
         shown = streamer.run(block, registry.copy)["weight"]

@@ -195,20 +195,22 @@ def test_peaks_of_two_accelerators_are_predicted_to_the_byte(family: str, apart:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", slow_but(["gpt2"], ["gpt2", "mixtral"]))
-def test_a_cache_cut_by_one_token_is_that_of_a_shorter_prompt(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The twin runs the shorter prompt."""
+@pytest.mark.parametrize(("family", "new_tokens"), [("gpt2", None), ("mixtral", 5)])
+def test_a_resized_cache_is_that_of_forwards(
+    family: str, new_tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin runs the forwards that resizing saves."""
     model = small(family)
 
     def facts() -> list[object]:
-        found = profile_model(model, context_length=32, batch_size=2)
+        found = profile_model(model, context_length=32, batch_size=2, new_tokens=new_tokens, device_type="virtual")
         maps: list[dict[int, Any]] = [{}, {unit: unit % 2 or "cpu" for unit in range(len(found.units))}]
         alive = [sorted((held.unit, held.nbytes) for held in phase.trace.initial) for phase in found.phases]
         return [found.kv_cache, alive, *(found.dynamic_peaks(execution_devices, 0) for execution_devices in maps)]
 
-    cut = facts()
-    monkeypatch.setattr(generation, "_shorter_by_one", lambda *_: None)
-    assert cut == facts()
+    resized = facts()
+    monkeypatch.setattr(generation._Loop, "can_resize", lambda _: False)
+    assert resized == facts()
 
 
 def test_keeps_mask_holds_for_other_models() -> None:

@@ -156,8 +156,9 @@ def test_a_request_gets_the_same_tokens_alone_and_in_a_batch(library: Any) -> No
         engine.stop()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("dtype", "threads"), [(torch.float32, 1), pytest.param(torch.bfloat16, 2, marks=pytest.mark.slow)]
+)
 def test_padded_to_the_multiple_a_row_is_the_same_in_any_company(dtype: torch.dtype, threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
