@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> Report:
     requests, largest = (300, 200_000) if options.quick else (options.requests, LARGEST)
     worst = 2 if options.quick else None  # so many of the largest bodies; None: all
     with served(options) as server:
-        begun = server.settled()
         expected = asyncio.run(server.ask())
+        begun = server.settled()
         storm = Storm(server, options.seed, largest)
         with asked_for_health(server.port) as health:
             asyncio.run(storm.come(requests, options.at_once))

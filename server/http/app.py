@@ -104,6 +104,8 @@ class _Startup:
             observer=state.metrics,
             on_failure=self._failed,
         )
+        if state.on_loaded is not None:
+            state.on_loaded()
         if start and not state.draining:
             engine.start()
         state.model, state.plan, state.codec, state.engine = loaded.model, loaded.plan, codec, engine

@@ -189,6 +189,8 @@ class Shares:
         self._free = total
         self._held: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()  # the next client first
+        self.ended = 0
+        """Turns that have ended."""
 
     @property
     def idle(self) -> bool:
@@ -222,6 +224,7 @@ class Shares:
 
     def give_back(self, client: str) -> None:
         """End a turn; whoever waits the longest of those who may begin has it next."""
+        self.ended += 1
         self._free += 1
         self._held[client] -= 1
         if not self._held[client]:

@@ -28,8 +28,10 @@ class JSONBoundsError(ServeError, ValueError):
     """A JSON text has more parts than any request needs."""
 
 
-def check_bounds(text: bytes, values: int) -> None:
+def check_bounds(text: bytes, values: int, string_bytes: int) -> None:
     """Check that a JSON text has at most `values` values, and that none of its other bounds is passed.
+
+    A string of `string_bytes` or fewer bytes passes; escaped quotation marks and backslashes are not counted.
 
     Texts that are not JSON may pass: parsing finds that out.
 
@@ -55,6 +57,7 @@ def check_bounds(text: bytes, values: int) -> None:
             return
         closing = plain.find(b'"', begin + 1)
         at = len(plain) if closing < 0 else closing + 1
+        _check(at - begin - 2, string_bytes, "bytes in one string")
 
 
 def _check(found: int, most: int, what: str) -> None:

@@ -17,12 +17,16 @@ from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
 from bigmodel.server.http.client_limits import CONNECTIONS, HEADER_BYTES, BoundedProtocol
+from bigmodel.server.http.process_memory import keep_what_is_loaded, return_freed_memory
 from bigmodel.server.http.state import ServerState
 
 logger = logging.getLogger(__name__)
 
 LINGER_SECONDS = 1.0
 """How long /health answers 503 after a failure, before the process exits."""
+
+TRIM_SECONDS = 1.0
+"""How often at most the memory that large requests have left is returned to the system."""
 
 
 POLLED = frozenset({"/health", "/ready", "/plan", "/metrics"})  # by pages, probes and scrapers, every second
@@ -75,12 +79,13 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     A second signal ends at once. When loading or the engine fails: 1.
     """
     state: ServerState = app.state.server
+    state.on_loaded = keep_what_is_loaded
     config = server_config(app, log_level=log_level, timeout_graceful_shutdown=5)
     logging.getLogger("uvicorn.access").addFilter(_WITHOUT_POLLING)
     _allow_files(2 * CONNECTIONS)
     server = DrainingServer(config, state)
-    watcher = threading.Thread(target=server.watch_for_failure, name="bigmodel-watch", daemon=True)
-    watcher.start()
+    threading.Thread(target=server.watch_for_failure, name="bigmodel-watch", daemon=True).start()
+    threading.Thread(target=server.trim, name="bigmodel-trim", daemon=True).start()
     server.run(sockets=[listener])
     code = 1 if state.failure is not None else 130 if server.interrupted else 0
     if state.loader is not None and state.loader.is_alive():
@@ -127,6 +132,16 @@ class DrainingServer(uvicorn.Server):
         if self._state.failure is not None:
             time.sleep(LINGER_SECONDS)
             self.should_exit = True
+
+    def trim(self) -> None:
+        """Return the memory of large requests to the system after some have ended."""
+        trimmed = 0
+        while not self.should_exit:
+            time.sleep(TRIM_SECONDS)
+            ended = self._state.large.ended
+            if ended != trimmed:
+                return_freed_memory()
+                trimmed = ended
 
     def _drain(self) -> None:
         engine = self._state.engine

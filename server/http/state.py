@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -93,6 +94,7 @@ class ServerState:
     loader: threading.Thread | None = None  # while the model loads in the background
     failure: BaseException | None = None
     draining: bool = False
+    on_loaded: Callable[[], None] | None = None  # called in the loader's thread, before the first request is taken
     created: int = field(default_factory=lambda: int(time.time()))
     metrics: Any = None  # Metrics, set by the application
     reporter: Reporter | None = None  # set by the application
@@ -106,8 +108,11 @@ class ServerState:
     @property
     def body_limit(self) -> int:
         """Bytes of the longest request body: while the model loads, that of any model."""
-        if self.settings.max_body_bytes is not None:
-            return self.settings.max_body_bytes
+        return self.text_limit if self.settings.max_body_bytes is None else self.settings.max_body_bytes
+
+    @property
+    def text_limit(self) -> int:
+        """Bytes of the longest text in a request body: more than any prompt that fits the context needs."""
         if self.engine is None:
             return MOST_BODY_BYTES
         return min(BODY_BYTES + BODY_BYTES_PER_TOKEN * self.engine.core.max_length, MOST_BODY_BYTES)

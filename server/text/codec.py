@@ -69,7 +69,7 @@ class TextCodec:
             TooManyTokensError: they are more than `longest`. A far longer text is not tokenised to its end.
         """
         # A text cut within a word may have a few tokens more than the same part of the whole text.
-        size = len(text) if longest is None else 8 * longest + 64
+        size = len(text) if longest is None else 2 * longest + 64
         while size < len(text):
             found = len(self._encode(text[:size], add_special_tokens))
             if longest is not None and found > longest + 64:

@@ -11,6 +11,7 @@ import pytest
 from bigmodel.server.http.json_bounds import CONTAINERS, MEMBERS, NUMBER_BYTES, JSONBoundsError, check_bounds
 
 MOST = 200_000
+LONGEST = 10 * MOST
 
 
 @pytest.mark.parametrize(
@@ -22,12 +23,14 @@ MOST = 200_000
         (b"[" * CONTAINERS + b"[", f"more than {CONTAINERS} objects and lists"),
         (b"[" + b"[]," * CONTAINERS + b"1]", f"more than {CONTAINERS} objects and lists"),
         (b'{"a": ' + b"9" * (NUMBER_BYTES + 1) + b"}", f"a number in it has more than {NUMBER_BYTES} characters"),
+        (b'["' + b"a" * (LONGEST + 1) + b'"]', f"more than {LONGEST} bytes in one string"),
+        (b'["\\n", "' + b"a" * (LONGEST + 2), f"more than {LONGEST} bytes in one string"),
         (b'{"a": "", "b": -1.' + b"0" * NUMBER_BYTES + b"}", f"more than {NUMBER_BYTES} characters"),
     ],
 )
 def test_what_no_request_needs_is_refused(text: bytes, what: str) -> None:
     with pytest.raises(JSONBoundsError, match=what):
-        check_bounds(text, MOST)
+        check_bounds(text, MOST, LONGEST)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +44,12 @@ def test_what_no_request_needs_is_refused(text: bytes, what: str) -> None:
     ],
 )
 def test_what_strings_hold_does_not_count(value: Any) -> None:
-    check_bounds(json.dumps(value).encode(), MOST)
+    check_bounds(json.dumps(value).encode(), MOST, LONGEST)
 
 
 @pytest.mark.parametrize("text", [b"", b'"', b'"\\', b'"\\"', b"\\", b'{"a', b"\x00\xff"])
 def test_what_is_no_json_is_left_to_the_parser(text: bytes) -> None:
-    check_bounds(text, MOST)
+    check_bounds(text, MOST, LONGEST)
 
 
 def test_values_are_counted_as_the_parser_counts_them() -> None:
@@ -68,7 +71,7 @@ def test_values_are_counted_as_the_parser_counts_them() -> None:
     for _ in range(300):
         made = value(5)
         text = json.dumps(made).encode()
-        check_bounds(text, leaves(made))
+        check_bounds(text, leaves(made), LONGEST)
         if leaves(made) > 1:
             with pytest.raises(JSONBoundsError):
-                check_bounds(text, leaves(made) - 1)
+                check_bounds(text, leaves(made) - 1, LONGEST)
