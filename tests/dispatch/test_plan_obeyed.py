@@ -180,7 +180,7 @@ def test_buffers_are_streamed_as_the_plan_says() -> None:
 
 @pytest.mark.slow
 @given(st.randoms(use_true_random=False))
-@settings(max_examples=few(5))
+@settings(max_examples=few(3))
 def test_random_plans_never_pass_their_predicted_peak(draw: random.Random) -> None:
     virtual.enable(2)
     model = random_model(draw)

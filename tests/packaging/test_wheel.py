@@ -46,7 +46,7 @@ found = {
     "names": {name: getattr(bigmodel, name, None) is not None for name in bigmodel.__all__},
     "plan": printed("plan", model, "--max-memory", "cpu=1GiB", "--context", "32", "--json"),
     "generate": printed("generate", model, "the", "--max-tokens", "8"),
-    "bench": printed("bench", "memory", model, "--results", results),
+    "bench": printed("bench", "memory", model, "--context", "32", "--results", results),
     "kept": os.listdir(results),
 }
 print(json.dumps(found), flush=True)

@@ -6,7 +6,6 @@ from torch import nn
 
 from bigmodel.errors import PlanError
 from bigmodel.profile import kv_cache_bytes, layer_cache_bytes, profile_model
-from tests.marks import slow_but
 
 from ..models import on_meta
 
@@ -34,8 +33,10 @@ def model(name: str) -> nn.Module:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", slow_but({"llama", "mixtral"}, CONFIGS))
-@pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [*((name, "dynamic") for name in CONFIGS), *((name, "static") for name in ("llama", "gemma3", "deepseek"))],
+)
 def test_the_formula_agrees_with_the_models_own_cache(name: str, cache: str) -> None:
     found = model(name)
     profile = profile_model(found, batch_size=2, context_length=64, cache=cache)

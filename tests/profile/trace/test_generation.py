@@ -34,7 +34,7 @@ def small(family: str) -> Any:
     if family == "electra":  # an encoder, with a head for the next token
         return t.ElectraForCausalLM(t.ElectraConfig(**sizes, embedding_size=64, eos_token_id=2)).eval()
     if family == "mixtral":
-        return t.MixtralForCausalLM(t.MixtralConfig(**sizes, num_local_experts=4)).eval()
+        return t.MixtralForCausalLM(t.MixtralConfig(**{**sizes, "num_hidden_layers": 2}, num_local_experts=4)).eval()
     windowed = {"sliding_window": 24, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     if family == "mistral":
         return t.MistralForCausalLM(t.MistralConfig(**sizes, **windowed)).eval()
@@ -48,13 +48,14 @@ def small(family: str) -> Any:
     if family == "cohere2":
         return t.Cohere2ForCausalLM(t.Cohere2Config(**sizes, **windowed)).eval()
     if family == "gpt_oss":
-        return t.GptOssForCausalLM(t.GptOssConfig(**sizes, **windowed, head_dim=16, num_local_experts=4)).eval()
+        sizes |= {"num_hidden_layers": 2, "head_dim": 16}
+        return t.GptOssForCausalLM(t.GptOssConfig(**sizes, **windowed, num_local_experts=4)).eval()
     if family == "phi3":
         return t.Phi3ForCausalLM(t.Phi3Config(**sizes, **windowed)).eval()
     return t.LlamaForCausalLM(t.LlamaConfig(**sizes)).eval()
 
 
-FURTHER_WINDOWED = ["mistral", "qwen2", "gemma3", "cohere2", "gpt_oss", "phi3"]
+FURTHER_WINDOWED = ["qwen2", "gemma3", "cohere2", "gpt_oss", "phi3"]
 
 
 def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int) -> int:
@@ -76,11 +77,9 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
     [
         ("gpt2", 3, 40, 2),
         ("electra", 2, 30, 2),
-        pytest.param("llama", 1, 60, 1, marks=pytest.mark.slow),
-        pytest.param("mixtral", 2, 30, 2, marks=pytest.mark.slow),
-        pytest.param("llama", 2, 3, 20, marks=pytest.mark.slow),
-        pytest.param("gpt2", 2, 3, 20, marks=pytest.mark.slow),
-        pytest.param("mixtral", 2, 3, 20, marks=pytest.mark.slow),
+        ("llama", 1, 60, 1),
+        ("llama", 2, 3, 20),
+        ("mixtral", 2, 3, 20),
     ],
 )
 def test_the_peak_of_generate_is_predicted_to_the_byte(
@@ -100,8 +99,8 @@ def test_the_peak_of_generate_is_predicted_to_the_byte(
     ("family", "prompt", "new_tokens"),
     [
         ("gemma2", 60, 2),
-        *(pytest.param(name, 60, 2, marks=pytest.mark.slow) for name in ("mistral", "gpt_oss")),
-        *(pytest.param(name, 20, 8, marks=pytest.mark.slow) for name in ("gemma2", *FURTHER_WINDOWED)),
+        ("mistral", 60, 2),
+        *((name, 20, 8) for name in ("gemma2", *FURTHER_WINDOWED)),
     ],
 )
 def test_the_peak_of_sliding_windows_is_predicted_to_the_byte(family: str, prompt: int, new_tokens: int) -> None:
