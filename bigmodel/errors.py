@@ -2,6 +2,7 @@
 
     BigModelError
     ├── DeviceError             a device that is unknown, absent, or does not support an operation
+    ├── RaceError               a strict virtual accelerator: work of two streams that no event orders
     ├── SizeError               a size or budget that cannot be read ("10 GiBs", -1)
     ├── PlanError               no plan can be made from the arguments
     │   ├── DeviceMapError      a device map that does not cover the model, or names unknown modules
@@ -27,6 +28,10 @@ class BigModelError(Exception):
 
 class DeviceError(BigModelError, ValueError):
     """A device that is unknown, absent, or asked for something it cannot do."""
+
+
+class RaceError(BigModelError, RuntimeError):
+    """Work of two streams, or of a stream and the host, uses the same memory and no event orders it."""
 
 
 class SizeError(BigModelError, ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import ssl
 from collections.abc import Iterator
 from functools import cache
@@ -19,6 +20,8 @@ from .examples import register_profiles
 
 torch.set_num_threads(1)
 register_profiles()
+# Virtual accelerators punish what CUDA would, in programs that tests start, too.
+os.environ.setdefault("BIGMODEL_VIRTUAL_STRICT", "1")
 # Modules of tests name virtual devices before any test runs: the device type must be registered by then.
 virtual.enable(count=2)
 virtual.disable()
@@ -54,6 +57,14 @@ def _shared_tls_context() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_races() -> Iterator[None]:
+    """Fail a test that leaves work of two streams unordered, also where the error was caught."""
+    virtual.races()
+    yield
+    assert not virtual.races()
 
 
 def _in_use() -> bool:

@@ -58,10 +58,24 @@ class CopyStream(Protocol):
         """Return the event of all compute that the calling thread has launched on the device so far."""
         ...
 
+    def uses(self, memory: torch.Tensor) -> None:
+        """Tell the device's allocator that this stream uses `memory`, which was allocated for compute.
+
+        Freed while a copy is under way, it is then not given to others before that has finished.
+        """
+        ...
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether work on `device` is queued on streams, asynchronously to the host."""
+    if device.type in ("cuda", "xpu"):
+        return True
+    return device.type == "virtual" and bool(torch.get_device_module("virtual").has_streams(device))
+
 
 def copy_stream(device: torch.device) -> CopyStream:
     """Return a new copy stream for `device`."""
-    if device.type in ("cuda", "xpu"):
+    if has_streams(device):
         return DeviceCopyStream(device)
     return ThreadCopyStream(f"copy to {device}")
 
@@ -139,6 +153,9 @@ class DeviceCopyStream:
     def compute_mark(self) -> Event:
         return self._record(self._module.current_stream(self._device))
 
+    def uses(self, memory: torch.Tensor) -> None:
+        memory.record_stream(self._stream)
+
     def _record(self, stream: Any) -> Event:
         event = self._module.Event()
         event.record(stream)
@@ -208,6 +225,9 @@ class ThreadCopyStream:
     def compute_mark(self) -> Event:
         return PAST
 
+    def uses(self, memory: torch.Tensor) -> None:
+        """Do nothing: queued copies refer to the memory."""
+
     def _is_idle(self, after: Sequence[Event]) -> bool:
         """Whether all queued work is done and all events in `after` have passed."""
         return (self._last is None or self._last.done()) and all(event.done() for event in after)
@@ -225,7 +245,7 @@ class TimedCopyStream:
     def __init__(self, stream: CopyStream, device: torch.device, count: Callable[[float], None]) -> None:
         self._stream = stream
         self._count = count
-        self._module: Any = torch.get_device_module(device.type) if device.type in ("cuda", "xpu") else None
+        self._module: Any = torch.get_device_module(device.type) if has_streams(device) else None
         self._running: deque[tuple[Any, Any]] = deque()
         self._lock = threading.Lock()
 
@@ -237,6 +257,9 @@ class TimedCopyStream:
 
     def compute_mark(self) -> Event:
         return self._stream.compute_mark()
+
+    def uses(self, memory: torch.Tensor) -> None:
+        self._stream.uses(memory)
 
     def _timed_by_host(self, work: Callable[[], None]) -> None:
         started = time.perf_counter()

@@ -3,6 +3,10 @@
 It makes placement, budgets, out-of-memory behaviour and transfer overlap testable, exactly, on a machine without an
 accelerator. Elements are in host memory and operations run on the CPU, so results are real.
 
+A strict one has streams, events and pinned memory, and punishes what CUDA leaves to the programmer: copies arrive as
+late as events allow, and accesses of two streams that no event orders raise `RaceError`. It has no set bandwidth: on a
+link of a set speed copies take real time, in threads, and order is not checked.
+
 Every operation that the CPU has runs, but for those with sparse or nested tensors, which raise NotImplementedError.
 
     from bigmodel.devices import virtual
@@ -19,20 +23,30 @@ from ...errors import DeviceError
 from ..sizes import parse_size
 from .arena import Arena
 from .backend import register
-from .environment import from_environment
+from .environment import from_environment, strict_from_environment
 from .link import VirtualLink
+from .pinned import pinned_memory
+from .races import detector
+from .streams import Event, Stream, current_stream, default_stream, set_schedule, stream
 from .tensor import TYPE, VirtualTensor, board, user_attributes
 
 __all__ = [
     "TYPE",
+    "Event",
+    "Stream",
     "VirtualLink",
     "VirtualTensor",
     "board",
     "configure",
     "count",
+    "current_stream",
+    "default_stream",
     "disable",
     "enable",
     "link",
+    "pinned_memory",
+    "races",
+    "stream",
     "user_attributes",
 ]
 
@@ -44,6 +58,8 @@ def enable(
     capacity: Capacity | Sequence[Capacity] = None,
     bandwidth: float | None = None,
     latency: float = 0.0,
+    strict: bool | None = None,
+    seed: int | None = None,
 ) -> None:
     """Make `count` virtual accelerators available as ``"virtual:0"``, ``"virtual:1"``, ...
 
@@ -56,6 +72,9 @@ def enable(
             device.
         bandwidth: Bytes per second of each device's link in each direction; None for no limit.
         latency: Seconds per copy over a link, in addition to ``nbytes / bandwidth``.
+        strict: Check the order of streams, on devices without a bandwidth; None: if ``BIGMODEL_VIRTUAL_STRICT`` is set.
+        seed: How late strict accelerators do what may be late: at random, the same for the same seed; None: as late as
+            they may.
 
     Raises:
         DeviceError: A number is negative, or the number of capacities differs from `count`. Nothing is changed.
@@ -68,6 +87,8 @@ def enable(
         raise DeviceError(f"{len(given)} capacities were given for {count} virtual accelerators")
     capacities = [None if size is None else parse_size(size) for size in given]  # type: ignore[arg-type]
     register()
+    board.strict = strict_from_environment() if strict is None else strict
+    set_schedule(board.strict, seed)
     for index in range(count):
         if index == len(board.arenas):
             board.arenas.append(Arena(index))
@@ -82,12 +103,20 @@ def configure(index: int, capacity: Capacity = None, bandwidth: float | None = N
     arena.capacity = None if capacity is None else parse_size(capacity)
     arena.reset_peak()
     link_.bandwidth, link_.latency = bandwidth, latency
+    arena.strict = board.strict and not bandwidth
 
 
 def disable() -> None:
     """Remove all virtual accelerators. Existing tensors can no longer be used in new operations."""
     board.arenas.clear()
     board.links.clear()
+
+
+def races() -> list[str]:
+    """Return the races found since this was last asked: those that were raised, and memory freed too early."""
+    with detector.lock:
+        found, detector.reports[:] = list(detector.reports), []
+    return found
 
 
 def count() -> int:

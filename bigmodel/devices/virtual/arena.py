@@ -7,18 +7,25 @@ from functools import partial
 
 import torch
 
-from ..forks import new_rlock
 from ..sizes import format_size
 from .postponing import postponed
+from .races import History, detector
+from .streams import current_stream
 
 
 class Allocation:
-    """Keeps one storage counted in its arena for as long as any tensor refers to this object."""
+    """Keeps one storage counted in its arena for as long as any tensor refers to this object.
 
-    __slots__ = ("__weakref__", "nbytes")
+    Attributes:
+        nbytes: Its bytes.
+        history: The accesses to it, on a strict accelerator.
+    """
 
-    def __init__(self, nbytes: int) -> None:
+    __slots__ = ("__weakref__", "history", "nbytes")
+
+    def __init__(self, nbytes: int, history: History | None) -> None:
         self.nbytes = nbytes
+        self.history = history
 
 
 class Arena:
@@ -27,14 +34,18 @@ class Arena:
     Args:
         index: Index of the virtual accelerator.
         capacity: Bytes that may be allocated at once; None for no limit.
+
+    Attributes:
+        strict: Whether accesses to its memory are checked for their order.
     """
 
     def __init__(self, index: int, capacity: int | None = None) -> None:
         self.index = index
         self.capacity = capacity
+        self.strict = False
         self.allocated = 0
         self.peak = 0
-        self._lock = new_rlock()
+        self._lock = detector.lock  # freeing memory, at any time, locks both
         self._by_address: dict[int, weakref.ref[Allocation]] = {}
 
     def claim(self, held: torch.Tensor) -> Allocation | None:
@@ -58,8 +69,9 @@ class Arena:
             if allocation is not None:
                 return allocation
             self._reserve(nbytes)
-            allocation = Allocation(nbytes)
-            self._by_address[address] = weakref.ref(allocation, partial(self._release, address, nbytes))
+            history = detector.allocated(nbytes, current_stream(self.index)) if self.strict else None
+            allocation = Allocation(nbytes, history)
+            self._by_address[address] = weakref.ref(allocation, partial(self._release, address, nbytes, history))
             return allocation
 
     def reset_peak(self) -> None:
@@ -80,8 +92,10 @@ class Arena:
             raise error
         self.allocated += nbytes
 
-    def _release(self, address: int, nbytes: int, reference: weakref.ref[Allocation]) -> None:
+    def _release(self, address: int, nbytes: int, history: History | None, reference: weakref.ref[Allocation]) -> None:
         with self._lock:
+            if history is not None:
+                detector.freed(history)
             self.allocated -= nbytes
             if self._by_address.get(address) is reference:
                 del self._by_address[address]

@@ -11,7 +11,9 @@ import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ..native_threads import let_threads_finish
+from . import streams
 from .autocast import DTYPES, register_autocast
+from .streams import Event, Stream, index_of
 from .tensor import TYPE, VirtualTensor, board
 
 _FACTORIES = (
@@ -52,8 +54,20 @@ class BackendModule:
     def set_device(self, device: object) -> None:
         """Do nothing: every operation runs on the device of its tensors."""
 
+    Stream = Stream
+    Event = Event
+    stream = staticmethod(streams.stream)
+    current_stream = staticmethod(streams.current_stream)
+    default_stream = staticmethod(streams.default_stream)
+
+    def has_streams(self, device: Any = 0) -> bool:
+        """Whether work on `device` is queued on streams, as it is if the device is strict."""
+        index = index_of(device)
+        return index < len(board.arenas) and board.arenas[index].strict
+
     def synchronize(self, device: object = None) -> None:
-        """Do nothing: operations on a virtual accelerator finish before they return."""
+        """Wait for all work on all devices."""
+        streams.synchronize(device)
 
     def empty_cache(self) -> None:
         """Do nothing: freed memory is not cached."""
@@ -85,15 +99,6 @@ class BackendModule:
 
     def _is_in_bad_fork(self) -> bool:
         return False
-
-
-def index_of(device: Any) -> int:
-    """Return the index of `device` (an int, text, a torch.device or None)."""
-    if device is None:
-        return 0
-    if isinstance(device, int):
-        return device
-    return torch.device(device).index or 0
 
 
 def register() -> None:

@@ -9,6 +9,7 @@ from ...errors import DeviceError
 from ..sizes import parse_size
 
 VARIABLE = "BIGMODEL_VIRTUAL"
+STRICT = "BIGMODEL_VIRTUAL_STRICT"
 _FORM = re.compile(r"(\d+)(?:x([^@]+))?(?:@(.+))?")
 
 
@@ -29,3 +30,8 @@ def from_environment() -> tuple[int, int | None, int | None] | None:
         )
     count, capacity, bandwidth = match.groups()
     return int(count), parse_size(capacity) if capacity else None, parse_size(bandwidth) if bandwidth else None
+
+
+def strict_from_environment() -> bool:
+    """Whether ``BIGMODEL_VIRTUAL_STRICT`` asks for strict accelerators: it is set, and not to 0."""
+    return os.environ.get(STRICT, "0").strip() not in ("", "0")

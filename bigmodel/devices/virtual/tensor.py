@@ -8,7 +8,7 @@ device's link.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch._C import DispatchKey
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
+from . import strict
 from .arena import Allocation, Arena
 from .kernels import KERNELS
 from .link import VirtualLink
@@ -73,6 +74,8 @@ class Board:
     def __init__(self) -> None:
         self.arenas: list[Arena] = []
         self.links: list[VirtualLink] = []
+        self.strict = False
+        """Whether accelerators whose links take no time are strict."""
 
     def arena(self, index: int) -> Arena:
         """Return the memory of device `index`; RuntimeError if there is no such device."""
@@ -155,6 +158,10 @@ class VirtualTensor(torch.Tensor):
         if isinstance(value, VirtualTensor):
             self.held, self._allocation = value.held, value._allocation
 
+    def record_stream(self, stream: Any) -> None:
+        """Tell the allocator that `stream` uses this memory, as CUDA's must be told."""
+        strict.record_stream(self, stream)
+
     def tolist(self) -> Any:
         """Return the elements as nested lists of numbers; PyTorch does not support this for wrapper subclasses."""
         return self.detach().cpu().tolist()
@@ -204,8 +211,10 @@ class VirtualTensor(torch.Tensor):
         kernel = KERNELS.get(func, func)
         try:
             if func in _COPIES:
-                output = _over_link(func, args, target, lambda: kernel(*held_args, **held_kwargs))
+                output = _over_link(func, args, kwargs, target, lambda: kernel(*held_args, **held_kwargs))
             else:
+                if board.strict:
+                    strict.launch(func, args, kwargs, held_args, call.index)
                 output = kernel(*held_args, **held_kwargs)
         except Exception as error:
             if target is None or not postponed(error):
@@ -284,24 +293,48 @@ class _Operation:
         )
 
 
-def _over_link(func: OpOverload, args: tuple[Any, ...], target: int | None, run: Callable[[], Any]) -> Any:
+def _over_link(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], target: int | None, run: Callable[[], Any]
+) -> Any:
     """Run one of `_COPIES`, over the link if it copies between the host and a virtual accelerator."""
+    into: torch.Tensor | None = None
+    from_ = args[0]
     if func is aten.copy_.default:
-        source, destination = _index_of(args[1]), _index_of(args[0])
-    elif func is aten._to_copy.default:
-        source, destination = _index_of(args[0]), target
-    elif func is aten._local_scalar_dense.default:
-        source, destination = _index_of(args[0]), None
-    else:
-        source, destination = _index_of(args[0]), _index_of(args[1])
+        into, from_ = args[0], args[1]
+    elif func is not aten._to_copy.default and func is not aten._local_scalar_dense.default:
+        into = args[1]
+    source = _index_of(from_)
+    destination = _index_of(into) if into is not None else target if func is aten._to_copy.default else None
+    if board.strict and all(board.arena(index).strict for index in (source, destination) if index is not None):
+        run = partial(_ordered, func, args, kwargs, (from_, source), (into, destination), run)
     if source == destination:
         return run()
-    nbytes = args[1 if func is aten.copy_.default else 0].nbytes
     output: list[Any] = []
     to_device = destination is not None
     link = board.links[destination if destination is not None else source or 0]
-    link.transfer(lambda: output.append(run()), nbytes, to_device=to_device)
+    link.transfer(lambda: output.append(run()), from_.nbytes, to_device=to_device)
     return output[0]
+
+
+def _ordered(
+    func: OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    from_: tuple[torch.Tensor, int | None],
+    into: tuple[torch.Tensor | None, int | None],
+    run: Callable[[], Any],
+) -> Any:
+    """Run a copy between tensors, each with the index of its device, on the streams of strict accelerators."""
+    (source, one), (target, other) = from_, into
+    non_blocking = bool(kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
+    if one is None and other is not None:
+        return strict.copy_to_device(func, target, source, non_blocking, other, run)
+    if one is not None and other is None:
+        return strict.copy_to_host(func, target, source, non_blocking, one, run)
+    if one is not None and other is not None and one != other:
+        return strict.copy_between(target, source, one, other, run)
+    strict.launch(func, args, kwargs, args, one)
+    return run()
 
 
 def _refuse_sparse_gradients(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -77,6 +77,7 @@ class ExpertCache(Visited[Chosen, int]):
         self._fetcher = Fetcher(
             self._stream, self.device, self.stats, [layer.as_plain_block() for layer in self.layers], *self._reading
         )
+        self._fetcher.uses(self._memory)
         self._slots = ExpertSlots(self._memory, self._policy, self._stream.compute_mark())
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...devices.pinned import is_pinned, pinned_copy
 from ..weights.block import Block, HostTensor
 from ..weights.fused_view import FusedView, PartOfTensor, lies_on_disk
 from ..weights.layout import Layout, Place
@@ -99,8 +100,8 @@ class ExpertLayer:
     def pin(self) -> None:
         """Move fused tensors that are in memory into pinned memory; Parameters stay the same objects."""
         for tensor in self.fused.tensors:
-            if not lies_on_disk(tensor.value) and not tensor.value.is_pinned():
-                tensor.value.data = tensor.value.data.contiguous().pin_memory()
+            if not lies_on_disk(tensor.value) and not is_pinned(tensor.value):
+                tensor.value.data = pinned_copy(tensor.value.data)
 
 
 def _parts(value: torch.Tensor, expert: int) -> list[PartOfTensor]:

@@ -94,7 +94,8 @@ class SlotCache(ABC, Generic[K, S]):
         """
         self.forget(slot)
         slot.ready = fetch(slot.memory, slot.marks)
-        slot.content, slot.version, slot.marks = content, version, []
+        # The marks stay until they have passed: the fetch may fail or be cancelled before its copies wait for them.
+        slot.content, slot.version = content, version
         self._slot_of[content] = slot
 
     def forget(self, slot: S) -> None:
@@ -198,6 +199,8 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
     def __init__(
         self, memory: Sequence[torch.Tensor], stream: CopyStream, fetcher: Fetcher, order: VisitOrder[Block]
     ) -> None:
+        for each in memory:
+            fetcher.uses(each)
         # An asynchronous device may still use the previous contents of this memory.
         super().__init__([BlockSlot(each, marks=[stream.compute_mark()]) for each in memory])
         self._stream = stream
@@ -230,6 +233,7 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
         """Return a new slot for one visit of `block`."""
         with torch.inference_mode(False):  # threads in other modes also write to it
             memory = torch.empty(block.layout.nbytes, dtype=torch.uint8, device=device)
+        self._fetcher.uses(memory)
         return BlockSlot(memory, marks=[self._stream.compute_mark()], transient=True)
 
     def fetch(self, block: Block, slot: BlockSlot, ahead: bool = False) -> None:

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from ...devices import CopyStream, Event
+from ...devices.pinned import copies_from_pinned
 from ...devices.streams import TimedCopyStream
 from ...limits import READERS, STAGING_BYTES
 from ...plan import staging
@@ -49,6 +50,7 @@ class Fetcher:
         self._disk: DiskReader | None = None
         quantized = [block for block in blocks if isinstance(block, QuantizedBlock)]
         self._quantized = QuantizedTransfers(device, quantized)
+        self.uses(self._quantized.memory)
 
     @property
     def reads_files(self) -> bool:
@@ -59,6 +61,11 @@ class Fetcher:
     def staging_bytes(self) -> int:
         """Bytes of device memory of the staging buffers for quantised blocks."""
         return self._quantized.nbytes
+
+    def uses(self, memory: torch.Tensor) -> None:
+        """Tell the device's allocator that fetches into `memory` may be under way when it is freed."""
+        self._link.uses(memory)
+        self._quantized.stream.uses(memory)
 
     def expect(self, blocks: Sequence[Block]) -> None:
         """Announce the blocks that will be fetched next; those on disk are read ahead."""
@@ -85,7 +92,7 @@ class Fetcher:
         if self._disk is None:
             staging_bytes, readers = self._reading
             policy, chunk_bytes = ReadPolicy(sum(self._on_disk)), chunk_of(staging(self._on_disk, staging_bytes))
-            pin = self._device.type == "cuda"
+            pin = copies_from_pinned(self._device)
             self._disk = DiskReader(self._link, policy, self._stats, pin, chunk_bytes, readers)
         return self._disk
 

@@ -114,7 +114,7 @@ class QuantizedTransfers:
     def __init__(self, device: torch.device, blocks: Sequence[QuantizedBlock]) -> None:
         carried = max((block.carrier.layout.nbytes for block in blocks), default=0)
         scratch = max((block.scratch_bytes for block in blocks), default=0)
-        memory = torch.empty(RESTORE_BUFFERS * carried + scratch, dtype=torch.uint8, device=device)
+        self.memory = memory = torch.empty(RESTORE_BUFFERS * carried + scratch, dtype=torch.uint8, device=device)
         self.nbytes = memory.nbytes
         """Bytes of device memory of the buffers."""
         self.stream = copy_stream(device)

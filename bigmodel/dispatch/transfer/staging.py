@@ -13,6 +13,7 @@ import torch
 
 from ...checkpoint import release
 from ...devices import HOST, Event
+from ...devices.pinned import empty_host
 from ...limits import FILE_ALIGNMENT, STAGING_BYTES
 from .page_cache import is_cached
 from .read_plan import CHUNK_BYTES, Chunk
@@ -128,6 +129,6 @@ class _Memory:
     def _allocate(self) -> torch.Tensor:
         nbytes = self._parts * self._chunk_bytes
         if self.pin:
-            return torch.empty(nbytes, dtype=torch.uint8, device=HOST, pin_memory=True)
+            return empty_host(nbytes, pin=True)
         memory = torch.empty(nbytes + FILE_ALIGNMENT, dtype=torch.uint8, device=HOST)
         return memory[-memory.data_ptr() % FILE_ALIGNMENT :]

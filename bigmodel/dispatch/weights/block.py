@@ -18,6 +18,7 @@ from torch._C import DisableTorchFunctionSubclass
 from ...checkpoint import mapped_region
 from ...devices import HOST
 from ...devices.forks import new_rlock
+from ...devices.pinned import empty_host
 from ...errors import DispatchError
 from .layout import Layout
 from .outside_use import is_marked, mark_offloaded
@@ -103,7 +104,7 @@ class Block:
 
         Parameters stay the same objects. Not for tensors that are cast, tied to other blocks or in a mapped file.
         """
-        packed = torch.empty(self.layout.nbytes, dtype=torch.uint8, device=HOST, pin_memory=pin)
+        packed = empty_host(self.layout.nbytes, pin)
         for tensor, view in zip(self.tensors, self.layout.views(packed)):
             view.copy_(tensor.value.detach())
             tensor.value.data = view

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from bigmodel.devices import copy_stream
 from bigmodel.devices.nested import iter_tensors
+from bigmodel.devices.streams import has_streams
 from bigmodel.train.nested import find_batch_size, send_to_device
 from bigmodel.train.state.partial import PartialState
 
@@ -118,7 +119,7 @@ def move_ahead(steps: Iterator[LoaderStep], device: torch.device) -> Iterator[Lo
 
 def _keep_until_used(batch: Any, device: torch.device) -> None:
     """Record for the allocator that the compute stream uses tensors allocated on the copy stream."""
-    if device.type in ("cuda", "xpu"):
+    if has_streams(device):
         current = torch.get_device_module(device.type).current_stream(device)
         for tensor in iter_tensors(batch):
             if tensor.device.type == device.type:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -52,6 +53,9 @@ class Recording:
     def compute_mark(self) -> Event:
         self.marks.append(PastEvent())
         return self.marks[-1]
+
+    def uses(self, memory: torch.Tensor) -> None:
+        """Copied at once: the allocator need not know."""
 
 
 @pytest.fixture
@@ -178,3 +182,32 @@ def test_tensors_in_the_slots_memory_are_copied_out_of_it_and_others_left() -> N
     assert found["deep"][0][1] is other
     untouched = [other, "text"]
     assert slot.copied_out(untouched) is untouched
+
+
+class Unfinished(PastEvent):
+    """The event of compute that is still under way."""
+
+    def done(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_memory_in_use_is_waited_for_again_if_its_fetch_never_got_to_copying(stream: Recording, fails: bool) -> None:
+    """A fetch may fail, or be cancelled after it was queued, before any copy has waited for the compute."""
+    (block,) = made = blocks(1)
+    slots = slots_of(made, 1, stream)
+    slot, computing, waited = slots.free(), Unfinished(), []
+    assert slot is not None
+    slot.mark(computing)
+
+    def cancelled(memory: torch.Tensor, after: Sequence[Event]) -> Event:
+        waited.append(list(after))
+        if fails:
+            raise OSError("the disk is gone")
+        return PastEvent()
+
+    for _ in range(2):
+        with pytest.raises(OSError) if fails else nullcontext():
+            slots.fill(slot, block, 0, cancelled)
+    assert computing in waited[0]
+    assert computing in waited[1]

@@ -1,0 +1,32 @@
+"""Pinned host memory: a GPU copies from it at full speed, asynchronously; the kernel can neither move nor swap it."""
+
+from __future__ import annotations
+
+import torch
+
+from . import virtual
+from .names import HOST
+from .streams import has_streams
+
+
+def copies_from_pinned(device: torch.device) -> bool:
+    """Whether copies from pinned memory to `device` are faster than others, or asynchronous."""
+    return device.type == "cuda" or (device.type == virtual.TYPE and has_streams(device))
+
+
+def empty_host(nbytes: int, pin: bool) -> torch.Tensor:
+    """Return a new host tensor of `nbytes` uint8, pinned for the machine's accelerator if `pin`."""
+    if pin and virtual.count():
+        return virtual.pinned_memory.empty(nbytes)
+    return torch.empty(nbytes, dtype=torch.uint8, device=HOST, pin_memory=pin)
+
+
+def is_pinned(tensor: torch.Tensor) -> bool:
+    """Whether a host tensor lies in pinned memory."""
+    return virtual.pinned_memory.holds(tensor) if virtual.count() else tensor.is_pinned()
+
+
+def pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous copy of a host tensor in pinned memory."""
+    copied = empty_host(tensor.nbytes, pin=True).view(tensor.dtype).view(tensor.shape)
+    return copied.copy_(tensor)

@@ -1,0 +1,239 @@
+"""The race detector: every access to device memory must be ordered after the conflicting ones before it.
+
+It follows CUDA's rules, as torch's CUDA Sanitizer does. Work of one stream runs in order. Work of two streams is
+ordered only by an event that one has recorded and the other waits for, or by the host, which has waited for one before
+it launches the other. A write conflicts with every earlier access of the same memory, a read with every earlier write.
+Freeing memory counts as a write by the stream that it was allocated on: that stream may use it again at once, unless
+`record_stream` has told the allocator of other users.
+
+Nothing need run late to be found: computation may be done at once, what is checked is the order that the program asked
+for. Clocks are vector clocks over one count of launches: a stream knows, for each other stream, up to which launch that
+one has finished before its own next launch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import CodeType
+from typing import NamedTuple, Protocol
+
+import torch
+
+from ...errors import RaceError
+from ..forks import new_rlock
+
+Place = tuple[CodeType, int]
+"""A line of the program: its code and number."""
+
+Clock = dict[int, int]
+"""For each stream, by number, the last of its launches that is ordered before."""
+
+_INSIDE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<")
+"""Where frames that are not reported lie: this package, torch, generated code."""
+
+
+class Queue(Protocol):
+    """What a stream is to the detector: its number, and what it knows to be ordered before its next launch."""
+
+    number: int
+    known: Clock
+
+
+class Access:
+    """One operation that accesses memory.
+
+    Attributes:
+        stream: The stream that it was launched on.
+        time: When, counted in launches.
+        what: The operation.
+        place: Where in the program it was launched.
+        used: Whether anything has read what it wrote.
+        torn: What is wrong with what it wrote, if anything: to be reported if that is read.
+    """
+
+    __slots__ = ("place", "stream", "time", "torn", "used", "what")
+
+    def __init__(self, stream: Queue, time: int, what: str, place: Place | None) -> None:
+        self.stream = stream
+        self.time = time
+        self.what = what
+        self.place = place
+        self.used = False
+        self.torn: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.what} on {self.stream} at {_named(self.place)}"
+
+
+class Range(NamedTuple):
+    """Bytes of one allocation."""
+
+    history: History
+    begin: int
+    end: int
+
+
+class _Entry(NamedTuple):
+    """An access to a range of bytes that later ones may conflict with."""
+
+    begin: int
+    end: int
+    access: Access
+    writes: bool
+
+    def overlaps(self, other: Range) -> bool:
+        return self.begin < other.end and other.begin < self.end
+
+    def is_within(self, other: Range) -> bool:
+        return other.begin <= self.begin and self.end <= other.end
+
+
+class History:
+    """The last accesses to one allocation that later ones may conflict with.
+
+    Attributes:
+        nbytes: Its bytes.
+        home: The stream that it was allocated on.
+        users: Further streams that the allocator was told of, by number.
+        entries: The accesses. The first is the allocation itself, since work of the memory's previous owner, launched
+            on the same stream before, may still use it.
+    """
+
+    __slots__ = ("entries", "home", "nbytes", "users")
+
+    def __init__(self, nbytes: int, allocated: Access) -> None:
+        self.nbytes = nbytes
+        self.home = allocated.stream
+        self.users: set[int] = set()
+        self.entries = [_Entry(0, nbytes, allocated, True)]
+
+
+class Detector:
+    """The order of all launches of this process, and the races found.
+
+    Attributes:
+        lock: Guards streams, events, histories and arenas.
+        time: Number of launches so far.
+        host: What the host has waited for.
+        reports: Messages of the races found.
+    """
+
+    def __init__(self) -> None:
+        self.lock = new_rlock()
+        self.time = 0
+        self.host: Clock = {}
+        self.reports: list[str] = []
+        self._floor = 0
+
+    def forget(self) -> None:
+        """Take everything launched so far as finished, as after synchronising all devices."""
+        with self.lock:
+            self._floor = self.time
+            self.host.clear()
+
+    def launch(self, stream: Queue, what: str, reads: Iterable[Range] = (), writes: Iterable[Range] = ()) -> Access:
+        """Record an operation of `stream` and its accesses.
+
+        Raises:
+            RaceError: One of them is not ordered after a conflicting one.
+        """
+        with self.lock:
+            self.time += 1
+            access = Access(stream, self.time, what, _place())
+            for each in reads:
+                self._read(access, each)
+            for each in writes:
+                self._write(access, each)
+            return access
+
+    def allocated(self, nbytes: int, home: Queue) -> History:
+        """Return the history of new memory of `nbytes`, allocated on the stream `home`."""
+        return History(nbytes, Access(home, self.time, "allocation", None))
+
+    def freed(self, history: History) -> None:
+        """Report work of other streams that may still use memory which is free now. Nothing is raised."""
+        with self.lock:
+            for entry in history.entries:
+                access = entry.access
+                if access.stream.number not in history.users and not self.is_ordered(access, history.home):
+                    self.reports.append(
+                        f"memory of {history.nbytes} bytes was freed at {_named(_place())} while another stream may "
+                        f"use it: {access}; call record_stream, or wait for that stream first"
+                    )
+
+    def is_ordered(self, earlier: Access, stream: Queue) -> bool:
+        """Whether the next launch of `stream` runs after `earlier` has finished."""
+        number, time = earlier.stream.number, earlier.time
+        return (
+            number == stream.number
+            or time <= self._floor
+            or time <= stream.known.get(number, 0)
+            or time <= self.host.get(number, 0)
+        )
+
+    def host_knows(self, earlier: Access) -> bool:
+        """Whether the host has waited for `earlier`."""
+        return earlier.time <= self._floor or earlier.time <= self.host.get(earlier.stream.number, 0)
+
+    def report(self, message: str) -> RaceError:
+        """Record a race; return the error to raise."""
+        self.reports.append(message)
+        return RaceError(message)
+
+    def _read(self, access: Access, read: Range) -> None:
+        entries, kept = read.history.entries, []
+        for entry in entries:
+            if entry.writes:
+                if entry.overlaps(read):
+                    self._check(access, "reads", read, entry)
+                    entry.access.used = True
+            elif entry.access.stream is access.stream and entry.is_within(read):
+                continue
+            kept.append(entry)
+        kept.append(_Entry(read.begin, read.end, access, False))
+        read.history.entries = kept
+
+    def _write(self, access: Access, written: Range) -> None:
+        kept = []
+        for entry in written.history.entries:
+            if entry.overlaps(written):
+                self._check(access, "writes", written, entry)
+                if entry.is_within(written):
+                    continue
+            kept.append(entry)
+        kept.append(_Entry(written.begin, written.end, access, True))
+        written.history.entries = kept
+
+    def _check(self, access: Access, does: str, where: Range, entry: _Entry) -> None:
+        earlier = entry.access
+        if earlier.stream is not access.stream and not self.is_ordered(earlier, access.stream):
+            raise self.report(
+                f"{access} {does} bytes {where.begin} to {where.end} of {where.history.nbytes}, "
+                f"and no event orders it after {earlier}"
+            )
+        if earlier.torn is not None and does == "reads":
+            raise self.report(f"{access} reads what is torn: {earlier.torn}")
+
+
+def joined(clock: Clock, other: Mapping[int, int]) -> None:
+    """Let `clock` know what `other` knows."""
+    for number, time in other.items():
+        if time > clock.get(number, 0):
+            clock[number] = time
+
+
+def _place() -> Place | None:
+    """Return where the running operation was called: the innermost frame outside torch and this package."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else (frame.f_code, frame.f_lineno)
+
+
+def _named(place: Place | None) -> str:
+    return "an unknown place" if place is None else f"{place[0].co_filename}:{place[1]} in {place[0].co_name}"
+
+
+detector = Detector()

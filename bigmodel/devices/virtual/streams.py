@@ -1,0 +1,355 @@
+"""Streams and events of virtual accelerators, with the names and rules of those in ``torch.cuda``.
+
+Computation is done when it is launched; the race detector checks that the program has asked for that order. Copies that
+CUDA does behind the program's back are done later, when something that is ordered after them needs them, or at any time
+before: copies from pinned memory on other streams than the default one, and copies to the host that do not block.
+What reads them too early gets garbage, as it may on a GPU. How late they are is decided by the schedule.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import random
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from .races import Access, Clock, detector, joined
+
+TYPE = "virtual"
+
+POLLS = 2
+"""How many times `Event.query` says that work is under way, in the latest schedule, before it has finished."""
+
+GARBAGE = 0xCD
+"""The byte that memory holds before a copy to the host has arrived."""
+
+_numbers = itertools.count(1)
+
+
+class Schedule:
+    """Decides how late work is done that may be late: as late as the rules allow, or by chance.
+
+    Args:
+        seed: None: as late as possible; a number: at random, the same for the same number.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._random = None if seed is None else random.Random(seed)
+
+    def is_late(self) -> bool:
+        """Whether work that may be late is late this time."""
+        return self._random is None or self._random.random() < 0.5
+
+
+class _Delayed(NamedTuple):
+    """Work of a stream that has not been done: a copy, a wait for an event, or the time stamp of one.
+
+    `for_host` marks a copy to the host, on which no later work of the stream depends.
+    """
+
+    position: int
+    run: Callable[[], None]
+    for_host: bool
+
+
+class _Watched(NamedTuple):
+    """Pinned memory that a copy reads until the host has waited for it: nothing may write to it before."""
+
+    source: torch.Tensor
+    checksum: int
+    copied: Access
+
+    def check(self) -> None:
+        """Raise RaceError if the memory was written to; only note it if nothing has read the copy yet."""
+        if self.copied.torn is None and _checksum(self.source) != self.checksum:
+            message = f"pinned memory was written to before the host has waited for its copy: {self.copied}"
+            self.copied.torn = message
+            if self.copied.used:
+                raise detector.report(message)
+
+
+class Stream:
+    """A queue of work on one device, done in order.
+
+    Args:
+        device: The device; None: the current one.
+    """
+
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
+        self.device = torch.device(TYPE, index_of(device))
+        self.priority = priority
+        self.number = next(_numbers)
+        self.known: Clock = {}
+        self.position = 0
+        self._delayed: list[_Delayed] = []
+
+    def __repr__(self) -> str:
+        return f"{'the default stream' if self.is_default else f'stream {self.number}'} of {self.device}"
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is the default stream of its device."""
+        return self is _state.defaults.get(self.device.index)
+
+    def wait_event(self, event: Event) -> None:
+        """Let all later work of this stream run after `event`."""
+        with detector.lock:
+            joined(self.known, event.clock)
+            recorded, position = event.stream, event.position
+            if recorded is not None and recorded is not self and recorded.has_delayed(position):
+                self.delay(lambda: recorded.run_delayed(position))
+
+    def wait_stream(self, other: Stream) -> None:
+        """Let all later work of this stream run after all present work of `other`."""
+        self.wait_event(other.record_event())
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event behind all work so far and return it."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        """Whether all work has been done."""
+        return self.record_event().query()
+
+    def synchronize(self) -> None:
+        """Block the host until all work has been done."""
+        with detector.lock:
+            self.run_delayed()
+            joined(detector.host, self.clock())
+            check_watched()
+
+    def clock(self) -> Clock:
+        """Return what is ordered before the next launch, launches of this stream included."""
+        return {**self.known, self.number: detector.time}
+
+    def delay(self, run: Callable[[], None], for_host: bool = False) -> None:
+        """Queue work, and do it at once if the schedule says so."""
+        self.position += 1
+        self._delayed.append(_Delayed(self.position, run, for_host))
+        _state.busy.add(self)
+        if not _state.schedule.is_late():
+            self.run_delayed()
+
+    def has_delayed(self, position: int | None = None) -> bool:
+        """Whether any work up to `position` has not been done."""
+        return bool(self._delayed) and (position is None or self._delayed[0].position <= position)
+
+    def run_delayed(self, position: int | None = None, for_host: bool = True) -> None:
+        """Do the work up to `position` (None: all); without `for_host`, leave copies to the host where they are."""
+        while self._delayed:
+            due = (each for each in self._delayed if for_host or not each.for_host)
+            first = next(due, None)
+            if first is None or (position is not None and first.position > position):
+                return
+            self._delayed.remove(first)
+            if not self._delayed:
+                _state.busy.discard(self)
+            first.run()
+
+
+class Event:
+    """A point in the work of a stream.
+
+    Args:
+        enable_timing: Whether `elapsed_time` may be asked.
+    """
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+        self.timed = enable_timing
+        self.stream: Stream | None = None
+        self.position = 0
+        self.clock: Clock = {}
+        self._polls = 0
+        self._passed: float | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        """Record the present end of `stream`; None: the calling thread's current one."""
+        with detector.lock:
+            stream = stream or current_stream()
+            self.stream, self.clock, self._polls, self._passed = stream, stream.clock(), 0, None
+            if not self.timed or not stream.has_delayed():
+                self.position, self._passed = stream.position, time.perf_counter()
+            else:
+                self.position = stream.position + 1
+                stream.delay(self._pass)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        """Let all later work of `stream` (None: the current one) run after this event."""
+        (stream or current_stream()).wait_event(self)
+
+    def query(self) -> bool:
+        """Whether the work before it has been done. The device goes on while it is asked."""
+        if self.stream is None:
+            return True
+        with detector.lock:
+            self._polls += 1
+            waiting = self._polls <= POLLS and _state.strict and not self._host_knows() and _state.schedule.is_late()
+            if not waiting:
+                self.synchronize()
+            return not waiting
+
+    def synchronize(self) -> None:
+        """Block the host until the work before it has been done."""
+        if self.stream is None:
+            return
+        with detector.lock:
+            self.stream.run_delayed(self.position)
+            joined(detector.host, self.clock)
+            check_watched()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Return the milliseconds from this event to `end`."""
+        self.synchronize()
+        end.synchronize()
+        assert self._passed is not None
+        assert end._passed is not None
+        return (end._passed - self._passed) * 1000
+
+    def _host_knows(self) -> bool:
+        return all(time <= detector.host.get(number, 0) for number, time in self.clock.items())
+
+    def _pass(self) -> None:
+        self._passed = time.perf_counter()
+
+
+class _Current(threading.local):
+    """The current streams of the calling thread, by index of the device."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, Stream] = {}
+
+
+class _State:
+    """The streams of this process.
+
+    Attributes:
+        strict: Whether work may be late.
+        schedule: How late it is.
+        defaults: The default stream of each device: the same for all threads.
+        busy: Streams with work to be done.
+        watched: Pinned memory that copies read, by address and bytes.
+    """
+
+    def __init__(self) -> None:
+        self.strict = False
+        self.schedule = Schedule()
+        self.defaults: dict[int, Stream] = {}
+        self.busy: set[Stream] = set()
+        self.watched: dict[tuple[int, int], _Watched] = {}
+
+
+_state = _State()
+_current = _Current()
+
+
+def set_schedule(strict: bool, seed: int | None) -> None:
+    """Finish all work; from now on work may be late, by the schedule with this seed, if `strict`."""
+    with detector.lock:
+        synchronize()
+        detector.forget()
+        for stream in _state.defaults.values():
+            stream.known.clear()
+        _state.strict, _state.schedule = strict, Schedule(seed)
+
+
+def index_of(device: Any) -> int:
+    """Return the index of `device` (an int, text, a torch.device or None)."""
+    if device is None:
+        return 0
+    if isinstance(device, int):
+        return device
+    return torch.device(device).index or 0
+
+
+def default_stream(device: Any = None) -> Stream:
+    """Return the stream of a device that threads use if they choose no other."""
+    index = index_of(device)
+    found = _state.defaults.get(index)
+    return found if found is not None else _state.defaults.setdefault(index, Stream(index))
+
+
+def current_stream(device: Any = None) -> Stream:
+    """Return the stream that the calling thread launches work on."""
+    found = _current.streams.get(index_of(device))
+    return found if found is not None else default_stream(device)
+
+
+@contextmanager
+def stream(chosen: Stream | None) -> Iterator[None]:
+    """Let the calling thread launch work on `chosen` within this context."""
+    if chosen is None:
+        yield
+        return
+    streams, index = _current.streams, chosen.device.index
+    before = streams.get(index)
+    streams[index] = chosen
+    try:
+        yield
+    finally:
+        if before is None:
+            del streams[index]
+        else:
+            streams[index] = before
+
+
+def synchronize(device: Any = None) -> None:
+    """Block the host until all work on all devices has been done."""
+    with detector.lock:
+        while _state.busy:
+            next(iter(_state.busy)).run_delayed()
+        detector.forget()
+        check_watched()
+
+
+def delayed_copy(into: Stream, target: torch.Tensor, source: torch.Tensor, copied: Access) -> None:
+    """Queue a copy of pinned memory. Both tensors are contiguous and of equal size and dtype."""
+    watched = watch(source, copied)
+
+    def run() -> None:
+        watched.check()
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+
+    into.delay(run)
+
+
+def late_arrival(from_: Stream, target: torch.Tensor, value: torch.Tensor) -> None:
+    """Queue the arrival of `value` in the host tensor `target`, which holds garbage until then."""
+    arriving = value.clone()
+    ctypes.memset(target.data_ptr(), GARBAGE, target.nbytes)
+
+    def run() -> None:
+        ctypes.memmove(target.data_ptr(), arriving.data_ptr(), arriving.nbytes)
+
+    from_.delay(run, for_host=True)
+
+
+def watch(source: torch.Tensor, copied: Access) -> _Watched:
+    """Have writes to pinned memory found until the host has waited for its copy."""
+    watched = _Watched(source, _checksum(source), copied)
+    _state.watched[source.data_ptr(), source.nbytes] = watched
+    return watched
+
+
+def check_watched() -> None:
+    """Check the pinned memory whose copies the host has waited for now.
+
+    Raises:
+        RaceError: It was written to before, and what was copied has been used.
+    """
+    for key, watched in list(_state.watched.items()):
+        if detector.host_knows(watched.copied):
+            del _state.watched[key]
+            watched.check()
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    return zlib.adler32((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()))

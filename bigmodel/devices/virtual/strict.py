@@ -1,0 +1,189 @@
+"""Launches of operations and copies on streams, with the rules of CUDA, for strict virtual accelerators.
+
+operation               runs on the current stream of its device
+copy, blocking          runs on the current stream, and the host waits for all work of that stream
+copy from pinned memory, non-blocking         the host goes on: it must not write to the source before it has waited
+copy from pageable memory, non-blocking       the host first waits for earlier work of the stream; then the source
+                                              is copied before the call returns
+copy to the host, non-blocking                the target holds garbage until the host has waited
+copy between devices    runs on the current stream of the source, in order with that of the destination
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from .pinned import pinned_memory
+from .races import History, Range, detector
+from .roles import GATHERED, roles_of, rows_read, tensors_in
+from .streams import current_stream, delayed_copy, late_arrival, watch
+
+aten = torch.ops.aten
+
+
+def launch(
+    func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], held: tuple[Any, ...], index: int | None
+) -> None:
+    """Check the accesses of an operation that is about to run on the current stream of device `index`.
+
+    Args:
+        func: The operation.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        held: `args` with the host's tensors in the place of virtual ones.
+        index: The device; None if no tensor is on any.
+
+    Raises:
+        RaceError: An access is not ordered after a conflicting one.
+    """
+    roles = roles_of(func)
+    if index is None or roles is None:
+        return
+    with detector.lock:
+        stream = current_stream(index)
+        stream.run_delayed(for_host=False)
+        reads: list[Range] = []
+        writes: list[Range] = []
+        gathered = GATHERED.get(func)
+        for position, value in enumerate(args):
+            if position in roles.positions:
+                writes += _ranges(value)
+            elif position == gathered:
+                reads += _rows(value, rows_read(func, held))
+            elif roles.reads:
+                reads += _ranges(value)
+        for name, value in kwargs.items():
+            if name in roles.names:
+                writes += _ranges(value)
+            elif roles.reads:
+                reads += _ranges(value)
+        detector.launch(stream, str(func), reads, writes)
+
+
+def copy_to_device(
+    func: OpOverload, target: Tensor | None, source: Tensor, non_blocking: bool, index: int, run: Callable[[], Tensor]
+) -> Tensor:
+    """Copy from the host to device `index`; return what holds the elements of the result.
+
+    Args:
+        func: The operation.
+        target: The tensor that is written to; None: a new one.
+        source: The tensor on the host.
+        non_blocking: As given to the operation.
+        index: The device.
+        run: Does the copy and returns its result.
+    """
+    with detector.lock:
+        stream = current_stream(index)
+        asynchronous = non_blocking and pinned_memory.holds(source) and (target is None or target.dtype == source.dtype)
+        if non_blocking and not asynchronous:
+            stream.synchronize()
+        writes = [] if target is None else _ranges(target)
+        copied = detector.launch(stream, f"copy to {stream.device}", (), writes)
+        if asynchronous:
+            return _asynchronous(target, source, run, stream, copied)
+        stream.run_delayed(for_host=False)
+        result = run()
+        if not non_blocking:
+            stream.synchronize()
+        return result
+
+
+def copy_to_host(
+    func: OpOverload, target: Tensor | None, source: Tensor, non_blocking: bool, index: int, run: Callable[[], Any]
+) -> Any:
+    """Copy from device `index` to the host; the arguments are those of `copy_to_device`."""
+    with detector.lock:
+        stream = current_stream(index)
+        asynchronous = non_blocking and (target is None or pinned_memory.holds(target))
+        if asynchronous:
+            stream.run_delayed(for_host=False)
+        else:
+            stream.synchronize()
+        detector.launch(stream, f"copy from {stream.device}", _ranges(source), ())
+        result = run()
+        if not asynchronous:
+            stream.synchronize()
+            return result
+        if result.numel() and result.is_contiguous():
+            late_arrival(stream, result, result)
+        return result
+
+
+def copy_between(target: Tensor | None, source: Tensor, one: int, other: int, run: Callable[[], Any]) -> Any:
+    """Copy from device `one` to device `other`; the other arguments are those of `copy_to_device`."""
+    with detector.lock:
+        from_, into = current_stream(one), current_stream(other)
+        from_.wait_stream(into)
+        from_.run_delayed(for_host=False)
+        into.run_delayed(for_host=False)
+        writes = [] if target is None else _ranges(target)
+        detector.launch(from_, f"copy from {from_.device} to {into.device}", _ranges(source), writes)
+        result = run()
+        into.wait_stream(from_)
+        return result
+
+
+def record_stream(tensor: Tensor, stream: Any) -> None:
+    """Tell the allocator that `stream` uses the memory of `tensor`: it is not used again before that has finished."""
+    history = _history(tensor)
+    if history is not None:
+        history.users.add(stream.number)
+
+
+def _asynchronous(target: Any, source: Tensor, run: Callable[[], Tensor], stream: Any, copied: Any) -> Tensor:
+    """Copy pinned memory when the schedule says so, where that needs nothing but moving bytes; else at once."""
+    plain = source.is_contiguous() and source.numel() > 0 and not (source.is_conj() or source.is_neg())
+    if target is not None:
+        held: Tensor = target.held
+        plain = plain and held.is_contiguous() and held.shape == source.shape
+    if stream.is_default or not plain:
+        stream.run_delayed(for_host=False)
+        result = run()
+        if source.is_contiguous() and source.numel():
+            watch(source, copied)
+        return result
+    into = held if target is not None else torch.empty_like(source)
+    delayed_copy(stream, into, source, copied)
+    return into
+
+
+def _history(tensor: Tensor) -> History | None:
+    allocation = getattr(tensor, "_allocation", None)
+    return None if allocation is None else allocation.history
+
+
+def _ranges(value: Any) -> list[Range]:
+    """Return the bytes that the virtual tensors of one argument span."""
+    found = []
+    for tensor in tensors_in(value):
+        history = _history(tensor)
+        if history is not None and tensor.numel():
+            size = tensor.element_size()
+            begin = int(tensor.storage_offset()) * size
+            found.append(Range(history, begin, begin + _spanned(tensor.shape, tensor.stride()) * size))
+    return found
+
+
+def _rows(tensor: Any, rows: list[int] | None) -> list[Range]:
+    """Return the bytes of some rows of a virtual tensor; None: of all."""
+    if rows is None:
+        return _ranges(tensor)
+    history = _history(tensor)
+    if history is None or not tensor.numel():
+        return []
+    size = tensor.element_size()
+    span = _spanned(tensor.shape[1:], tensor.stride()[1:]) * size
+    step = tensor.stride(0) * size
+    begins = (tensor.storage_offset() * size + row % tensor.shape[0] * step for row in rows)
+    return [Range(history, begin, begin + span) for begin in begins]
+
+
+def _spanned(shape: Any, stride: Any) -> int:
+    """Return the elements from the first to the last of a tensor of this shape and these strides."""
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride))

@@ -1,0 +1,148 @@
+"""Dispatched models on a device as asynchronous as a GPU: whenever copies arrive, bits are equal, and nothing races."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from bigmodel.devices import virtual
+from bigmodel.dispatch import dispatch_model, get_plan, undispatch
+
+from .mixtures import mixtral, tokens
+from .models import ids, stack
+
+DEVICE = "virtual:0"
+
+schedules = st.one_of(st.none(), st.integers(0, 2**16))
+"""Copies as late as they may be, or each late or early by a seed."""
+
+many = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+def strict(seed: int | None) -> None:
+    virtual.enable(count=2, strict=True, seed=seed)
+
+
+def streamed(model: nn.Module, device_map: dict[str, Any], slots: int, **options: Any) -> nn.Module:
+    """Dispatch `model` with so many slots."""
+    dispatch_model(model, device_map, main_device=0, **options)
+    plan = replace(get_plan(model), slots=slots)
+    undispatch(model)
+    return dispatch_model(model, plan, main_device=0, **options)
+
+
+def outputs(model: nn.Module, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    with torch.no_grad():
+        found = [model(each) for each in inputs]
+    return [getattr(each, "logits", each).cpu() for each in found]
+
+
+@many
+@given(
+    seed=schedules,
+    slots=st.integers(1, 4),
+    device_map=st.sampled_from([{"": "cpu"}, {"": 0, "blocks.1": "cpu", "blocks.3": "cpu"}, {"": "cpu", "norm": 1}]),
+    rows=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+)
+def test_streamed_blocks_give_the_same_bits(seed: int | None, slots: int, device_map: Any, rows: list[int]) -> None:
+    strict(seed)
+    inputs = [ids(count) for count in rows]
+    expected = outputs(stack(width=64), inputs)
+    model = streamed(stack(width=64), device_map, slots)
+    assert all(map(torch.equal, outputs(model, inputs), expected))
+
+
+@pytest.mark.slow
+@many
+@given(seed=schedules, slots=st.integers(1, 3))
+def test_blocks_read_from_disk_give_the_same_bits(tmp_path_factory: Any, seed: int | None, slots: int) -> None:
+    strict(seed)
+    inputs = [ids(3), ids(2)]
+    expected = outputs(stack(width=64), inputs)
+    folder: Path = tmp_path_factory.mktemp("weights")
+    model = streamed(stack(width=64), {"": "disk"}, slots, offload_dir=folder)
+    assert all(map(torch.equal, outputs(model, inputs), expected))
+
+
+@pytest.mark.slow
+@many
+@given(seed=schedules, slots=st.integers(1, 3))
+def test_quantised_blocks_give_the_same_bits_each_time(seed: int | None, slots: int) -> None:
+    pytest.importorskip("torchao")
+    strict(None)
+    inputs = [ids(3), ids(2)]
+    expected = outputs(dispatch_model(stack(width=64), {"": "cpu"}, main_device=0, offload_dtype="int8"), inputs)
+    strict(seed)
+    model = streamed(stack(width=64), {"": "cpu"}, slots, offload_dtype="int8")
+    assert all(map(torch.equal, outputs(model, inputs), expected))
+
+
+EXPERT_BYTES = 3 * 32 * 64 * 4
+
+
+@pytest.mark.slow
+@many
+@given(seed=schedules, slots=st.integers(1, 12), function=st.sampled_from(["eager", "grouped_mm", "batched_mm"]))
+def test_experts_give_the_same_bits(seed: int | None, slots: int, function: str) -> None:
+    strict(seed)
+    inputs = [tokens(6), tokens(3)]
+    resident = mixtral()
+    resident.set_experts_implementation(function)
+    expected = outputs(resident.to(DEVICE), [each.to(DEVICE) for each in inputs])
+    model = mixtral()
+    model.set_experts_implementation(function)
+    dispatch_model(model, {"": "cpu"}, main_device=0, expert_cache=slots * EXPERT_BYTES)
+    assert all(map(torch.equal, outputs(model, inputs), expected))
+
+
+def trained(model: nn.Module) -> list[torch.Tensor]:
+    """Return the parameters after three steps of training."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    device = next(model.parameters()).device
+    for step in range(3):
+        model(ids(3 + step).to(device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach().cpu() for parameter in model.parameters()]
+
+
+@pytest.mark.slow
+@many
+@given(seed=schedules, slots=st.integers(1, 3))
+def test_training_gives_the_same_bits(seed: int | None, slots: int) -> None:
+    """The optimizer writes to weights while the next forward's first blocks are being prefetched."""
+    strict(seed)
+    expected = trained(stack(width=16).train().to(DEVICE))
+    model = streamed(stack(width=16).train(), {"": "cpu"}, slots)
+    assert all(map(torch.equal, trained(model), expected))
+
+
+@pytest.mark.parametrize("options", [{}, {"offload_dtype": "int8"}])
+def test_memory_that_a_prefetch_writes_to_is_not_given_to_others(options: dict[str, Any]) -> None:
+    """After a forward the first blocks are fetched again: the model may be deleted while that is under way."""
+    if options:
+        pytest.importorskip("torchao")
+    model = dispatch_model(stack(width=64), {"": "cpu"}, main_device=0, **options)
+    model(ids())
+    del model
+    gc.collect()
+    assert virtual.races() == []
+
+
+def test_a_model_can_be_undispatched_while_a_prefetch_is_under_way() -> None:
+    model, expected = stack(width=64), outputs(stack(width=64), [ids()])
+    for device_map in ({"": "cpu"}, {"": 1, "blocks.1": "cpu"}, {"": "cpu", "head": 0}):
+        dispatch_model(model, device_map, main_device=0)
+        assert all(map(torch.equal, outputs(model, [ids()]), expected))
+        undispatch(model)
+    assert virtual.races() == []
