@@ -25,6 +25,9 @@ def generate(
     top_k: Annotated[int, typer.Option(min=0, help="Sample from this many likeliest tokens; 0: all.")] = 0,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Prompt and output in tokens that memory is planned for (default: 2048).")
+    ] = None,
     chat: Annotated[bool, typer.Option(help="Format PROMPT as a user message with the chat template.")] = False,
     max_memory: shared.Budgets = None,
     device_map: shared.DeviceMap = "auto",
@@ -54,6 +57,7 @@ def generate(
         offload=offload,
         offload_dtype=offload_dtype,
         offload_folder=offload_folder,
+        context_length=context,
     )
     codec = TextCodec(loaded.tokenizer)
     if chat:

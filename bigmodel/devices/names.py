@@ -38,6 +38,10 @@ def accelerators() -> list[str]:
     return ["mps"] if torch.backends.mps.is_available() else []
 
 
+LAST_INDEX = 127
+"""The largest index of a `torch.device`, which keeps eight bits: of ``"cuda:300"`` it makes ``cuda:44``."""
+
+
 def normalize_device(device: DeviceLike) -> str:
     """Return the canonical name of `device`.
 
@@ -59,6 +63,9 @@ def normalize_device(device: DeviceLike) -> str:
             return _nth_accelerator(int(text))
         if text == DISK:
             return DISK
+        index = text.partition(":")[2]
+        if index.isdecimal() and int(index) > LAST_INDEX:
+            raise DeviceError(f"{text!r} is not a device: {int(index)} is past the last number of one, {LAST_INDEX}")
         try:
             device = torch.device(text)
         except RuntimeError:

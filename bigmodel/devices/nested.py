@@ -15,6 +15,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
+from .names import torch_device
+
 Predicate = Callable[[Any], bool]
 
 
@@ -152,12 +154,12 @@ def send_to_device(
     Args:
         tensor: A tensor, or lists, tuples, named tuples, mappings and dataclasses of them, nested to any depth. For
             other objects their own ``to`` method is called, if they have one; any other value is returned as it is.
-        device: Target device.
+        device: Target device; an int is the n-th accelerator of this machine.
         non_blocking: Let a copy from pinned memory return before it is complete.
         skip_keys: Keys of mappings whose values stay where they are.
     """
     skip = {skip_keys} if isinstance(skip_keys, str) else set(skip_keys or ())
-    target = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    target = torch_device(device) if isinstance(device, int) else torch.device(device)
 
     moved: dict[int, torch.Tensor] = {}
 

@@ -49,6 +49,13 @@ def test_text_then_numbers() -> None:
     )
 
 
+def test_memory_is_planned_for_the_given_context(loaded: dict[str, Any]) -> None:
+    run("the cat", "--max-tokens", "2")
+    assert loaded["context_length"] is None
+    run("the cat", "--max-tokens", "2", "--context", "64")
+    assert loaded["context_length"] == 64
+
+
 def test_the_text_is_the_models_own_greedy_continuation() -> None:
     import torch
 

@@ -52,6 +52,12 @@ def test_disk_lies_on_the_host_and_is_no_accelerator() -> None:
     assert is_accelerator("cuda:0")
 
 
+def test_a_number_that_pytorch_would_wrap_is_refused() -> None:
+    assert normalize_device("cuda:127") == "cuda:127"
+    with pytest.raises(DeviceError, match="'cuda:300' is not a device: 300 is past the last number of one, 127"):
+        normalize_device("cuda:300")
+
+
 @pytest.mark.parametrize("thing", [None, 1.5, b"cpu", ("cpu",), torch.float32])
 def test_unknown_devices_are_refused_with_their_type(thing: object) -> None:
     with pytest.raises(DeviceError, match=f"a {type(thing).__name__} is not a device"):

@@ -141,6 +141,11 @@ def test_classes_known_to_pytrees_are_opened_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.usefixtures("accelerators")
+def test_a_number_is_the_accelerator_of_that_number() -> None:
+    assert str(send_to_device([torch.ones(1)], 0)[0].device) == "virtual:0"
+
+
+@pytest.mark.usefixtures("accelerators")
 def test_every_container_is_rebuilt_with_its_tensors_moved() -> None:
     x = torch.ones(2)
     value = {"a": [x, (x, 3)], "b": Pair(x, "text"), "c": Batch(x, "note"), "d": OrderedDict(e=x)}
