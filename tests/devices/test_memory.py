@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -15,29 +12,18 @@ from bigmodel.devices import (
 )
 from bigmodel.errors import DeviceError, SizeError
 
-MB = 2**20
-
-HIGH_WATER_MARK = """
-import torch
-from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from .conftest import Ended
 
 MB = 2**20
-reset_peak_memory("cpu")
-before = memory_allocated("cpu")
-block = torch.ones(64 * MB, dtype=torch.uint8)
-with_block = memory_allocated("cpu")
-del block
-assert with_block - before > 60 * MB
-assert max_memory_allocated("cpu") >= with_block - 4 * MB
-reset_peak_memory("cpu")
-assert max_memory_allocated("cpu") < with_block - 32 * MB
-"""
 
 
 @pytest.mark.slow
-def test_the_host_is_measured_by_the_kernels_high_water_mark() -> None:
+def test_the_host_is_measured_by_the_kernels_high_water_mark(own_process: Ended) -> None:
     # In a process of its own: in a large one the kernel may take pages away meanwhile.
-    subprocess.run([sys.executable, "-c", HIGH_WATER_MARK], check=True)
+    found = own_process.found
+    assert found["grown"] > 60 * MB
+    assert found["peak"] >= found["grown"] - 4 * MB
+    assert found["peak after reset"] < found["grown"] - 32 * MB
 
 
 @pytest.mark.usefixtures("accelerators")

@@ -1,11 +1,9 @@
-import os
-import subprocess
-import sys
-
 import pytest
 
 from bigmodel.devices.virtual.environment import from_environment
 from bigmodel.errors import DeviceError
+
+from ..conftest import Ended
 
 
 @pytest.mark.parametrize(
@@ -27,8 +25,6 @@ def test_another_form_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_a_process_started_with_it_has_the_accelerators() -> None:
-    code = "from bigmodel.devices import accelerators, free_memory_bytes as free; print(accelerators(), free(0))"
-    environment = {**os.environ, "BIGMODEL_VIRTUAL": "2x1MiB"}
-    output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert output.stdout.strip() == "['virtual:0', 'virtual:1'] 1048576"
+def test_a_process_started_with_it_has_the_accelerators(own_process: Ended) -> None:
+    assert own_process.found["accelerators"] == ["virtual:0", "virtual:1"]
+    assert own_process.found["free"] == 2**20
