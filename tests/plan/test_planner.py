@@ -155,7 +155,7 @@ def test_a_model_of_unknown_inputs_is_planned_greedily_without_time() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=few(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=few(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.integers(0, 6_000_000),
     st.one_of(st.none(), st.integers(0, 6_000_000)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...devices import HOST
 from ...limits import DEFAULT_SLOTS, STAGING_BYTES
@@ -205,7 +206,7 @@ class Capacity:
     host_compute: bool = False
     expert_cache: int | None = None
 
-    @property
+    @cached_property  # searches ask for it hundreds of thousands of times
     def accelerators(self) -> list[Key]:
         """Keys of the accelerators with a budget, in order."""
         return [key for key, size in self.budgets.items() if size > 0 and is_accelerator(key)]
@@ -215,7 +216,7 @@ class Capacity:
         """Bytes of the host through which blocks on disk reach an accelerator, at most: half of a small budget."""
         return min(STAGING_BYTES, self.budgets.get(HOST, 0) // 2 or STAGING_BYTES)
 
-    @property
+    @cached_property
     def main(self) -> Key:
         """The device on which streamed units run."""
         if self.main_device is not None:
