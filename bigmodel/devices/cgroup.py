@@ -66,6 +66,19 @@ def free_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
     return min((free for free in found if free is not None), default=None)
 
 
+def limit_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
+    """Return the bytes that processes of this process's control groups may take in all; None without a limit.
+
+    The arguments are those of `free_bytes`.
+    """
+    found = (
+        _limit_of(folder / version.limit)
+        for version in _VERSIONS
+        for folder in _folders(root / version.mounted, version, membership)
+    )
+    return min((limit for limit in found if limit is not None), default=None)
+
+
 def _folders(mount: Path, version: _Version, membership: Path) -> Iterator[Path]:
     """Yield the folder of this process's group and those of the groups around it, up to the mount."""
     yield mount
@@ -77,12 +90,18 @@ def _folders(mount: Path, version: _Version, membership: Path) -> Iterator[Path]
 
 
 def _free_in(folder: Path, version: _Version) -> int | None:
-    limit, current, stat = folder / version.limit, folder / version.used, folder / "memory.stat"
-    if not limit.exists() or not current.exists():
-        return None
-    text = limit.read_text().strip()
-    if text == "max" or int(text) >= UNLIMITED:
+    current, stat = folder / version.used, folder / "memory.stat"
+    limit = _limit_of(folder / version.limit)
+    if limit is None or not current.exists():
         return None
     counters = dict(line.split() for line in stat.read_text().splitlines()) if stat.exists() else {}
     used = int(current.read_text()) - sum(int(counters.get(name, 0)) for name in version.reclaimable)
-    return max(0, int(text) - max(0, used))
+    return max(0, limit - max(0, used))
+
+
+def _limit_of(file: Path) -> int | None:
+    """Return the limit in a group's file; None if there is no such file or no limit."""
+    if not file.exists():
+        return None
+    text = file.read_text().strip()
+    return None if text == "max" or int(text) >= UNLIMITED else int(text)

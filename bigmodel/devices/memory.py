@@ -107,8 +107,9 @@ def free_memory_bytes(device: DeviceLike) -> int:
 
 
 def total_host_bytes() -> int:
-    """Return the total bytes of the host's RAM."""
-    return int(psutil.virtual_memory().total)
+    """Return the bytes of the host's RAM, or of this process's share of it if a control group limits that."""
+    total, allowed = int(psutil.virtual_memory().total), cgroup.limit_bytes()
+    return total if allowed is None else min(total, allowed)
 
 
 def release_cached_memory() -> None:

@@ -6,6 +6,7 @@ Users may also pass an int (the n-th accelerator), ``"cuda"`` or a ``torch.devic
 
 from __future__ import annotations
 
+import os
 from typing import TypeAlias
 
 import torch
@@ -17,6 +18,9 @@ DeviceLike: TypeAlias = "int | str | torch.device"
 
 HOST = "cpu"
 DISK = "disk"
+
+# By default PyTorch asks the driver whether there is CUDA, after which no forked process can use it. NVML tells, too.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 
 def accelerator_type() -> str | None:
@@ -47,7 +51,8 @@ def normalize_device(device: DeviceLike) -> str:
 
     Args:
         device: An int (the n-th accelerator), text such as ``"cuda"``, ``"cuda:1"``, ``"cpu"``, ``"disk"``, or a
-            ``torch.device``. Whether an accelerator of that number is present is not checked.
+            ``torch.device``; ``"cuda"`` is the current one, as for PyTorch. Whether an accelerator of that number is
+            present is not checked.
 
     Raises:
         DeviceError: The text is not a device name, an int is given and the machine has no accelerator, or `device` has
@@ -74,7 +79,18 @@ def normalize_device(device: DeviceLike) -> str:
         raise DeviceError(f"a {type(device).__name__} is not a device; give an accelerator's number, 'cpu' or 'disk'")
     if device.type in (HOST, "mps", "meta"):
         return device.type
-    return f"{device.type}:{device.index if device.index is not None else 0}"
+    return f"{device.type}:{device.index if device.index is not None else current_index(device.type)}"
+
+
+def current_index(kind: str) -> int:
+    """Return the index of the accelerator that `kind` without a number means: the calling thread's current one.
+
+    A device type that has not been used yet is not initialised for it: its current device is its first.
+    """
+    if kind not in ("cuda", "xpu"):
+        return 0
+    module = torch.get_device_module(kind)
+    return int(module.current_device()) if module.is_initialized() else 0
 
 
 def device_key(device: DeviceLike) -> int | str:

@@ -7,6 +7,7 @@ import torch
 from . import virtual
 from .names import HOST
 from .streams import has_streams
+from .virtual.pinned import pinned_bytes as pinned_bytes
 
 
 def copies_from_pinned(device: torch.device) -> bool:

@@ -96,7 +96,8 @@ def set_host_state(state: dict[str, Any]) -> None:
 def full_state() -> dict[str, Any]:
     """Return `host_state` and the states of the accelerators' generators."""
     state = host_state()
-    if torch.cuda.is_available():
+    # A forked process, such as a data loader's worker, cannot ask for them if its parent has used CUDA.
+    if torch.cuda.is_available() and not torch.cuda._is_in_bad_fork():
         state["cuda"] = torch.cuda.get_rng_state_all()
     if torch.backends.mps.is_available():
         state["mps"] = torch.mps.get_rng_state()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bigmodel.devices.cgroup import free_bytes
+from bigmodel.devices.cgroup import free_bytes, limit_bytes
 
 
 def second(folder: Path, limit: str, used: int, stat: str | None = None) -> Path:
@@ -80,3 +80,13 @@ def test_in_a_container_the_mount_is_the_group_that_the_host_names(tmp_path: Pat
 
 def test_a_group_without_a_list_of_members_is_that_of_the_mount(tmp_path: Path) -> None:
     assert free_bytes(second(tmp_path, "1000", 300), tmp_path / "nowhere") == 700
+
+
+def test_a_limit_holds_for_the_groups_within_whatever_is_used(tmp_path: Path) -> None:
+    assert limit_bytes(tmp_path) is None
+    second(tmp_path, "1000", 300)
+    assert limit_bytes(tmp_path) == 1000
+    second(tmp_path / "inner", "max", 300)
+    assert limit_bytes(tmp_path, member(tmp_path, "0::/inner")) == 1000
+    second(tmp_path / "inner", "400", 300)
+    assert limit_bytes(tmp_path, member(tmp_path, "0::/inner")) == 400

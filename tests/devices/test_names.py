@@ -62,3 +62,19 @@ def test_a_number_that_pytorch_would_wrap_is_refused() -> None:
 def test_unknown_devices_are_refused_with_their_type(thing: object) -> None:
     with pytest.raises(DeviceError, match=f"a {type(thing).__name__} is not a device"):
         normalize_device(thing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("initialized", "name"), [(False, "cuda:0"), (True, "cuda:2")])
+def test_cuda_without_a_number_is_the_current_device(
+    monkeypatch: pytest.MonkeyPatch, initialized: bool, name: str
+) -> None:
+    """Asking for the current device initialises CUDA, after which no forked process could use it."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    assert normalize_device("cuda") == normalize_device(torch.device("cuda")) == name
+    assert normalize_device("cuda:1") == "cuda:1"
+
+
+def test_looking_for_cuda_does_not_keep_forked_processes_from_using_it() -> None:
+    """With this setting PyTorch asks NVML, and not CUDA's driver, which does not survive a fork."""
+    assert torch.cuda._nvml_based_avail()

@@ -84,3 +84,13 @@ def test_the_full_state_survives_a_file_without_pickled_objects(tmp_path: Path) 
     torch.save(state, tmp_path / "state")
     set_full_state(torch.load(tmp_path / "state", weights_only=True))
     assert all_draws() == first
+
+
+def test_a_worker_whose_parent_uses_cuda_does_without_its_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", refuse)
+    assert "cuda" not in full_state()

@@ -40,7 +40,7 @@ class PinnedMemory:
             bisect.insort(self._begins, begin)
             self._ends[begin] = begin + nbytes
             self.requested += nbytes
-            self.reserved += rounded(nbytes)
+            self.reserved += pinned_bytes(nbytes)
         weakref.finalize(memory, self._release, begin, nbytes).atexit = False
         return whole[begin - whole.data_ptr() :][:nbytes]
 
@@ -58,11 +58,14 @@ class PinnedMemory:
             self._begins.remove(begin)
             del self._ends[begin]
             self.requested -= nbytes
-            self.reserved -= rounded(nbytes)
+            self.reserved -= pinned_bytes(nbytes)
 
 
-def rounded(nbytes: int) -> int:
-    """Return the bytes that CUDA's host allocator pins for `nbytes`: the next power of two."""
+def pinned_bytes(nbytes: int) -> int:
+    """Return the bytes that PyTorch pins for a tensor of `nbytes`: the next power of two.
+
+    Its cache of pinned memory keeps them when the tensor is freed, for others of the same rounded size.
+    """
     return 1 << (nbytes - 1).bit_length() if nbytes > 0 else 0
 
 

@@ -44,7 +44,7 @@ class Builder:
         self.plan = resolved.plan
         self.main = torch_device(self.placement.main_device)
         self.undo_log = UndoLog()
-        self.pinned = PinnedBudget(self.main, self.plan.pinned_memory)
+        self.pinned = PinnedBudget(self.main, self.plan.pinned_memory, _spare_bytes(self.plan))
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.placed: dict[str, PlacedTensor] = {p.name: p for p in self.placement.tensors(model)}
         self.units = dispatch_units_of_parts([part.name for part in self.plan.parts], self.modules, self.placed)
@@ -256,3 +256,9 @@ def _owner(modules: Mapping[str, nn.Module], placed: PlacedTensor) -> Owner:
     owner = modules[placed.name.rpartition(".")[0]]
     sparse = isinstance(owner, nn.Embedding) or placed.key in expert_names(owner)
     return Owner(placed.registry, placed.key, placed.is_buffer, sparse)
+
+
+def _spare_bytes(plan: Plan) -> int | None:
+    """Return the bytes of the host's budget that the plan leaves free; None without a budget."""
+    host = plan.devices.get(HOST)
+    return None if host is None or host.free is None else max(0, host.free)

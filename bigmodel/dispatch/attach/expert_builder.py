@@ -98,7 +98,7 @@ class ExpertBuilder:
                 )
                 result.expert_caches.append(cache)
                 for name, layer in kind:
-                    if pinned.take(_nbytes(layer)):
+                    if pinned.take(*(tensor.nbytes for tensor in layer.in_memory)):
                         layer.pin()
                     forward = result.forward_of(name, self._modules[name])
                     forward.device = device
@@ -114,7 +114,3 @@ class ExpertBuilder:
         resident = (p.storage_device for n, p in self._placed.items() if n.startswith(enclosing) and not p.offloaded)
         with_cache = (device for device in resident if device_key(device) in plan.expert_cache)
         return torch.device(next(with_cache, self._placement.main_device))
-
-
-def _nbytes(layer: ExpertLayer) -> int:
-    return layer.experts * layer.layout.nbytes

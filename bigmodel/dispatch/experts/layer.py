@@ -97,11 +97,16 @@ class ExpertLayer:
             for name, place in zip(self.names, self.layout.places)
         }
 
+    @property
+    def in_memory(self) -> list[torch.Tensor]:
+        """Its fused tensors that lie in host memory, not in files."""
+        return [tensor.value for tensor in self.fused.tensors if not lies_on_disk(tensor.value)]
+
     def pin(self) -> None:
         """Move fused tensors that are in memory into pinned memory; Parameters stay the same objects."""
-        for tensor in self.fused.tensors:
-            if not lies_on_disk(tensor.value) and not is_pinned(tensor.value):
-                tensor.value.data = pinned_copy(tensor.value.data)
+        for tensor in self.in_memory:
+            if not is_pinned(tensor):
+                tensor.data = pinned_copy(tensor.data)
 
 
 def _parts(value: torch.Tensor, expert: int) -> list[PartOfTensor]:

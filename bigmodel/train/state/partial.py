@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from bigmodel.devices import torch_device
 from bigmodel.errors import TrainError
 from bigmodel.train import environment
 from bigmodel.train.state.process_group import (
@@ -15,6 +16,7 @@ from bigmodel.train.state.process_group import (
     change_timeout,
     choose_device,
     finish_at_exit,
+    group_backend,
     keep_garbage_from_forks,
     launched_numbers,
     let_gloo_finish,
@@ -67,7 +69,7 @@ class PartialState(SharedState, RankOperations):
             make_process_group(device, numbers, **kwargs)
         self.device, self._cpu = device, cpu
         self.debug = environment.flag(environment.DEBUG_MODE)
-        self.backend = dist.get_backend() if dist.is_initialized() else None
+        self.backend = group_backend(device) if dist.is_initialized() else None
         self.process_index, self.num_processes = numbers.rank, numbers.world_size
         self.local_process_index = numbers.local_rank
         several = DistributedType.MULTI_CPU if device.type == "cpu" else DistributedType.MULTI_GPU
@@ -99,7 +101,7 @@ class PartialState(SharedState, RankOperations):
         """Create a process group also for a single process, for strategies that need one."""
         if not dist.is_initialized():
             make_process_group(self.device, ProcessNumbers())
-            self.backend = dist.get_backend()
+            self.backend = group_backend(self.device)
 
     def wait_for_everyone(self) -> None:
         """Wait until every process has called this."""
@@ -116,7 +118,7 @@ class PartialState(SharedState, RankOperations):
             raise TrainError(
                 "the rank of a process in a distributed run determines its device, which cannot be changed"
             )
-        self.device = torch.device(device)
+        self.device = torch_device(device)
 
     def destroy_process_group(self, group: Any = None) -> None:
         """Leave a process group; by default that of the run, and with it every other.

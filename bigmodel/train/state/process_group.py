@@ -106,14 +106,18 @@ def _first(names: tuple[str, ...], default: int) -> int:
 
 
 def choose_device(cpu: bool, local_rank: int) -> torch.device:
-    """Return the device of the process with rank `local_rank` on its machine.
+    """Return the device of the process with rank `local_rank` on its machine. It has an index if it is an accelerator.
 
     Raises:
         TrainError: there are accelerators, but fewer than processes.
     """
     forced = os.environ.get(environment.TORCH_DEVICE)
     if forced:
-        return torch.device(forced)
+        device = torch.device(forced)
+        # Without an index every process of this machine would take its first accelerator.
+        return (
+            torch.device(device.type, local_rank) if device.type in ("cuda", "xpu") and device.index is None else device
+        )
     present = [] if cpu else accelerators()
     if not present:
         return torch.device("cpu")
@@ -173,6 +177,13 @@ def _store_of_this_attempt(timeout: timedelta | None) -> PrefixStore:
         timeout=timeout or default_pg_timeout,
     )
     return PrefixStore(f"attempt_{environment.integer('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+
+
+def group_backend(device: torch.device) -> str:
+    """Return the name of the backend by which tensors on `device` are exchanged, as "nccl" or "gloo"."""
+    found = str(dist.get_backend())
+    by_device = dict(each.split(":") for each in found.split(",")) if ":" in found else {}
+    return by_device.get(device.type, found)
 
 
 def change_timeout(timeout: timedelta) -> None:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bigmodel.train.precision.host_gradients import HostGradScaler
 from bigmodel.train.precision.scaling import LossScaler
 from bigmodel.train.types import DistributedType
 
@@ -125,7 +126,7 @@ class Strategy(ABC):
 
     def make_grad_scaler(self, **kwargs: Any) -> Any:
         """Return the `torch.amp.GradScaler` for fp16 on this strategy's device."""
-        return torch.amp.GradScaler(self.settings.device.type, **kwargs)
+        return HostGradScaler(self.settings.device.type, **kwargs)
 
     # -- one step ----------------------------------------------------------------------------------------------
 

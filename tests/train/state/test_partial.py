@@ -79,6 +79,8 @@ def test_the_device_of_a_single_process_can_be_changed() -> None:
     state = PartialState()
     state.set_device("meta")
     assert state.device.type == "meta"
+    state.set_device("cuda")
+    assert state.device == torch.device("cuda", 0), "an index is needed to wait for the other processes"
 
 
 @on_ranks

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from bigmodel.errors import TrainError
-from bigmodel.train.state.process_group import ProcessNumbers, choose_device, launched_numbers, make_process_group
+from bigmodel.train.state.process_group import (
+    ProcessNumbers,
+    choose_device,
+    group_backend,
+    launched_numbers,
+    make_process_group,
+)
 from tests.preloaded import python_executable
 from tests.train.multiprocess import run_script
 
@@ -37,6 +43,27 @@ def test_without_a_launcher_there_is_one_process() -> None:
 def test_a_device_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "meta")
     assert choose_device(cpu=False, local_rank=0) == torch.device("meta")
+
+
+def test_each_process_has_its_own_device_of_a_forced_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda")
+    assert [choose_device(cpu=False, local_rank=rank) for rank in range(2)] == [
+        torch.device("cuda", 0),
+        torch.device("cuda", 1),
+    ]
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:3")
+    assert choose_device(cpu=False, local_rank=0) == torch.device("cuda", 3)
+
+
+@pytest.mark.parametrize(
+    ("made", "device", "name"),
+    [("cpu:gloo,cuda:nccl", "cuda", "nccl"), ("cpu:gloo,cuda:nccl", "cpu", "gloo"), ("gloo", "cpu", "gloo")],
+)
+def test_the_backend_is_named_as_of_the_device(
+    monkeypatch: pytest.MonkeyPatch, made: str, device: str, name: str
+) -> None:
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: made)
+    assert group_backend(torch.device(device)) == name
 
 
 def test_a_device_that_processes_cannot_share_is_named() -> None:

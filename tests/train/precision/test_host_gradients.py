@@ -1,0 +1,29 @@
+"""Scaled gradients of offloaded weights are unscaled on the host by a scale that has arrived there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from bigmodel.train.strategies.base import StrategySettings, make_strategy
+from bigmodel.train.types import DistributedType
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+DEVICE = torch.device("virtual", 0)
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_gradients_on_the_host_and_on_the_device_are_unscaled(overflow: bool) -> None:
+    scaler = make_strategy(DistributedType.NO, StrategySettings(DEVICE)).make_grad_scaler(init_scale=1024.0)
+    weights = [nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4, device=DEVICE))]
+    optimizers = [torch.optim.SGD([weight], lr=1.0) for weight in weights]
+    scaler.scale(torch.ones((), device=DEVICE))
+    for weight in weights:
+        weight.grad = torch.full_like(weight, float("inf") if overflow else 1024.0)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    assert [weight.tolist() for weight in weights] == [[0.0 if overflow else -1.0] * 4] * 2
+    assert scaler.get_scale() == (512.0 if overflow else 1024.0)
