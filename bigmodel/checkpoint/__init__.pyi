@@ -1,10 +1,10 @@
+from ..sources.conversion import Conversion as Conversion
+from ..sources.conversion import FusedPart as FusedPart
+from ..sources.conversion import Fusion as Fusion
+from ..sources.conversion import TensorSource as TensorSource
+from ..sources.conversion import convert_keys as convert_keys
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import load_state_dict as load_state_dict
-from .conversion import Conversion as Conversion
-from .conversion import FusedPart as FusedPart
-from .conversion import Fusion as Fusion
-from .conversion import TensorSource as TensorSource
-from .conversion import convert_keys as convert_keys
 from .load import load_checkpoint_in_model as load_checkpoint_in_model
 from .load import run_dtype as run_dtype
 from .mapping import MappedRegion as MappedRegion

@@ -14,8 +14,8 @@ from torch import nn
 from ..devices import HOST, DeviceLike
 from ..errors import CheckpointError
 from ..profile import normalize_dtype
+from ..sources.conversion import Conversion, is_transformers_model
 from .checkpoint import Checkpoint
-from .conversion import Conversion, is_transformers_model
 from .device_lookup import DeviceLookup
 from .match import TensorLoad, Wanted, match
 from .read import Reader

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import CheckpointMismatchError
+from ..quantized.published import published
+from ..quantized.stored import stored_names
+from ..sources.conversion import Conversion, TensorSource, convert_keys, is_transformers_model
 from .checkpoint import Checkpoint
-from .conversion import Conversion, TensorSource, convert_keys, is_transformers_model
 from .device_lookup import DeviceLookup
 from .model_tensors import ModelTensor, find_model_tensors
 
@@ -50,6 +52,8 @@ class Wanted:
     dtype: torch.dtype | None
     keep_in_fp32_modules: Sequence[str]
     strict: bool
+    as_stored: frozenset[str] = frozenset()
+    """Names of tensors that are never cast."""
 
     def device(self, target: ModelTensor) -> str:
         """Return the device of `target`; without a map, its present device, or the CPU if it is on meta."""
@@ -62,6 +66,8 @@ class Wanted:
     def run_dtype(self, target: ModelTensor, source: TensorSource) -> torch.dtype:
         """Return the dtype of `target` on its execution device."""
         if self.dtype is None or not source.dtype.is_floating_point or not target.tensor.is_floating_point():
+            return target.tensor.dtype
+        if target.name in self.as_stored:
             return target.tensor.dtype
         if self.dtype.itemsize < 4 and any(self._is_within(target.names, name) for name in self.keep_in_fp32_modules):
             return torch.float32
@@ -80,9 +86,12 @@ def match(model: nn.Module, checkpoint: Checkpoint, wanted: Wanted) -> tuple[lis
             `Wanted.strict`, the checkpoint has unexpected keys.
         DeviceMapError: the map leaves a tensor without a device.
     """
+    wanted = replace(wanted, as_stored=stored_names(model))
     targets = tie_as_declared(model, find_model_tensors(model))
     names = {name: target for target in targets if target.persistent for name in target.names}
-    conversion = convert_keys(model, names, {name: checkpoint.entry(name) for name in checkpoint})
+    found = published(model)
+    known = None if found is None else found.sources
+    conversion = convert_keys(model, names, {name: checkpoint.entry(name) for name in checkpoint}, known)
     targets = untie_what_differs(model, targets, conversion.sources, checkpoint)
     if wanted.devices is not None:
         wanted.devices.check(target.name for target in targets if target.persistent)

@@ -20,6 +20,9 @@ from ..errors import CheckpointFormatError
 from ..plan import Plan
 from ..profile.model.tensors import torch_dtype
 from ..profile.trace.dry_run import SampleInputs
+from ..quantized.recognise import quantization_config
+from ..quantized.replace import use_stored_weights
+from ..sources.local import CONFIG_FILE, parse_config
 from ..sources.resolve import open_source
 from .attach.dispatched import dispatched
 from .dispatch import place_and_attach
@@ -154,16 +157,12 @@ def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_
         config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     except (ValueError, KeyError, OSError) as error:
         raise CheckpointFormatError(f"{folder}/config.json: {error}") from error
-    if getattr(config, "quantization_config", None):
-        raise CheckpointFormatError(
-            f"{folder}: the weights are quantised ({_method(config)}), which is not supported; use the full-precision "
-            "checkpoint"
-        )
     wanted = config.dtype if dtype == "auto" else torch_dtype(dtype)
     builder = _class_of(config, trust_remote_code)
     with init_empty_weights():
         model: PreTrainedModel = builder(config, dtype=wanted or torch.float32)
     model.tie_weights()
+    _use_stored(model, folder)
     if model.can_generate() and (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     model.config.name_or_path = str(folder)
@@ -205,6 +204,11 @@ def _class_of(config: Any, trust_remote_code: bool) -> Any:
     return AutoModelForCausalLM.from_config
 
 
-def _method(config: Any) -> str:
-    quantization = config.quantization_config
-    return str(quantization.get("quant_method") if isinstance(quantization, dict) else quantization)
+def _use_stored(model: PreTrainedModel, folder: Path) -> None:
+    """Let `model`, on meta, hold its weights as the checkpoint in `folder` stores them, if that is quantised."""
+    content = parse_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
+    if quantization_config(content) is None:
+        return
+    saved = Checkpoint.open(folder)
+    entries = {name: saved.entry(name) for name in saved}
+    use_stored_weights(model, content, entries, str(folder), read=lambda entry: saved[entry.name])

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..arguments import check_model, optional_whole_number, whole_number
 from ..devices import torch_device
+from ..quantized.stored import stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample
@@ -219,7 +220,8 @@ def _cast(model: nn.Module, wanted: torch.dtype | CustomDtype | None) -> dict[in
     """Return the dtype, by `id`, of each tensor that will be cast to a dtype torch can compute in."""
     if not isinstance(wanted, torch.dtype):
         return {}
-    tensors = (tensor for _, tensor, is_buffer, _ in named_tensors(model) if not is_buffer)
+    kept = stored_names(model)
+    tensors = (tensor for name, tensor, is_buffer, _ in named_tensors(model) if not is_buffer and name not in kept)
     return {id(tensor): wanted for tensor in tensors if planned_dtype(tensor.dtype, wanted) == wanted}
 
 

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from ..errors import PlanError
+from ..quantized.recognise import quantization_config
+from ..quantized.replace import use_stored_weights
 from ..sources.local import ModelSource
 from ..sources.resolve import open_source
 from .model.tensors import DtypeLike, dtype_name, normalize_dtype, torch_dtype
@@ -54,6 +56,9 @@ def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
     model_class = _model_class(config, source.name)
     with torch.device("meta"):
         model: nn.Module = model_class._from_config(config, dtype=wanted)
+    if quantization_config(source.config_dict()) is not None:
+        entries = {name: entry for header in source.headers().values() for name, entry in header.items()}
+        use_stored_weights(model, source.config_dict(), entries, source.name)
     return model
 
 

@@ -12,12 +12,12 @@ from transformers.core_model_loading import Chunk, Transpose, WeightConverter
 
 from bigmodel.checkpoint import load_checkpoint_in_model, mapped_region
 from bigmodel.checkpoint import read as ahead
-from bigmodel.checkpoint.conversion import Fusion
 from bigmodel.checkpoint.mapping import MappedFile
 from bigmodel.checkpoint.read import populated
 from bigmodel.devices import virtual
 from bigmodel.devices.empty import init_empty_weights
 from bigmodel.errors import CheckpointError, DeviceMapError
+from bigmodel.sources.conversion import Fusion
 from tests.checkpoint.helpers import assert_same, readers, same_bits, snapshot
 from tests.checkpoint.test_pages import resident_pages
 from tests.checkpoint.transformers_models import MODELS, model_class, saved

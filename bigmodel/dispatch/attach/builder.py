@@ -16,6 +16,7 @@ from ...errors import DeviceMapError, DispatchError
 from ...plan import Plan
 from ...profile import expert_names, storage_key
 from ...profile.model.units import is_indivisible
+from ...quantized.stored import stored_names
 from ..experts.layer import ExpertLayer
 from ..mapped.mapped_block import MappedBlock, Owner
 from ..mapped.readahead import ReadAhead
@@ -49,6 +50,7 @@ class Builder:
         self.placed: dict[str, PlacedTensor] = {p.name: p for p in self.placement.tensors(model)}
         self.units = dispatch_units_of_parts([part.name for part in self.plan.parts], self.modules, self.placed)
         self._with_own_dtype = parts_with_dtype(model).keys()
+        self._as_stored = stored_names(model)
         self._moved: dict[tuple[object, torch.device], torch.Tensor] = {}
 
     def build(self) -> Dispatched:
@@ -144,7 +146,7 @@ class Builder:
 
     def _device_dtype(self, placed: PlacedTensor, tensor: torch.Tensor) -> torch.dtype:
         wanted = dtype_of(self.plan)
-        own = placed.name.rpartition(".")[0] in self._with_own_dtype
+        own = placed.name.rpartition(".")[0] in self._with_own_dtype or placed.name in self._as_stored
         if wanted is None or own or placed.is_buffer or not tensor.is_floating_point():
             return tensor.dtype
         return wanted

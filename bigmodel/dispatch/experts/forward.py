@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from ...limits import MOST_GROUPS, NEARLY_ALL_EXPERTS
+from ...quantized.experts import QuantizedExperts
 from .cache import Chosen, ExpertCache
 from .gradients import differentiable, wants_gradients
 from .layer import ExpertLayer, stand_in
@@ -135,6 +136,8 @@ def _indexes_experts(module: nn.Module, fits: bool) -> bool:
 
     "batched_mm" indexes too, to copy an expert per token. As long as all experts fit, it indexes the slots instead.
     """
+    if isinstance(module, QuantizedExperts):
+        return True
     implementation = getattr(module.config, "_experts_implementation", None)
     return implementation in (None, "eager") or (implementation == "batched_mm" and not fits)
 

@@ -19,6 +19,7 @@ from ...checkpoint import Checkpoint, Conversion, TensorSource, convert_keys, lo
 from ...checkpoint.checkpoint import Shard
 from ...checkpoint.device_lookup import DeviceLookup
 from ...devices import DISK, DeviceLike
+from ...quantized.published import published
 from ...sources.headers import TensorEntry
 from ..weights.fused_view import FusedView, PartOfTensor
 
@@ -101,5 +102,7 @@ def with_fused_views(
 
 
 def _conversion(model: nn.Module, checkpoint: Checkpoint) -> Conversion:
+    found = published(model)
     names = dict.fromkeys(model.state_dict(), True)
-    return convert_keys(model, names, {name: checkpoint.entry(name) for name in checkpoint})
+    known = None if found is None else found.sources
+    return convert_keys(model, names, {name: checkpoint.entry(name) for name in checkpoint}, known)

@@ -18,6 +18,7 @@ from torch import nn
 from ...arguments import check_model, check_names, shown
 from ...devices.virtual import VirtualTensor
 from ...errors import PlanError
+from ...quantized.stored import stored_names
 
 
 class CustomDtype(Enum):
@@ -206,13 +207,14 @@ def tensor_specs(
     """
     wanted = None if dtype is None else normalize_dtype(dtype)
     special = normalize_dtypes(special_dtypes)
+    kept = stored_names(module)
     numbers: dict[tuple[int, ...], int] = {}
     specs = []
     for name, tensor, is_buffer, persistent in named_tensors(module):
         if name in special:
             loaded: torch.dtype | CustomDtype = special[name]
         elif as_loaded:
-            loaded = tensor.dtype if is_buffer else planned_dtype(tensor.dtype, wanted)
+            loaded = tensor.dtype if is_buffer or name in kept else planned_dtype(tensor.dtype, wanted)
         else:
             loaded = planned_dtype(tensor.dtype, wanted)
             if dtype_bits(loaded) > dtype_bits(tensor.dtype):

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...devices import HOST, virtual
 from ...devices.nested import spanned_elements
+from ...quantized.experts import QuantizedExperts
 from ..model.experts import RouterChoice, expert_names
 from .trace import (
     OUTSIDE,
@@ -242,6 +243,8 @@ class Recorder(TorchDispatchMode):
             _, tokens, index, weights = arguments.bind(module, *args, **kwargs).args
             self._choice = RouterChoice(index.shape[0], index.shape[1], count)
             implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
+            if isinstance(module, QuantizedExperts):  # whatever computes them, they are restored one by one
+                implementation = None
             shares = tuple(module.get_parameter(name).nbytes // count for name in expert_names(module))
             route = Route(
                 position,

@@ -11,9 +11,9 @@ from transformers import AutoModel, BertForMaskedLM, LlamaForCausalLM, LlamaMode
 from transformers.core_model_loading import Chunk, Concatenate, MergeModulelist, Transpose, WeightConverter
 
 from bigmodel.checkpoint import Checkpoint, convert_keys, load_checkpoint_in_model, mapped_region
-from bigmodel.checkpoint.conversion import Fusion
 from bigmodel.devices.empty import init_empty_weights
 from bigmodel.errors import CheckpointMismatchError
+from bigmodel.sources.conversion import Fusion
 from bigmodel.sources.headers import TensorEntry
 from tests.checkpoint.helpers import Tied, assert_same, same_bits
 from tests.checkpoint.transformers_models import MIXTURES, MODELS, model_class, saved

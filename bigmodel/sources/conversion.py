@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from math import prod
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ..errors import CheckpointMismatchError
-from ..sources.headers import TensorEntry
+from .headers import TensorEntry
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,48 @@ def _stacked_and_concatenated(parts: list[list[TensorEntry]]) -> list[FusedPart]
     return found
 
 
+class StackedFusion(Fusion):
+    """A tensor whose parts, (index, range of rows) each, are tensors of the checkpoint.
+
+    Args:
+        name: its name in the model.
+        parts: its parts and their entries.
+    """
+
+    def __init__(self, name: str, parts: Sequence[tuple[FusedPart, TensorEntry]]) -> None:
+        super().__init__(name, None, None)
+        self._stacked = list(parts)
+        first = self._stacked[0][1]
+        if any((entry.shape, entry.dtype) != (first.shape, first.dtype) for _, entry in self._stacked):
+            raise CheckpointMismatchError(f"{name}: its parts {first.name}, ... differ in shape or dtype")
+        experts: list[Any] = [part.index[0] for part, _ in self._stacked]
+        rows: list[Any] = [part.index[1] for part, _ in self._stacked]
+        sizes = (max(experts) + 1, max(each.stop for each in rows), *first.shape[1:])
+        self._targets = {name: torch.empty(sizes, dtype=first.dtype, device="meta")}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(part.key for part, _ in self._stacked)
+
+    @property
+    def operations(self) -> list[Any]:
+        return []
+
+    def targets(self) -> dict[str, torch.Tensor]:
+        assert self._targets is not None
+        return self._targets
+
+    def evaluate(self, read: Callable[[TensorEntry], torch.Tensor]) -> dict[str, torch.Tensor]:
+        target = self.targets()[self.name]
+        whole = torch.empty(target.shape, dtype=target.dtype)
+        for part, entry in self._stacked:
+            whole[part.index].copy_(read(entry))
+        return {self.name: whole}
+
+    def parts(self) -> list[FusedPart]:
+        return [part for part, _ in self._stacked]
+
+
 @dataclass(frozen=True)
 class TensorSource:
     """The checkpoint tensors that provide one tensor of a model.
@@ -175,17 +217,36 @@ class Conversion:
         return [name for name, source in self.sources.items() if not source.in_place]
 
 
-def convert_keys(model: nn.Module, names: dict[str, Any], entries: Mapping[str, TensorEntry]) -> Conversion:
+def convert_keys(
+    model: nn.Module,
+    names: dict[str, Any],
+    entries: Mapping[str, TensorEntry],
+    known: Mapping[str, tuple[FusedPart, ...]] | None = None,
+) -> Conversion:
     """Find the checkpoint tensors that provide each tensor of `model`.
 
     Args:
         model: a transformers model or any other module; may be on meta.
         names: the names of its state dict (values are not used, but must not be None).
         entries: the tensors of the checkpoint by key.
+        known: the parts of those tensors of the model whose sources are known already.
 
     Raises:
         CheckpointMismatchError: tensors to be fused do not fit each other.
     """
+    sources = {
+        name: _known_source(name, parts, entries)
+        for name, parts in (known or {}).items()
+        if all(part.key in entries for part in parts)
+    }
+    used = {key for source in sources.values() for key in source.keys}
+    entries = {key: entry for key, entry in entries.items() if key not in used} if used else entries
+    conversion = _conversion(model, names, entries)
+    conversion.sources.update(sources)
+    return conversion
+
+
+def _conversion(model: nn.Module, names: dict[str, Any], entries: Mapping[str, TensorEntry]) -> Conversion:
     if is_transformers_model(model):
         return _transformers_conversion(model, names, entries)
     conversion = Conversion()
@@ -197,40 +258,80 @@ def convert_keys(model: nn.Module, names: dict[str, Any], entries: Mapping[str, 
     return conversion
 
 
+def _known_source(name: str, parts: tuple[FusedPart, ...], entries: Mapping[str, TensorEntry]) -> TensorSource:
+    """Return the source that consists of `parts`."""
+    first = entries[parts[0].key]
+    if not parts[0].index:
+        return TensorSource((first.name,), first.dtype, first.shape)
+    fusion = StackedFusion(name, [(part, entries[part.key]) for part in parts])
+    target = fusion.targets()[name]
+    return TensorSource(fusion.keys, target.dtype, tuple(target.shape), fusion)
+
+
 def is_transformers_model(model: nn.Module) -> bool:
     """Whether `model` is a transformers model. Does not import transformers."""
     transformers = sys.modules.get("transformers.modeling_utils")
     return transformers is not None and isinstance(model, transformers.PreTrainedModel)
 
 
-def _transformers_conversion(model: Any, names: dict[str, Any], entries: Mapping[str, TensorEntry]) -> Conversion:
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+class KeyRules:
+    """transformers' rules for the keys of a model's checkpoints.
 
-    mapping = get_model_conversion_mapping(model) or []
-    renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
-    by_pattern = {pattern: rule for rule in converters for pattern in rule.source_patterns}
-    prefix = model.base_model_prefix
+    Args:
+        model: the transformers model.
+        names: names of its tensors (values are not used, but must not be None).
+    """
+
+    def __init__(self, model: Any, names: dict[str, Any]) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        self._model, self._names = model, names
+        self._mapping = get_model_conversion_mapping(model) or []
+        self._renamings = [rule for rule in self._mapping if isinstance(rule, WeightRenaming)]
+        self._converters = [rule for rule in self._mapping if isinstance(rule, WeightConverter)]
+        self._by_pattern = {pattern: rule for rule in self._converters for pattern in rule.source_patterns}
+
+    def rename(self, key: str) -> tuple[str, str | None]:
+        """Return the model's name for a key of the checkpoint, and the pattern of the fusion it belongs to, if any."""
+        from transformers.core_model_loading import rename_source_key
+
+        prefix = self._model.base_model_prefix
+        name, pattern = rename_source_key(key, self._renamings, self._converters, prefix, self._names)
+        if name not in self._names and key in self._names:
+            return rename_source_key(key, [], [], prefix, self._names)  # the key is the model's name already
+        return name, pattern
+
+    def fusion(self, name: str, pattern: str) -> Fusion:
+        """Return an empty fusion for the tensor `name` by the rule with a source `pattern`."""
+        return Fusion(name, deepcopy(self._by_pattern[pattern]), self._model)
+
+    def used(self) -> list[Any]:
+        """Return transformers' conversions that applied to a key."""
+        return [rule for rule in self._mapping if rule.was_used()]
+
+
+def _transformers_conversion(model: Any, names: dict[str, Any], entries: Mapping[str, TensorEntry]) -> Conversion:
+    from transformers.core_model_loading import dot_natural_key
+
+    rules = KeyRules(model, names)
     conversion, fusions = Conversion(), dict[str, Fusion]()
     # Experts are numbered by their order.
     for key in sorted(entries, key=dot_natural_key):
-        name, pattern = rename_source_key(key, renamings, converters, prefix, names)
-        if name not in names and key in names:
-            name, pattern = rename_source_key(key, [], [], prefix, names)  # the key is the model's name already
+        name, pattern = rules.rename(key)
         if name not in names:
             conversion.unexpected.append(key)
         elif pattern is None:
             conversion.sources[name] = TensorSource((key,), entries[key].dtype, entries[key].shape)
         else:
             if name not in fusions:
-                fusions[name] = Fusion(name, deepcopy(by_pattern[pattern]), model)
+                fusions[name] = rules.fusion(name, pattern)
             fusions[name].add(pattern, entries[key])
     for fusion in fusions.values():
         for name, target in fusion.targets().items():
             conversion.sources[name] = TensorSource(fusion.keys, target.dtype, tuple(target.shape), fusion)
     conversion.unexpected = _not_ignored(model, conversion.unexpected)
-    conversion.used = [rule for rule in mapping if rule.was_used()]
+    conversion.used = rules.used()
     return conversion
 
 

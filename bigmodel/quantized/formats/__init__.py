@@ -1,0 +1,1 @@
+"""The formats in which weights are published, one file each."""

@@ -1,0 +1,226 @@
+"""Puts modules that hold their weights as stored into a model on meta, by what the headers of its checkpoint say.
+
+The config's lists of modules that are not quantised are not read: what is stored decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from ..errors import CheckpointFormatError
+from ..sources.conversion import FusedPart, KeyRules, is_transformers_model
+from ..sources.headers import TensorEntry
+from .experts import FusedWeight, QuantizedExperts, quantized_class
+from .formats.format import Read, Scheme
+from .linear import QuantizedLinear
+from .published import Published, remember
+from .recognise import StoredWeight, read_scheme, stored_weights
+
+Parts = list[tuple[FusedPart, StoredWeight]]
+"""The matrices of a fused tensor, each with its place in it."""
+
+
+def use_stored_weights(
+    model: nn.Module,
+    config: Mapping[str, Any],
+    entries: Mapping[str, TensorEntry],
+    source: str,
+    read: Read | None = None,
+) -> Published | None:
+    """Replace the modules of `model` whose weights its checkpoint stores quantised; all, or after an exception none.
+
+    Args:
+        model: a model on meta.
+        config: the content of the checkpoint's ``config.json``.
+        entries: the tensors of the checkpoint by key.
+        source: name of the checkpoint for messages.
+        read: reads small tensors that describe a weight. None: only headers are at hand; modules then have the right
+            bytes, but weights cannot be restored.
+
+    Returns:
+        What the model remembers of its checkpoint; None if that is not quantised.
+
+    Raises:
+        CheckpointFormatError: the format is not supported, a weight lacks tensors, or their shapes do not fit.
+    """
+    try:
+        scheme = read_scheme(config)
+    except CheckpointFormatError as error:
+        raise CheckpointFormatError(f"{source}: {error}") from error
+    if scheme is None:
+        return None
+    replacement = _Replacement(model, scheme, source)
+    replacement.find(stored_weights(scheme, entries, source, read).values())
+    return replacement.make()
+
+
+class _Replacement:
+    """The modules of one model that are to be replaced."""
+
+    def __init__(self, model: nn.Module, scheme: Scheme, source: str) -> None:
+        self._model, self._scheme, self._source = model, scheme, source
+        self._modules = dict(model.named_modules())
+        self._names: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
+        self._linears: dict[str, StoredWeight] = {}
+        self._fused: dict[str, Parts] = {}
+        self._whole: dict[str, StoredWeight] = {}
+        self._formats: Counter[str] = Counter()
+        self._sources: dict[str, tuple[FusedPart, ...]] = {}
+
+    def find(self, weights: Iterable[StoredWeight]) -> None:
+        """Find the module of each weight, and check that it fits. Weights that the model does not have are left out."""
+        rules = KeyRules(self._model, self._names) if is_transformers_model(self._model) else None
+        pieces: dict[str, dict[str, list[StoredWeight]]] = defaultdict(lambda: defaultdict(list))
+        for weight in sorted(weights, key=lambda weight: _natural(weight.name)):
+            name, pattern = (weight.name, None) if rules is None else rules.rename(weight.name)
+            if name not in self._names:
+                continue
+            self._formats[weight.format.label] += 1
+            if pattern is not None:
+                pieces[name][pattern].append(weight)
+            elif name.endswith(".weight") and type(self._modules[name.removesuffix(".weight")]) is nn.Linear:
+                self._check(weight, tuple(self._names[name].shape))
+                self._linears[name.removesuffix(".weight")] = weight
+            elif self._names[name].dim() == 3:
+                self._whole[name] = weight
+            else:
+                raise self._refusal(weight, f"and {name} is of a {self._class_of(name)}, which must be whole")
+        for name, by_pattern in pieces.items():
+            assert rules is not None
+            self._fused[name] = self._parts(rules, name, by_pattern)
+
+    def make(self) -> Published:
+        """Replace the modules, and let the model remember its checkpoint."""
+        experts: dict[str, list[FusedWeight]] = defaultdict(list)
+        added: dict[str, dict[str, Any]] = defaultdict(dict)
+        for name, parts in self._fused.items():
+            owner, _, leaf = name.rpartition(".")
+            experts[owner].append(self._fused_weight(leaf, owner, parts, added[owner]))
+        for name, weight in self._whole.items():
+            owner, _, leaf = name.rpartition(".")
+            experts[owner].append(self._whole_weight(leaf, owner, weight, added[owner]))
+        for name, weight in self._linears.items():
+            linear = self._modules[name]
+            assert isinstance(linear, nn.Linear)
+            replaced = QuantizedLinear(linear, weight.format, weight.tensors)
+            parent, _, key = name.rpartition(".")
+            self._modules[parent]._modules[key] = replaced
+            for own, leaf in replaced.stored.items():
+                self._sources[f"{name}.{own}"] = (FusedPart(weight.tensors[leaf].name, ()),)
+        for owner, fused in experts.items():
+            self._become_experts(self._modules[owner], tuple(fused), added[owner])
+        found = Published(self._scheme.method, dict(self._formats), self._sources)
+        remember(self._model, found)
+        return found
+
+    def _become_experts(self, module: Any, fused: tuple[FusedWeight, ...], added: Mapping[str, Any]) -> None:
+        """Make `module` one of quantised experts, in place: others may refer to it."""
+        plain: Any = type(module)
+        dtype = module._parameters[fused[0].name].dtype
+        module.__class__ = quantized_class(plain)
+        module.stored, module.compute_dtype, module.fused = {}, dtype, fused
+        for weight in fused:
+            del module._parameters[weight.name]
+        for published, (shape, kind) in added.items():
+            QuantizedExperts.add_stored(module, published, shape, kind)
+
+    def _parts(self, rules: KeyRules, name: str, by_pattern: Mapping[str, list[StoredWeight]]) -> Parts:
+        """Return the matrices of the fused tensor `name` with their places, after checking them."""
+        fusion = rules.fusion(name, next(iter(by_pattern)))
+        weights = {weight.name: weight for found in by_pattern.values() for weight in found}
+        first = next(iter(weights.values()))
+        whole = tuple(self._names[name].shape)
+        shape = (whole[1] // len(by_pattern), whole[2]) if len(whole) == 3 else ()
+        for pattern, found in by_pattern.items():
+            for weight in found:
+                fusion.add(pattern, TensorEntry(weight.name, self._names[name].dtype, shape, -1, 0))
+        owner = self._modules[name.rpartition(".")[0]]
+        places = fusion.parts() if shape and hasattr(owner, "num_experts") else None
+        if places is None:
+            raise self._refusal(first, f"and {name} is made of it in a way that is not supported for stored weights")
+        if len(places) != whole[0] * len(by_pattern):
+            raise self._refusal(
+                first, f"and only {len(places)} of the {whole[0] * len(by_pattern)} parts of {name} are"
+            )
+        for weight in weights.values():
+            self._check(weight, shape)
+            if (weight.format, _layout(weight)) != (first.format, _layout(first)):
+                raise self._refusal(weight, f"and {first.name}, which is computed with beside it, is stored otherwise")
+        return [(place, weights[place.key]) for place in places]
+
+    def _fused_weight(self, leaf: str, owner: str, parts: Parts, added: dict[str, Any]) -> FusedWeight:
+        """Return the fused tensor `leaf` of the module `owner`; put shape and dtype of stored ones into `added`."""
+        first = parts[0][1]
+        count = len(parts) // int(self._modules[owner].num_experts)
+        names = {}
+        order: Counter[int] = Counter()
+        places = []
+        for place, weight in parts:
+            expert: Any = place.index[0]
+            places.append((expert, order[expert], weight))
+            order[expert] += 1
+        for stored, entry in first.tensors.items():
+            names[stored] = _fused_name(leaf, stored)
+            rows = entry.shape[0] if entry.shape else 1
+            self._sources[f"{owner}.{names[stored]}"] = tuple(
+                FusedPart(weight.tensors[stored].name, (expert, slice(number * rows, (number + 1) * rows)))
+                for expert, number, weight in places
+            )
+            added[names[stored]] = (len(order), count * rows, *entry.shape[1:]), entry.dtype
+        shape = self._names[f"{owner}.{leaf}"].shape
+        return FusedWeight(leaf, first.format, count, (shape[1] // count, shape[2]), False, names)
+
+    def _whole_weight(self, leaf: str, owner: str, weight: StoredWeight, added: dict[str, Any]) -> FusedWeight:
+        """As `_fused_weight`, for a fused tensor that the checkpoint stores fused."""
+        whole = tuple(self._names[f"{owner}.{leaf}"].shape)
+        transposed = bool(getattr(self._modules[owner], "is_transposed", False))
+        shape = (whole[2], whole[1]) if transposed else (whole[1], whole[2])
+        experts = whole[0]
+        for stored, entry in weight.tensors.items():
+            if not entry.shape or entry.shape[0] != experts:
+                raise self._refusal(
+                    weight, f"but its {stored} has the shape {entry.shape}, not one of {experts} experts"
+                )
+        self._check(weight, shape, {leaf: _of_one(entry) for leaf, entry in weight.tensors.items()})
+        names = {stored: _fused_name(leaf, stored) for stored in weight.tensors}
+        for stored, entry in weight.tensors.items():
+            self._sources[f"{owner}.{names[stored]}"] = (FusedPart(entry.name, ()),)
+            added[names[stored]] = entry.shape, entry.dtype
+        return FusedWeight(leaf, weight.format, 1, shape, transposed, names)
+
+    def _check(
+        self, weight: StoredWeight, shape: tuple[int, ...], tensors: Mapping[str, TensorEntry] | None = None
+    ) -> None:
+        assert len(shape) == 2
+        problem = weight.format.problem((shape[0], shape[1]), weight.tensors if tensors is None else tensors)
+        if problem is not None:
+            raise self._refusal(weight, f"({shape[0]} x {shape[1]}, {weight.format.label}), but {problem}")
+
+    def _refusal(self, weight: StoredWeight, reason: str) -> CheckpointFormatError:
+        return CheckpointFormatError(f"{self._source}: {weight.name} is stored as {self._scheme.method} {reason}")
+
+    def _class_of(self, name: str) -> str:
+        return type(self._modules[name.rpartition(".")[0]]).__name__
+
+
+def _layout(weight: StoredWeight) -> list[tuple[str, tuple[int, ...], str]]:
+    return sorted((leaf, entry.shape, str(entry.dtype)) for leaf, entry in weight.tensors.items())
+
+
+def _of_one(entry: TensorEntry) -> TensorEntry:
+    """Return the entry of one expert's tensor, given that of all experts."""
+    return TensorEntry(entry.name, entry.dtype, entry.shape[1:], entry.offset, entry.nbytes)
+
+
+def _fused_name(leaf: str, stored: str) -> str:
+    """Return the name of the parameter for a stored tensor of the fused tensor `leaf`, as transformers names them."""
+    name = leaf + stored.removeprefix("weight") if stored.startswith("weight") else f"{leaf}_{stored}"
+    return name.replace(".", "_")
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
