@@ -9,9 +9,9 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -59,9 +59,15 @@ def _own_functions(part: nn.Module) -> list[FunctionType]:
     return [value for each in values for value in each.values() if isinstance(value, FunctionType)]
 
 
-@lru_cache(maxsize=1024)
+_KNOWN: WeakKeyDictionary[type, bool] = WeakKeyDictionary()
+"""What is known of classes. Weak: a parametrized module has a class of its own, which refers to it."""
+
+
 def _class_says_data(kind: type) -> bool:
-    return _says_data(kind, list(_functions(kind, "forward", {})))
+    found = _KNOWN.get(kind)
+    if found is None:
+        found = _KNOWN[kind] = _says_data(kind, list(_functions(kind, "forward", {})))
+    return found
 
 
 def _says_data(kind: type, waiting: list[FunctionType]) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 from transformers import LlamaConfig, LlamaModel
 
 from bigmodel.dispatch.weights.data_use import checksums, uses_data
@@ -81,3 +85,12 @@ def test_checksums_differ_after_a_write_that_no_version_counts(dtype: torch.dtyp
     before = checksums([tensor])
     tensor.data = tensor.clone()
     assert checksums([tensor]) != before
+
+
+def test_a_module_with_a_class_of_its_own_is_not_kept_alive() -> None:
+    module = spectral_norm(nn.Linear(2, 2))
+    assert not uses_data(module)
+    gone = weakref.ref(module)
+    del module
+    gc.collect()
+    assert gone() is None
