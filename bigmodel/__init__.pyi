@@ -34,6 +34,7 @@ from .errors import CheckpointError as CheckpointError
 from .errors import CheckpointFormatError as CheckpointFormatError
 from .errors import CheckpointMismatchError as CheckpointMismatchError
 from .errors import CheckpointNotFoundError as CheckpointNotFoundError
+from .errors import CompatError as CompatError
 from .errors import DeviceError as DeviceError
 from .errors import DeviceMapError as DeviceMapError
 from .errors import DispatchError as DispatchError

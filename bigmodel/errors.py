@@ -14,7 +14,8 @@
     ├── DispatchError           an operation that needs `undispatch` first
     ├── TrainError              training functions were called out of order or on the wrong device
     ├── LaunchError             a launch configuration that cannot be run
-    └── ServeError              the server could not start, or its engine failed
+    ├── ServeError              the server could not start, or its engine failed
+    └── CompatError             standing in for accelerate is not possible any more
 
 Classes inherit from the built-in exceptions that accelerate raises in the same cases.
 """
@@ -80,3 +81,7 @@ class LaunchError(BigModelError, ValueError):
 
 class ServeError(BigModelError, RuntimeError):
     """The server could not start, or its engine failed."""
+
+
+class CompatError(BigModelError, ImportError):
+    """Standing in for accelerate is not possible any more: a library that asks for it is imported already."""

@@ -3,6 +3,7 @@
 The names are written once, in the package's stub, `__init__.pyi`, which type checkers and editors read too:
 
     from .home import Name as Name      Name is imported from `home` when it is first used
+    from .home import Other as Name     the same, under another name
     from . import room as room          the package `room` is imported when it is first used; not part of `__all__`
     from .other import *                all names of `other`, itself a package of this kind
 """
@@ -24,20 +25,20 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     Args:
         package: Dotted name of a package with a stub `__init__.pyi`.
     """
-    homes: dict[str, str] = {}
+    homes: dict[str, tuple[str, str]] = {}
 
-    def listed() -> dict[str, str]:
+    def listed() -> dict[str, tuple[str, str]]:
         if not homes:
             homes.update(_read_stub(package))
         return homes
 
     def get(name: str) -> Any:
         if name == "__all__":
-            return sorted(name for name, home in listed().items() if home != package)
-        home = listed().get(name)
-        if home is None:
+            return sorted(name for name, (home, _) in listed().items() if home != package)
+        if name not in listed():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
+        home, original = listed()[name]
+        value = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), original)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -47,8 +48,8 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     return get, names
 
 
-def _read_stub(package: str) -> dict[str, str]:
-    """Return the module that each name is imported from in the stub of `package`."""
+def _read_stub(package: str) -> dict[str, tuple[str, str]]:
+    """Return the module that each name is imported from in the stub of `package`, and its name there."""
     # Imported here, so that to import a package of this kind costs next to nothing.
     import ast
     import pkgutil
@@ -56,11 +57,12 @@ def _read_stub(package: str) -> dict[str, str]:
 
     stub = pkgutil.get_data(package, "__init__.pyi")
     assert stub is not None
-    homes: dict[str, str] = {}
+    homes: dict[str, tuple[str, str]] = {}
     for statement in ast.parse(stub).body:
         if isinstance(statement, ast.ImportFrom):
             home = resolve_name("." * statement.level + (statement.module or ""), package)
-            imported = [alias.name for alias in statement.names]
-            names = import_module(home).__all__ if imported == ["*"] else imported
-            homes.update(dict.fromkeys(names, home))
+            if statement.names[0].name == "*":
+                homes.update({name: (home, name) for name in import_module(home).__all__})
+            else:
+                homes.update({alias.asname or alias.name: (home, alias.name) for alias in statement.names})
     return homes

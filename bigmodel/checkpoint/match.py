@@ -160,9 +160,9 @@ def _warn_of(unexpected: list[str], checkpoint: Checkpoint, model: nn.Module) ->
     if unexpected:
         shown = ", ".join(unexpected[:_SHOWN]) + (", ..." if len(unexpected) > _SHOWN else "")
         logger.warning(
-            "%s holds %d tensors that %s does not use: %s",
-            checkpoint.path,
+            "%d tensors of %s were not used when loading %s: %s",
             len(unexpected),
+            checkpoint.path,
             type(model).__name__,
             shown,
         )

@@ -20,6 +20,7 @@ COMMANDS = {
     "config": "config",
     "env": "env",
     "launch": "launch",
+    "run": "run",
     "test": "test",
     "merge-weights": "merge_weights",
 }

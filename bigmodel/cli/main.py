@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = _take_debug(given)
-    if given[:1] != ["launch"]:  # a launched script keeps its own logging
+    if given[:1] not in (["launch"], ["run"]):  # a launched script keeps its own logging
         filter_library_logs()
     if not faulthandler.is_enabled():  # a truncated mapped checkpoint raises SIGBUS: show where
         faulthandler.enable(sys.__stderr__ or 2)
@@ -77,7 +77,7 @@ def _fail(message: str, code: int, debug: bool) -> int:
 
 def _take_debug(arguments: list[str]) -> bool:
     """Remove `--debug` at any position, except from the flags of a launched script; return whether it was there."""
-    end = arguments.index("launch") if "launch" in arguments else len(arguments)
+    end = min((arguments.index(name) for name in ("launch", "run") if name in arguments), default=len(arguments))
     found = "--debug" in arguments[:end]
     arguments[:end] = [argument for argument in arguments[:end] if argument != "--debug"]
     return found

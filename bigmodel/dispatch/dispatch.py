@@ -183,6 +183,7 @@ def _attach(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
         result.guard(model)
     if resolved.plan.guarded:
         ActivationGuard(model, result, _place_anew).attach()
+    result.observe(model)
 
 
 def _refuse_lazy(model: nn.Module) -> None:

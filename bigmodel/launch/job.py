@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from .environment import launch_environment
 from .flags import Launch
 from .processes import Processes, plan_processes
 from .settings import LaunchConfig
+
+INHERIT = "BIGMODEL_COMPAT"
+"""Set in a process in which this project stands in for accelerate: scripts that it launches run in the same way."""
 
 # DeepSpeed and FSDP need a process group even for a single process.
 _NEEDS_GROUP = ("DEEPSPEED", "FSDP")
@@ -63,7 +67,16 @@ def _check_script(launch: Launch) -> None:
         raise LaunchError(f"The training script {launch.script} does not exist.")
 
 
+def inheriting(launch: Launch) -> Launch:
+    """Return the launch that runs the same script through `bigmodel run`, if this process stands in for accelerate."""
+    if launch.no_python or os.environ.get(INHERIT) != "1":
+        return launch
+    given = (*(["-m"] if launch.module else []), launch.script, *launch.script_arguments)
+    return replace(launch, module=True, script="bigmodel", script_arguments=("run", *given))
+
+
 def _run_alone(launch: Launch, environment: dict[str, str]) -> int:
+    launch = inheriting(launch)
     command = [] if launch.no_python else [sys.executable]
     command += ["-m", launch.script] if launch.module else [launch.script]
     command += launch.script_arguments
@@ -85,6 +98,7 @@ def _run_elastic(launch: Launch, processes: Processes, environment: dict[str, st
 
     from .rendezvous import stores_anew
 
+    launch = inheriting(launch)
     arguments = elastic_arguments(launch.config, processes)
     arguments += ["--module"] if launch.module else []
     arguments += ["--no_python"] if launch.no_python else []

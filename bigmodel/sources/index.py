@@ -19,6 +19,8 @@ INDEX_FILE = "model.safetensors.index.json"
 LEGACY_SINGLE_FILE = "pytorch_model.bin"
 LEGACY_INDEX_FILE = "pytorch_model.bin.index.json"
 
+_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
+
 _ONE_OF_SEVERAL = re.compile(r"-\d{5}-of-(?!00001\.)\d{5}\.(safetensors|bin)$")
 
 
@@ -47,7 +49,7 @@ def parse_index(content: bytes, source: str) -> dict[str, str]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointFormatError(f"{source}: is not JSON ({error}); copy or download the file again") from error
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    weight_map = index.get("weight_map", index if _is_bare(index) else None) if isinstance(index, dict) else None
     if not isinstance(weight_map, dict):
         raise CheckpointFormatError(
             f"{source}: holds no 'weight_map' of tensor names to file names: this is not a checkpoint's index"
@@ -58,6 +60,11 @@ def parse_index(content: bytes, source: str) -> dict[str, str]:
             check_file_name(name, key, source)
             checked.add(name)
     return weight_map
+
+
+def _is_bare(index: Mapping[str, Any]) -> bool:
+    """Whether an index is a map of tensor names to files itself, as older programs have written it."""
+    return bool(index) and all(isinstance(name, str) and name.endswith(_SUFFIXES) for name in index.values())
 
 
 def check_file_name(name: object, key: str, source: str) -> None:

@@ -2,9 +2,11 @@
 
 Every public name of `bigmodel` is here, too. Names are listed in `__init__.pyi` and imported on first use.
 
-Not included: Megatron-LM, TPU (XLA), SageMaker, MS-AMP and TransformerEngine, which are not supported; the folder of
-`.dat` files for offloaded weights, as checkpoints are used in place; the bitsandbytes loader, which is replaced by
-`BitsAndBytesConfig` of transformers; and helpers by which accelerate's command line starts processes.
+The modules of `accelerate.utils` (`modeling`, `offload`, `operations`, ...) are here under their names.
+
+Not included: Megatron-LM, TPU (XLA), SageMaker, MS-AMP and TransformerEngine, which are not supported; the bitsandbytes
+loader, which is replaced by `BitsAndBytesConfig` of transformers; and helpers by which accelerate's command line starts
+processes.
 """
 
 from bigmodel.lazy_names import lazy_names

@@ -59,6 +59,15 @@ is_transformers_available = partial(_installed, "transformers")
 is_triton_available = partial(_installed, "triton")
 is_wandb_available = partial(_installed, "wandb")
 
+is_4bit_bnb_available = is_8bit_bnb_available = is_bnb_available
+is_import_timer_available = partial(_installed, "import_timer")
+is_numpy_available = partial(_installed, "numpy")
+is_pytest_available = partial(_installed, "pytest")
+is_tqdm_available = partial(_installed, "tqdm")
+
+is_habana_gaudi1 = is_msamp_available = is_neuron_available = is_pippy_available = (
+    is_transformer_engine_mxfp8_available
+) = _unsupported
 is_hpu_available = is_mlu_available = is_musa_available = is_npu_available = is_sdaa_available = _unsupported
 
 
@@ -99,3 +108,13 @@ def is_fp8_available() -> bool:
     except TrainError:
         return False
     return True
+
+
+def is_rocm_available() -> bool:
+    """Whether PyTorch is built for AMD's GPUs and finds one."""
+    return torch.version.hip is not None and torch.cuda.is_available()
+
+
+def is_torch_distributed_available() -> bool:
+    """Whether PyTorch is built with torch.distributed."""
+    return torch.distributed.is_available()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from bigmodel.errors import TrainError
+from bigmodel.devices import torch_device
+from bigmodel.dispatch.weights.parameters import like
+from bigmodel.errors import CheckpointMismatchError
+from bigmodel.profile.model.tensors import torch_dtype
 from bigmodel.train.state.partial import PartialState
 from bigmodel.train.wrappers import bare_model
 
@@ -76,10 +80,25 @@ def named_module_tensors(
     """
     yield from module.named_parameters(recurse=recurse)
     if include_buffers:
-        kept = set(module.state_dict()) if remove_non_persistent else None
+        left_out = get_non_persistent_buffers(module, recurse, fqns=True) if remove_non_persistent else ()
         for name, buffer in module.named_buffers(recurse=recurse):
-            if kept is None or name in kept:
+            if name not in left_out:
                 yield name, buffer
+
+
+def get_non_persistent_buffers(module: nn.Module, recurse: bool = False, fqns: bool = False) -> set[str]:
+    """Return the names of the buffers that are not part of the state dict.
+
+    Args:
+        recurse: also those of its children.
+        fqns: with the names of the children before them.
+    """
+    parts = module.named_modules(remove_duplicate=False) if recurse else [("", module)]
+    return {
+        f"{prefix}.{name}" if fqns and prefix else name
+        for prefix, part in parts
+        for name in part._non_persistent_buffers_set
+    }
 
 
 def set_module_tensor_to_device(
@@ -87,34 +106,60 @@ def set_module_tensor_to_device(
     tensor_name: str,
     device: torch.device | str | int,
     value: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
+    fp16_statistics: Tensor | None = None,
+    tied_params_map: dict[int, dict[torch.device, Tensor]] | None = None,
     non_blocking: bool = False,
+    clear_cache: bool = True,
 ) -> None:
     """Move a parameter or buffer of a module to a device, with new values if `value` is given.
 
     Args:
         tensor_name: its name, with dots for those of children.
         value: of the same shape. A tensor on the meta device needs one.
-        dtype: its new dtype; by default, its dtype does not change.
+        dtype: its new dtype, for floating-point values; by default, its dtype does not change.
+        fp16_statistics: the scales of a parameter of 8-bit integers, kept as its attribute ``SCB``.
+        tied_params_map: for each address of a tied weight, its copy on each device: a copy that is there is used, a new
+            one is added.
+        clear_cache: accepted for compatibility with accelerate; the device's cached memory is always kept.
 
     Raises:
-        TrainError: there is no such tensor, the shapes differ, or a meta tensor is moved without `value`.
+        CheckpointMismatchError: there is no such tensor, the shapes differ, or a meta tensor is moved without `value`.
     """
     owner_name, _, name = tensor_name.rpartition(".")
     owner = module.get_submodule(owner_name)
-    old = owner._parameters.get(name, owner._buffers.get(name))
+    registry: dict[str, Any] = owner._parameters if name in owner._parameters else owner._buffers
+    old = registry.get(name)
     if old is None:
-        raise TrainError(f"{type(module).__name__} has no parameter or buffer {tensor_name!r}")
-    if value is not None and value.shape != old.shape:
-        raise TrainError(f"{tensor_name} has shape {tuple(old.shape)}, the value {tuple(value.shape)}")
-    if value is None and old.is_meta:
-        raise TrainError(f"{tensor_name} is on the meta device and has no data to move; pass `value`")
+        raise CheckpointMismatchError(f"{type(module).__name__} has no parameter or buffer {tensor_name!r}")
+    target = torch_device(device)
+    copies = (tied_params_map or {}).get((old if value is None else value).data_ptr()) if tied_params_map else None
+    if copies is not None and target in copies:
+        registry[name] = copies[target]
+        return
+    if value is not None and value.shape != old.shape and type(old).__name__ != "Params4bit":
+        raise CheckpointMismatchError(
+            f'Trying to set a tensor of shape {value.shape} in "{name}" (which has shape {old.shape}), this looks '
+            "incorrect."
+        )
+    if value is None and old.is_meta and target.type != "meta":
+        raise CheckpointMismatchError(
+            f"{tensor_name} is on the meta device and has no data to move to {target}; pass `value`"
+        )
+    source = old if value is None else value
     with torch.no_grad():
-        new = (old if value is None else value).to(device, dtype or old.dtype, non_blocking=non_blocking)
-    if name in owner._parameters:
-        owner._parameters[name] = nn.Parameter(new.detach(), requires_grad=old.requires_grad)
-    else:
-        owner._buffers[name] = new
+        moved = source.detach().to(target, _dtype_for(source, old, dtype), non_blocking=non_blocking)
+    registry[name] = new = like(old, moved)
+    if fp16_statistics is not None:
+        new.SCB = fp16_statistics.to(target)  # type: ignore[attr-defined]
+    if copies is not None:
+        copies[target] = new
+
+
+def _dtype_for(value: Tensor, old: Tensor, dtype: torch.dtype | str | None) -> torch.dtype:
+    if dtype is None:
+        return old.dtype
+    return torch_dtype(dtype) if value.is_floating_point() else value.dtype
 
 
 def id_tensor_storage(tensor: Tensor) -> tuple[torch.device, int, int]:

@@ -13,38 +13,30 @@ from bigmodel import utils
 # Names of accelerate.utils that are not here, by the reason why.
 NOT_HERE = {
     "Megatron-LM, SageMaker, TPU and other devices are not supported": """
-        AbstractTrainStep BertTrainStep GPTTrainStep T5TrainStep MegatronLMDummyDataLoader MegatronLMDummyScheduler
-        MegatronLMPlugin add_model_config_to_megatron_parser avg_losses_across_data_parallel_group
-        SageMakerDistributedType prepare_sagemager_args_inputs install_xla prepare_tpu ComputeEnvironment
-        is_habana_gaudi1 is_neuron_available is_rocm_available is_amdsmi_available is_xccl_available
+        AbstractTrainStep BertTrainStep GPTTrainStep T5TrainStep MegatronLMDummyDataLoader
+        MegatronLMDummyScheduler MegatronLMPlugin add_model_config_to_megatron_parser
+        avg_losses_across_data_parallel_group SageMakerDistributedType prepare_sagemager_args_inputs
+        install_xla prepare_tpu is_amdsmi_available is_xccl_available
         MITA_PROFILING_AVAILABLE_PYTORCH_VERSION XPU_PROFILING_AVAILABLE_PYTORCH_VERSION""",
     "fp8 is torchao's alone": """
-        FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs apply_fp8_autowrap contextual_fp8_autocast convert_model
-        convert_model_to_fp8_ao filter_first_and_last_linear_layers has_ao_layers has_transformer_engine_layers
-        is_msamp_available is_transformer_engine_mxfp8_available check_cuda_fp8_capability torchao_required""",
+        MSAMPRecipeKwargs TERecipeKwargs apply_fp8_autowrap contextual_fp8_autocast convert_model
+        convert_model_to_fp8_ao filter_first_and_last_linear_layers has_ao_layers
+        has_transformer_engine_layers torchao_required""",
     "bitsandbytes models are loaded by transformers": """
-        BnbQuantizationConfig load_and_quantize_model has_4bit_bnb_layers is_4bit_bnb_available is_8bit_bnb_available
+        BnbQuantizationConfig load_and_quantize_model has_4bit_bnb_layers
         is_bitsandbytes_multi_backend_available""",
-    "context and sequence parallelism are not supported": "TorchContextParallelConfig DeepSpeedSequenceParallelConfig",
-    "offloaded weights are real tensors; no folder of .dat files is written": """
-        OffloadedWeightsLoader PrefixedDataset extract_submodules_state_dict load_offloaded_weight
-        load_offloaded_weights offload_state_dict offload_weight save_offload_index align_module_device
-        has_offloaded_params""",
+    "context and sequence parallelism are not supported": """
+        TorchContextParallelConfig DeepSpeedSequenceParallelConfig""",
     "parts of the planner, the strategies and the launcher, which have parts of their own here": """
-        CannotPadNestedTensorWarning calculate_maximum_sizes get_max_layer_size check_tied_parameters_in_config
-        check_tied_parameters_on_same_device clean_state_dict_for_safetensors compile_regions_deepspeed
-        compile_regions_fsdp2 copy_tensor_to_devices DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper
-        DeepSpeedSchedulerWrapper GatheredParameters HfDeepSpeedConfig deepspeed_required get_active_deepspeed_plugin
-        map_pytorch_optim_to_deepspeed prepare_deepspeed_cmd_env disable_fsdp_ram_efficient_loading
-        enable_fsdp_ram_efficient_loading ensure_weights_retied fsdp2_apply_ac fsdp2_canonicalize_names
-        fsdp2_load_full_state_dict fsdp2_prepare_model fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler
-        load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer get_grad_scaler
-        get_mixed_precision_context_manager get_model_tp_size get_module_children_bottom_up get_current_device_type
-        get_cpu_distributed_information check_cuda_p2p_ib_support check_os_kernel convert_dict_to_env_variables
-        set_numa_affinity prepare_multi_gpu_env prepare_simple_launcher_cmd_env PrepareForLaunch
-        TORCH_DISTRIBUTED_OPERATION_TYPES TORCH_LAUNCH_PARAMS PROFILE_PATTERN_NAME SAFE_MODEL_NAME
-        SAFE_WEIGHTS_PATTERN_NAME WEIGHTS_PATTERN_NAME is_import_timer_available is_pippy_available
-        is_pytest_available is_weights_only_available""",
+        clean_state_dict_for_safetensors compile_regions_deepspeed compile_regions_fsdp2
+        DeepSpeedEngineWrapper DeepSpeedOptimizerWrapper DeepSpeedSchedulerWrapper GatheredParameters
+        HfDeepSpeedConfig deepspeed_required map_pytorch_optim_to_deepspeed prepare_deepspeed_cmd_env
+        disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading ensure_weights_retied
+        fsdp2_apply_ac fsdp2_canonicalize_names fsdp2_load_full_state_dict fsdp2_prepare_model
+        fsdp2_switch_optimizer_parameters get_fsdp2_grad_scaler get_module_children_bottom_up
+        get_current_device_type get_cpu_distributed_information check_cuda_p2p_ib_support set_numa_affinity
+        prepare_multi_gpu_env prepare_simple_launcher_cmd_env PrepareForLaunch
+        TORCH_DISTRIBUTED_OPERATION_TYPES TORCH_LAUNCH_PARAMS is_weights_only_available""",
 }
 
 

@@ -42,6 +42,10 @@ UNTRACED = ("bigmodel.devices", "bigmodel.profile", "bigmodel.checkpoint", "bigm
 attached module breaks the graph once; its forward is a separate graph, which modules of the same kind share."""
 
 
+REPLACED_BY_HOOK = "_old_forward"
+"""Where hooks in accelerate's protocol keep the forward that they run around."""
+
+
 class AttachedForward:
     """Replaces ``module.forward``, or another method: moves inputs to the module's device and streams its weights while
     the method runs.
@@ -96,10 +100,17 @@ class AttachedForward:
         module = self._module()
         if module is None:
             return
-        if self._own is not None:
-            module.__dict__[self.method] = self._own
-        else:
-            module.__dict__.pop(self.method, None)
+        if module.__dict__.get(self.method) is self:
+            if self._own is not None:
+                module.__dict__[self.method] = self._own
+            else:
+                module.__dict__.pop(self.method)
+        elif module.__dict__.get(REPLACED_BY_HOOK) is self:  # a hook that was added later stays
+            module.__dict__[REPLACED_BY_HOOK] = self._own or self._function.__get__(module)
+
+    def replace_own(self, forward: Callable[..., Any] | None) -> None:
+        """Have this call `forward`, or the class's (None), in place of what it replaced."""
+        self._own = forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         source = first_tensor((args, kwargs)) if self.returns_to_input else None

@@ -57,6 +57,8 @@ class Dispatched:
         """For each further name of a tied tensor, its first name."""
         self.on_detach: Callable[[], None] | None = None
         """What else has to be removed with the attachments."""
+        self.forget: Callable[[], None] | None = None
+        """Tells the observer of the options that dispatching is undone."""
 
     @property
     def plan(self) -> Plan:
@@ -93,6 +95,11 @@ class Dispatched:
             if attachment.host_or_device is None and id(module) not in probed:
                 streamed = (block for streamer, block in attachment.blocks if is_accelerator(streamer.device))
                 mark_offloaded(tensor.value for block in streamed for tensor in block.tensors)
+
+    def observe(self, model: nn.Module) -> None:
+        """Tell the observer of the options that `model` has been dispatched."""
+        if self.options.observer is not None:
+            self.forget = self.options.observer(model)
 
     def guard(self, model: nn.Module) -> None:
         """Refuse to move or cast `model` or any part of it."""
@@ -134,6 +141,8 @@ class Dispatched:
         """Restore every module's own forward and `model`'s own attributes."""
         if self.on_detach is not None:
             self.on_detach()
+        if self.forget is not None:
+            self.forget()
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.detach()
         unmark_offloaded((*model.parameters(), *model.buffers()))

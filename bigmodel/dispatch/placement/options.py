@@ -4,11 +4,12 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from ...arguments import check_flags
 from ...devices import HOST, DeviceLike, device_key, format_size, get_max_memory
@@ -29,12 +30,14 @@ class Options:
         no_split_module_classes: Classes whose modules are never split; None detects them.
         force_hooks: Attach to the root module even if no attachment is needed.
         offload_folder: Folder for quantised weights that are mapped to disk.
+        observer: Called with the model each time it has been dispatched; returns what is called when that is undone.
     """
 
     skip_keys: Collection[str] | str | None = None
     no_split_module_classes: Collection[str] | None = None
     force_hooks: bool = False
     offload_folder: Path | None = None
+    observer: Callable[[nn.Module], Callable[[], None]] | None = None
 
 
 @dataclass(frozen=True)

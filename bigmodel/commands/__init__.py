@@ -1,0 +1,1 @@
+"""The names of ``accelerate.commands``: what the commands `bigmodel config` and `bigmodel launch` are made of."""

@@ -1,0 +1,138 @@
+"""Accelerate's functions that dispatch a model, with what its callers rely on beside the placement.
+
+They are this package's own, and in addition: modules show hooks (`hooks.dispatched`), entries of an offload index may
+name a dtype, and buffers are filled from it too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import dispatch
+from ..checkpoint import Checkpoint
+from ..devices import DeviceLike
+from ..dispatch.attach.dispatched import dispatched
+from ..dispatch.load import load_checkpoint_and_dispatch as load_and_dispatch
+from ..dispatch.placement.resolve import DeviceMap
+from ..dispatch.weights.parameters import like
+from ..errors import PlanError
+from .hooks.dispatched import show_hooks
+from .modeling import check_device_map as check_device_map
+from .offload_files import INDEX, Entry, OffloadedWeightsLoader, stored_tensor
+
+
+def dispatch_model(
+    model: nn.Module,
+    device_map: DeviceMap,
+    main_device: DeviceLike | None = None,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    offload_dir: str | Path | None = None,
+    offload_index: Mapping[str, Entry] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | Collection[str] | None = None,
+    preload_module_classes: Collection[str] | None = None,
+    force_hooks: bool = False,
+    **arguments: Any,
+) -> nn.Module:
+    """Distribute `model` over devices as `bigmodel.dispatch_model` does, and let its modules show hooks.
+
+    Args:
+        offload_dir: Also a folder of `offload_state_dict`, to fill parameters on ``meta`` from.
+        offload_index: Where parameters and buffers on ``meta`` lie, and perhaps the dtype to which they are cast.
+        arguments: Further ones of `bigmodel.dispatch_model`.
+    """
+    import bigmodel.big_modeling as public  # callers may have replaced its check_device_map
+
+    if isinstance(device_map, Mapping):
+        public.check_device_map(model, device_map)
+    fill_from_index(model, offload_index, offload_dir)
+    dispatch.dispatch_model(
+        model, device_map, main_device, state_dict, offload_dir, offload_buffers=offload_buffers, skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes, force_hooks=force_hooks, **arguments,
+    )  # fmt: skip
+    if isinstance(device_map, Mapping):
+        model.__dict__["hf_device_map"] = dict(device_map)
+    return _with_hooks(model)
+
+
+def cpu_offload(
+    model: nn.Module,
+    execution_device: DeviceLike | None = None,
+    offload_buffers: bool = False,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+    preload_module_classes: Collection[str] | None = None,
+) -> nn.Module:
+    """Keep all weights on the host, as `bigmodel.cpu_offload` does, and let modules show hooks."""
+    dispatch.cpu_offload(model, execution_device, offload_buffers, state_dict, preload_module_classes)
+    return _with_hooks(model)
+
+
+def disk_offload(
+    model: nn.Module,
+    offload_dir: str | Path,
+    execution_device: DeviceLike | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: Collection[str] | None = None,
+) -> nn.Module:
+    """Keep all weights on disk, as `bigmodel.disk_offload` does, and let modules show hooks."""
+    fill_from_index(model, None, offload_dir)
+    Path(offload_dir).mkdir(parents=True, exist_ok=True)
+    dispatch.disk_offload(model, offload_dir, execution_device, offload_buffers, preload_module_classes)
+    return _with_hooks(model)
+
+
+def load_checkpoint_and_dispatch(model: nn.Module, checkpoint: Any, *args: Any, **kwargs: Any) -> nn.Module:
+    """Load a checkpoint and dispatch as `bigmodel.load_checkpoint_and_dispatch` does, and let modules show hooks."""
+    load_and_dispatch(model, checkpoint, *args, **kwargs)
+    return _with_hooks(model) if dispatched(model) is not None else model
+
+
+def fill_from_index(model: nn.Module, index: Mapping[str, Entry] | None, folder: str | Path | None) -> None:
+    """Fill tensors on ``meta`` from the files that `index` names, or from a folder of `offload_state_dict`."""
+    stored = None
+    if folder is not None and (Path(folder) / INDEX).is_file():
+        stored = OffloadedWeightsLoader(save_folder=folder)
+    opened: dict[str, Checkpoint] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for registry in registries:
+            for key, tensor in registry.items():
+                if tensor is None or not tensor.is_meta:
+                    continue
+                name = f"{prefix}.{key}" if prefix else key
+                entry = (index or {}).get(name)
+                if entry is not None and entry.get("safetensors_file") is not None:
+                    registry[key] = like(tensor, stored_tensor(name, entry, opened))
+                elif stored is not None and name in stored:
+                    registry[key] = like(tensor, stored[name])
+
+
+def refuse_recurrent_layers(model: Any) -> None:
+    """Refuse a model with recurrent layers: ranks that share a sequence would each begin its state anew.
+
+    Raises:
+        PlanError: The model's configuration names such layers.
+    """
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    recurrent = sorted({kind for kind in getattr(config, "layer_types", None) or () if "linear_attention" in kind})
+    if recurrent:
+        raise PlanError(
+            f"{type(model).__name__} has layers of {', '.join(recurrent)}, whose state goes along the sequence: ranks "
+            "cannot share one"
+        )
+
+
+def _with_hooks(model: nn.Module) -> nn.Module:
+    """Let the modules of a dispatched model show hooks, now and after it is dispatched anew."""
+    found = dispatched(model)
+    assert found is not None
+    found.options = replace(found.options, observer=show_hooks)
+    found.observe(model)
+    return model

@@ -1,0 +1,124 @@
+"""Functions of other libraries that are replaced when they are imported, each only if it is as known."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from .record import RECORD
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A function of another library that is replaced.
+
+    Attributes:
+        module: The module whose global name it is.
+        function: Its name.
+        parameters: The names of the parameters that it has in the versions this project knows.
+        replacement: "module:function" here; gets the original as its first argument, then the call's own.
+    """
+
+    module: str
+    function: str
+    parameters: tuple[str, ...]
+    replacement: str
+
+    @property
+    def name(self) -> str:
+        """How it is reported."""
+        return f"{self.module}.{self.function}"
+
+    @property
+    def library(self) -> str:
+        """The library that it is in."""
+        return self.module.partition(".")[0]
+
+    def put(self, module: ModuleType) -> None:
+        """Replace the function in the imported module, and record that, or why not."""
+        original = getattr(module, self.function, None)
+        if original is None:
+            RECORD.seams[self.name] = f"left alone: {self.library} has no such function"
+            return
+        present = tuple(inspect.signature(original).parameters)
+        if present != self.parameters:
+            RECORD.seams[self.name] = (
+                f"left alone: it takes ({', '.join(present)}), and ({', '.join(self.parameters)}) is known"
+            )
+            return
+        setattr(module, self.function, Replaced(original, self.replacement))
+        RECORD.seams[self.name] = "in place"
+
+
+class Replaced:
+    """Calls a function of this project in place of another library's.
+
+    Args:
+        original: The other library's.
+        replacement: "module:function" here, imported when it is first called.
+    """
+
+    def __init__(self, original: Callable[..., Any], replacement: str) -> None:
+        self.original = original
+        self._replacement = replacement
+        self.__name__ = original.__name__
+        self.__doc__ = original.__doc__
+        self.__signature__ = inspect.signature(original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        home, _, function = self._replacement.partition(":")
+        bound = self.__signature__.bind(*args, **kwargs)
+        bound.apply_defaults()
+        replacement = getattr(importlib.import_module(home), function)
+        return replacement(self.original, **bound.arguments)
+
+
+SEAMS: Sequence[Seam] = ()
+
+
+class SeamFinder(MetaPathFinder):
+    """Finds modules that have seams as others do, and replaces the functions once the module has been executed."""
+
+    def __init__(self) -> None:
+        self._finding: set[str] = set()
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        seams = [seam for seam in SEAMS if seam.module == fullname]
+        if not seams or fullname in self._finding:
+            return None
+        self._finding.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._finding.discard(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenPut(spec.loader, seams)
+        return spec
+
+
+class _ThenPut(Loader):
+    """Executes a module by its own loader, then replaces its functions."""
+
+    def __init__(self, loader: Any, seams: Sequence[Seam]) -> None:
+        self._loader = loader
+        self._seams = seams
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = module.__spec__.loader = self._loader  # type: ignore[union-attr]
+        self._loader.exec_module(module)
+        for seam in self._seams:
+            seam.put(sys.modules[module.__name__])

@@ -1,0 +1,1 @@
+"""Loading of transformers' models by this project's plans."""

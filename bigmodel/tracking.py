@@ -1,0 +1,15 @@
+"""The names of ``accelerate.tracking``: the trackers."""
+
+from bigmodel.train.tracking import AimTracker as AimTracker
+from bigmodel.train.tracking import ClearMLTracker as ClearMLTracker
+from bigmodel.train.tracking import CometMLTracker as CometMLTracker
+from bigmodel.train.tracking import DVCLiveTracker as DVCLiveTracker
+from bigmodel.train.tracking import GeneralTracker as GeneralTracker
+from bigmodel.train.tracking import MLflowTracker as MLflowTracker
+from bigmodel.train.tracking import SwanLabTracker as SwanLabTracker
+from bigmodel.train.tracking import TensorBoardTracker as TensorBoardTracker
+from bigmodel.train.tracking import TrackioTracker as TrackioTracker
+from bigmodel.train.tracking import WandBTracker as WandBTracker
+from bigmodel.train.tracking import filter_trackers as filter_trackers
+from bigmodel.train.tracking import on_main_process as on_main_process
+from bigmodel.train.tracking import register_tracker_class as register_tracker_class

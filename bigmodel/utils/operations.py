@@ -1,0 +1,29 @@
+"""The names of ``accelerate.utils.operations``: operations on nested tensors, of one process and of all."""
+
+from bigmodel.compat.classes import CannotPadNestedTensorWarning as CannotPadNestedTensorWarning
+from bigmodel.compat.classes import copy_tensor_to_devices as copy_tensor_to_devices
+from bigmodel.dispatch import send_to_device as send_to_device
+from bigmodel.train import DistributedOperationException as DistributedOperationException
+from bigmodel.train import broadcast as broadcast
+from bigmodel.train import broadcast_object_list as broadcast_object_list
+from bigmodel.train import concatenate as concatenate
+from bigmodel.train import convert_to_fp32 as convert_to_fp32
+from bigmodel.train import find_batch_size as find_batch_size
+from bigmodel.train import gather as gather
+from bigmodel.train import gather_object as gather_object
+from bigmodel.train import listify as listify
+from bigmodel.train import pad_across_processes as pad_across_processes
+from bigmodel.train import recursively_apply as recursively_apply
+from bigmodel.train import reduce as reduce
+from bigmodel.train import slice_tensors as slice_tensors
+from bigmodel.train.collectives import pad_input_tensors as pad_input_tensors
+from bigmodel.train.collectives import verify_operation as verify_operation
+from bigmodel.train.nested import find_device as find_device
+from bigmodel.train.nested import honor_type as honor_type
+from bigmodel.train.nested import is_namedtuple as is_namedtuple
+from bigmodel.train.nested import is_torch_tensor as is_torch_tensor
+from bigmodel.utils.structures import convert_outputs_to_fp32 as convert_outputs_to_fp32
+from bigmodel.utils.structures import get_data_structure as get_data_structure
+from bigmodel.utils.structures import ignorant_find_batch_size as ignorant_find_batch_size
+from bigmodel.utils.structures import initialize_tensors as initialize_tensors
+from bigmodel.utils.structures import is_tensor_information as is_tensor_information

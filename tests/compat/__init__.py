@@ -1,0 +1,1 @@
+"""Tests of `bigmodel.compat`: standing in for accelerate under other libraries."""

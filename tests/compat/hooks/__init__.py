@@ -1,0 +1,1 @@
+"""Hooks in accelerate's protocol."""
