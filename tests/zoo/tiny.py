@@ -65,6 +65,9 @@ _SIZES: dict[int, tuple[str, ...]] = {
     2: ("num_key_value_heads", "num_experts_per_tok", "moe_top_k"),
     1: ("n_group", "topk_group", "bos_token_id"),
 }  # fmt: skip
+TOKENS = ("_token_id", "_token_index")
+"""Suffixes of names of special tokens, which are to be in the small vocabulary."""
+
 SMALL = {name: size for size, names in _SIZES.items() for name in names}
 
 
@@ -132,8 +135,8 @@ def shrink(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if name in SMALL and isinstance(value, int) and not isinstance(value, bool):
             found[name] = min(SMALL[name], value)
-        elif name.endswith("_token_id") and isinstance(value, int) and value >= 150:
-            found[name] = 150 + sum(each.endswith("_token_id") for each in found) % 9
+        elif name.endswith(TOKENS) and isinstance(value, int) and value >= 150:
+            found[name] = 150 + sum(each.endswith(TOKENS) for each in found) % 9
         elif isinstance(value, dict) and value.get("model_type") is not None:
             found[name] = {**shrink(value), "model_type": value["model_type"]}
     return found
@@ -215,7 +218,7 @@ def call_with(inputs: Mapping[str, torch.Tensor], method: str = "__call__") -> C
 
 def _transduce(model: Any, source: Mapping[str, torch.Tensor]) -> Call:
     model.generation_config.decoder_start_token_id = 1
-    return partial(_generated, inputs=_samples(source, model.dtype))
+    return partial(_generated, inputs=_samples(source, model.dtype), new_tokens=NEW)
 
 
 def _generate(model: Any, media: Mapping[str, torch.Tensor] | None, workload: Workload) -> Call:
@@ -240,6 +243,9 @@ class _PromptSession:
     def dtype(self) -> torch.dtype:
         return self.model.dtype  # type: ignore[no-any-return]
 
+    def accepts(self, name: str) -> bool:
+        return name in parameters_of(self.model)
+
     def fake(self, value: Any, dtype: torch.dtype = torch.float32) -> Any:
         return _samples(value, dtype) if isinstance(value, Mapping) else value
 
@@ -250,13 +256,17 @@ def _samples(inputs: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str
 
 def _sample(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     random = torch.Generator().manual_seed(1)
-    return torch.randn(value.shape, generator=random).to(dtype) if value.device.type == "meta" else value
+    return torch.rand(value.shape, generator=random).to(dtype) if value.device.type == "meta" else value
 
 
-def _generated(model: Any, device: str, inputs: Mapping[str, torch.Tensor]) -> Outputs:
-    """Return the tokens that a model generates greedily, and the scores of each step."""
+def _generated(model: Any, device: str, inputs: Mapping[str, torch.Tensor], new_tokens: int = NEW + 1) -> Outputs:
+    """Return the tokens that a model generates greedily, and the scores of each step.
+
+    A decoder is planned for reading a whole context, its last token too. `generate` does not read the last token that it
+    generates, so it may generate one more; a decoder behind an encoder is planned for those that `generate` reads.
+    """
     scores: list[torch.Tensor] = []
-    asked = {"max_new_tokens": NEW + 1, "do_sample": False}
+    asked = {"max_new_tokens": new_tokens, "do_sample": False}
     given = {name: value.to(device) for name, value in inputs.items()}
     tokens = model.generate(**given, **asked, logits_processor=[_Recording(scores)])
     return Outputs([tokens.cpu(), *scores])

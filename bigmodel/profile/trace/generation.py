@@ -159,7 +159,7 @@ class _Loop:
         self.mask = mask if keeps_mask() else None
         self.unfinished = session.tokens(1)
         self.chosen: torch.Tensor | None = None
-        self.special = [session.ids(count) for count in special_tokens(session.model, config)]
+        self.special = kept_ids(session, config)
         self.scores: torch.Tensor | None = None
         self.cache = _new_cache(session, config)
 
@@ -228,7 +228,7 @@ class _Loop:
         cache = dict.fromkeys(CACHES, self.cache)
         order = {} if positions is None else {"position_ids": positions}
         inputs = {"input_ids": ids, **order, **cache, "use_cache": True, **keep, **media}
-        kept = [] if self.positions is None else [self.positions]
+        kept = [*media.values(), *([] if self.positions is None else [self.positions])]
         output = self.session.generate_with(kept, mask, **inputs)
         self.scores = next_token_scores(self.session, output)
         returned = cache_in(output)
@@ -246,17 +246,21 @@ def next_token_scores(session: Session, output: Any) -> torch.Tensor | None:
     return scores
 
 
-def special_tokens(model: Any, config: Any, *more: str) -> list[int]:
-    """Return the number of ids of each special token: bos, eos, pad, `more`; the loop keeps a tensor of each."""
-    settings = [getattr(model, "generation_config", None), config.get_text_config(decoder=True)]
+def kept_ids(session: Session, config: Any) -> list[torch.Tensor]:
+    """Return the token ids that `generate` keeps as tensors, without the text: its special tokens (bos, eos, pad, the
+    decoder's first) and those that it suppresses."""
+    generation = getattr(session.model, "generation_config", None)
+    named = [generation, config.get_text_config(decoder=True)]
 
-    def ids_of(kind: str) -> Any:
-        named = (getattr(each, f"{kind}_token_id", None) for each in settings)
-        return next((value for value in named if value is not None), None)
+    def ids_of(name: str, *settings: Any) -> Any:
+        return next((value for each in settings if (value := getattr(each, name, None)) is not None), None)
 
-    begin, end, pad, *rest = map(ids_of, ("bos", "eos", "pad", *more))
-    kinds = [begin, end, end if pad is None else pad, *rest]
-    return [len(kind) if isinstance(kind, list) else 1 for kind in kinds if kind is not None]
+    begin, end, pad = (ids_of(f"{kind}_token_id", *named) for kind in ("bos", "eos", "pad"))
+    seq2seq = getattr(config, "is_encoder_decoder", False)
+    first = ids_of("decoder_start_token_id", *(named if seq2seq else [generation]))
+    suppressed = [ids_of(name, generation) for name in ("suppress_tokens", "begin_suppress_tokens")]
+    kinds = [begin, end, end if pad is None else pad, first, *suppressed]
+    return [session.ids(len(kind) if isinstance(kind, list) else 1) for kind in kinds if kind is not None]
 
 
 def _new_cache(session: Session, config: Any) -> Any:

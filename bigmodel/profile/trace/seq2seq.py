@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from .generation import cache_in, next_token_scores, special_tokens
+from .generation import cache_in, kept_ids, next_token_scores
 from .session import Session
+from .work import tensors_in
 
 
 def generate_seq2seq(session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
@@ -40,7 +41,7 @@ class _Loop:
         self.source = source
         # The caller's mask of the source stays alive; it is all ones, so the model is called without it.
         self.mask = session.tokens(next(iter(source.values())).shape[1]) if "input_ids" in source else None
-        self.special = [session.ids(count) for count in special_tokens(session.model, config, "decoder_start")]
+        self.special = kept_ids(session, config)
         self.chosen: torch.Tensor | None = None
         self.scores: torch.Tensor | None = None
         self.cache: Any = None
@@ -52,8 +53,7 @@ class _Loop:
         if hasattr(self.session.model, "generate_with_fallback"):  # Whisper's own loop copies each segment of a sound
             generation = self.session.model.generation_config
             first = _first_tokens(generation)
-            first_tokens = [self.session.tokens(first), self.session.tokens(first)]  # given, and of this segment
-            self.kept = [*first_tokens, *map(self.session.ids, _suppressed(generation))]
+            self.first_tokens = [self.session.tokens(first), self.session.tokens(first)]  # given, and of this segment
             self.source = {name: tensor.clone() for name, tensor in self.source.items()}
         self.encoded = encoder(**self.source)
         self.ids = self.start = self.session.tokens(first)
@@ -69,7 +69,11 @@ class _Loop:
 
     def _run(self, ids: torch.Tensor) -> None:
         output = self.session.generate_with(
-            encoder_outputs=self.encoded, decoder_input_ids=ids, past_key_values=self.cache, use_cache=True
+            tensors_in(self.encoded),
+            encoder_outputs=self.encoded,
+            decoder_input_ids=ids,
+            past_key_values=self.cache,
+            use_cache=True,
         )
         self.scores = next_token_scores(self.session, output)
         self.cache = cache_in(output)
@@ -79,9 +83,3 @@ def _first_tokens(generation: Any) -> int:
     """Return how many tokens Whisper's decoder begins with: start, language and task, no timestamps."""
     named = 2 if getattr(generation, "lang_to_id", None) else 0
     return 1 + named + (getattr(generation, "no_timestamps_token_id", None) is not None)
-
-
-def _suppressed(generation: Any) -> list[int]:
-    """Return the lengths of the lists of tokens that Whisper's loop suppresses, which it keeps on the device."""
-    lists = (generation.suppress_tokens, generation.begin_suppress_tokens)
-    return [len(tokens) for tokens in lists if tokens is not None]

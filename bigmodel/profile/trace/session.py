@@ -18,6 +18,7 @@ from ...devices import HOST
 from .extrapolate import LayerSample
 from .recorder import Recorder
 from .values import LARGEST, Values, real_tensors
+from .work import tensors_in
 from .workload import Workload
 
 
@@ -129,12 +130,12 @@ class Session:
         """Call the model as `generate` does, with those of `inputs` that its forward takes.
 
         Args:
-            kept: inputs that `generate` keeps after the call.
+            kept: inputs, or tensors within them, that `generate` keeps after the call.
             unread: further tensors that it keeps; not passed to the model.
             inputs: by name.
         """
         inputs = {name: value for name, value in inputs.items() if name in self._accepted}
-        tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+        tensors = tensors_in(inputs)
         fresh = [tensor for tensor in tensors if not any(tensor is other for other in kept)]
         passed = [other for other in kept if any(other is tensor for tensor in tensors)]
         return self.recorder.call(lambda: self.model(**inputs), inputs, fresh, [*passed, *unread])

@@ -29,7 +29,7 @@ from .work import tensors_in
 
 aten = torch.ops.aten
 
-LARGEST = 2**20
+LARGEST = 2**23
 """Elements of the largest tensor whose value is computed: masks of long prompts would take too long."""
 
 VALUE = "_bigmodel_value"
@@ -170,7 +170,7 @@ class Values:
         if value is None:
             raise UnknownValue(f"{func} reads values that are not known") from error
         device = tensors_in(args, kwargs)[0].device
-        return tree_map(lambda real: self._fake(real, device) if isinstance(real, torch.Tensor) else real, value)
+        return tree_map(lambda real: self._made(real, device) if isinstance(real, torch.Tensor) else real, value)
 
     def _number(self, func: Any, args: tuple[Any, ...]) -> Any:
         """Return a number read from tensors, or whether two tensors are equal."""
@@ -203,6 +203,16 @@ class Values:
                 columns = selected.unbind(1)
             found += [self._fake(column, index.device) for column in columns]
         return found
+
+    def _made(self, real: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Return a fake tensor with the storage of a real result, which may be larger than the result: kernels that do
+        not know how much they will find allocate the most."""
+        elements = real.untyped_storage().nbytes() // real.element_size()
+        whole = torch.empty(elements, dtype=real.dtype, device=device)
+        fake = whole.as_strided(real.shape, real.stride(), real.storage_offset())
+        if real.numel() <= LARGEST:
+            self.give(fake, real)
+        return fake
 
     def _fake(self, real: torch.Tensor, device: torch.device) -> torch.Tensor:
         fake = torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device=device)
