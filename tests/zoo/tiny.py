@@ -262,8 +262,8 @@ def _sample(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _generated(model: Any, device: str, inputs: Mapping[str, torch.Tensor], new_tokens: int = NEW + 1) -> Outputs:
     """Return the tokens that a model generates greedily, and the scores of each step.
 
-    A decoder is planned for reading a whole context, its last token too. `generate` does not read the last token that it
-    generates, so it may generate one more; a decoder behind an encoder is planned for those that `generate` reads.
+    A decoder is planned for reading a whole context, its last token too. `generate` does not read the last token that
+    it generates, so it may generate one more; a decoder behind an encoder is planned for those that it reads.
     """
     scores: list[torch.Tensor] = []
     asked = {"max_new_tokens": new_tokens, "do_sample": False}

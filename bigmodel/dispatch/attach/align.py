@@ -64,9 +64,9 @@ class Aligner:
         for forward in result.attachments.values():
             skip = self.options.skip_keys
             forward.skip_keys = {skip} if isinstance(skip, str) else set(skip or ())
+        attach_methods(result, self.modules, self.units)
         if several:
             attach_parts(result, self.units, self.modules, self.placed)
-        attach_methods(result, self.modules)
 
     def _align_units(self, result: Dispatched) -> None:
         """Move inputs to each unit, and those outputs to the main device that the plan names. For a map without a dry

@@ -5,14 +5,17 @@ other methods that start a computation, as ``decode`` does. Such a part or metho
 what it computes to where they were.
 
 Nearly all parts of units are called by their unit alone, and then have nothing to bring. Which ones others call shows
-in the first forward of the model; after that the rest carry nothing any more.
+in the first forward of the model; after that the rest carry nothing any more. Methods that the model calls in its own
+forward, as multimodal models call theirs for the features of an image, bring nothing either if their module has no
+tensors of its own: the units below it do.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from threading import Lock
+from threading import Lock, local
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from torch import nn
 from ...devices import torch_device
 from ..placement.dispatch_units import DispatchUnit
 from ..placement.tensors import PlacedTensor
+from ..streaming.gradients import Compute
 from .attached_forward import AttachedForward
 from .dispatched import Dispatched
 
@@ -28,14 +32,27 @@ _SETTERS = ("_", "set_", "load", "reset", "init")
 """Names of methods begin so that are private or that change a module's weights."""
 
 
-def attach_methods(result: Dispatched, modules: Mapping[str, nn.Module]) -> None:
-    """Have methods beside ``forward``, of the model and of modules whose inputs are brought, bring theirs."""
-    for name, forward in result.attachments.items():
+def attach_methods(result: Dispatched, modules: Mapping[str, nn.Module], units: Sequence[DispatchUnit]) -> None:
+    """Have methods beside ``forward``, of the model and of modules whose inputs are brought, bring theirs.
+
+    Args:
+        result: Receives the attachments.
+        modules: The model's modules by name.
+        units: What the model is cut into.
+    """
+    running = _Running()
+    whole = {name for name, _, encloses in units if not encloses}
+    for name, forward in list(result.attachments.items()):
         device = forward.device
         if device is None or forward.weights_on_host or forward.host_or_device is not None:
             continue
-        for method in methods_of(modules[name]):
-            _bring(result, modules[name], device, forward.skip_keys, method)
+        module = modules[name]
+        at_entry = name not in whole and not (module._parameters or module._buffers)
+        for method in methods_of(module):
+            _bring(result, module, device, forward.skip_keys, method, running if at_entry else None)
+    root = result.attachments.get("")
+    if root is not None:
+        root.compute = functools.partial(running.run, root.compute or root.plain)
 
 
 def attach_parts(
@@ -67,11 +84,55 @@ def attach_parts(
 
 
 def _bring(
-    result: Dispatched, module: nn.Module, device: torch.device, skip_keys: Collection[str], method: str
+    result: Dispatched,
+    module: nn.Module,
+    device: torch.device,
+    skip_keys: Collection[str],
+    method: str,
+    running: _Running | None = None,
 ) -> None:
-    attached = AttachedForward(module, device, skip_keys, method)
+    if running is None:
+        attached = AttachedForward(module, device, skip_keys, method)
+    else:
+        attached = _EntryPoint(module, device, skip_keys, method, running)
     attached.returns_to_input = True
     result.outside.append(attached)
+
+
+class _Running(local):
+    """Whether this thread runs a call of the model, through its forward or another method."""
+
+    inside = False
+
+    def run(self, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before, self.inside = self.inside, True
+        try:
+            return compute(args, kwargs)
+        finally:
+            self.inside = before
+
+
+class _EntryPoint(AttachedForward):
+    """A method of a module without tensors of its own: brings its inputs unless the model itself calls it."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device: torch.device,
+        skip_keys: Collection[str],
+        method: str,
+        running: _Running,
+    ) -> None:
+        super().__init__(module, device, skip_keys, method)
+        self._running = running
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._running.inside:
+            return self._run(args, kwargs)
+        return self._running.run(self._enter, args, kwargs)
+
+    def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().__call__(*args, **kwargs)
 
 
 class _FirstForward:

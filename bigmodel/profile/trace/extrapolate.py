@@ -240,7 +240,7 @@ def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) ->
     if isinstance(event, Leave):
         return Leave(units.get(event.unit, event.unit), _named(event.outputs, names))
     if isinstance(event, Call):
-        return Call(_named(event.fresh, names), event.kept)
+        return Call(_named(event.fresh, names), _named(event.kept, names))
     if isinstance(event, Return):
         given = frozenset(names.get(storage, storage) for storage in event.given)
         return Return(_named(event.outputs, names), given)

@@ -6,6 +6,7 @@ position ids and the last scores stay alive while the next forward runs.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -13,10 +14,11 @@ from typing import Any
 
 import torch
 
-from .inputs import token_ids
+from .inputs import modalities, token_ids
 from .media_inputs import Prompt
 from .session import Session
 from .values import real_tensors
+from .work import tensors_in
 
 FROM_HOST = "decode, the first weights on the host"
 """Name of the phase that replaces the decode phase if the model's first weights lie on the host."""
@@ -142,6 +144,13 @@ def as_when_decoding(model: Any) -> AbstractContextManager[None]:
     return setting()
 
 
+ENCODED = "mm_encoder_outputs"
+"""Argument of a forward that takes the outputs of the encoders of images and videos."""
+
+ENCODED_PIXELS = {"pixel_values", "pixel_values_images", "pixel_values_videos", "image_patches"}
+"""Inputs that `generate` encodes."""
+
+
 class _Loop:
     """The loop of `generate`, with the tensors that it keeps between forwards."""
 
@@ -165,7 +174,9 @@ class _Loop:
 
     def prefill(self) -> None:
         """Run the forward of the whole prompt."""
-        self._run(self.ids.clone(), self.positions, **self.media)
+        media, self.encoded = encode_media(self.session, self.media)
+        encoded = {ENCODED: self.encoded} if self.encoded else {}
+        self._run(self.ids.clone(), self.positions, **media, **encoded)
 
     def step(self, tokens: int) -> None:
         """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip."""
@@ -222,17 +233,38 @@ class _Loop:
         with real_tensors():
             return torch.arange(tokens).repeat(self.session.workload.batch_size, 1)
 
-    def _run(self, ids: torch.Tensor, positions: torch.Tensor | None, **media: torch.Tensor) -> None:
+    def _run(self, ids: torch.Tensor, positions: torch.Tensor | None, **media: Any) -> None:
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
         mask = [] if self.mask is None else [self.mask]
         cache = dict.fromkeys(CACHES, self.cache)
         order = {} if positions is None else {"position_ids": positions}
         inputs = {"input_ids": ids, **order, **cache, "use_cache": True, **keep, **media}
-        kept = [*media.values(), *([] if self.positions is None else [self.positions])]
+        kept = [*tensors_in(media), *([] if self.positions is None else [self.positions])]
         output = self.session.generate_with(kept, mask, **inputs)
         self.scores = next_token_scores(self.session, output)
         returned = cache_in(output)
         self.cache = self.cache if returned is None else returned
+
+
+def encode_media(session: Session, media: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the media that are left when `generate` has encoded images and videos, and the encoders' outputs by kind.
+
+    `generate` does so before the first forward if the model's forward takes the outputs in the place of images.
+    """
+    left = dict(media)
+    encoded: dict[str, Any] = {}
+    if not session.accepts(ENCODED):
+        return left, encoded
+    base = getattr(session.model, "base_model", session.model)
+    for kind in ("image", "video"):
+        encode: Any = getattr(base, f"get_{kind}_features", None)
+        if encode is None or kind not in modalities(session.model):
+            continue
+        taken = {name: media[name] for name in inspect.signature(encode).parameters if name in media}
+        if not ENCODED_PIXELS.isdisjoint(taken):
+            encoded[kind] = encode(**taken, return_dict=True)
+        left = {name: value for name, value in left.items() if name not in taken}
+    return left, encoded
 
 
 def next_token_scores(session: Session, output: Any) -> torch.Tensor | None:

@@ -128,7 +128,7 @@ def sample(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def modalities(model: nn.Module) -> tuple[str, ...]:
     """Return the input modalities that a transformers model declares: "text", "image", ..."""
-    found: Any = getattr(model, "inputmodalities", ())
+    found: Any = getattr(model, "input_modalities", ())
     return (found,) if isinstance(found, str) else tuple(found)
 
 

@@ -7,6 +7,7 @@ that a `Leave` names to the main device. Calls of cached experts take the bytes 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ...limits import MOST_GROUPS
@@ -61,6 +62,20 @@ def replay(
     return ledger
 
 
+@dataclass
+class _MovedInputs(Generic[D]):
+    """The inputs of a running call.
+
+    Attributes:
+        call: the call.
+        kept: of those that `generate` keeps and that are copied for the call: the storage, the bytes of the copy, and
+            the device and bytes of the tensor itself.
+    """
+
+    call: Call
+    kept: list[tuple[int, int, D, int]] = field(default_factory=list)
+
+
 class Ledger(Generic[D]):
     """Bytes alive on each device: `now`, and their maximum, `peak`."""
 
@@ -84,7 +99,7 @@ class Ledger(Generic[D]):
         self._routed: tuple[Route, int, list[Event]] | None = None  # the running call of cached experts, and its slots
         self._indices = 0  # bytes of the slot indices that the running experts are called with
         self._input_device = main if input_device is None else input_device
-        self._calls: list[Call] = []
+        self._calls: list[_MovedInputs[D]] = []
         self._alive: dict[int, tuple[D, int]] = {}
         self._running: list[tuple[int, D, int]] = []  # each running unit: index, device, bytes copied there for it
 
@@ -121,7 +136,6 @@ class Ledger(Generic[D]):
             self._end_routed()
         elif isinstance(event, Call):
             self._last = self._main
-            self._calls.append(event)
             self._move_inputs(event)
         elif isinstance(event, Return):
             self._return(event)
@@ -129,16 +143,30 @@ class Ledger(Generic[D]):
             self._last = self._main
 
     def _move_inputs(self, call: Call) -> None:
+        moved: _MovedInputs[D] = _MovedInputs(call)
         if self._input_device != self._main:
             self._add(self._input_device, sum(self._rounding(nbytes) for _, nbytes in call.fresh))
-            self._add(self._input_device, self._rounding(call.kept))
-            self._add(self._main, self._rounding(call.kept))
+        for storage, nbytes in call.kept:
+            lies_on, taken = self._alive.get(storage, (self._main, 0))
+            if lies_on != self._main or self._input_device != self._main:
+                moved.kept.append((storage, self._rounding(nbytes), lies_on, taken))
+                self._add(self._main, self._rounding(nbytes))
+                if self._input_device != self._main:
+                    self._add(self._input_device, self._rounding(nbytes))
+                self._alive[storage] = self._main, self._rounding(nbytes)
+        self._calls.append(moved)
 
-    def _release_inputs(self, call: Call) -> None:
+    def _release_inputs(self, moved: _MovedInputs[D]) -> None:
+        for storage, copied, lies_on, taken in moved.kept:
+            if self._input_device != self._main:
+                self._add(self._input_device, -copied)
+            if storage in self._alive:
+                self._add(self._main, -copied)
+                self._alive[storage] = lies_on, taken
+            else:  # the call has freed the copy, and the tensor with it
+                self._add(lies_on, -taken)
         if self._input_device != self._main:
-            self._add(self._input_device, -self._rounding(call.kept))
-            self._add(self._main, -self._rounding(call.kept))
-            for storage, nbytes in call.fresh:
+            for storage, nbytes in moved.call.fresh:
                 self._add(self._input_device, -self._rounding(nbytes))
                 self._move(storage, nbytes, self._input_device)
 

@@ -162,7 +162,8 @@ class Recorder(TorchDispatchMode):
             fresh: the inputs that `generate` creates for this call.
             kept: the inputs that it keeps after the call.
         """
-        self.events.append(Call(self._tensors(list(fresh)), sum(tensor.nbytes for tensor in kept)))
+        self.events.append(Call(self._tensors(list(fresh)), self._tensors(list(kept))))
+        self._places.update((number, OUTSIDE) for number, _ in self._tensors(inputs))
         self._last_place = OUTSIDE
         output = run()
         given = frozenset(number for number, _ in self._tensors(inputs))

@@ -88,16 +88,16 @@ class Operation:
 class Call:
     """`generate` calls the model, which returns at the next `Return`.
 
-    `generate` moves the inputs to the device of the model's first weights. If the model starts on another device, the
-    dispatched model moves them back for the call, and inputs that `generate` keeps are alive on both.
+    `generate` moves the inputs to the device of the model's first weights. The dispatched model moves them to the
+    device on which it starts. Inputs that `generate` keeps are alive on their own devices, too.
 
     Attributes:
         fresh: (storage, bytes of the tensor) of inputs that were made for this call.
-        kept: bytes of inputs that `generate` keeps after it.
+        kept: the same of inputs that `generate` keeps after it.
     """
 
     fresh: tuple[tuple[int, int], ...] = ()
-    kept: int = 0
+    kept: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from .work import tensors_in
 
 aten = torch.ops.aten
 
-LARGEST = 2**23
+LARGEST = 2**20
 """Elements of the largest tensor whose value is computed: masks of long prompts would take too long."""
 
 VALUE = "_bigmodel_value"

@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from bigmodel.dispatch.attach.attached_forward import AttachedForward
 from bigmodel.errors import DeviceMapError
 from bigmodel.plan import make_plan
 
-from ...accelerators import at, two
+from ...accelerators import at, exact, two
 from ..models import Block, llama
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
@@ -173,6 +174,41 @@ def test_a_second_method_of_model_and_blocks_is_an_entry_point(
             model(x)
         assert torch.equal(model.decode(x).cpu(), resident.decode(x.to(at(0))).cpu())
         assert torch.equal(model.decode(x.to(at(0))).cpu(), resident.decode(x.to(at(0))).cpu())
+
+
+class Encoding(nn.Module):
+    """Calls a method of its own in its forward, which returns more than is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(WIDTH, 128 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.features(x)["pooled"])
+
+    def features(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        every = self.encoder(x)
+        return {"every": every, "pooled": every[:, :WIDTH].clone()}
+
+
+@two
+@exact
+def test_what_a_method_returns_to_the_model_itself_stays_where_it_is_and_comes_back_to_others() -> None:
+    torch.manual_seed(0)
+    model, x = Encoding().eval(), torch.randn(64, WIDTH)
+    expected, features = model(x), model.features(x)
+    plan = make_plan(model, {0: 2**30}, sample_inputs=(x,))
+    parts = [replace(part, device=index, runs_on=index) for part, index in zip(plan.parts, (1, 0), strict=True)]
+    dispatch_model(model, replace(plan, parts=tuple(parts)))
+    inputs = x.to(at(0))
+    reset_peak_memory(at(0))
+    before = memory_allocated(at(0))
+    with torch.no_grad():
+        torch.testing.assert_close(model(inputs).cpu(), expected)
+        assert max_memory_allocated(at(0)) - before < features["every"].nbytes // 4
+        found = model.features(inputs)
+    assert {str(each.device) for each in found.values()} == {at(0)}
+    torch.testing.assert_close({name: each.cpu() for name, each in found.items()}, features)
 
 
 class Hidden(nn.Module):

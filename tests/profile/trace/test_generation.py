@@ -8,18 +8,23 @@ from typing import Any
 import pytest
 import torch
 import transformers as t
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.plan import Plan, make_plan
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace import generation
-from bigmodel.profile.trace.generation import keeps_mask
+from bigmodel.profile.trace.generation import encode_media, keeps_mask
+from bigmodel.profile.trace.recorder import Recorder
+from bigmodel.profile.trace.session import Session
+from bigmodel.profile.trace.workload import Workload
 from tests.marks import slow_but
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
 DEVICE = "virtual:0"
+CPU = torch.device("cpu")
 
 
 def small(family: str) -> Any:
@@ -210,6 +215,33 @@ def test_a_resized_cache_is_that_of_forwards(
     resized = facts()
     monkeypatch.setattr(generation._Loop, "can_resize", lambda _: False)
     assert resized == facts()
+
+
+def test_suppressed_tokens_and_the_decoders_first_are_kept_beside_special_tokens() -> None:
+    """Those of generation's config: a decoder does not look in its own for its first token."""
+    model = small("gpt2")
+    model.generation_config.update(decoder_start_token_id=1, suppress_tokens=[4, 5, 6], begin_suppress_tokens=[7])
+    profile = profile_model(model, batch_size=2, context_length=30, new_tokens=2, device_type="virtual")
+    predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
+    assert peak_of_generating(model.to(DEVICE), 2, 28, 2) == predicted
+
+
+class Seeing(nn.Module):
+    """Takes images, or what its encoder makes of them."""
+
+    input_modalities = ("image", "text")
+
+    def get_image_features(self, pixel_values: torch.Tensor, return_dict: bool = False) -> dict[str, torch.Tensor]:
+        return {"pooled": pixel_values * 2}
+
+    def forward(self, input_ids: torch.Tensor, pixel_values: Any = None, mm_encoder_outputs: Any = None) -> None: ...
+
+
+def test_images_are_encoded_before_the_first_forward_if_it_takes_the_outputs() -> None:
+    session, pixels, other = Session(Seeing(), Recorder(iter([])), Workload(), CPU), torch.ones(2), torch.zeros(1)
+    left, encoded = encode_media(session, {"pixel_values": pixels, "token_type_ids": other})
+    assert left == {"token_type_ids": other}
+    assert torch.equal(encoded["image"]["pooled"], pixels * 2)
 
 
 def test_keeps_mask_holds_for_other_models() -> None:

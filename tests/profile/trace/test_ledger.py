@@ -95,13 +95,29 @@ def test_an_allocators_rounding_applies_to_every_storage() -> None:
 
 def test_kept_inputs_that_move_to_the_first_weights_and_back_count_twice() -> None:
     trace = Trace(
-        (Allocate(0, 8), Call(fresh=((0, 8),), kept=40), Enter(0, ((0, 8), (1, 40))), Leave(0), Return()),
+        (Allocate(0, 8), Call(fresh=((0, 8),), kept=((1, 40),)), Enter(0, ((0, 8), (1, 40))), Leave(0), Return()),
         (InitialStorage(1, 40, OUTSIDE),),
     )
     books = replay(trace, {}, 0, input_device="cpu")
     assert books.peak == {0: 40 + 8 + 40, "cpu": 48}
     assert books.now == {0: 40, "cpu": 8}  # those made for the call stay where they were brought
     assert replay(trace, {}, 0).peak == {0: 48}
+
+
+def test_kept_inputs_that_lie_on_another_device_are_copied_for_the_call() -> None:
+    """As the output of an encoder on one device, which `generate` keeps, is for each step of a decoder on another."""
+    trace = Trace(
+        (Enter(0), Allocate(0, 40), Leave(0), Call(kept=((0, 40),)), Enter(1, ((0, 40),)), Leave(1), Return()),
+    )
+    books = replay(trace, {0: 1}, 0)
+    assert books.peak == {1: 40, 0: 40}
+    assert books.now == {1: 40, 0: 0}
+    assert replay(trace, {}, 0).peak == {0: 40}
+
+
+def test_a_kept_input_that_the_call_frees_is_freed_with_its_copy() -> None:
+    trace = Trace((Enter(0), Allocate(0, 40), Leave(0), Call(kept=((0, 40),)), Free(0), Return()))
+    assert replay(trace, {0: 1}, 0).now == {1: 0, 0: 0}
 
 
 def test_tensors_created_between_units_are_on_the_device_of_the_previous_units_output() -> None:

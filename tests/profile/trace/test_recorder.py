@@ -75,7 +75,7 @@ def test_a_call_is_recorded_with_inputs_and_outputs() -> None:
             x = torch.empty(4)
             output = recorder.call(lambda: {"same": x, "other": x + 1}, {"x": x}, fresh=[x])
     assert output["same"] is x
-    assert [event for event in recorder.events if isinstance(event, Call)] == [Call(((0, 16),), 0)]
+    assert [event for event in recorder.events if isinstance(event, Call)] == [Call(((0, 16),))]
     assert [event for event in recorder.events if isinstance(event, Return)] == [
         Return(((0, 16), (1, 16)), frozenset({0}))
     ]

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from bigmodel.devices import memory_allocated
+from bigmodel.dispatch import dispatch_model
 from bigmodel.profile import profile_model
 
 from .test_generation import DEVICE, peak_of_generating
@@ -13,9 +15,7 @@ from .test_generation import DEVICE, peak_of_generating
 pytestmark = pytest.mark.usefixtures("accelerators")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("batch_size", "source", "new_tokens"), [(1, 39, 1), (2, 60, 4)])
-def test_the_peak_of_an_encoder_decoder_is_predicted_to_the_byte(batch_size: int, source: int, new_tokens: int) -> None:
+def bart() -> Any:
     import transformers as t
 
     sizes: dict[str, Any] = {
@@ -23,9 +23,16 @@ def test_the_peak_of_an_encoder_decoder_is_predicted_to_the_byte(batch_size: int
         for side in ("encoder", "decoder")
         for name, size in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 128))
     }
-    model = t.BartForConditionalGeneration(t.BartConfig(d_model=64, vocab_size=160, forced_eos_token_id=None, **sizes))
+    config = t.BartConfig(d_model=64, vocab_size=160, forced_eos_token_id=None, **sizes)
+    return t.BartForConditionalGeneration(config).eval()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("batch_size", "source", "new_tokens"), [(1, 39, 1), (2, 60, 4)])
+def test_the_peak_of_an_encoder_decoder_is_predicted_to_the_byte(batch_size: int, source: int, new_tokens: int) -> None:
+    model = bart()
     profile = profile_model(
-        model.eval(),
+        model,
         batch_size=batch_size,
         context_length=source + new_tokens,
         new_tokens=new_tokens,
@@ -34,3 +41,16 @@ def test_the_peak_of_an_encoder_decoder_is_predicted_to_the_byte(batch_size: int
     predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
     # An encoder-decoder is fed the token it starts with, so one new token less than a decoder.
     assert peak_of_generating(model.to(DEVICE), batch_size, source, new_tokens - 1) == predicted
+
+
+@pytest.mark.slow
+def test_the_encoders_output_goes_to_an_embedding_on_the_host_and_back_in_each_step() -> None:
+    """`generate` keeps it, and brings it to the device of the model's first weights."""
+    model = bart()
+    profile = profile_model(model, batch_size=2, context_length=40, new_tokens=2, device_type="virtual")
+    runs: dict[int, Any] = dict.fromkeys(range(len(profile.units)), 0) | {profile.first: "cpu"}
+    predicted = profile.dynamic_peaks(runs, 0, input_device="cpu")[0]
+    before = memory_allocated(DEVICE)
+    dispatch_model(model, {unit.name: runs[index] for index, unit in enumerate(profile.units)}, main_device=0)
+    there = memory_allocated(DEVICE) - before
+    assert peak_of_generating(model, 2, 38, 1) - before == there + predicted

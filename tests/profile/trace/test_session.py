@@ -79,7 +79,18 @@ def test_generate_passes_fresh_and_kept_inputs() -> None:
         session.generate_with(kept=[mask], unread=[unread], ids=ids, mask=mask)
     (call,) = [event for event in recorder.events if isinstance(event, Call)]
     assert call.fresh == ((recorder.number_of(ids), 2 * 4 * 8),)
-    assert call.kept == 2 * 3 * 8 + 2 * 1 * 8
+    assert call.kept == ((recorder.number_of(mask), 2 * 3 * 8), (recorder.number_of(unread), 2 * 1 * 8))
+
+
+def test_generate_keeps_tensors_within_its_inputs() -> None:
+    recorder = Recorder(iter([]))
+    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+        session = Session(Model(), recorder, Workload(batch_size=2), CPU)
+        encoded, ids = {"hidden": session.tokens(3)}, session.tokens(4)
+        session.generate_with(kept=[encoded["hidden"]], ids=ids, mask=encoded)
+    (call,) = [event for event in recorder.events if isinstance(event, Call)]
+    assert call.fresh == ((recorder.number_of(ids), 2 * 4 * 8),)
+    assert call.kept == ((recorder.number_of(encoded["hidden"]), 2 * 3 * 8),)
 
 
 @pytest.mark.usefixtures("accelerators")

@@ -75,6 +75,14 @@ def test_a_write_of_unknown_values_makes_a_tensor_unknown(
             seen_elsewhere.sum().item()
 
 
+def test_results_whose_size_depends_on_values_keep_the_storage_that_their_kernel_took() -> None:
+    """`unique_consecutive` allocates as many elements as it reads."""
+    with dry():
+        found = torch.unique_consecutive(torch.tensor([0, 0, 4, 4, 4, 9]))
+    assert found.shape == (3,)
+    assert found.untyped_storage().nbytes() == 6 * 8
+
+
 def test_random_numbers_are_unknown_and_not_drawn() -> None:
     state = torch.get_rng_state()
     with dry(), pytest.raises(UnknownValue):
