@@ -20,7 +20,7 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from bigmodel.profile.trace.inputs import parameters_of
-from bigmodel.profile.trace.media_inputs import Prompt
+from bigmodel.profile.trace.prompt import Prompt
 from bigmodel.profile.trace.uses import uses_of
 from bigmodel.profile.trace.workload import Workload
 
@@ -226,7 +226,7 @@ def _generate(model: Any, media: Mapping[str, torch.Tensor] | None, workload: Wo
     if media is None:
         return partial(_generated, inputs={"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     session: Any = _PromptSession(model, workload)
-    prompt = Prompt.with_media(session, model.config, media)
+    prompt = Prompt.with_media(session, model.config, media, workload.prompt_length)
     inputs = {"input_ids": prompt.ids, "attention_mask": torch.ones_like(prompt.ids), **prompt.media}
     accepted = {*parameters_of(model), "attention_mask"}
     return partial(_generated, inputs={name: value for name, value in inputs.items() if name in accepted})

@@ -41,7 +41,13 @@ TEXT_WIDTHS = (
 PLACES = {"img_ids", "img_shapes", "num_frames"}
 """Arguments that say where packed patches belong."""
 
+TIMES = ("timestep", "r_timestep", "timestep_r")
+
 MASKS = ("encoder_attention_mask", "encoder_hidden_states_mask", "text_embedding_mask")
+
+
+PIXELS = 8
+"""Pixels of an image along each edge of a latent, for images that a model is given beside latents."""
 
 
 def diffusion_inputs(model: nn.Module, batch_size: int) -> Iterator[dict[str, Any]]:
@@ -53,7 +59,8 @@ def diffusion_inputs(model: nn.Module, batch_size: int) -> Iterator[dict[str, An
     latents = _packed(model, batch_size) if accepted.keys() & PLACES else []
     latents += [({name: sample(batch_size, *shape)}, shape[-2] * shape[-1]) for shape in _grids(model, name)]
     for (found, patches), conditions in product(latents, _conditions(model, name, batch_size)):
-        yield {**found, **conditions, **_rotation(model, patches)}
+        for controls in _controls(model, found[name]):
+            yield {**found, **_for_each_frame(model, conditions, found[name]), **controls, **_rotation(model, patches)}
 
 
 def use_autoencoder(session: Session, pixels: torch.Tensor, phase: str) -> None:
@@ -95,8 +102,9 @@ def _packed(model: nn.Module, batch_size: int) -> list[tuple[dict[str, Any], int
     if "num_frames" in accepted:
         found |= {"num_frames": frames, "height": rows, "width": columns}
     elif "img_ids" in accepted:
-        found["img_ids"] = sample(count, 3)
-        found["txt_ids"] = sample(_text_length(config, "hidden_states"), 3)
+        axes = len(getattr(config, "axes_dims_rope", None) or range(3))
+        found["img_ids"] = sample(count, axes)
+        found["txt_ids"] = sample(_text_length(config, "hidden_states"), axes)
     else:
         found["img_shapes"] = [[(1, rows, columns)]] * batch_size
     return [(found, count)]
@@ -129,7 +137,7 @@ def _conditions(model: nn.Module, name: str, batch_size: int) -> Iterator[dict[s
     length, width = _text_length(config, name), first_field(config, 768, *TEXT_WIDTHS)
     ones = torch.ones(batch_size, length, dtype=torch.long)
     known: dict[str, Any] = {
-        "timestep": torch.ones(batch_size, dtype=torch.long),
+        **dict.fromkeys(TIMES, torch.ones(batch_size, dtype=torch.long)),
         "encoder_hidden_states": sample(batch_size, length, width),
         "pooled_projections": sample(batch_size, first_field(config, 768, "pooled_projection_dim")),
         **dict.fromkeys(MASKS, ones),
@@ -162,6 +170,35 @@ def _conditions(model: nn.Module, name: str, batch_size: int) -> Iterator[dict[s
         yield {**found, **labels}
     if not found.keys().isdisjoint(MASKS):
         yield {key: value for key, value in found.items() if key not in MASKS}
+
+
+def _controls(model: nn.Module, latents: torch.Tensor) -> Iterator[dict[str, Any]]:
+    """Yield candidates of what steers a model beside its conditions: an image, other latents, a mask of pixels."""
+    config: Any = model.config
+    accepted = parameters_of(model)
+    batch_size, size = latents.shape[0], [PIXELS * edge for edge in latents.shape[-2:]]
+    found: dict[str, Any] = {}
+    if "padding_mask" in accepted:
+        found["padding_mask"] = sample(1, 1, *size)
+    if "control_hidden_states" in accepted:
+        channels = first_field(config, latents.shape[1], "vace_in_channels")
+        found["control_hidden_states"] = sample(batch_size, channels, *latents.shape[2:])
+    if "controlnet_cond" not in accepted:
+        yield found
+        return
+    channels = first_field(config, 3, "conditioning_channels")
+    extra = first_field(config, 0, "extra_conditioning_channels")
+    shapes = [(channels, *latents.shape[2:-2], *size), tuple(latents.shape[1:])]
+    shapes.append((latents.shape[1] + extra, *latents.shape[2:]))
+    yield from ({**found, "controlnet_cond": sample(batch_size, *shape)} for shape in shapes)
+
+
+def _for_each_frame(model: nn.Module, conditions: dict[str, Any], latents: torch.Tensor) -> dict[str, Any]:
+    """Return conditions with a text for each frame, for models that add motion to a model of images."""
+    text: Any = conditions.get("encoder_hidden_states")
+    if text is None or latents.dim() < 5 or not getattr(model.config, "motion_max_seq_length", None):
+        return conditions
+    return {**conditions, "encoder_hidden_states": sample(text.shape[0] * latents.shape[2], *text.shape[1:])}
 
 
 def _added(config: Any, batch_size: int) -> dict[str, Any] | None:

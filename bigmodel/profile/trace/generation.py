@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from .inputs import modalities, token_ids
-from .media_inputs import Prompt
+from .prompt import Prompt
 from .session import Session
 from .values import real_tensors
 from .work import tensors_in
@@ -43,7 +43,7 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
             workload's if these need more tokens.
     """
     work = session.workload
-    given = None if media is None else Prompt.with_media(session, config, media)
+    given = None if media is None else Prompt.with_media(session, config, media, work.prompt_length)
     prompt = max(work.prompt_length, 1) if given is None else given.ids.shape[1]
     loop = _Loop(session, config, prompt, given)
     session.phase("prefill", prompt, loop.prefill)

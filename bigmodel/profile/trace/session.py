@@ -177,6 +177,7 @@ class Session:
                 return item
             wanted = dtype if dtype is not None and item.is_floating_point() else item.dtype
             fake = torch.empty(item.shape, dtype=wanted, device=self._device)
+            self.recorder.values.forget(fake)
             if not item.is_floating_point() and item.device.type != "meta":
                 with real_tensors():
                     self.recorder.values.give(fake, item.detach().to("cpu", copy=True))

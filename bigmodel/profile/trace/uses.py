@@ -26,6 +26,7 @@ from .inputs import (
     token_ids,
 )
 from .media_inputs import media_inputs
+from .prompt import Prompt
 from .seq2seq import generate_seq2seq
 from .session import Session
 from .workload import Workload
@@ -129,10 +130,20 @@ def _use_both_ways(session: Session, inputs: Inputs) -> None:
 
 
 def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], tokens: int = 1) -> None:
-    fake = session.fake(inputs, session.dtype)
+    fake = session.fake(inputs, session.dtype) if isinstance(inputs, tuple) else _with_placeholders(session, inputs)
     args, kwargs = (fake, {}) if isinstance(fake, tuple) else ((), fake)
 
     def run() -> None:
         session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
 
     session.phase("forward", tokens, run)
+
+
+def _with_placeholders(session: Session, inputs: Inputs) -> Inputs:
+    """Return fake inputs of a forward, whose text has a placeholder for each feature of an image or sound in them."""
+    config: Any = getattr(session.model, "config", None)
+    if "input_ids" not in inputs or inputs.keys().isdisjoint(MEDIA):
+        return session.fake(inputs, session.dtype)
+    media = {name: value for name, value in inputs.items() if name != "input_ids"}
+    prompt = Prompt.with_media(session, config, media, inputs["input_ids"].shape[1])
+    return {"input_ids": session.fake(prompt.ids), **prompt.media}

@@ -6,6 +6,7 @@ ones. Values that depend on weights or on floating point samples are unknown. If
 taken, so that the upper bound of memory is planned for:
 
 - a mask of unknown value selects everything;
+- a number that is counted from masks of unknown value is what it would be if they selected everything;
 - an unknown condition is `Values.assumed`: True first, and False if the forward raises under that.
 """
 
@@ -35,6 +36,9 @@ LARGEST = 2**20
 VALUE = "_bigmodel_value"
 """Attribute of a fake tensor that holds its value: a tensor on the host."""
 
+COUNT = "_bigmodel_count"
+"""Attribute of a fake tensor of integers whose value is unknown: its value if unknown masks selected everything."""
+
 _UNDEFINED = {
     aten.empty.memory_format,
     aten.empty_like.default,
@@ -43,6 +47,8 @@ _UNDEFINED = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
+
+_INTEGERS = {torch.int32, torch.int64}
 
 Call = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 
@@ -84,6 +90,10 @@ class Values:
         """Set the value of a fake tensor of the same shape."""
         setattr(tensor, VALUE, value)
 
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Have the value of a fake tensor unknown."""
+        tensor.__dict__.pop(VALUE, None)
+
     def run(self, call: Call, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of `call(func, args, kwargs)` on fake tensors, with its value where that is known.
 
@@ -103,7 +113,11 @@ class Values:
             return self._by_value(call, func, args, kwargs, error)
         tensors = tensors_in(output)
         if tensors and all(tensor.numel() <= LARGEST for tensor in tensors):
-            self._remember(output, self._compute(func, args, kwargs))
+            value = self._compute(func, args, kwargs, output)
+            if value is None:
+                self._count(func, args, kwargs, output)
+            else:
+                self._remember(output, value)
         elif func._schema.is_mutable:
             self._forget_written(func, args, kwargs)
         return output
@@ -117,22 +131,55 @@ class Values:
                     self.give(leaf, leaf.constant)
                 leaf.constant = None
 
-    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the value of an operation's result; None if it is unknown."""
+    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any = None) -> Any:
+        """Return the value of an operation's result, of which `output` is the fake; None if it is unknown."""
         read = tensors_in(args, kwargs)
+        if func in _UNDEFINED and output.dtype in _INTEGERS:  # written before it is read
+            with real_tensors():
+                return torch.zeros(output.shape, dtype=output.dtype)
         known = func not in _UNDEFINED and torch.Tag.nondeterministic_seeded not in func.tags
         if not known or any(self.of(tensor) is None for tensor in read):
             if func._schema.is_mutable:
                 self._forget_written(func, args, kwargs)
             return None
-        with real_tensors():
-            real = tree_map(self._on_host, (args, dict(kwargs)))
-            return func(*real[0], **real[1])
+        return self._run_real(self.of, func, args, kwargs)
 
-    def _on_host(self, leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return self.of(leaf)
-        return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type != "meta" else leaf
+    def _run_real(self, of: Callable[[torch.Tensor], Any], func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of an operation on the values that `of` returns; None if the host has no such kernel."""
+
+        def on_host(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return of(leaf)
+            return torch.device("cpu") if isinstance(leaf, torch.device) and leaf.type != "meta" else leaf
+
+        with real_tensors():
+            real = tree_map(on_host, (args, dict(kwargs)))
+            try:
+                return func(*real[0], **real[1])
+            except NotImplementedError:
+                return None
+
+    def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Remember what an operation counts from masks, if these selected everything."""
+        read = tensors_in(args, kwargs)
+        if func in _UNDEFINED or func._schema.is_mutable or any(self._count_in(tensor) is None for tensor in read):
+            return
+        if read and all(tensor.dtype in _INTEGERS for tensor in tensors_in(output)):
+            counted = self._run_real(self._count_in, func, args, kwargs)
+            if counted is not None:
+                for fake, real in zip(tree_iter(output), tree_iter(counted), strict=True):
+                    setattr(fake, COUNT, real)
+
+    def _count_in(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the value of a tensor; that of an unknown mask selects everything."""
+        value = self.of(tensor)
+        if value is not None:
+            return value
+        counted: torch.Tensor | None = getattr(tensor, COUNT, None)
+        if counted is None and tensor.dtype == torch.bool and tensor.numel() <= LARGEST:
+            with real_tensors():
+                return torch.ones(tensor.shape, dtype=torch.bool)
+        return counted
 
     def _forget_written(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
@@ -146,8 +193,6 @@ class Values:
                     self._overwritten[value.untyped_storage()._cdata] = value
 
     def _remember(self, output: Any, value: Any) -> None:
-        if value is None:
-            return
         for fake, real in zip(tree_iter(output), tree_iter(value), strict=True):
             if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor):
                 self.give(fake, real)
@@ -181,6 +226,10 @@ class Values:
         if func is aten.equal.default or args[0].dtype == torch.bool:
             self.guessed = True
             return self.assumed
+        counted = self._count_in(args[0])
+        if counted is not None:
+            with real_tensors():
+                return counted.item()
         raise UnknownValue(
             f"a number of dtype {str(args[0].dtype).removeprefix('torch.')} is read, and it is not known"
         )

@@ -17,7 +17,7 @@ from ...arguments import shown
 from ...devices import HOST, torch_device
 from ...errors import PlanError
 from ..model.units import find_units
-from ..trace.media_inputs import image_shape
+from ..trace.image_inputs import image_shape
 from ..trace.recorder import Recorder
 from ..trace.session import ConstantsThroughHost, fake_clone
 from ..trace.trace import Allocate, Free, Scratch

@@ -165,3 +165,25 @@ def test_the_first_candidate_that_the_forward_accepts_is_taken() -> None:
     assert profile.unknown == ""
     inputs = BATCH * 4 * VIDEO[0] * VIDEO[1]
     assert profile.activations >= 4 * inputs * VIDEO[2]
+
+
+def test_a_model_that_controls_another_gets_an_image_or_latents() -> None:
+    model = stand_in(lambda sample, controlnet_cond: sample, in_channels=4, sample_size=16)
+    found = [shapes(inputs)["controlnet_cond"] for inputs in diffusion_inputs(model, BATCH)]
+    assert found[:2] == [(2, 3, 128, 128), (2, 4, 16, 16)]
+
+
+def test_a_model_of_motion_gets_a_text_for_each_frame() -> None:
+    model = stand_in(
+        lambda sample, encoder_hidden_states: sample,
+        True,
+        in_channels=4,
+        cross_attention_dim=8,
+        motion_max_seq_length=32,
+    )
+    assert first(model)["encoder_hidden_states"] == (2 * VIDEO[0], 77, 8)
+
+
+def test_places_have_as_many_axes_as_the_rotation() -> None:
+    model = stand_in(lambda hidden_states, img_ids, txt_ids: hidden_states, axes_dims_rope=(8, 8, 8, 8))
+    assert first(model)["img_ids"][-1] == first(model)["txt_ids"][-1] == 4

@@ -1,32 +1,10 @@
-"""Images and sounds as inputs, and prompts with placeholders for them."""
+"""Sounds as inputs."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
-import transformers as t
-from torch import nn
-
-from bigmodel.profile import profile_model
-from bigmodel.profile.trace.inputs import parse_inputs
-from bigmodel.profile.trace.media_inputs import image_shape, sound_shape
-
-from ..models import on_meta
-
-
-@pytest.mark.parametrize(
-    ("config", "shape"),
-    [
-        ({}, (3, 224, 224)),
-        ({"image_size": 32, "num_channels": 1}, (1, 32, 32)),
-        ({"image_size": (16, 48)}, (3, 16, 48)),
-        ({"vision_config": SimpleNamespace(image_size=64), "image_size": 32}, (3, 64, 64)),
-    ],
-)
-def test_images_have_the_size_in_the_config(config: dict[str, Any], shape: tuple[int, int, int]) -> None:
-    assert image_shape(SimpleNamespace(**config)) == shape
+from bigmodel.profile.trace.media_inputs import has_encoder, sound_shape
 
 
 def test_sounds_have_two_frames_for_each_position() -> None:
@@ -34,30 +12,7 @@ def test_sounds_have_two_frames_for_each_position() -> None:
     assert sound_shape(SimpleNamespace(num_mel_bins=128, max_source_positions=20)) == (128, 40)
 
 
-def llava() -> nn.Module:
-    text = t.LlamaConfig(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
-    )  # fmt: skip
-    vision = t.CLIPVisionConfig(
-        hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=4
-    )  # fmt: skip
-    config = t.LlavaConfig(text_config=text, vision_config=vision, image_token_index=63)
-    return on_meta(t.LlavaForConditionalGeneration, config)
-
-
-@pytest.mark.slow
-def test_a_vision_language_model_gets_an_image_with_its_prompt() -> None:
-    profile = profile_model(llava(), context_length=20, new_tokens=2)
-    assert [phase.name for phase in profile.phases] == ["prefill", "decode"]
-    assert profile.phases[0].tokens == 18  # 16 patches, and a token before and behind them
-    assert profile.unknown == ""
-    ran = {profile.units[unit].name for unit in profile.phases[0].trace.order()}
-    assert any("vision" in name for name in ran)
-
-
-@pytest.mark.slow
-def test_sample_shapes_determine_prompt_length_and_image_size() -> None:
-    shapes = parse_inputs(["input_ids=2x40", "pixel_values=2x3x16x16"])
-    profile = profile_model(llava(), context_length=64, new_tokens=1, sample_inputs=shapes)
-    assert profile.workload.batch_size == 2
-    assert profile.phases[0].tokens == 40
+def test_a_model_without_an_encoder_of_sounds_gets_none() -> None:
+    assert not has_encoder(SimpleNamespace(audio_config=None), "audio_config")
+    assert has_encoder(SimpleNamespace(audio_config={}), "audio_config")
+    assert has_encoder(SimpleNamespace(), "audio_config")

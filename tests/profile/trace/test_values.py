@@ -23,7 +23,7 @@ def dry(assumed: bool = True) -> Iterator[Values]:
 
 
 def unknown(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
+    return torch.empty(shape).to(dtype)
 
 
 def test_results_computed_from_constants_have_values() -> None:
@@ -54,6 +54,26 @@ def test_a_mask_of_unknown_value_selects_everything() -> None:
 def test_a_condition_of_unknown_value_has_the_assumed_value(assumed: bool) -> None:
     with dry(assumed):
         assert bool((unknown(3) > 0).any()) is assumed
+
+
+def test_a_number_counted_from_a_mask_of_unknown_value_counts_all_of_it() -> None:
+    with dry():
+        present = (unknown(4, 8) == 0).sum(-1) != 8
+        assert present.view(2, 2).sum(1).tolist() == [2, 2]
+
+
+def test_integers_written_into_new_memory_are_known() -> None:
+    with dry():
+        offsets = torch.empty(3, dtype=torch.int64)
+        offsets[0] = 0
+        offsets[1:] = torch.tensor([4, 9])
+        assert offsets.tolist() == [0, 4, 9]
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_an_operation_that_the_host_lacks_has_an_unknown_value() -> None:
+    with dry(), pytest.raises(UnknownValue):
+        torch.histc(torch.arange(4, dtype=torch.int32, device="virtual:0"), 4, 0, 3)[0].item()
 
 
 def test_a_number_of_unknown_value_cannot_be_read() -> None:
