@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from ..errors import DeviceError, SizeError
-from . import cgroup
+from . import cgroup, virtual
 from .names import DISK, HOST, DeviceLike, accelerators, device_key, is_accelerator, torch_device
 from .sizes import parse_size
 
@@ -101,8 +101,8 @@ def free_memory_bytes(device: DeviceLike) -> int:
         return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
     module = torch.get_device_module(target.type)
     free = int(module.mem_get_info(target.index)[0])
-    if target.type == "cuda":
-        free += torch.cuda.memory_reserved(target.index) - torch.cuda.memory_allocated(target.index)
+    if hasattr(module, "memory_reserved"):
+        free += int(module.memory_reserved(target.index)) - int(module.memory_allocated(target.index))
     return free
 
 
@@ -115,7 +115,9 @@ def total_host_bytes() -> int:
 def release_cached_memory() -> None:
     """Collect garbage and hand the accelerators' cached memory back to their drivers."""
     gc.collect()
-    if torch.cuda.is_available():
+    if virtual.count():
+        torch.get_device_module(virtual.TYPE).empty_cache()
+    elif torch.cuda.is_available():
         torch.cuda.empty_cache()
     elif hasattr(torch, "xpu") and torch.xpu.is_available():
         torch.xpu.empty_cache()

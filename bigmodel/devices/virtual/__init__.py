@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 from ...errors import DeviceError
 from ..sizes import parse_size
-from .arena import Arena
+from .arena import Arena, Caching
 from .backend import register
 from .environment import from_environment, strict_from_environment
 from .link import VirtualLink
@@ -32,6 +32,7 @@ from .tensor import TYPE, VirtualTensor, board, user_attributes
 
 __all__ = [
     "TYPE",
+    "Caching",
     "Event",
     "Stream",
     "VirtualLink",
@@ -60,10 +61,12 @@ def enable(
     latency: float = 0.0,
     strict: bool | None = None,
     seed: int | None = None,
+    caching: Caching | None = None,
 ) -> None:
     """Make `count` virtual accelerators available as ``"virtual:0"``, ``"virtual:1"``, ...
 
-    Called again, it changes capacities and links; the memory of existing tensors stays allocated. A thread that uses
+    Called again, it changes capacities and links; the memory of existing tensors stays allocated, but where memory is
+    or becomes cached: there, they are no longer counted. A thread that uses
     virtual tensors runs its backward passes itself, not in autograd's device threads.
 
     Args:
@@ -75,6 +78,7 @@ def enable(
         strict: Check the order of streams, on devices without a bandwidth; None: if ``BIGMODEL_VIRTUAL_STRICT`` is set.
         seed: How late strict accelerators do what may be late: at random, the same for the same seed; None: as late as
             they may.
+        caching: Give memory out as PyTorch's allocator for CUDA does, rounded and in segments; None: to the byte.
 
     Raises:
         DeviceError: A number is negative, or the number of capacities differs from `count`. Nothing is changed.
@@ -90,8 +94,10 @@ def enable(
     board.strict = strict_from_environment() if strict is None else strict
     set_schedule(board.strict, seed)
     for index in range(count):
+        if index < len(board.arenas) and (caching is not None or board.arenas[index].is_caching):
+            board.arenas[index] = Arena(index, caching=caching)
         if index == len(board.arenas):
-            board.arenas.append(Arena(index))
+            board.arenas.append(Arena(index, caching=caching))
             board.links.append(VirtualLink())
         configure(index, capacities[index], bandwidth, latency)
     del board.arenas[count:], board.links[count:]

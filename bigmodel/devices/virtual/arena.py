@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from ..sizes import format_size
+from .allocator import Block, CachingAllocator, ExactAllocator, NoRoom
 from .postponing import postponed
 from .races import History, detector
 from .streams import current_stream
+
+
+class Caching(NamedTuple):
+    """Memory that is given out by a caching allocator with PyTorch's rules for CUDA, instead of to the byte.
+
+    Attributes:
+        context: Bytes of the device that are never given to tensors: those of CUDA's context.
+        workspace: Bytes that matrix products allocate once for each stream, as cuBLAS does.
+    """
+
+    context: int = 0
+    workspace: int = 0
 
 
 class Allocation:
@@ -34,19 +48,52 @@ class Arena:
     Args:
         index: Index of the virtual accelerator.
         capacity: Bytes that may be allocated at once; None for no limit.
+        caching: How its allocator caches; None: bytes are counted as they are asked for.
 
     Attributes:
         strict: Whether accesses to its memory are checked for their order.
+        memory: Counts its bytes.
+        workspace: Bytes that matrix products allocate once for each stream.
     """
 
-    def __init__(self, index: int, capacity: int | None = None) -> None:
+    def __init__(self, index: int, capacity: int | None = None, caching: Caching | None = None) -> None:
         self.index = index
-        self.capacity = capacity
         self.strict = False
-        self.allocated = 0
-        self.peak = 0
+        self.workspace = 0 if caching is None else caching.workspace
+        self.memory: ExactAllocator | CachingAllocator = (
+            ExactAllocator(capacity) if caching is None else CachingAllocator(capacity, caching.context)
+        )
+        self._workspaces: dict[int, Block] = {}
         self._lock = detector.lock  # freeing memory, at any time, locks both
         self._by_address: dict[int, weakref.ref[Allocation]] = {}
+
+    @property
+    def capacity(self) -> int | None:
+        """Bytes of the device; None for no limit."""
+        return self.memory.capacity
+
+    @capacity.setter
+    def capacity(self, nbytes: int | None) -> None:
+        self.memory.capacity = nbytes
+
+    @property
+    def is_caching(self) -> bool:
+        """Whether memory is given out by a caching allocator."""
+        return isinstance(self.memory, CachingAllocator)
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of tensors."""
+        return self.memory.allocated.now
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of tensors since the last reset."""
+        return self.memory.allocated.peak
+
+    @peak.setter
+    def peak(self, nbytes: int) -> None:
+        self.memory.allocated.peak = nbytes
 
     def claim(self, held: torch.Tensor) -> Allocation | None:
         """Count the storage of `held` as allocated, or find the allocation that it has already.
@@ -68,34 +115,48 @@ class Arena:
             allocation = known() if known is not None else None
             if allocation is not None:
                 return allocation
-            self._reserve(nbytes)
-            history = detector.allocated(nbytes, current_stream(self.index)) if self.strict else None
+            stream = current_stream(self.index)
+            block = self._allocate(nbytes, stream.number)
+            history = detector.allocated(nbytes, stream) if self.strict else None
             allocation = Allocation(nbytes, history)
-            self._by_address[address] = weakref.ref(allocation, partial(self._release, address, nbytes, history))
+            self._by_address[address] = weakref.ref(allocation, partial(self._release, address, block, history))
             return allocation
 
-    def reset_peak(self) -> None:
-        """Reset the peak to the bytes that are allocated now."""
+    def need_workspace(self) -> None:
+        """Allocate the workspace of matrix products on the current stream, unless it has one."""
         with self._lock:
-            self.peak = self.allocated
+            number = current_stream(self.index).number
+            if self.workspace and number not in self._workspaces:
+                self._workspaces[number] = self._allocate(self.workspace, number)
 
-    def _reserve(self, nbytes: int) -> None:
-        if self.capacity is None or self.allocated + nbytes <= self.capacity:
-            self.allocated += nbytes
-            self.peak = max(self.peak, self.allocated)
-            return
-        error = torch.OutOfMemoryError(
-            f"virtual:{self.index} out of memory: tried to allocate {format_size(nbytes)}; "
-            f"{format_size(self.allocated)} of {format_size(self.capacity)} is in use"
-        )
+    def reset_peak(self) -> None:
+        """Reset all peaks to what is in use now."""
+        with self._lock:
+            self.memory.reset_peaks()
+
+    def empty_cache(self) -> None:
+        """Give back what is cached."""
+        with self._lock:
+            self.memory.empty_cache()
+
+    def _allocate(self, nbytes: int, stream: int) -> Block:
+        memory = self.memory
+        try:
+            return memory.allocate(nbytes, stream)
+        except NoRoom:
+            error = torch.OutOfMemoryError(
+                f"virtual:{self.index} out of memory: tried to allocate {format_size(nbytes)}; "
+                f"{format_size(memory.reserved.now + memory.context)} of {format_size(memory.capacity or 0)} is in use"
+            )
         if not postponed(error):
             raise error
-        self.allocated += nbytes
+        return memory.allocate(nbytes, stream, beyond=True)
 
-    def _release(self, address: int, nbytes: int, history: History | None, reference: weakref.ref[Allocation]) -> None:
+    def _release(self, address: int, block: Block, history: History | None, reference: weakref.ref[Allocation]) -> None:
         with self._lock:
             if history is not None:
                 detector.freed(history)
-            self.allocated -= nbytes
+            users = () if history is None else history.users.values()
+            self.memory.free(block, [user.record_event().query for user in users])
             if self._by_address.get(address) is reference:
                 del self._by_address[address]

@@ -70,7 +70,27 @@ class BackendModule:
         streams.synchronize(device)
 
     def empty_cache(self) -> None:
-        """Do nothing: freed memory is not cached."""
+        """Give back cached memory of all devices."""
+        for arena in board.arenas:
+            arena.empty_cache()
+
+    def memory_reserved(self, device: Any = 0) -> int:
+        """Return the bytes of `device` that its allocator has reserved, for tensors and cached."""
+        return board.arena(index_of(device)).memory.reserved.now
+
+    def max_memory_reserved(self, device: Any = 0) -> int:
+        """Return the peak of `memory_reserved` since the last reset."""
+        return board.arena(index_of(device)).memory.reserved.peak
+
+    def memory_stats(self, device: Any = 0) -> dict[str, int]:
+        """Return bytes requested, allocated and reserved, now and at their peak."""
+        memory = board.arena(index_of(device)).memory
+        counters = {"requested": memory.requested, "allocated": memory.allocated, "reserved": memory.reserved}
+        return {
+            f"{name}_bytes.all.{when}": value
+            for name, counter in counters.items()
+            for when, value in (("current", counter.now), ("peak", counter.peak))
+        }
 
     def memory_allocated(self, device: Any = 0) -> int:
         """Return the bytes of tensors on `device`."""
@@ -88,7 +108,7 @@ class BackendModule:
         """Return free and total bytes of `device`; without a capacity, the total is taken as 1 TiB."""
         arena = board.arena(index_of(device))
         total = arena.capacity if arena.capacity is not None else 2**40
-        return total - arena.allocated, total
+        return total - arena.memory.reserved.now - arena.memory.context, total
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """Return the dtypes that autocast accepts."""

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import CodeType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -39,6 +39,10 @@ class Queue(Protocol):
 
     number: int
     known: Clock
+
+    def record_event(self) -> Any:
+        """Return the event of all its work so far."""
+        ...
 
 
 class Access:
@@ -106,7 +110,7 @@ class History:
     def __init__(self, nbytes: int, allocated: Access) -> None:
         self.nbytes = nbytes
         self.home = allocated.stream
-        self.users: set[int] = set()
+        self.users: dict[int, Queue] = {}
         self.entries = [_Entry(0, nbytes, allocated, True)]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import random
 import threading
 import time
@@ -222,10 +223,11 @@ class Event:
 
 
 class _Current(threading.local):
-    """The current streams of the calling thread, by index of the device."""
+    """The current streams of the calling thread, by index of the device, and the last device that it chose one of."""
 
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
+        self.device = 0
 
 
 class _State:
@@ -262,12 +264,13 @@ def set_schedule(strict: bool, seed: int | None) -> None:
 
 
 def index_of(device: Any) -> int:
-    """Return the index of `device` (an int, text, a torch.device or None)."""
+    """Return the index of `device` (an int, text, a torch.device); without one, that of the calling thread's device."""
     if device is None:
-        return 0
+        return _current.device
     if isinstance(device, int):
         return device
-    return torch.device(device).index or 0
+    index = torch.device(device).index
+    return _current.device if index is None else index
 
 
 def default_stream(device: Any = None) -> Stream:
@@ -290,15 +293,27 @@ def stream(chosen: Stream | None) -> Iterator[None]:
         yield
         return
     streams, index = _current.streams, chosen.device.index
-    before = streams.get(index)
-    streams[index] = chosen
+    before, device_before = streams.get(index), _current.device
+    streams[index], _current.device = chosen, index
     try:
         yield
     finally:
+        _current.device = device_before
         if before is None:
             del streams[index]
         else:
             streams[index] = before
+
+
+def forked() -> None:
+    """In a forked child, take everything as finished that its parent has launched."""
+    synchronize()
+    for stream in _state.defaults.values():
+        stream.known.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=forked)
 
 
 def synchronize(device: Any = None) -> None:

@@ -133,7 +133,7 @@ def record_stream(tensor: Tensor, stream: Any) -> None:
     """Tell the allocator that `stream` uses the memory of `tensor`: it is not used again before that has finished."""
     history = _history(tensor)
     if history is not None:
-        history.users.add(stream.number)
+        history.users[stream.number] = stream
 
 
 def _asynchronous(target: Any, source: Tensor, run: Callable[[], Tensor], stream: Any, copied: Any) -> Tensor:

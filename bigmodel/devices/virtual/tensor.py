@@ -53,6 +53,16 @@ _COPIES = {
 """Operations that may copy between the host and an accelerator."""
 
 
+_PRODUCTS = {
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten._grouped_mm.default,
+}
+"""Operations that a library computes, which allocates a workspace for each stream."""
+
+
 _OWN = {"held", "_allocation", "_is_param"}
 
 
@@ -117,10 +127,11 @@ class VirtualTensor(torch.Tensor):
     _allocation: Allocation | None
 
     @staticmethod
-    def __new__(cls, held: torch.Tensor, index: int) -> VirtualTensor:
+    def __new__(cls, held: torch.Tensor, index: int, allocation: Allocation | None = None) -> VirtualTensor:
         if held.layout is not torch.strided or held.is_nested:
             raise NotImplementedError(f"{TYPE} accelerators have no sparse and no nested tensors")
-        allocation = None if is_traced(held) else board.arena(index).claim(held)
+        if allocation is None and not is_traced(held):
+            allocation = board.arena(index).claim(held)
         keep_backward_in_this_thread()
         wrapper: VirtualTensor = torch.Tensor._make_wrapper_subclass(
             cls,
@@ -213,6 +224,8 @@ class VirtualTensor(torch.Tensor):
             if func in _COPIES:
                 output = _over_link(func, args, kwargs, target, lambda: kernel(*held_args, **held_kwargs))
             else:
+                if func in _PRODUCTS and call.index is not None:
+                    board.arena(call.index).need_workspace()
                 if board.strict:
                     strict.launch(func, args, kwargs, held_args, call.index)
                 output = kernel(*held_args, **held_kwargs)
@@ -280,11 +293,15 @@ class _Operation:
         return output
 
     def _new(self, held: torch.Tensor, index: int) -> VirtualTensor:
-        if not torch.is_inference_mode_enabled() or not self.func.is_view:
+        if not self.func.is_view:
             return VirtualTensor(held, index)
+        # A view has its base's memory, also if the accelerator has been taken away from under it.
+        shared = next((base._allocation for base in self.wrappers.values()), None)
+        if not torch.is_inference_mode_enabled():
+            return VirtualTensor(held, index, shared)
         # A view is an inference tensor exactly if its base is one, whatever the current mode.
         with torch.inference_mode(any(base.is_inference() for base in self.wrappers.values())):
-            return VirtualTensor(held, index)
+            return VirtualTensor(held, index, shared)
 
     def _refuse(self, one: str, other: str) -> None:
         raise RuntimeError(

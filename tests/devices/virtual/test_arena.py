@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bigmodel.devices.virtual.arena import Arena
+from bigmodel.devices.virtual.arena import Arena, Caching
 
 
 def test_views_share_the_booking_of_their_storage() -> None:
@@ -35,3 +35,23 @@ def test_a_refused_booking_leaves_the_books_as_they_were() -> None:
         arena.claim(torch.zeros(51, dtype=torch.uint8))
     assert kept is not None
     assert (arena.allocated, arena.peak) == (100, 100)
+
+
+def test_a_caching_arena_rounds_up_and_keeps_what_is_freed() -> None:
+    arena = Arena(0, caching=Caching(context=2**20))
+    base = torch.zeros(100, dtype=torch.uint8)
+    held = arena.claim(base)
+    assert arena.allocated == 512
+    del held
+    assert arena.allocated == 0
+    assert arena.memory.reserved.now == 2 * 2**20
+    arena.empty_cache()
+    assert arena.memory.reserved.now == 0
+
+
+def test_a_caching_arena_is_full_when_its_segments_and_its_context_are() -> None:
+    arena = Arena(3, capacity=4 * 2**20, caching=Caching(context=2**20))
+    kept = arena.claim(torch.zeros(2**20, dtype=torch.uint8))
+    with pytest.raises(torch.OutOfMemoryError, match=r"virtual:3 .* 3.* MiB of 4.* MiB"):
+        arena.claim(torch.zeros(2 * 2**20, dtype=torch.uint8))
+    assert kept is not None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bigmodel.devices import virtual
+from bigmodel.devices import free_memory_bytes, memory_allocated, release_cached_memory, virtual
 from bigmodel.devices.virtual.backend import index_of, register
 
 
@@ -61,3 +61,22 @@ def test_generic_code_may_ask_for_what_needs_no_doing(module: Any) -> None:
 def test_registering_again_changes_nothing(module: Any) -> None:
     register()
     assert torch.get_device_module("virtual") is module
+
+
+def test_cached_memory_is_reserved_free_and_given_back() -> None:
+    virtual.enable(count=1, capacity="64MiB", caching=virtual.Caching(context=2**20, workspace=2**23))
+    try:
+        module = torch.get_device_module("virtual")
+        matrix = torch.ones(64, 64, device="virtual:0")
+        assert (memory_allocated(0), module.memory_reserved(0)) == (64 * 64 * 4, 2 * 2**20)
+        for _ in range(2):
+            matrix @ matrix
+        assert memory_allocated(0) == 64 * 64 * 4 + 2**23, "the product's workspace stays"
+        assert module.memory_stats(0)["requested_bytes.all.current"] == memory_allocated(0)
+        assert free_memory_bytes(0) == 2**26 - 2**20 - memory_allocated(0)
+        del matrix
+        release_cached_memory()
+        assert module.memory_reserved(0) == 20 * 2**20
+        assert module.max_memory_reserved(0) == 22 * 2**20
+    finally:
+        virtual.disable()

@@ -279,3 +279,15 @@ def test_a_link_of_a_set_speed_makes_a_device_simple() -> None:
     virtual.configure(1, bandwidth=1e12)
     module = torch.get_device_module("virtual")
     assert [module.has_streams(index) for index in range(3)] == [True, False, False]
+
+
+def test_views_of_memory_that_outlives_its_accelerator_are_no_new_memory() -> None:
+    """A prefetch of the last test may be under way when the accelerators of the next one are made."""
+    x = on_the_device()
+    side = side_stream()
+    side.wait_stream(virtual.current_stream(device))
+    virtual.disable()
+    virtual.enable(count=2, strict=True)
+    on_the_device().add_(1)
+    with virtual.stream(side):
+        x.view(2, 4)[1].add_(1)
