@@ -18,7 +18,7 @@ from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample
 from .trace.extrapolate import renamed
 from .trace.ledger import D, replay
 from .trace.measured import MeasuredForward
-from .trace.trace import Enter, Event, Leave, Trace
+from .trace.trace import OUTSIDE, Enter, Event, InitialStorage, Leave, Trace
 from .trace.workload import Workload, max_context, used_length
 
 
@@ -105,8 +105,10 @@ class Profile:
         """
         peaks: dict[D, int] = {main: 0}
         for phase in self.phases:
+            # Only `generate` moves inputs: those of a plain forward lie on the main device, and its outputs go there.
+            inputs = main if phase.name == "forward" else input_device
             for trace in (phase.trace_from(input_device), *phase.also):
-                found = replay(trace, execution_devices, main, rounding, input_device, experts, offloaded).peak
+                found = replay(trace, execution_devices, main, rounding, inputs, experts, offloaded).peak
                 peaks.update({device: max(peaks.get(device, 0), peak) for device, peak in found.items()})
         return peaks
 
@@ -254,12 +256,16 @@ def _renumbered(phase: Phase, order: Sequence[int], returning: Collection[int], 
     def kept(event: Event) -> Event:
         return Leave(event.unit) if isinstance(event, Leave) and event.unit not in returning else event
 
+    def placed_before(held: InitialStorage) -> InitialStorage:
+        moved = held.is_output and held.unit in returning
+        return replace(held, unit=OUTSIDE if moved else units.get(held.unit, held.unit))
+
     def renumbered(trace: Trace) -> Trace:
         events = tuple(
             renamed(kept(event), {}, units)
             for event in trace.events
             if not isinstance(event, (Enter, Leave)) or event.unit in placed
         )
-        return Trace(events, tuple(replace(held, unit=units.get(held.unit, held.unit)) for held in trace.initial))
+        return Trace(events, tuple(map(placed_before, trace.initial)))
 
     return phase.with_traces(renumbered)

@@ -37,6 +37,13 @@ def test_no_device_has_a_higher_peak_than_one_that_runs_everything() -> None:
 
 
 @pytest.mark.slow
+def test_outputs_of_a_plain_forward_go_to_the_main_device_wherever_its_first_weights_lie() -> None:
+    """Inputs of a forward lie there; `generate` alone moves inputs to the first weights."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1000))
+    profile = profile_model(model, sample_inputs=(torch.ones(2, 4),))
+    assert profile.dynamic_peaks({0: "cpu", 1: "cpu"}, 0, input_device="cpu")[0] == 2 * 4 * 4 + 2 * 1000 * 4
+
+
 def test_units_are_in_the_order_they_run() -> None:
     names = [unit.name for unit in profile_model(tiny_llama(), context_length=16).units]
     assert names[:3] == ["model.embed_tokens", "model.rotary_emb", "model.layers.0"]

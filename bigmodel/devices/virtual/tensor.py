@@ -115,9 +115,8 @@ def _device(index: int) -> torch.device:
 
 @cache
 def _is_composite(func: OpOverload) -> bool:
-    """Whether PyTorch composes an operation of others."""
-    key = DispatchKey.CompositeImplicitAutograd
-    return key in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    """Whether ATen composes an operation of others."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
 
 
 class VirtualTensor(torch.Tensor):
@@ -203,10 +202,11 @@ class VirtualTensor(torch.Tensor):
         if mode is not None:
             return run_traced(mode, VirtualTensor, func, args, kwargs)
         if torch.is_inference_mode_enabled():
-            # Composite operations are not decomposed yet here, since autograd does not run.
-            if func is aten.dropout.default:  # `decompose` would copy the input even where nothing is dropped
-                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+            # Composite operations are not decomposed yet here, since autograd does not run. ATen's own decomposition
+            # calls the kernels of a device; some of those in Python compute with many temporary tensors.
             if _is_composite(func):
+                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+            if DispatchKey.CompositeImplicitAutograd in func.py_kernels:
                 return func.decompose(*args, **kwargs)
         if func in _SPARSE_GRADIENTS:
             _refuse_sparse_gradients(func, args, kwargs)

@@ -28,6 +28,7 @@ from ...arguments import check_names, shown
 from ...devices import HOST
 from ...errors import PlanError
 from ..model.units import UnitProfile
+from .cached_results import without_cached_results
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .generation import FROM_HOST, FURTHER
 from .recorder import Recorder
@@ -140,7 +141,7 @@ def dry_run(
         The phases in order: prefill and decode for a model that generates, else one forward. Empty if the inputs
         are unknown, or if the forward depends on values.
     """
-    with _quiet():
+    with _quiet(), without_cached_results(model):
         return _dry_run(model, units, workload, device, dtypes or {}, example, every_layer)
 
 
@@ -269,6 +270,6 @@ class _Clone:
             module = self._clone.get_submodule(unit.name)
             if id(module) not in followed:
                 followed.add(id(module))
-                recorder.follow(module, index, bool(unit.tensors), unit.is_lookup)
                 for position, experts in enumerate(unit.experts):
                     recorder.follow_experts(self._clone.get_submodule(experts.name), position, experts.count)
+                recorder.follow(module, index, bool(unit.tensors), unit.is_lookup)

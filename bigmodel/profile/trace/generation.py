@@ -170,7 +170,8 @@ class _Loop:
         self.chosen: torch.Tensor | None = None
         self.special = kept_ids(session, config)
         self.scores: torch.Tensor | None = None
-        self.cache = _new_cache(session, config)
+        self.caches = getattr(getattr(session.model, "generation_config", None), "use_cache", None) is not False
+        self.cache = _new_cache(session, config) if self.caches else None
 
     def prefill(self) -> None:
         """Run the forward of the whole prompt."""
@@ -179,8 +180,14 @@ class _Loop:
         self._run(self.ids.clone(), self.positions, **media, **encoded)
 
     def step(self, tokens: int) -> None:
-        """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip."""
+        """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip.
+
+        Without a cache, it reads the whole text again.
+        """
         self.append(tokens)
+        if not self.caches:
+            self._run(self.ids.clone(), self.positions)
+            return
         positions = None if self.positions is None else self.positions[:, -tokens:].clone()
         self._run(self.ids[:, -tokens:].clone(), positions)
 
@@ -218,6 +225,10 @@ class _Loop:
         A layer with a window keeps the storage of all tokens of the last forward, so its last step is a forward of its
         own.
         """
+        if not self.caches:
+            if steps > 0:
+                self.append(steps)
+            return
         if steps and self.can_resize() and not _frequencies_change(self.session.model):
             self.append(steps)
             self.resize(self.ids.shape[1])
@@ -236,9 +247,9 @@ class _Loop:
     def _run(self, ids: torch.Tensor, positions: torch.Tensor | None, **media: Any) -> None:
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
         mask = [] if self.mask is None else [self.mask]
-        cache = dict.fromkeys(CACHES, self.cache)
+        cache = dict.fromkeys(CACHES, self.cache) if self.caches else {}
         order = {} if positions is None else {"position_ids": positions}
-        inputs = {"input_ids": ids, **order, **cache, "use_cache": True, **keep, **media}
+        inputs = {"input_ids": ids, **order, **cache, "use_cache": self.caches, **keep, **media}
         kept = [*tensors_in(media), *([] if self.positions is None else [self.positions])]
         output = self.session.generate_with(kept, mask, **inputs)
         self.scores = next_token_scores(self.session, output)

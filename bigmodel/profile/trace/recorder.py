@@ -7,6 +7,7 @@ peaks.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +18,6 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.hooks import RemovableHandle
 
 from ...devices import HOST, virtual
 from ...devices.nested import spanned_elements
@@ -71,7 +71,7 @@ class Recorder(TorchDispatchMode):
         self._numbers: dict[int, int] = {tensor.untyped_storage()._cdata: OUTSIDE for tensor in known}
         self._references: dict[int, weakref.ref[Any]] = {}
         self._count = 0
-        self._hooks: list[RemovableHandle] = []
+        self._wrapped: list[tuple[nn.Module, Any]] = []  # each with the forward that the instance had of its own
         self._units: list[int] = []
         self._at_inputs = False
         self._choice: RouterChoice | None = None
@@ -213,12 +213,12 @@ class Recorder(TorchDispatchMode):
             for tensor in (*module.parameters(), *module.buffers()):
                 self._owners.setdefault(tensor.untyped_storage()._cdata, unit)
 
-        def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        def before(args: Any, kwargs: Any) -> None:
             self.events.append(Enter(unit, self._tensors((args, kwargs))))
             if is_placed:
                 self._units.append(unit)
 
-        def after(_module: nn.Module, _args: Any, output: Any) -> None:
+        def after(output: Any) -> None:
             outputs = self._tensors(output)
             self.events.append(Leave(unit, outputs))
             if is_placed:
@@ -226,21 +226,39 @@ class Recorder(TorchDispatchMode):
                 self._last_place = OUTSIDE if is_lookup else unit
                 self._places.update((number, self._last_place) for number, _ in outputs)
 
-        self._hooks += [
-            module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
-            module.register_forward_hook(after),
-        ]
+        self._wrap(module, before, after)
+
+    def _wrap(self, module: nn.Module, before: Callable[[Any, Any], None], after: Callable[[Any], None]) -> None:
+        """Wrap a module's forward, as dispatching replaces it: some models call it without the module's hooks."""
+        forward = module.forward
+        self._wrapped.append((module, module.__dict__.get("forward")))
+
+        @functools.wraps(forward)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            before(args, kwargs)
+            output = forward(*args, **kwargs)
+            after(output)
+            return output
+
+        module.__dict__["forward"] = recorded
 
     def unfollow(self) -> None:
         """Stop recording the modules that are followed."""
-        while self._hooks:
-            self._hooks.pop().remove()
+        while self._wrapped:
+            module, own = self._wrapped.pop()
+            if own is None:
+                del module.__dict__["forward"]
+            else:
+                module.__dict__["forward"] = own
 
     def follow_experts(self, module: nn.Module, position: int, count: int) -> None:
-        """Record the routing to the `count` experts of `module`, which are at `position` in its unit."""
+        """Record the routing to the `count` experts of `module`, which are at `position` in its unit.
+
+        Follow the unit after its experts: it may be the same module.
+        """
         arguments = inspect.signature(type(module).forward)
 
-        def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        def before(args: Any, kwargs: Any) -> None:
             _, tokens, index, weights = arguments.bind(module, *args, **kwargs).args
             self._choice = RouterChoice(index.shape[0], index.shape[1], count)
             implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
@@ -258,14 +276,11 @@ class Recorder(TorchDispatchMode):
             )
             self.events += [route, Operation(Work(ROUTE))]
 
-        def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+        def after(_output: Any) -> None:
             self._choice = None
             self.events.append(Routed())
 
-        self._hooks += [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after),
-        ]
+        self._wrap(module, before, after)
 
     def _tensors(self, value: Any) -> tuple[tuple[int, int], ...]:
         return self._numbered(leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor))

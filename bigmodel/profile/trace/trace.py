@@ -8,7 +8,7 @@ replays a trace under any device map, so one recording gives the peaks of all ma
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..model.experts import RouterChoice
@@ -159,11 +159,19 @@ Event = Allocate | Free | Scratch | OutsideUse | Enter | Leave | Operation | Cal
 
 @dataclass(frozen=True)
 class InitialStorage:
-    """A storage that is alive when the trace begins: its bytes, and the unit that allocated it."""
+    """A storage that is alive when the trace begins.
+
+    Attributes:
+        storage: its number.
+        nbytes: its bytes.
+        unit: the unit that allocated it.
+        is_output: whether it is an output of this unit, which may be moved to the main device.
+    """
 
     storage: int
     nbytes: int
     unit: int
+    is_output: bool = False
 
 
 @dataclass(frozen=True)
@@ -263,6 +271,9 @@ def _track(event: Event, unit: int, alive: dict[int, InitialStorage]) -> int:
     elif isinstance(event, Enter):
         return event.unit
     elif isinstance(event, Leave):
+        for storage, _ in event.outputs:
+            if storage in alive and alive[storage].unit == event.unit:
+                alive[storage] = replace(alive[storage], is_output=True)
         return OUTSIDE
     return unit
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigmodel.devices import memory_allocated, virtual
+from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, virtual
 from bigmodel.devices.virtual.kernels import KERNELS
 from tests.preloaded import run
 
@@ -147,6 +147,16 @@ def test_a_dropout_that_drops_nothing_takes_no_memory_in_inference_mode() -> Non
         same = nn.functional.dropout(x, 0.5, training=False)
     assert memory_allocated(DEVICE) == before
     assert same is x
+
+
+def test_operations_that_are_composed_of_others_take_the_memory_of_their_kernels_in_inference_mode() -> None:
+    """PyTorch has a decomposition of bicubic interpolation in Python too, with a temporary tensor for each corner."""
+    x = torch.ones(1, 4, 8, 8).to(DEVICE)
+    reset_peak_memory(DEVICE)
+    before = memory_allocated(DEVICE)
+    with torch.inference_mode():
+        larger = nn.functional.interpolate(x, size=(16, 16), mode="bicubic")
+    assert max_memory_allocated(DEVICE) - before == larger.nbytes
 
 
 def test_tensors_move_in_inference_mode() -> None:

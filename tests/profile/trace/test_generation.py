@@ -244,6 +244,17 @@ def test_images_are_encoded_before_the_first_forward_if_it_takes_the_outputs() -
     assert torch.equal(encoded["image"]["pooled"], pixels * 2)
 
 
+@pytest.mark.slow
+def test_a_model_that_generates_without_a_cache_reads_the_whole_text_in_each_step() -> None:
+    model = small("gpt2")
+    model.generation_config.use_cache = False
+    profile = profile_model(model, batch_size=2, context_length=60, new_tokens=20, device_type="virtual")
+    assert sum(profile.kv_cache) == 0
+    predicted = profile.dynamic_peaks({}, main=0)[0]
+    measured = peak_of_generating(model.to(DEVICE), 2, 40, 20) - profile.weights - profile.buffers
+    assert 0.95 * predicted <= measured <= predicted
+
+
 def test_keeps_mask_holds_for_other_models() -> None:
     model: Any = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8, n_positions=8))
     seen = []

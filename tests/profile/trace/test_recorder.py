@@ -92,6 +92,28 @@ def test_batch_norm_in_inference_allocates_statistics_only_on_cuda() -> None:
     assert [tuple(output.shape) for output in outputs] == [(2, 3, 4, 4), (0,), (0,)]
 
 
+class CallsForward(nn.Module):
+    """Calls the forward of a part itself, as SqueezeBERT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part.forward(x)
+
+
+def test_a_module_whose_forward_is_called_without_its_hooks_is_followed() -> None:
+    model = CallsForward()
+    recorder = Recorder(model.parameters())
+    recorder.follow(model.part, 5)
+    with recorder, torch.no_grad():
+        model(torch.ones(2, 4))
+    assert [event.unit for event in recorder.events if isinstance(event, (Enter, Leave))] == [5, 5]
+    recorder.unfollow()
+    assert "forward" not in model.part.__dict__
+
+
 FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 

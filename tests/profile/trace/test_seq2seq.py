@@ -9,6 +9,8 @@ import pytest
 from bigmodel.devices import memory_allocated
 from bigmodel.dispatch import dispatch_model
 from bigmodel.profile import profile_model
+from bigmodel.profile.trace.ledger import replay
+from bigmodel.profile.trace.trace import Trace
 
 from .test_generation import DEVICE, peak_of_generating
 
@@ -41,6 +43,21 @@ def test_the_peak_of_an_encoder_decoder_is_predicted_to_the_byte(batch_size: int
     predicted = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
     # An encoder-decoder is fed the token it starts with, so one new token less than a decoder.
     assert peak_of_generating(model.to(DEVICE), batch_size, source, new_tokens - 1) == predicted
+
+
+@pytest.mark.slow
+def test_an_encoders_output_that_was_moved_to_the_main_device_is_there_in_later_steps() -> None:
+    """Every block of the decoder reads it, on whatever device, so it is moved to the main one."""
+    import transformers as t
+
+    sizes = {"d_model": 64, "d_ff": 96, "d_kv": 16, "num_heads": 4, "num_layers": 2, "vocab_size": 160}
+    model = t.T5ForConditionalGeneration(t.T5Config(**sizes, decoder_start_token_id=0)).eval()
+    profile = profile_model(model, batch_size=2, context_length=40, new_tokens=2, device_type="virtual")
+    last = next(index for index, unit in enumerate(profile.units) if unit.name == "encoder.final_layer_norm")
+    assert last in profile.returning
+    decode = Trace((), profile.phases[-1].trace.initial)
+    there = replay(decode, {}, 0).now[0]
+    assert replay(decode, {last: 1}, 0).now == {0: there}
 
 
 @pytest.mark.slow

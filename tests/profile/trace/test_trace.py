@@ -53,6 +53,13 @@ def test_router_choices_are_listed_by_unit_and_position_of_the_experts() -> None
     assert Trace((Enter(1), Route(0, choice), Leave(1))).choices() == {1: {0: choice}}
 
 
+def test_outputs_of_units_are_told_apart_among_initial_storages() -> None:
+    """The device of an output may be another than that of the rest that its unit has made."""
+    events = [Enter(0), Allocate(0, 10), Allocate(1, 20), Leave(0, ((1, 20),)), Enter(1), Leave(1)]
+    (trace,) = cut(list(events), [(4, 6)])
+    assert trace.initial == (InitialStorage(0, 10, 0), InitialStorage(1, 20, 0, is_output=True))
+
+
 def test_a_recording_is_cut_into_traces_with_their_initial_storages() -> None:
     events = [Enter(1), Allocate(0, 8), Leave(1), Allocate(1, 4), Free(1), Enter(2), Free(0), Leave(2)]
     first, second = cut(events, [(0, 3), (5, 8)])
