@@ -1,20 +1,26 @@
-"""The accelerators that a test runs on: virtual ones on any machine, and CUDA's where there are some.
+"""The accelerators that a test runs on: virtual ones on any machine, or CUDA's with ``pytest --device cuda``.
 
-A test that asks for the fixture `every_accelerator` runs once on each kind. It names them by `at(0)` and `at(1)`, and
+A test that asks for the fixture `every_accelerator` runs on either kind. It names them by `at(0)` and `at(1)`, and
 asks `held` what lies on one. What CUDA cannot do is marked: `exact` for limits and counters that only the virtual
 accelerator keeps to the byte, `two` for a second accelerator.
+
+A process runs tests of one kind: once the device type of virtual accelerators is registered, PyTorch takes it for the
+machine's accelerator, and pins no memory for CUDA.
 """
 
 from __future__ import annotations
 
 import gc
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from bigmodel.devices import accelerators, memory_allocated
 
-KINDS = ["virtual", *(["cuda"] if torch.cuda.is_available() else [])]
+NEEDS_VIRTUAL = re.compile(r"""["']virtual["':]""")
+"""What modules of tests say that are about virtual accelerators alone."""
 
 exact = pytest.mark.virtual_only("limits and counters that are exact to the byte")
 two = pytest.mark.two_accelerators
@@ -42,3 +48,9 @@ def skip_what_is_missing(kind: str, node: pytest.Item) -> None:
         pytest.skip(f"needs the virtual accelerator: {only.args[0]}")
     if node.get_closest_marker("two_accelerators") is not None and torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices, this machine has one")
+
+
+def needs_virtual(module: Path) -> bool:
+    """Whether a module of tests names virtual accelerators, and has no test that runs on CUDA's, too."""
+    text = module.read_text()
+    return NEEDS_VIRTUAL.search(text) is not None and "every_accelerator" not in text

@@ -8,6 +8,7 @@ import os
 import ssl
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,16 +16,53 @@ import torch
 from bigmodel.devices import accelerators as accelerator_names
 from bigmodel.devices import memory_allocated, virtual
 
-from .accelerators import KINDS, skip_what_is_missing
+from .accelerators import needs_virtual, skip_what_is_missing
 from .examples import register_profiles
 
 torch.set_num_threads(1)
 register_profiles()
 # Virtual accelerators punish what CUDA would, in programs that tests start, too.
 os.environ.setdefault("BIGMODEL_VIRTUAL_STRICT", "1")
-# Modules of tests name virtual devices before any test runs: the device type must be registered by then.
-virtual.enable(count=2)
-virtual.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=("virtual", "cuda"), default="virtual", help="accelerators of the tests")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the device type of virtual accelerators, which modules of tests name before any test runs."""
+    if config.getoption("--device") == "virtual":
+        virtual.enable(count=2)
+        virtual.disable()
+    elif not (torch.cuda.is_available() or config.getoption("collectonly")):
+        raise pytest.UsageError("--device cuda: PyTorch finds no CUDA device; add --collect-only to list the tests")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave modules out that are about virtual accelerators alone, in a process that tests CUDA's."""
+    is_module = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    return True if is_module and config.getoption("--device") == "cuda" and needs_virtual(collection_path) else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect single tests that are about virtual accelerators alone, in a process that tests CUDA's."""
+    if config.getoption("--device") != "cuda":
+        return
+    names = [set(getattr(item, "fixturenames", ())) for item in items]
+    left_out = [
+        item
+        for item, fixtures in zip(items, names, strict=True)
+        if ("every_accelerator" not in fixtures and ("accelerators" in fixtures))
+        or item.get_closest_marker("virtual_only") is not None
+    ]
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(map(id, left_out))
+    items[:] = [item for item in items if id(item) not in gone]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "every_accelerator" in metafunc.fixturenames:
+        metafunc.parametrize("every_accelerator", [metafunc.config.getoption("--device")], indirect=True)
 
 
 TESTS_PER_COLLECTION = 500
@@ -93,9 +131,9 @@ def accelerators() -> Iterator[None]:
     virtual.disable()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def every_accelerator(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each kind of accelerator in turn, empty at the start: two virtual ones without limits, and CUDA's if present."""
+    """The accelerators that are tested, empty at the start: two virtual ones without limits, or CUDA's."""
     skip_what_is_missing(request.param, request.node)
     if request.param == "virtual":
         request.getfixturevalue("accelerators")

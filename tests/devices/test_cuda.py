@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from bigmodel.devices import accelerators, memory_allocated
 
-from ..accelerators import KINDS
 
-
-def test_tests_run_on_virtual_accelerators_on_every_machine(every_accelerator: str) -> None:
+def test_tests_run_on_the_accelerators_that_were_asked_for(every_accelerator: str) -> None:
     assert accelerators()[0] == f"{every_accelerator}:0"
     before = memory_allocated(0)
     held = torch.empty(1024, dtype=torch.uint8, device=accelerators()[0])
     assert memory_allocated(0) - before == held.nbytes
 
 
-def test_tests_run_on_cuda_where_there_is_cuda() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs an NVIDIA GPU; this machine has none, so only virtual accelerators are tested")
-    assert KINDS == ["virtual", "cuda"]
+@pytest.mark.slow
+def test_a_process_that_tests_cuda_never_registers_the_virtual_device_type() -> None:
+    """Else PyTorch would ask it for pinned memory. The tests of dispatch, training and loading are among the listed."""
+    rooms = ["tests/dispatch/streaming", "tests/devices", "tests/train/data/test_loader.py"]
+    arguments = ["--device", "cuda", "--collect-only", "-p", "no:cacheprovider", *rooms]
+    code = (
+        "import sys, pytest, torch\n"
+        f"code = pytest.main({arguments!r})\n"
+        "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'\n"
+        "sys.exit(code)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
+    assert "tests/dispatch/streaming/test_gradients.py" in ran.stdout
+    assert "tests/train/data/test_loader.py" in ran.stdout
+    assert "tests/devices/virtual/test_tensor.py" not in ran.stdout

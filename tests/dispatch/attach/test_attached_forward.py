@@ -19,7 +19,7 @@ from ...accelerators import at, two
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
-DEVICE = torch.device("virtual:0")
+DEVICE = "virtual:0"
 WIDTH = 8
 
 
@@ -33,8 +33,8 @@ class Scale(nn.Module):
         return 2 * x if by is None else x * by
 
 
-def attached(module: nn.Module, device: torch.device | None = DEVICE) -> AttachedForward:
-    forward = AttachedForward(module, device, ("keep",))
+def attached(module: nn.Module, device: str | None = DEVICE) -> AttachedForward:
+    forward = AttachedForward(module, None if device is None else torch.device(device), ("keep",))
     forward.attach()
     return forward
 
