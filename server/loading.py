@@ -101,8 +101,6 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     Memory for keys and values is planned for ``batch_size`` sequences of ``context_length`` tokens. Raises ServeError
     when there is no tokenizer.
     """
-    from transformers import AutoTokenizer
-
     from bigmodel.checkpoint.progress import watching
     from bigmodel.dispatch import from_pretrained, get_plan
     from bigmodel.sources.resolve import open_source
@@ -113,7 +111,7 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     open_source(model, revision, trust_remote_code=trusted)  # raises before anything is loaded
     progress.begin("loading the tokenizer")
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=trusted)
+        tokenizer = _tokenizer(model, revision, trusted)
     except (OSError, ValueError) as error:
         raise ServeError(f"no tokenizer can be loaded from '{model}': {error}") from error
     progress.measure()
@@ -121,6 +119,21 @@ def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadO
     with watching(progress.report):
         placed = from_pretrained(model, per_pass=False, **options)  # the engine holds keys and values itself
     return Loaded(placed, tokenizer, get_plan(placed))
+
+
+def _tokenizer(model: str, revision: str | None, trust_remote_code: bool) -> Any:
+    """Return the tokenizer of a folder, a repository, or a GGUF file."""
+    from transformers import AutoTokenizer
+
+    from bigmodel.sources.gguf.model import find_gguf
+    from bigmodel.sources.gguf.source import gguf_tokenizer
+
+    path = Path(model).expanduser()
+    gguf = find_gguf(path) if path.exists() else None
+    if gguf is not None and not (gguf.parent / "tokenizer_config.json").exists():
+        return gguf_tokenizer(gguf)
+    folder = model if gguf is None else str(gguf.parent)
+    return AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=trust_remote_code)
 
 
 def load_with_draft(

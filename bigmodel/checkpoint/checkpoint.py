@@ -14,6 +14,7 @@ from ..errors import CheckpointFormatError, CheckpointMismatchError, CheckpointN
 from ..sources.headers import SafetensorsHeader, TensorEntry, read_header
 from ..sources.index import find_checkpoint_file, merge_weight_map, read_index
 from .device_lookup import DeviceLookup
+from .gguf import gguf_shards
 from .legacy import LEGACY_SUFFIXES, LegacyShard
 from .mapping import ShardMaps
 
@@ -70,7 +71,7 @@ class Checkpoint(Mapping[str, torch.Tensor]):
         """Open and check a checkpoint.
 
         Args:
-            path: a folder, a ``.safetensors`` or ``.bin`` file, or an ``.index.json``. For a folder
+            path: a folder, a ``.safetensors``, ``.bin`` or ``.gguf`` file, or an ``.index.json``. For a folder
                 `bigmodel.sources.index.find_checkpoint_file` chooses the file.
 
         Raises:
@@ -79,6 +80,9 @@ class Checkpoint(Mapping[str, torch.Tensor]):
                 index and files contradict each other.
         """
         file = find_checkpoint_file(Path(path))
+        if file.suffix == ".gguf":
+            found = gguf_shards(file)
+            return cls(file, dict(found), merge_weight_map({n: s.keys() for n, s in found.items()}, None, str(file)))
         index = read_index(file) if file.suffix == ".json" else None
         names = [file.name] if index is None else sorted(set(index.values()))
         shards = {name: _open_shard(file.parent / name, file) for name in names}

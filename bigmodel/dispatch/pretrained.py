@@ -19,10 +19,11 @@ from ..devices.empty import init_empty_weights
 from ..errors import CheckpointFormatError
 from ..plan import Plan
 from ..profile.model.tensors import torch_dtype
+from ..profile.source import model_config
 from ..profile.trace.dry_run import SampleInputs
 from ..quantized.recognise import quantization_config
 from ..quantized.replace import use_stored_weights
-from ..sources.local import CONFIG_FILE, parse_config
+from ..sources.gguf.model import SUFFIX as GGUF_SUFFIX
 from ..sources.resolve import open_source
 from .attach.dispatched import dispatched
 from .dispatch import place_and_attach
@@ -92,8 +93,8 @@ def from_pretrained(
         PlanError: The model does not fit the budgets, or an argument is invalid.
     """
     source = open_source(id_or_path, revision, token, cache_dir, local_files_only, trust_remote_code)
-    folder = source.fetch_weights()
-    folder = folder if folder.is_dir() else folder.parent
+    checkpoint = source.fetch_weights()
+    folder = _folder_of(checkpoint)
     planned = dtype_of(device_map) if isinstance(device_map, Plan) else None
     model = build_on_meta(folder, planned or dtype, trust_remote_code)
     initialised = _initialise_unsaved(model, folder)
@@ -119,7 +120,7 @@ def from_pretrained(
     )
     load_in_place(
         model,
-        Path(id_or_path) if Path(id_or_path).is_file() else folder,
+        checkpoint,
         device_map=resolved.keys,
         dtype=dtype_of(resolved.plan),
         offload_folder=offload_folder,
@@ -146,17 +147,14 @@ def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_
     """Return the model that the config in `folder` describes, its parameters on meta, its buffers real.
 
     Args:
-        folder: Folder of ``config.json``.
+        folder: Folder of ``config.json``, or a GGUF file.
         dtype: ``"auto"`` for the config's dtype.
         trust_remote_code: Run code from `folder`.
 
     Raises:
         CheckpointFormatError: transformers does not know the architecture, or the weights are quantised.
     """
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except (ValueError, KeyError, OSError) as error:
-        raise CheckpointFormatError(f"{folder}/config.json: {error}") from error
+    config = _config(folder, trust_remote_code)
     wanted = config.dtype if dtype == "auto" else torch_dtype(dtype)
     builder = _class_of(config, trust_remote_code)
     with init_empty_weights():
@@ -167,6 +165,20 @@ def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_
         model.generation_config = GenerationConfig.from_pretrained(folder)
     model.config.name_or_path = str(folder)
     return model
+
+
+def _folder_of(checkpoint: Path) -> Path:
+    """Return the path that config and other files of a checkpoint are at: its folder, or a GGUF file itself."""
+    return checkpoint if checkpoint.is_dir() or checkpoint.suffix == GGUF_SUFFIX else checkpoint.parent
+
+
+def _config(folder: Path, trust_remote_code: bool) -> Any:
+    if folder.suffix == GGUF_SUFFIX and folder.is_file():
+        return model_config(open_source(folder))
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (ValueError, KeyError, OSError) as error:
+        raise CheckpointFormatError(f"{folder}/config.json: {error}") from error
 
 
 def _initialise_unsaved(model: PreTrainedModel, folder: Path) -> bool:
@@ -206,7 +218,7 @@ def _class_of(config: Any, trust_remote_code: bool) -> Any:
 
 def _use_stored(model: PreTrainedModel, folder: Path) -> None:
     """Let `model`, on meta, hold its weights as the checkpoint in `folder` stores them, if that is quantised."""
-    content = parse_config((folder / CONFIG_FILE).read_bytes(), str(folder / CONFIG_FILE))
+    content = open_source(folder).config_dict()
     if quantization_config(content) is None:
         return
     saved = Checkpoint.open(folder)

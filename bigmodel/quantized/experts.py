@@ -37,6 +37,7 @@ class FusedWeight:
         parts: matrices, one above the other, that make up an expert's.
         shape: shape (out, in) of a part.
         transposed: whether the module computes with (in, out).
+        interleaved: rows of the parts follow each other in turns, instead of one part above the other.
         names: name of the parameter that holds each stored tensor, by leaf.
     """
 
@@ -46,6 +47,7 @@ class FusedWeight:
     shape: tuple[int, int]
     transposed: bool
     names: Mapping[str, str]
+    interleaved: bool = False
 
     def restore(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
         """Return the matrix of one expert, given its stored tensors by leaf."""
@@ -56,7 +58,8 @@ class FusedWeight:
         matrix = out.transpose(0, 1) if self.transposed else out
         for part in range(self.parts):
             own = {leaf: tensor.chunk(self.parts)[part] for leaf, tensor in tensors.items()}
-            self.format.restore_into(matrix[part * rows : (part + 1) * rows], own)
+            own_rows = slice(part, None, self.parts) if self.interleaved else slice(part * rows, (part + 1) * rows)
+            self.format.restore_into(matrix[own_rows], own)
         return out
 
 

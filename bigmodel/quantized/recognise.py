@@ -10,7 +10,7 @@ import torch
 
 from ..errors import CheckpointFormatError
 from ..sources.headers import TensorEntry
-from .formats import awq, bitsandbytes, compressed_tensors, fp8, gptq, mxfp4
+from .formats import awq, bitsandbytes, compressed_tensors, fp8, gguf, gptq, mxfp4
 from .formats.format import Read, Scheme, WeightFormat, refuse_config
 
 FORMATS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
@@ -20,6 +20,7 @@ FORMATS: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
     "bitsandbytes": bitsandbytes.read,
     "gptq": gptq.read,
     "awq": awq.read,
+    "gguf": gguf.read,
 }
 """What reads the ``quantization_config`` of each ``quant_method``."""
 

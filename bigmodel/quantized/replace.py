@@ -14,8 +14,9 @@ from torch import nn
 from ..errors import CheckpointFormatError
 from ..sources.conversion import FusedPart, KeyRules, is_transformers_model
 from ..sources.headers import TensorEntry
+from .embedding import become_embedding
 from .experts import FusedWeight, QuantizedExperts, quantized_class
-from .formats.format import Read, Scheme
+from .formats.format import FusedPlace, Read, Scheme
 from .linear import QuantizedLinear
 from .published import Published, remember
 from .recognise import StoredWeight, read_scheme, stored_weights
@@ -68,6 +69,8 @@ class _Replacement:
         self._linears: dict[str, StoredWeight] = {}
         self._fused: dict[str, Parts] = {}
         self._whole: dict[str, StoredWeight] = {}
+        self._embeddings: dict[str, StoredWeight] = {}
+        self._interleaved: set[str] = set()
         self._formats: Counter[str] = Counter()
         self._sources: dict[str, tuple[FusedPart, ...]] = {}
 
@@ -75,7 +78,13 @@ class _Replacement:
         """Find the module of each weight, and check that it fits. Weights that the model does not have are left out."""
         rules = KeyRules(self._model, self._names) if is_transformers_model(self._model) else None
         pieces: dict[str, dict[str, list[StoredWeight]]] = defaultdict(lambda: defaultdict(list))
+        placed: dict[str, list[tuple[FusedPlace, StoredWeight]]] = defaultdict(list)
         for weight in sorted(weights, key=lambda weight: _natural(weight.name)):
+            place = self._scheme.place(weight.name)
+            if place is not None and place.name in self._names:
+                self._formats[weight.format.label] += 1
+                placed[place.name].append((place, weight))
+                continue
             name, pattern = (weight.name, None) if rules is None else rules.rename(weight.name)
             if name not in self._names:
                 continue
@@ -85,6 +94,9 @@ class _Replacement:
             elif name.endswith(".weight") and type(self._modules[name.removesuffix(".weight")]) is nn.Linear:
                 self._check(weight, tuple(self._names[name].shape))
                 self._linears[name.removesuffix(".weight")] = weight
+            elif isinstance(self._modules[name.rpartition(".")[0]], nn.Embedding):
+                self._check(weight, tuple(self._names[name].shape))
+                self._embeddings[name.removesuffix(".weight")] = weight
             elif self._names[name].dim() == 3:
                 self._whole[name] = weight
             else:
@@ -92,6 +104,9 @@ class _Replacement:
         for name, by_pattern in pieces.items():
             assert rules is not None
             self._fused[name] = self._parts(rules, name, by_pattern)
+        for name, found in placed.items():
+            self._fused[name] = self._placed_parts(name, found)
+            self._interleaved.add(name)
 
     def make(self) -> Published:
         """Replace the modules, and let the model remember its checkpoint."""
@@ -111,11 +126,35 @@ class _Replacement:
             self._modules[parent]._modules[key] = replaced
             for own, leaf in replaced.stored.items():
                 self._sources[f"{name}.{own}"] = (FusedPart(weight.tensors[leaf].name, ()),)
+        for name, weight in self._embeddings.items():
+            self._become_embedding(name, weight)
         for owner, fused in experts.items():
             self._become_experts(self._modules[owner], tuple(fused), added[owner])
         found = Published(self._scheme.method, dict(self._formats), self._sources)
         remember(self._model, found)
         return found
+
+    def _become_embedding(self, name: str, weight: StoredWeight) -> None:
+        """Make the embedding `name` a quantised one; linear layers that are tied to it share the stored table."""
+        module: Any = self._modules[name]
+        table = module._parameters.pop("weight")
+        stored = become_embedding(module, table.dtype, weight.format, weight.tensors)
+        for own, leaf in stored.items():
+            self._sources[f"{name}.{own}"] = (FusedPart(weight.tensors[leaf].name, ()),)
+        for other, parameter in self._names.items():
+            owner = other.removesuffix(".weight")
+            if parameter is not table or owner == name:
+                continue
+            linear = self._modules[owner]
+            if type(linear) is not nn.Linear:
+                raise self._refusal(weight, f"and {other}, which is tied to it, is of a {self._class_of(other)}")
+            replaced = QuantizedLinear(linear, weight.format, weight.tensors)
+            for own in stored:
+                replaced._parameters[own] = module._parameters[own]
+            parent, _, key = owner.rpartition(".")
+            self._modules[parent]._modules[key] = replaced
+            ties = getattr(self._model, "all_tied_weights_keys", None) or {}
+            ties.pop(other, None)  # there is no such name any more
 
     def _become_experts(self, module: Any, fused: tuple[FusedWeight, ...], added: Mapping[str, Any]) -> None:
         """Make `module` one of quantised experts, in place: others may refer to it."""
@@ -152,6 +191,21 @@ class _Replacement:
                 raise self._refusal(weight, f"and {first.name}, which is computed with beside it, is stored otherwise")
         return [(place, weights[place.key]) for place in places]
 
+    def _placed_parts(self, name: str, found: list[tuple[FusedPlace, StoredWeight]]) -> Parts:
+        """As `_parts`, for a tensor (experts, in, out) whose matrices the scheme itself places."""
+        found = sorted(found, key=lambda each: (each[0].expert, each[0].part))
+        (place, first), whole = found[0], tuple(self._names[name].shape)
+        every = [(expert, part) for expert in range(whole[0]) for part in range(place.parts)]
+        if len(whole) != 3 or [(each.expert, each.part) for each, _ in found] != every:
+            raise self._refusal(first, f"and of the {len(every)} parts of {name} others are there, or some are not")
+        shape = (whole[2] // place.parts, whole[1])
+        for _, weight in found:
+            self._check(weight, shape)
+            if (weight.format, _layout(weight)) != (first.format, _layout(first)):
+                raise self._refusal(weight, f"and {first.name}, which is computed with beside it, is stored otherwise")
+        rows = next(iter(first.tensors.values())).shape[0]
+        return [(FusedPart(w.name, (p.expert, slice(p.part * rows, (p.part + 1) * rows))), w) for p, w in found]
+
     def _fused_weight(self, leaf: str, owner: str, parts: Parts, added: dict[str, Any]) -> FusedWeight:
         """Return the fused tensor `leaf` of the module `owner`; put shape and dtype of stored ones into `added`."""
         first = parts[0][1]
@@ -172,6 +226,8 @@ class _Replacement:
             )
             added[names[stored]] = (len(order), count * rows, *entry.shape[1:]), entry.dtype
         shape = self._names[f"{owner}.{leaf}"].shape
+        if f"{owner}.{leaf}" in self._interleaved:
+            return FusedWeight(leaf, first.format, count, (shape[2] // count, shape[1]), True, names, True)
         return FusedWeight(leaf, first.format, count, (shape[1] // count, shape[2]), False, names)
 
     def _whole_weight(self, leaf: str, owner: str, weight: StoredWeight, added: dict[str, Any]) -> FusedWeight:

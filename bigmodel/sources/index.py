@@ -22,6 +22,8 @@ LEGACY_INDEX_FILE = "pytorch_model.bin.index.json"
 _SUFFIXES = (".safetensors", ".bin", ".pt", ".pth")
 
 _ONE_OF_SEVERAL = re.compile(r"-\d{5}-of-(?!00001\.)\d{5}\.(safetensors|bin)$")
+_FURTHER_GGUF = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$|^mmproj.*\.gguf$")
+"""A GGUF file that is no model's first: the second or a later one of a split model, or a model's vision part."""
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -118,6 +120,7 @@ def find_checkpoint_file(path: Path) -> Path:
 
     In a folder, the first of: ``model.safetensors``, its index, the only ``*.safetensors.index.json``, the
     only ``*.safetensors``, ``pytorch_model.bin``, its index, the only ``*.bin``. transformers uses the same order.
+    Then the only ``*.gguf``, or the first of a split one, whose header names the others.
     One of several shards (``...-00001-of-00003.safetensors``) is never taken for the whole checkpoint.
 
     Raises:
@@ -125,9 +128,9 @@ def find_checkpoint_file(path: Path) -> Path:
         CheckpointFormatError: several files qualify, or the file's suffix is not that of a checkpoint.
     """
     if path.is_file():
-        if not path.name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json")):
+        if not path.name.endswith((".safetensors", ".bin", ".pt", ".pth", ".index.json", ".gguf")):
             raise CheckpointFormatError(
-                f"{path}: is neither .safetensors, .bin nor .index.json; name one of those or their folder"
+                f"{path}: is neither .safetensors, .bin, .gguf nor .index.json; name one of those or their folder"
             )
         return path
     if not path.is_dir():
@@ -146,8 +149,9 @@ def choose_checkpoint_file(names: Iterable[str], source: str) -> str:
         (LEGACY_SINGLE_FILE, ""),
         (LEGACY_INDEX_FILE, ""),
         ("", ".bin"),
+        ("", ".gguf"),
     )
-    candidates = sorted(names)
+    candidates = sorted(name for name in names if not _FURTHER_GGUF.search(name))
     stray: list[str] = []
     for whole, suffix in rules:
         found = [name for name in candidates if name == whole or (suffix and name.endswith(suffix))]
@@ -163,7 +167,7 @@ def choose_checkpoint_file(names: Iterable[str], source: str) -> str:
             f"{INDEX_FILE} that lists the shards of one checkpoint; name one of the files, or restore the index"
         )
     raise CheckpointNotFoundError(
-        f"{source}: holds no checkpoint: no *.safetensors, no {INDEX_FILE} and no pytorch_model.bin"
+        f"{source}: holds no checkpoint: no *.safetensors, no {INDEX_FILE}, no pytorch_model.bin and no *.gguf"
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
-from .headers import SafetensorsHeader, read_header
+from .headers import SafetensorsHeader, TensorEntry, read_header
 from .index import find_checkpoint_file, merge_weight_map, read_index
 
 CONFIG_FILE = "config.json"
@@ -38,8 +39,8 @@ class ModelSource(ABC):
         """
 
     @abstractmethod
-    def headers(self) -> dict[str, SafetensorsHeader]:
-        """Return the header of every shard by file name. Only headers are read, each once."""
+    def headers(self) -> Mapping[str, Mapping[str, TensorEntry]]:
+        """Return the tensors of every shard by file name. Only headers are read, each once."""
 
     @abstractmethod
     def fetch_weights(self) -> Path:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ..arguments import shown
 from ..errors import CheckpointNotFoundError
+from .gguf.model import find_gguf
+from .gguf.source import GgufSource
 from .local import LocalSource, ModelSource
 
 
@@ -21,7 +23,7 @@ def open_source(
     """Return the source of a model's config and headers, which fetches the weights on request. No weight is read.
 
     Args:
-        id_or_path: a folder, a ``.safetensors`` or ``.index.json`` file, or a repository on the Hub
+        id_or_path: a folder, a ``.safetensors``, ``.index.json`` or ``.gguf`` file, or a repository on the Hub
             (``"name"`` or ``"owner/name"``; the server is ``HF_ENDPOINT`` where that is set).
         revision: branch, tag or commit of the repository.
         token: access token; None uses the token of the current login, False none.
@@ -37,7 +39,8 @@ def open_source(
         raise CheckpointNotFoundError(f"{shown(id_or_path)} is neither a path nor the name of a repository")
     path = Path(id_or_path).expanduser()
     if path.exists():
-        return LocalSource(path)
+        gguf = find_gguf(path)
+        return LocalSource(path) if gguf is None else GgufSource(gguf)
     name = os.fspath(id_or_path)
     if _looks_like_path(name):
         raise CheckpointNotFoundError(f"{name!r}: there is no such folder or file")

@@ -108,6 +108,23 @@ class WeightFormat(ABC):
         return f"it has a tensor {extra[0]}, which the format does not know" if extra else None
 
 
+@dataclass(frozen=True)
+class FusedPlace:
+    """The place of a matrix in a tensor that a model has instead of it.
+
+    Attributes:
+        name: the model's name of the tensor, (experts, in, out).
+        expert: index of its first dimension.
+        part: rows of the parts of an expert follow each other in turns; the number of this one.
+        parts: how many there are.
+    """
+
+    name: str
+    expert: int
+    part: int
+    parts: int
+
+
 class Scheme(ABC):
     """How the weights of one checkpoint are stored, by its ``quantization_config``."""
 
@@ -123,6 +140,11 @@ class Scheme(ABC):
         tensor's leaf."""
         base, dot, leaf = key.rpartition(".")
         return f"{base}{dot}weight", leaf
+
+    def place(self, name: str) -> FusedPlace | None:
+        """Return the place of the weight `name` if it is part of a fused tensor of which transformers' own conversions
+        do not know; else None."""
+        return None
 
     @abstractmethod
     def format_of(self, name: str, found: Mapping[str, TensorEntry], read: Read | None = None) -> WeightFormat:
