@@ -107,7 +107,7 @@ class Profile:
         for phase in self.phases:
             # Only `generate` moves inputs: those of a plain forward lie on the main device, and its outputs go there.
             inputs = main if phase.name == "forward" else input_device
-            for trace in (phase.trace_from(input_device), *phase.also):
+            for trace in (phase.trace_on(main), *phase.also):
                 found = replay(trace, execution_devices, main, rounding, inputs, experts, offloaded).peak
                 peaks.update({device: max(peaks.get(device, 0), peak) for device, peak in found.items()})
         return peaks

@@ -131,6 +131,7 @@ def register() -> None:
         library = torch.library.Library("aten", "IMPL")
         for name in ("empty.memory_format", "empty_strided", *_FACTORIES):
             library.impl(name, _factory(_overload(name)), "PrivateUse1")
+        library.impl("_efficientzerotensor", _factory(torch.ops.aten.zeros.default), "PrivateUse1")
         library.impl("_copy_from", _copy_from, "PrivateUse1")
         library.impl("_local_scalar_dense", _number, "PrivateUse1")
         others = register_autocast(library)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
+from ...devices import HOST, torch_device
 from ...devices.nested import (
     Container,
     are_all_on,
@@ -30,7 +31,7 @@ from ...devices.nested import (
 )
 from ..mapped.mapped_block import MappedBlock
 from ..mapped.readahead import ReadAhead
-from ..streaming.gradients import Compute, run_with_gradients
+from ..streaming.gradients import Compute, is_transformed, run_with_gradients
 from ..streaming.streamer import Streamer
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
@@ -139,7 +140,7 @@ class AttachedForward:
 
     def _run_on_chosen_device(self, host_or_device: HostOrDevice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.device is not None
-        device = host_or_device.device_of(args, kwargs, self.device)
+        device = torch_device(HOST) if is_transformed() else host_or_device.device_of(args, kwargs, self.device)
         on_host = device != self.device
         host_or_device.move_cache(args, kwargs, device)
         run = self.plain if on_host else self._run
@@ -154,7 +155,7 @@ class AttachedForward:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run: Compute = self.compute or self.plain
         for streamer, block in self.blocks:
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() or is_transformed():
                 run = functools.partial(run_with_gradients, streamer, block, self.module, run)
             else:
                 run = functools.partial(streamer.run, block, run)

@@ -22,6 +22,7 @@ from ..weights.outside_use import mark_offloaded, unmark_offloaded
 from ..weights.packing import WeightError
 from ..weights.stats import StreamStats, together
 from .attached_forward import AttachedForward
+from .decoding import METHOD, DecodeAsResident
 from .refusals import RefuseConversion, refuse_copy
 
 ATTRIBUTE = "_bigmodel_dispatched"
@@ -79,6 +80,8 @@ class Dispatched:
         model.__dict__[ATTRIBUTE] = self
         model.__dict__["hf_device_map"] = self.resolved.keys
         model.__dict__["dispatch_stats"] = self.stats
+        if hasattr(type(model), METHOD):
+            model.__dict__[METHOD] = DecodeAsResident(model, self.main_device)
 
     def _mark_offloaded(self, model: nn.Module) -> None:
         """Make host weights that are streamed or looked up in usable by code outside their modules (`outside_use`)."""
@@ -148,7 +151,7 @@ class Dispatched:
         unmark_offloaded((*model.parameters(), *model.buffers()))
         for module in model.modules():
             module.__dict__.pop("_apply", None)
-        for name in (ATTRIBUTE, *_PUBLIC):
+        for name in (ATTRIBUTE, METHOD, *_PUBLIC):
             model.__dict__.pop(name, None)
 
     def release(self) -> None:

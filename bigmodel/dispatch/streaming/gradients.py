@@ -29,7 +29,7 @@ from ...profile.model.units import INDIVISIBLE
 from ...profile.training.recompute import Gradients, RecomputedCall, gradients_of, other_parameter
 from ..weights.block import Block, version_of
 from ..weights.data_use import checksums
-from ..weights.outside_use import recorded_uses
+from ..weights.outside_use import is_marked, recorded_uses
 from ..weights.parameters import like
 from ..weights.quantized_block import QuantizedBlock
 from .replay_state import EarlierState, ReplayState, refuse_hidden_tensors, unchanged_buffers
@@ -69,7 +69,8 @@ def run_with_gradients(
     """
     if block.recomputed_by == threading.get_ident():
         return compute(args, kwargs)  # the module has called itself; it refers to the leaves already
-    if _is_transformed():
+    if is_transformed():
+        _refuse_transformed(streamer, block)
         return compute(args, kwargs)
     streamer.adopt_replaced(block)
     if not wants_gradients(block, args, kwargs):
@@ -83,13 +84,24 @@ def run_with_gradients(
     return _BlockCall(streamer, block, module, compute, args, kwargs).run(host)
 
 
-def _is_transformed() -> bool:
+def is_transformed() -> bool:
     """Whether a transform of ``torch.func`` or forward-mode differentiation is running.
 
-    A block cannot be recomputed under these. Its module then computes with the offloaded weights, which are copied to
-    the device in each operation.
+    A block can be neither streamed nor recomputed under these. Its module then computes with the offloaded weights,
+    which are copied to the device in each operation.
     """
     return maybe_current_level() is not None or forward_ad._current_level >= 0
+
+
+def _refuse_transformed(streamer: Streamer, block: Block) -> None:
+    """Raise DispatchError for a block that cannot compute with its offloaded weights."""
+    with DisableTorchFunctionSubclass():
+        elsewhere = [tensor.value for tensor in block.tensors if tensor.value.device != streamer.device]
+    if block.casts or isinstance(block, QuantizedBlock) or not all(is_marked(weight) for weight in elsewhere):
+        raise DispatchError(
+            f"{block.name!r} is streamed, and torch.vmap, torch.func and forward-mode differentiation cannot run "
+            "through it as it is cast, quantised or read by a fast path: map it to an accelerator"
+        )
 
 
 class _BlockCall(RecomputedCall):

@@ -197,7 +197,7 @@ class CostModel:
                 on_disk=sum(
                     unit.weights for unit, storage in zip(units, assignment.storage, strict=True) if storage == DISK
                 ),
-                from_host=bool(assignment.storage) and not is_accelerator(assignment.storage[self.profile.first]),
+                from_host=not is_accelerator(assignment.main),
                 stream_buffers=assignment.stream_buffers,
                 caches={
                     index: tuple(caches.get((index, position)) for position in range(len(units[index].experts)))

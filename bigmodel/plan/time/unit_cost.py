@@ -52,7 +52,7 @@ class UnitCost:
             phase: number of the phase.
             unit: position of the unit; `OUTSIDE`: operations between units.
             execution: the device it runs on.
-            from_host: the first weights of the model are held on the host: see `Phase.from_host`.
+            from_host: the model's main device is the host: see `Phase.from_host`.
         """
         other = self._works_from_host[phase] if from_host else None
         key = (phase, unit, execution, other is not None)

@@ -140,6 +140,4 @@ def works_of(model: torch.nn.Module, batch_size: int, context: int, device: torc
     from ..profile import profile_model
 
     profile = profile_model(model, batch_size=batch_size, context_length=context, new_tokens=1, device_type=device.type)
-    return [
-        tuple(work for works in phase.trace_from(HOST).work().values() for work in works) for phase in profile.phases
-    ]
+    return [tuple(work for works in phase.trace_on(HOST).work().values() for work in works) for phase in profile.phases]

@@ -55,8 +55,8 @@ class Phase:
         name: "prefill", "decode" or "forward".
         trace: its events.
         tokens: tokens of each sequence that it processes.
-        from_host: the trace if the model's first weights lie on the host: transformers chooses kernels by their device.
-            None: the same as `trace`.
+        from_host: the trace of a model that runs on the host: transformers chooses kernels by its device. None: the
+            same as `trace`.
         also: further forwards of this kind that may take more memory, such as the step before a sliding window is full.
         without: as `Use.without`.
         combined: as `Recorder.combined`, over all phases of the use; None: not known.
@@ -79,9 +79,9 @@ class Phase:
         """Return the same phase without the workspace of kernels."""
         return self.with_traces(lambda trace: trace.without_workspace)
 
-    def trace_from(self, first: object) -> Trace:
-        """Return the trace for a model whose first weights lie on the device `first`."""
-        return self.from_host if first == HOST and self.from_host is not None else self.trace
+    def trace_on(self, main: object) -> Trace:
+        """Return the trace for a model whose main device is `main`."""
+        return self.from_host if main == HOST and self.from_host is not None else self.trace
 
 
 def read_sample(sample_inputs: object) -> Example | None:

@@ -20,8 +20,8 @@ from .session import Session
 from .values import real_tensors
 from .work import tensors_in
 
-FROM_HOST = "decode, the first weights on the host"
-"""Name of the phase that replaces the decode phase if the model's first weights lie on the host."""
+FROM_HOST = "decode, on the host"
+"""Name of the phase that replaces the decode phase if the model's main device is the host."""
 
 FURTHER = "further forwards"
 """Name of forwards that belong to the phase after them, such as the decode step before a window is full."""

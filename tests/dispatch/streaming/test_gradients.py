@@ -698,16 +698,28 @@ def test_hooks_of_a_weight_see_its_gradient_wherever_it_went(where: object) -> N
         lambda model, x: torch.func.grad(lambda each: model(each).sum())(x),
         lambda model, x: torch.func.jacrev(model)(x),
         lambda model, x: torch.func.functional_call(model, {k: v * 2 for k, v in model.named_parameters()}, (x,)),
+        lambda model, x: torch.vmap(model)(x),
+        lambda model, x: torch.func.jvp(model, (x,), (torch.ones_like(x),))[1],
+        lambda model, x: torch.func.hessian(lambda each: model(each).sum())(x[0]),
     ],
 )
+@pytest.mark.parametrize("differentiable", [True, False])
 def test_transforms_of_torch_func_go_through_streamed_blocks(
-    transform: Callable[[nn.Module, torch.Tensor], Any],
+    transform: Callable[[nn.Module, torch.Tensor], Any], differentiable: bool
 ) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3)))
     x = torch.randn(3, 4)
-    expected = transform(model, x)
-    dispatch_model(model, {"": "cpu"}, main_device=at(0))
-    torch.testing.assert_close(transform(model, x).cpu(), expected)
+    with torch.set_grad_enabled(differentiable):
+        expected = transform(model, x)
+        dispatch_model(model, {"": "cpu"}, main_device=at(0))
+        torch.testing.assert_close(transform(model, x.to(at(0))).cpu(), expected)
+
+
+def test_a_transform_through_blocks_that_are_cast_on_their_way_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).eval()
+    dispatch_model(model, {"": "cpu"}, main_device=at(0), offload_dtype="int8")
+    with pytest.raises(DispatchError, match=r"is streamed, and torch.vmap, torch.func .* cannot run through it"):
+        torch.vmap(model)(torch.ones(2, 64, device=at(0)))
 
 
 @pytest.mark.parametrize("training", [False, True])
