@@ -36,7 +36,7 @@ MODULES = (
     "bigmodel.dispatch.experts.lazy_tensors",
 )
 TESTS = (
-    ("tests/dispatch/test_strict.py",),
+    ("tests/dispatch/test_locks.py", "tests/dispatch/test_strict.py"),
     ("-m", "not slow", *(f"tests/dispatch/{room}" for room in ("streaming", "transfer", "experts"))),
     ("-m", "not slow", "tests/devices/test_streams.py", "tests/dispatch/test_dispatch.py"),
 )

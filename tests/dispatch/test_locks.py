@@ -1,0 +1,136 @@
+"""State that threads share is used under its lock: without one, a loss would show in one run of thousands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bigmodel.devices import copy_stream
+from bigmodel.devices.streams import PastEvent, TimedCopyStream
+from bigmodel.dispatch.experts.cache import ExpertCache
+from bigmodel.dispatch.streaming.slots import BlockSlot
+from bigmodel.dispatch.streaming.streamer import Streamer
+from bigmodel.dispatch.transfer import staging
+from bigmodel.dispatch.transfer.disk_reader import DiskReader
+from bigmodel.dispatch.transfer.page_cache import ReadPolicy
+from bigmodel.dispatch.transfer.quantized_transfer import Transfer
+from bigmodel.dispatch.transfer.read_job import ReadJob
+from bigmodel.dispatch.transfer.speculative_reads import SpeculativeReads
+from bigmodel.dispatch.transfer.staging import StagingSlots
+from bigmodel.dispatch.weights.stats import StreamStats
+
+from .experts.test_cache import acquired, layers
+from .guarded import OwnedLock, guard, guard_method
+from .mapped_files import streamed_blocks
+from .streaming.test_slots import blocks
+
+HOST = torch.device("cpu")
+
+
+class Failed(PastEvent):
+    """The event of a fetch that has failed."""
+
+    def __init__(self) -> None:
+        super().__init__(OSError("the disk is gone"))
+
+
+def test_slots_of_blocks_are_used_under_the_lock_of_the_streamer(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = guard(monkeypatch, Streamer, "_slots")
+    made = blocks(4)
+    streamer = Streamer(HOST, made, 2)
+    noted.clear()  # those before any other thread knows of it
+    shown = [guard_method(monkeypatch, BlockSlot, name, streamer._lock) for name in ("show", "show_host", "mark")]
+    for block in made * 2:
+        streamer.adopt_replaced(block)
+        with streamer.use(block):
+            pass
+    assert [noted, *shown] == [[], [], [], []]
+
+
+def test_a_slot_whose_fetch_failed_is_emptied_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = made = blocks(1)
+    streamer = Streamer(HOST, made, 1)
+    with streamer.use(block):
+        pass
+    slot = streamer._slots.slots[0]
+    slot.ready = Failed()
+    noted = guard(monkeypatch, Streamer, "_slots")
+    with pytest.raises(OSError, match="the disk is gone"), streamer.use(block):
+        pass
+    assert noted == []
+    assert slot.content is None
+
+
+def test_slots_of_experts_are_used_under_the_lock_of_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for those that a call holds, whose arrival it awaits."""
+    first, second = made = layers()
+    cache = ExpertCache(HOST, made, 3)
+    unlocked = guard(monkeypatch, ExpertCache, "_slots")
+    held = acquired(cache, first, [0, 1], wait=False)
+    cache.record(first, [0, 1])
+    cache.fetch_ahead(second, [2])
+    assert unlocked == []
+    cache.await_arrival(held)
+    unlocked.clear()
+    cache.release(held)
+    assert unlocked == []
+
+
+def test_experts_whose_fetch_failed_are_released_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = made = layers()
+    cache = ExpertCache(HOST, made, 3)
+    held = acquired(cache, first, [0], wait=False)
+    cache._slots[held[0]].ready = Failed()
+    unlocked = guard(monkeypatch, ExpertCache, "_slots")
+    with pytest.raises(OSError, match="the disk is gone"):
+        cache.await_arrival(held)
+    assert len(unlocked) == 1, "only the read of the event"
+
+
+def test_jobs_of_a_reader_are_used_under_its_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    noted = guard(monkeypatch, DiskReader, "_jobs")
+    reader = DiskReader(copy_stream(HOST), ReadPolicy(0), StreamStats(), chunk_bytes=8192)
+    reader._lock = OwnedLock()  # type: ignore[assignment]
+    finished = guard_method(monkeypatch, ReadJob, "set_outcome", reader._lock)
+    made, _ = streamed_blocks(tmp_path, count=2, elements=4096)
+    memory = [torch.zeros(block.layout.nbytes, dtype=torch.uint8) for block in made]
+    for event in [reader.fetch(Transfer(block, each), ()) for block, each in zip(made, memory)]:
+        event.wait()
+    monkeypatch.setattr(reader, "_fill", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        reader.fetch(Transfer(made[0], memory[0]), ()).wait()
+    assert (noted, finished) == ([], [])
+
+
+def test_expected_blocks_are_used_under_their_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = guard(monkeypatch, SpeculativeReads, "_expected")
+    reads = SpeculativeReads()
+    reads._lock = OwnedLock()  # type: ignore[assignment]
+    made = blocks(2)
+    reads.expect(made)
+    assert reads._next_expected() is made[0]
+    assert reads.take(made[1], None) == []  # type: ignore[arg-type]
+    assert noted == []
+
+
+def test_staging_memory_is_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = guard(monkeypatch, staging._Memory, "_whole")
+    slots = StagingSlots(4096, pin=False)
+    memory = slots.free[0]._memory
+    memory._lock = OwnedLock()  # type: ignore[assignment]
+    assert memory.part(1).data_ptr() == memory.part(0).data_ptr() + 4096
+    assert noted == ["_Memory._whole"] * 2, "only the reads of what is there by then"
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_copies_that_are_timed_are_counted_under_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = guard(monkeypatch, TimedCopyStream, "_running")
+    device, seconds = torch.device("virtual", 0), []
+    stream = TimedCopyStream(copy_stream(device), device, seconds.append)
+    stream._lock = OwnedLock()  # type: ignore[assignment]
+    for _ in range(6):
+        stream.submit(lambda: None)
+    assert noted == []
+    assert seconds
