@@ -1,0 +1,66 @@
+"""A quantised model on every placement: the dequantised model's bits, within its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bigmodel.devices import max_memory_allocated, reset_peak_memory
+from bigmodel.dispatch import from_pretrained, get_plan, undispatch
+
+from ..accelerators import at, exact, two
+from .checkpoints import TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published, qwen3_moe
+from .twins import LINEAR, Twin, bnb4, fp8, mxfp4, packed
+
+LAYERS = [f"model.layers.{n}" for n in range(3)]
+ENDS: dict[str, Any] = {name: 0 for name in ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")}
+PLACEMENTS: dict[str, dict[str, Any]] = {
+    "resident": {"": 0},
+    "streamed from RAM": {**ENDS, **dict.fromkeys(LAYERS, "cpu")},
+    "streamed from disk": {**ENDS, **dict.fromkeys(LAYERS, "disk")},
+    "on disk, computed on the host": {"": "disk"},
+    "over two accelerators": {**ENDS, LAYERS[0]: 0, LAYERS[1]: 1, LAYERS[2]: "cpu"},
+}
+
+
+@pytest.mark.usefixtures("every_accelerator")
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("twin", LINEAR, ids=lambda twin: twin.name)
+def test_every_placement_gives_the_same_bits(twin: Twin, placement: str, tmp_path: Path) -> None:
+    _same_bits(twin, llama, placement, tmp_path)
+
+
+@pytest.mark.usefixtures("every_accelerator")
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize(
+    ("twin", "make"),
+    [(fp8(), mixtral), (fp8(), deepseek_v3), (packed(), qwen3_moe), (bnb4(), qwen3_moe), (mxfp4(), gpt_oss)],
+    ids=lambda each: getattr(each, "name", None) or each.__name__,
+)
+def test_every_placement_of_a_mixture_gives_the_same_bits(
+    twin: Twin, make: Callable[..., Any], placement: str, tmp_path: Path
+) -> None:
+    _same_bits(twin, make, placement, tmp_path)
+
+
+def _same_bits(twin: Twin, make: Callable[..., Any], placement: str, folder: Path) -> None:
+    whole = published(folder / "q", twin, make)
+    on_host = placement == "on disk, computed on the host"
+    if placement == "over two accelerators" and at(0).startswith("cuda") and torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    model = from_pretrained(folder / "q", device_map=PLACEMENTS[placement], context_length=16, batch_size=2)
+    if not on_host:
+        whole = whole.to(at(0))
+    before = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        expected = whole(TOKENS.to(whole.device)).logits.cpu()
+        for _ in range(2):
+            assert torch.equal(model(TOKENS.to(whole.device)).logits.cpu(), expected)
+    undispatch(model, "cpu")
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == before[name].dtype
+        assert torch.equal(tensor.contiguous().view(-1).view(torch.uint8), before[name].view(-1).view(torch.uint8))
