@@ -15,6 +15,7 @@ from torch import nn
 from ..devices import parse_size
 from ..errors import CheckpointError
 from ..profile import storage_key
+from ..quantized.published import published
 from ..sources.conversion import is_transformers_model
 from .model_tensors import find_model_tensors
 from .progress import byte_progress
@@ -106,13 +107,18 @@ def split_shards(tensors: Mapping[str, torch.Tensor], max_bytes: int) -> list[di
 
 
 def _module_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return every parameter and persistent buffer once; a tied one under the name that loading ties the others to."""
+    """Return every parameter and persistent buffer once; a tied one under the name that loading ties the others to, and
+    what a quantised checkpoint stores under the keys that it has there."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ()) if is_transformers_model(model) else set()
+    stored = published(model)
     tensors = {}
     for target in find_model_tensors(model):
         if target.persistent:
             name = next((name for name in target.names if name not in tied), target.name)
-            tensors[name] = target.tensor.detach()
+            if stored is not None and name in stored and not target.tensor.is_meta:
+                tensors.update(stored.tensors(name, target.tensor.detach()))
+            else:
+                tensors[name] = target.tensor.detach()
     return tensors
 
 

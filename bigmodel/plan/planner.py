@@ -21,7 +21,7 @@ from ..profile import DtypeLike, Profile, profile_model, profile_source
 from ..profile.machine.machine import MachineProfile, nominal_machine
 from ..profile.machine.probe import known_machine
 from ..profile.machine.probe import machine as measured_machine
-from ..profile.model.quantized import check_offload_dtype
+from ..profile.model.quantized import check_offload_dtype, refuse_twice
 from ..profile.trace.dry_run import SampleInputs
 from .memory.assignment import assemble
 from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom, without_accelerators
@@ -146,6 +146,7 @@ def plan(
         raise PlanError(f"{profile.name}: {profile.unknown}; give sample_inputs, the arguments of its forward")
     offload_dtype = profile.offload_dtype if offload_dtype is None else offload_dtype
     profile = replace(profile, offload_dtype=check_offload_dtype(offload_dtype))
+    refuse_twice(offload_dtype, profile.stored_as)
     if max_memory is None:
         budgets = with_headroom(budgets)
     predicted = objective is not None or machine is not None

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..arguments import check_model, optional_whole_number, whole_number
 from ..devices import torch_device
+from ..quantized.published import published
 from ..quantized.stored import stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
@@ -37,6 +38,7 @@ class Profile:
             `generate` moves the inputs there.
         offload_dtype: dtype that streamed weights are quantised to on the link; None: they are not.
         unknown: a sentence about memory that could not be measured; empty if there is none.
+        stored_as: the formats that weights are published in, if that is quantised; empty otherwise.
         returning: positions of the units whose outputs are moved to the main device: embeddings, and those whose
             outputs operations between units combine with other tensors. None: not known.
     """
@@ -51,6 +53,7 @@ class Profile:
     offload_dtype: str | None = None
     unknown: str = ""
     returning: frozenset[int] | None = None
+    stored_as: str = ""
 
     @cached_property
     def weights(self) -> int:
@@ -175,6 +178,7 @@ def profile_model(
     order = execution_order(units, phases)
     returning = _returning_units(model, units, phases)
     placed = {index for index, unit in enumerate(units) if unit.tensors}
+    stored = published(model)
     return Profile(
         name=type(model).__name__,
         units=tuple(units[index] for index in order),
@@ -185,6 +189,7 @@ def profile_model(
         first=order.index(_unit_of_first_parameter(units, model)) if order else 0,
         unknown=unknown,
         returning=frozenset(place for place, index in enumerate(order) if index in returning),
+        stored_as="" if stored is None else stored.label,
     )
 
 

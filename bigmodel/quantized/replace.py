@@ -6,13 +6,13 @@ The config's lists of modules that are not quantised are not read: what is store
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
 from ..errors import CheckpointFormatError
-from ..sources.conversion import FusedPart, KeyRules, is_transformers_model
+from ..sources.conversion import FusedPart, Fusion, KeyRules, is_transformers_model
 from ..sources.headers import TensorEntry
 from .embedding import become_embedding
 from .experts import FusedWeight, QuantizedExperts, quantized_class
@@ -20,6 +20,9 @@ from .formats.format import FusedPlace, Read, Scheme
 from .linear import QuantizedLinear
 from .published import Published, remember
 from .recognise import StoredWeight, read_scheme, stored_weights
+
+CHECKED_BYTES = 256 * 2**20
+"""Scales that are read and checked before a model is loaded: all those of an fp8 checkpoint of 700 billion weights."""
 
 Parts = list[tuple[FusedPart, StoredWeight]]
 """The matrices of a fused tensor, each with its place in it."""
@@ -55,7 +58,10 @@ def use_stored_weights(
     if scheme is None:
         return None
     replacement = _Replacement(model, scheme, source)
-    replacement.find(stored_weights(scheme, entries, source, read).values())
+    weights = stored_weights(scheme, entries, source, read)
+    replacement.find(weights.values(), entries)
+    if read is not None:
+        replacement.check_values(weights.values(), read)
     return replacement.make()
 
 
@@ -73,10 +79,15 @@ class _Replacement:
         self._interleaved: set[str] = set()
         self._formats: Counter[str] = Counter()
         self._sources: dict[str, tuple[FusedPart, ...]] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._beside: dict[str, tuple[FusedPart, ...]] = {}
 
-    def find(self, weights: Iterable[StoredWeight]) -> None:
+    def find(self, weights: Collection[StoredWeight], entries: Mapping[str, TensorEntry]) -> None:
         """Find the module of each weight, and check that it fits. Weights that the model does not have are left out."""
         rules = KeyRules(self._model, self._names) if is_transformers_model(self._model) else None
+        if rules is not None:
+            stored = {entry.name for weight in weights for entry in weight.tensors.values()}
+            self._find_beside(rules, {key: entry for key, entry in entries.items() if key not in stored})
         pieces: dict[str, dict[str, list[StoredWeight]]] = defaultdict(lambda: defaultdict(list))
         placed: dict[str, list[tuple[FusedPlace, StoredWeight]]] = defaultdict(list)
         for weight in sorted(weights, key=lambda weight: _natural(weight.name)):
@@ -108,6 +119,37 @@ class _Replacement:
             self._fused[name] = self._placed_parts(name, found)
             self._interleaved.add(name)
 
+    def check_values(self, weights: Iterable[StoredWeight], read: Read) -> None:
+        """Check the values of scales, up to `CHECKED_BYTES` of them."""
+        left = CHECKED_BYTES
+        for weight in weights:
+            for leaf in weight.format.checked:
+                entry = weight.tensors.get(leaf)
+                if entry is None or entry.nbytes > left:
+                    continue
+                left -= entry.nbytes
+                problem = weight.format.broken(leaf, read(entry))
+                if problem is not None:
+                    raise self._refusal(weight, f"({weight.format.label}), but {problem}")
+
+    def _find_beside(self, rules: KeyRules, entries: Mapping[str, TensorEntry]) -> None:
+        """Note the keys of whole tensors that have other names in the model, or are fused from several."""
+        fusions: dict[str, Fusion] = {}
+        for key in sorted(entries, key=_natural):
+            name, pattern = rules.rename(key)
+            if name in self._names and pattern is not None:
+                if name not in fusions:
+                    fusions[name] = rules.fusion(name, pattern)
+                fusions[name].add(pattern, entries[key])
+            elif name in self._names and name != key:
+                self._beside[name] = (FusedPart(key, ()),)
+                self._shapes[name] = entries[key].shape
+        for name, fusion in fusions.items():
+            parts = fusion.parts()
+            if parts is not None and len({entries[part.key].shape for part in parts}) == 1:
+                self._beside[name] = tuple(parts)
+                self._shapes[name] = entries[parts[0].key].shape
+
     def make(self) -> Published:
         """Replace the modules, and let the model remember its checkpoint."""
         experts: dict[str, list[FusedWeight]] = defaultdict(list)
@@ -126,11 +168,12 @@ class _Replacement:
             self._modules[parent]._modules[key] = replaced
             for own, leaf in replaced.stored.items():
                 self._sources[f"{name}.{own}"] = (FusedPart(weight.tensors[leaf].name, ()),)
+                self._shapes[f"{name}.{own}"] = weight.tensors[leaf].shape
         for name, weight in self._embeddings.items():
             self._become_embedding(name, weight)
         for owner, fused in experts.items():
             self._become_experts(self._modules[owner], tuple(fused), added[owner])
-        found = Published(self._scheme.method, dict(self._formats), self._sources)
+        found = Published(self._scheme.method, dict(self._formats), self._sources, self._shapes, self._beside)
         remember(self._model, found)
         return found
 
@@ -224,6 +267,7 @@ class _Replacement:
                 FusedPart(weight.tensors[stored].name, (expert, slice(number * rows, (number + 1) * rows)))
                 for expert, number, weight in places
             )
+            self._shapes[f"{owner}.{names[stored]}"] = entry.shape
             added[names[stored]] = (len(order), count * rows, *entry.shape[1:]), entry.dtype
         shape = self._names[f"{owner}.{leaf}"].shape
         if f"{owner}.{leaf}" in self._interleaved:
@@ -238,13 +282,12 @@ class _Replacement:
         experts = whole[0]
         for stored, entry in weight.tensors.items():
             if not entry.shape or entry.shape[0] != experts:
-                raise self._refusal(
-                    weight, f"but its {stored} has the shape {entry.shape}, not one of {experts} experts"
-                )
+                raise self._refusal(weight, f"but its {stored} has the shape {entry.shape} for {experts} experts")
         self._check(weight, shape, {leaf: _of_one(entry) for leaf, entry in weight.tensors.items()})
         names = {stored: _fused_name(leaf, stored) for stored in weight.tensors}
         for stored, entry in weight.tensors.items():
             self._sources[f"{owner}.{names[stored]}"] = (FusedPart(entry.name, ()),)
+            self._shapes[f"{owner}.{names[stored]}"] = entry.shape
             added[names[stored]] = entry.shape, entry.dtype
         return FusedWeight(leaf, weight.format, 1, shape, transposed, names)
 

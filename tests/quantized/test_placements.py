@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.dispatch import from_pretrained, get_plan, undispatch
 
-from ..accelerators import at, exact, two
+from ..accelerators import at, exact
+from ..marks import slow_but
 from .checkpoints import TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published, qwen3_moe
 from .twins import LINEAR, Twin, bnb4, fp8, mxfp4, packed
 
+FEW = [twin for twin in LINEAR if twin.name in ("fp8", "int4-group", "nf4-nested")]
 LAYERS = [f"model.layers.{n}" for n in range(3)]
-ENDS: dict[str, Any] = {name: 0 for name in ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")}
+ENDS: dict[str, Any] = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), 0)
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "resident": {"": 0},
     "streamed from RAM": {**ENDS, **dict.fromkeys(LAYERS, "cpu")},
@@ -29,7 +33,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("twin", LINEAR, ids=lambda twin: twin.name)
+@pytest.mark.parametrize("twin", slow_but(FEW, LINEAR), ids=lambda twin: twin.name)
 def test_every_placement_gives_the_same_bits(twin: Twin, placement: str, tmp_path: Path) -> None:
     _same_bits(twin, llama, placement, tmp_path)
 
@@ -64,3 +68,45 @@ def _same_bits(twin: Twin, make: Callable[..., Any], placement: str, folder: Pat
     for name, tensor in model.state_dict().items():
         assert tensor.dtype == before[name].dtype
         assert torch.equal(tensor.contiguous().view(-1).view(torch.uint8), before[name].view(-1).view(torch.uint8))
+
+
+@pytest.mark.usefixtures("accelerators")
+@exact
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.6, 3.0])
+@pytest.mark.parametrize(
+    ("twin", "make"),
+    [
+        *((twin, llama) for twin in LINEAR),
+        (fp8(), deepseek_v3),
+        (fp8(), mixtral),
+        (packed(), qwen3_moe),
+        (mxfp4(), gpt_oss),
+    ],
+    ids=lambda each: getattr(each, "name", None) or each.__name__,
+)
+def test_a_plan_counts_stored_and_restored_bytes(
+    twin: Twin, make: Callable[..., Any], share: float, tmp_path: Path
+) -> None:
+    published(tmp_path / "q", twin, make, vocab_size=256)
+    stored = load_file(tmp_path / "q" / "model.safetensors").items()
+    nbytes = sum(tensor.nbytes for name, tensor in stored if not name.endswith("e_score_correction_bias"))  # a buffer
+    prompt = torch.arange(32).view(1, 32)
+    model = from_pretrained(
+        tmp_path / "q",
+        device_map="sequential",
+        max_memory={0: int(nbytes * share) + 400_000, "cpu": 10**9},
+        context_length=33,
+    )
+    plan = get_plan(model)
+    assert plan is not None
+    assert not plan.guarded
+    assert any("stored as" in note and twin.label in note for note in plan.notes)
+    assert sum(device.weights for device in plan.devices.values()) == nbytes
+    gc.collect()
+    reset_peak_memory(0)
+    with torch.no_grad():
+        model.generate(prompt.to(at(0)), max_new_tokens=1, do_sample=False)
+    peak, planned = max_memory_allocated(0), plan.devices[0].total
+    # A mixture's plan holds for any routing: this one uses fewer experts at once.
+    assert (0.9 if make is llama else 0.8) * planned <= peak <= planned <= int(nbytes * share) + 400_000

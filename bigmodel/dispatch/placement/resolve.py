@@ -13,7 +13,9 @@ from ...devices import DISK, HOST, DeviceLike, check_present, device_key
 from ...errors import DeviceError, PlanError
 from ...plan import STRATEGIES, Plan, check_device_map, plan
 from ...profile import find_no_split_classes, profile_units
+from ...profile.model.quantized import refuse_twice
 from ...profile.model.units import is_lookup
+from ...quantized.published import published
 from .map_plan import plan_of_map
 from .options import PlanArguments
 from .tensors import DeviceMapLookup
@@ -111,8 +113,11 @@ def resolve_given(
     Raises:
         DeviceError: This machine does not have one of the devices.
         DeviceMapError: The map does not cover the model.
+        PlanError: Weights that are stored quantised would be quantised for the link.
     """
     asked = arguments or PlanArguments()
+    stored = published(model)
+    refuse_twice(asked.offload_dtype, "" if stored is None else stored.label)
     placement = DeviceMapLookup(devices, asked.main_device, execution, computed_below)
     _check_present(placement)
     plan = plan_of_map(model, placement, asked)

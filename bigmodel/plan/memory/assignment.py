@@ -282,7 +282,8 @@ GUARDED = "nothing is resident that can be streamed, until the first forward has
 
 
 def _notes(profile: Profile, guarded: bool) -> tuple[str, ...]:
+    stored = (f"weights are stored as {profile.stored_as}, and restored where they run",) if profile.stored_as else ()
     if not profile.unknown:
-        return ()
+        return stored
     known = f"{profile.unknown}; plan with sample_inputs to count all"
-    return (known, GUARDED) if guarded else (known,)
+    return (*stored, known, GUARDED) if guarded else (*stored, known)

@@ -14,6 +14,7 @@ from math import prod
 import torch
 
 from ...arguments import check_choice
+from ...errors import PlanError
 from ...limits import ALIGNMENT
 from .tensors import DtypeLike, TensorSpec, dtype_bits, normalize_dtype
 from .units import UnitProfile
@@ -40,6 +41,19 @@ def check_offload_dtype(offload_dtype: str | None) -> str | None:
     """
     check_choice("offload_dtype", offload_dtype, (*OFFLOAD_DTYPES, None))
     return offload_dtype
+
+
+def refuse_twice(offload_dtype: str | None, stored_as: str) -> None:
+    """Refuse to quantise for the link what is stored quantised.
+
+    Raises:
+        PlanError: both are given.
+    """
+    if offload_dtype is not None and stored_as:
+        raise PlanError(
+            f"offload_dtype={offload_dtype!r}: the weights are stored quantised already, as {stored_as}, and cross the "
+            "link so; leave it out"
+        )
 
 
 def quantized_parts(shape: Sequence[int], dtype: DtypeLike, offload_dtype: str) -> list[PartOfWeight] | None:

@@ -28,6 +28,8 @@ class Awq(WeightFormat):
 
     group: int | None
 
+    checked = ("scales",)
+
     @property
     def label(self) -> str:
         return f"awq int4, {'one group' if self.group is None else f'groups of {self.group}'}"

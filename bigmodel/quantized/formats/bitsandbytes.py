@@ -53,6 +53,8 @@ class Codes(WeightFormat):
     dtype: torch.dtype | None = None
     offset: float = 0.0
 
+    checked = ("weight.absmax", "weight.nested_absmax", "weight.nested_quant_map", "weight.quant_map")
+
     @property
     def label(self) -> str:
         return f"bitsandbytes {self.kind}, blocks of {self.block}"
@@ -100,6 +102,8 @@ class Codes(WeightFormat):
 @dataclass(frozen=True)
 class Int8(WeightFormat):
     """int8 with a scale for each row."""
+
+    checked = ("SCB",)
 
     @property
     def label(self) -> str:

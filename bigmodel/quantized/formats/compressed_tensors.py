@@ -49,6 +49,8 @@ class ScaledIntegers(WeightFormat):
     block: tuple[int, int]
     symmetric: bool
 
+    checked = ("weight_scale",)
+
     @property
     def label(self) -> str:
         kind = f"{'float' if self.is_float else 'int'}{self.bits}"
@@ -132,6 +134,8 @@ class ScaledIntegers(WeightFormat):
 @dataclass(frozen=True)
 class Nvfp4(WeightFormat):
     """4-bit floats, two per byte, with an 8-bit float for each 16, which a float32 for all of them divides."""
+
+    checked = ("weight_scale", "weight_global_scale")
 
     @property
     def label(self) -> str:

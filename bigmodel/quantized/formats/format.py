@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -45,6 +45,9 @@ class Stored:
 
 class WeightFormat(ABC):
     """How one matrix is stored. Instances are values: equal if they describe the same."""
+
+    checked: ClassVar[tuple[str, ...]] = ()
+    """Leaves whose values are checked before a model is loaded: small ones, such as scales."""
 
     @property
     @abstractmethod
@@ -106,6 +109,11 @@ class WeightFormat(ABC):
                 return f"its {leaf} is {_name(entry.dtype)}, not {' or '.join(map(_name, stored.dtypes))}"
         extra = sorted(set(found) - set(expected))
         return f"it has a tensor {extra[0]}, which the format does not know" if extra else None
+
+    def broken(self, leaf: str, tensor: torch.Tensor) -> str | None:
+        """Return what is wrong with the values of a checked tensor; None if nothing is."""
+        values = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
+        return None if bool(torch.isfinite(values).all()) else f"its {leaf} has values that are not finite"
 
 
 @dataclass(frozen=True)

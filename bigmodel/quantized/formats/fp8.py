@@ -26,6 +26,8 @@ class Fp8(WeightFormat):
 
     block: tuple[int, int] | None
 
+    checked = ("weight_scale_inv",)
+
     @property
     def label(self) -> str:
         return "fp8, one scale" if self.block is None else f"fp8, blocks of {self.block[0]} x {self.block[1]}"

@@ -27,6 +27,8 @@ class Gptq(WeightFormat):
     group: int | None
     added: int
 
+    checked = ("scales", "g_idx")
+
     @property
     def label(self) -> str:
         return f"gptq int{self.bits}, {'one group' if self.group is None else f'groups of {self.group}'}"
@@ -43,6 +45,13 @@ class Gptq(WeightFormat):
             "scales": Stored((groups, rows), (torch.float16, torch.bfloat16, torch.float32)),
             "g_idx": Stored((columns,), (torch.int32,), optional=True),
         }
+
+    def broken(self, leaf: str, tensor: torch.Tensor) -> str | None:
+        if leaf != "g_idx":
+            return super().broken(leaf, tensor)
+        groups = ceil_div(tensor.numel(), self.group or tensor.numel())
+        inside = tensor.numel() == 0 or (int(tensor.min()) >= 0 and int(tensor.max()) < groups)
+        return None if inside else f"its g_idx names groups outside 0 ... {groups - 1}"
 
     def step(self, shape: tuple[int, int]) -> int:
         return 32 // self.bits

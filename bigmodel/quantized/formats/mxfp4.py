@@ -24,6 +24,8 @@ _BIAS = 127
 class Mxfp4(WeightFormat):
     """4-bit floats, two per byte, with a power of two for each group of 32."""
 
+    checked = ("weight_scales",)
+
     @property
     def label(self) -> str:
         return "mxfp4, groups of 32"
@@ -36,6 +38,9 @@ class Mxfp4(WeightFormat):
             "weight_blocks": Stored((shape[0], groups, GROUP // 2), (torch.uint8,)),
             "weight_scales": Stored((shape[0], groups), (torch.uint8,)),
         }
+
+    def broken(self, leaf: str, tensor: torch.Tensor) -> str | None:
+        return f"its {leaf} has values of 255, which stand for NaN" if bool((tensor == 255).any()) else None
 
     def rows(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         values = float4_pairs(tensors["weight_blocks"][start:stop]).to(torch.float32)
