@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, measure
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> Report:
     products = {name: make(width, height, count) for name, make in VARIANTS.items()}
     with torch.inference_mode():
         samples = measure(
-            [Variant(name, lambda calls=calls: _seconds(calls)) for name, (_, calls) in products.items()],
+            [Variant(name, partial(_seconds, calls)) for name, (_, calls) in products.items()],
             options.rounds,
             seed=options.seed,
         )
