@@ -1,6 +1,7 @@
 # make demo          the main job from start to end, offline, in a few minutes
 # make test          the whole test suite
 # make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
+# make compat        accelerate's own tests, fetched, with bigmodel standing in for accelerate
 # make lint          ruff, mypy --strict, import-linter
 # make docs          the guide and the API, built strictly into site/
 # make test-oldest   the fast tests of planning and dispatching with the oldest PyTorch allowed, make test-newest the newest
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test zoo lint docs test-oldest test-newest clean
+.PHONY: demo test zoo compat lint docs test-oldest test-newest clean
 .DELETE_ON_ERROR:
 
 # The stamps are written last: an interrupted environment has none. One that was broken later is found here.
@@ -30,6 +31,10 @@ zoo: $(VENV)/.ready-test
 	rm -rf build/zoo
 	BIGMODEL_ZOO=build/zoo $(BIN)/python -m pytest tests/zoo -m "" -n $(WORKERS) --dist worksteal; found=$$?; \
 	$(BIN)/python -m tests.zoo.table build/zoo benchmarks/results/zoo-virtual.json; exit $$found
+
+compat: $(VENV)/.ready-test
+	$(PIP) install --quiet --constraint constraints.txt parameterized
+	$(BIN)/python -m tests.compat.peers.accelerate
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

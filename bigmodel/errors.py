@@ -71,7 +71,7 @@ class DispatchError(BigModelError, RuntimeError):
     """A dispatched model does not support the operation while it is dispatched."""
 
 
-class TrainError(BigModelError, RuntimeError):
+class TrainError(BigModelError, RuntimeError, ValueError):
     """Training functions were called out of order or with unsupported arguments."""
 
 

@@ -3,7 +3,6 @@
 The names are written once, in the package's stub, `__init__.pyi`, which type checkers and editors read too:
 
     from .home import Name as Name      Name is imported from `home` when it is first used
-    from .home import Other as Name     the same, under another name
     from . import room as room          the package `room` is imported when it is first used; not part of `__all__`
     from .other import *                all names of `other`, itself a package of this kind
 """
@@ -25,20 +24,20 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     Args:
         package: Dotted name of a package with a stub `__init__.pyi`.
     """
-    homes: dict[str, tuple[str, str]] = {}
+    homes: dict[str, str] = {}
 
-    def listed() -> dict[str, tuple[str, str]]:
+    def listed() -> dict[str, str]:
         if not homes:
             homes.update(_read_stub(package))
         return homes
 
     def get(name: str) -> Any:
         if name == "__all__":
-            return sorted(name for name, (home, _) in listed().items() if home != package)
-        if name not in listed():
+            return sorted(name for name, home in listed().items() if home != package)
+        home = listed().get(name)
+        if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home, original = listed()[name]
-        value = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), original)
+        value = import_module(f"{package}.{name}") if home == package else getattr(import_module(home), name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -48,8 +47,8 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
     return get, names
 
 
-def _read_stub(package: str) -> dict[str, tuple[str, str]]:
-    """Return the module that each name is imported from in the stub of `package`, and its name there."""
+def _read_stub(package: str) -> dict[str, str]:
+    """Return the module that each name is imported from in the stub of `package`."""
     # Imported here, so that to import a package of this kind costs next to nothing.
     import ast
     import pkgutil
@@ -57,12 +56,11 @@ def _read_stub(package: str) -> dict[str, tuple[str, str]]:
 
     stub = pkgutil.get_data(package, "__init__.pyi")
     assert stub is not None
-    homes: dict[str, tuple[str, str]] = {}
+    homes: dict[str, str] = {}
     for statement in ast.parse(stub).body:
         if isinstance(statement, ast.ImportFrom):
             home = resolve_name("." * statement.level + (statement.module or ""), package)
-            if statement.names[0].name == "*":
-                homes.update({name: (home, name) for name in import_module(home).__all__})
-            else:
-                homes.update({alias.asname or alias.name: (home, alias.name) for alias in statement.names})
+            imported = [alias.name for alias in statement.names]
+            names = import_module(home).__all__ if imported == ["*"] else imported
+            homes.update(dict.fromkeys(names, home))
     return homes

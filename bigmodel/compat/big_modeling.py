@@ -18,13 +18,16 @@ from .. import dispatch
 from ..checkpoint import Checkpoint
 from ..devices import DeviceLike
 from ..dispatch.attach.dispatched import dispatched
+from ..dispatch.dispatch import place_and_attach
 from ..dispatch.load import load_checkpoint_and_dispatch as load_and_dispatch
-from ..dispatch.placement.resolve import DeviceMap
+from ..dispatch.placement.offload_files import fill_meta
+from ..dispatch.placement.options import Options, PlanArguments
+from ..dispatch.placement.resolve import DeviceMap, resolve_device_map, whole_classes
 from ..dispatch.weights.parameters import like
 from ..errors import PlanError
 from .hooks.dispatched import show_hooks
 from .modeling import check_device_map as check_device_map
-from .offload_files import INDEX, Entry, OffloadedWeightsLoader, stored_tensor
+from .offload_files import INDEX, Entry, OffloadedWeightsLoader, stored_tensor, wanted_dtype
 
 
 def dispatch_model(
@@ -51,14 +54,40 @@ def dispatch_model(
 
     if isinstance(device_map, Mapping):
         public.check_device_map(model, device_map)
-    fill_from_index(model, offload_index, offload_dir)
-    dispatch.dispatch_model(
-        model, device_map, main_device, state_dict, offload_dir, offload_buffers=offload_buffers, skip_keys=skip_keys,
-        preload_module_classes=preload_module_classes, force_hooks=force_hooks, **arguments,
-    )  # fmt: skip
+    dtype = cast_on_device(model, offload_index)
+    fill_from_index(model, offload_index, offload_dir, leave_uncast=dtype is not None)
+    if dtype is not None:
+        classes = whole_classes(model, arguments.pop("no_split_module_classes", None), preload_module_classes)
+        resolved = resolve_device_map(
+            model,
+            device_map,
+            PlanArguments.read(
+                main_device=main_device,
+                no_split_module_classes=classes,
+                offload_buffers=offload_buffers,
+                dtype=dtype,
+                **arguments,
+            ),
+        )
+        options = Options(skip_keys=skip_keys, no_split_module_classes=classes, force_hooks=force_hooks)
+        fill_meta(model, state_dict)
+        place_and_attach(model, resolved, options, offload_dir)
+    else:
+        dispatch.dispatch_model(
+            model,
+            device_map,
+            main_device,
+            state_dict,
+            offload_dir,
+            offload_buffers=offload_buffers,
+            skip_keys=skip_keys,
+            preload_module_classes=preload_module_classes,
+            force_hooks=force_hooks,
+            **arguments,
+        )
     if isinstance(device_map, Mapping):
         model.__dict__["hf_device_map"] = dict(device_map)
-    return _with_hooks(model)
+    return with_hooks(model)
 
 
 def cpu_offload(
@@ -70,7 +99,7 @@ def cpu_offload(
 ) -> nn.Module:
     """Keep all weights on the host, as `bigmodel.cpu_offload` does, and let modules show hooks."""
     dispatch.cpu_offload(model, execution_device, offload_buffers, state_dict, preload_module_classes)
-    return _with_hooks(model)
+    return with_hooks(model)
 
 
 def disk_offload(
@@ -84,21 +113,30 @@ def disk_offload(
     fill_from_index(model, None, offload_dir)
     Path(offload_dir).mkdir(parents=True, exist_ok=True)
     dispatch.disk_offload(model, offload_dir, execution_device, offload_buffers, preload_module_classes)
-    return _with_hooks(model)
+    return with_hooks(model)
 
 
 def load_checkpoint_and_dispatch(model: nn.Module, checkpoint: Any, *args: Any, **kwargs: Any) -> nn.Module:
     """Load a checkpoint and dispatch as `bigmodel.load_checkpoint_and_dispatch` does, and let modules show hooks."""
     load_and_dispatch(model, checkpoint, *args, **kwargs)
-    return _with_hooks(model) if dispatched(model) is not None else model
+    return with_hooks(model) if dispatched(model) is not None else model
 
 
-def fill_from_index(model: nn.Module, index: Mapping[str, Entry] | None, folder: str | Path | None) -> None:
-    """Fill tensors on ``meta`` from the files that `index` names, or from a folder of `offload_state_dict`."""
+def fill_from_index(
+    model: nn.Module,
+    index: Mapping[str, Entry] | None,
+    folder: str | Path | None,
+    leave_uncast: bool = False,
+) -> None:
+    """Fill tensors on ``meta`` from the files that `index` names, or from a folder of `offload_state_dict`.
+
+    A tensor whose entry names another dtype than the file has is cast, unless `leave_uncast`: then it views the file.
+    """
     stored = None
     if folder is not None and (Path(folder) / INDEX).is_file():
         stored = OffloadedWeightsLoader(save_folder=folder)
     opened: dict[str, Checkpoint] = {}
+    filled: dict[tuple[Any, ...], torch.Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for registry in registries:
@@ -108,9 +146,29 @@ def fill_from_index(model: nn.Module, index: Mapping[str, Entry] | None, folder:
                 name = f"{prefix}.{key}" if prefix else key
                 entry = (index or {}).get(name)
                 if entry is not None and entry.get("safetensors_file") is not None:
-                    registry[key] = like(tensor, stored_tensor(name, entry, opened))
+                    identity = (entry["safetensors_file"], entry.get("weight_name", name), type(tensor))
+                    if identity not in filled:  # tied weights stay one
+                        value = stored_tensor(name, entry, opened)
+                        wanted = value.dtype if leave_uncast else wanted_dtype(entry, value)
+                        filled[identity] = like(tensor, value.to(wanted))
+                    registry[key] = filled[identity]
                 elif stored is not None and name in stored:
                     registry[key] = like(tensor, stored[name])
+
+
+def cast_on_device(model: nn.Module, index: Mapping[str, Entry] | None) -> torch.dtype | None:
+    """Return the dtype to which all weights of `model` are cast where they run, for a model whose index names one dtype
+    for all weights and another than the files have; None if nothing is cast, or weights have several dtypes.
+    """
+    opened: dict[str, Checkpoint] = {}
+    stored, wanted = set(), {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
+    for name, entry in (index or {}).items():
+        if entry.get("safetensors_file") is not None:
+            value = stored_tensor(name, entry, opened)
+            if value.is_floating_point():
+                stored.add(value.dtype)
+                wanted.add(wanted_dtype(entry, value))
+    return wanted.pop() if len(wanted) == 1 and stored - wanted else None
 
 
 def refuse_recurrent_layers(model: Any) -> None:
@@ -129,7 +187,7 @@ def refuse_recurrent_layers(model: Any) -> None:
         )
 
 
-def _with_hooks(model: nn.Module) -> nn.Module:
+def with_hooks(model: nn.Module) -> nn.Module:
     """Let the modules of a dispatched model show hooks, now and after it is dispatched anew."""
     found = dispatched(model)
     assert found is not None

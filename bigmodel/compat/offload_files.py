@@ -142,6 +142,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
             assert self.save_folder is not None, f"{key} is in a .dat file, and no folder is given"
             return load_offloaded_weight(Path(self.save_folder) / f"{key}.dat", entry)
         value = stored_tensor(key, entry, self._opened)
+        value = value.to(wanted_dtype(entry, value))
         return value if self.device is None else value.to(torch_device(self.device))
 
     def __iter__(self) -> Iterator[str]:
@@ -152,7 +153,7 @@ class OffloadedWeightsLoader(Mapping[str, torch.Tensor]):
 
 
 def stored_tensor(name: str, entry: Entry, opened: dict[str, Checkpoint]) -> torch.Tensor:
-    """Return the tensor of a safetensors file: a view of the mapped file, cast if the entry says a dtype.
+    """Return the tensor of a safetensors file: a view of the mapped file, in the file's dtype.
 
     Args:
         opened: Files opened so far; extended.
@@ -160,8 +161,12 @@ def stored_tensor(name: str, entry: Entry, opened: dict[str, Checkpoint]) -> tor
     path = str(entry["safetensors_file"])
     if path not in opened:
         opened[path] = Checkpoint.open(path)
-    value = opened[path].tensor(entry.get("weight_name", name))
-    return value.to(_dtype(entry["dtype"])) if "dtype" in entry else value
+    return opened[path].tensor(entry.get("weight_name", name))
+
+
+def wanted_dtype(entry: Entry, value: torch.Tensor) -> torch.dtype:
+    """Return the dtype that an entry says, or that of its value."""
+    return _dtype(entry["dtype"]) if "dtype" in entry else value.dtype
 
 
 def extract_submodules_state_dict(state_dict: Mapping[str, Value], submodule_names: Iterable[str]) -> dict[str, Value]:

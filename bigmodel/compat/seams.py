@@ -80,7 +80,26 @@ class Replaced:
         return replacement(self.original, **bound.arguments)
 
 
-SEAMS: Sequence[Seam] = ()
+SEAMS: Sequence[Seam] = (
+    Seam(
+        "transformers.modeling_utils",
+        "_get_device_map",
+        ("model", "device_map", "max_memory", "hf_quantizer"),
+        "bigmodel.compat.transformers_loading:device_map_of",
+    ),
+    Seam(
+        "transformers.modeling_utils",
+        "accelerate_disk_offload",
+        ("model", "disk_offload_folder", "checkpoint_files", "device_map", "sharded_metadata", "weight_mapping"),
+        "bigmodel.compat.transformers_loading:index_of",
+    ),
+    Seam(
+        "transformers.modeling_utils",
+        "accelerate_dispatch",
+        ("model", "hf_quantizer", "device_map", "offload_folder", "offload_index", "offload_buffers"),
+        "bigmodel.compat.transformers_loading:dispatch",
+    ),
+)
 
 
 class SeamFinder(MetaPathFinder):

@@ -147,10 +147,19 @@ class AcceleratorState(SharedState, RankOperations):
 
     def __getattr__(self, name: str) -> Any:
         partial = self.__dict__.get("_partial")
-        if partial is None or name.startswith("__"):
-            reason = " yet: make an Accelerator first" if partial is None else ""
-            raise AttributeError(f"AcceleratorState has no attribute {name!r}{reason}")
+        if partial is None and not name.startswith("_"):
+            raise AttributeError(
+                f"`AcceleratorState` object has no attribute `{name}`. This happens if "
+                "`AcceleratorState._reset_state()` was called, or none was made yet: make an `Accelerator` first"
+            )
+        if name.startswith("__") or not hasattr(partial, name):
+            raise AttributeError(f"'AcceleratorState' object has no attribute '{name}'")
         return getattr(partial, name)
+
+    @property
+    def fsdp_plugin(self) -> Any:
+        """The active plugin of sharded data parallelism, or None."""
+        return self.plugin if self.distributed_type == DistributedType.FSDP else None
 
     @property
     def use_distributed(self) -> bool:

@@ -115,6 +115,10 @@ class TorchDynamoPlugin(KwargsHandler):
         if self.dynamic is None and os.environ.get(prefix + "USE_DYNAMIC"):
             self.dynamic = environment.flag(prefix + "USE_DYNAMIC")
 
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return the fields that were given or say something."""
+        return {name: value for name, value in super().to_kwargs().items() if value is not False}
+
     @property
     def enabled(self) -> bool:
         """Whether models are compiled."""

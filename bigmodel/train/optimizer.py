@@ -112,6 +112,15 @@ class AcceleratedOptimizer(Optimizer):
         """Whether the last step was skipped because gradients overflowed in fp16."""
         return self._step_was_skipped
 
+    @property
+    def _is_overflow(self) -> bool:
+        """`step_was_skipped`, under the name that other libraries also set it by."""
+        return self._step_was_skipped
+
+    @_is_overflow.setter
+    def _is_overflow(self, skipped: bool) -> None:
+        self._step_was_skipped = skipped
+
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Apply the gradients if this pass ends an accumulation window and they did not overflow.
 

@@ -27,6 +27,16 @@ class DistributedType(_StringEnum):
     DEEPSPEED = "DEEPSPEED"
     FSDP = "FSDP"
     TP = "TP"
+    # Never in use: programs compare with them.
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_XPU = "MULTI_XPU"
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_NEURON = "MULTI_NEURON"
+    XLA = "XLA"
+    MEGATRON_LM = "MEGATRON_LM"
 
 
 class PrecisionType(_StringEnum):

@@ -55,6 +55,8 @@ def bare_model(
     """
     compiled = model if hasattr(model, "_orig_mod") else None
     inner = unwrap(uncompiled(model))
+    if isinstance(inner, nn.DataParallel):
+        inner = inner.module
     if hasattr(inner, "_orig_mod"):
         compiled, inner = inner, uncompiled(inner)
     if not keep_fp32_wrapper:

@@ -50,6 +50,19 @@ from bigmodel.train.nested import is_namedtuple as is_namedtuple
 from bigmodel.train.nested import is_torch_tensor as is_torch_tensor
 from bigmodel.train.wrappers import compile_regions as compile_regions
 
+from . import constants as constants
+from . import dataclasses as dataclasses
+from . import deepspeed as deepspeed
+from . import environment as environment
+from . import fsdp_utils as fsdp_utils
+from . import imports as imports
+from . import memory as memory
+from . import modeling as modeling
+from . import offload as offload
+from . import operations as operations
+from . import other as other
+from . import random as random
+from . import versions as versions
 from .available import is_4bit_bnb_available as is_4bit_bnb_available
 from .available import is_8bit_bnb_available as is_8bit_bnb_available
 from .available import is_aim_available as is_aim_available
@@ -123,6 +136,8 @@ from .constants import STR_OPERATION_TO_FUNC as STR_OPERATION_TO_FUNC
 from .constants import SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING as SUPPORTED_PYTORCH_LAYERS_FOR_UPCASTING
 from .constants import TORCH_DYNAMO_MODES as TORCH_DYNAMO_MODES
 from .constants import WEIGHTS_PATTERN_NAME as WEIGHTS_PATTERN_NAME
+from .deepspeed import DeepSpeedSchedulerWrapper as DeepSpeedSchedulerWrapper
+from .deepspeed import HfDeepSpeedConfig as HfDeepSpeedConfig
 from .environment import are_libraries_initialized as are_libraries_initialized
 from .environment import clear_environment as clear_environment
 from .environment import get_gpu_info as get_gpu_info

@@ -37,10 +37,14 @@ class Checkpoints(AcceleratorCore):
 
         Raises TrainError for objects without them.
         """
-        lacking = [obj for obj in objects if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"))]
+        lacking = [
+            f"Item at index {index} ({type(obj).__name__})"
+            for index, obj in enumerate(objects)
+            if not (hasattr(obj, "state_dict") and hasattr(obj, "load_state_dict"))
+        ]
         if lacking:
-            names = ", ".join(type(obj).__name__ for obj in lacking)
-            raise TrainError(f"{names}: objects to checkpoint need state_dict and load_state_dict")
+            names = ", ".join(lacking)
+            raise TrainError(f"objects to checkpoint need state_dict and load_state_dict: {names}")
         self._custom_objects.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from bigmodel.train.optimizer import AcceleratedOptimizer, move_state_to_paramet
 from bigmodel.train.precision.mixed import MixedPrecisionForward, convert_to_fp8
 from bigmodel.train.scheduler import AcceleratedScheduler
 from bigmodel.train.wrappers import bare_model, compile_model
+
+T = TypeVar("T")
 
 
 class PreparingModels(AcceleratorCore):
@@ -89,7 +91,13 @@ class PreparingModels(AcceleratorCore):
         if self.state.dynamo_plugin.enabled:
             model = compile_model(model, self.state.dynamo_plugin)
         self._models.append(model)
-        return model
+        return _marked(model)
+
+
+def _marked(prepared: T) -> T:
+    """Mark an object as prepared, for programs that ask."""
+    prepared._is_accelerate_prepared = True  # type: ignore[attr-defined]
+    return prepared
 
 
 def those(kind: type[Any], objects: Sequence[Any]) -> list[Any]:
@@ -194,7 +202,7 @@ class Preparing(PreparingModels):
         move_state_to_parameters(optimizer)
         wrapped = AcceleratedOptimizer(optimizer, self.strategy, self._scaler)
         self._optimizers.append(wrapped)
-        return wrapped
+        return _marked(wrapped)
 
     def prepare_scheduler(self, scheduler: LRScheduler) -> AcceleratedScheduler:
         """Wrap a scheduler; it follows the prepared optimizer that it was created for, else all prepared optimizers."""
@@ -213,7 +221,7 @@ class Preparing(PreparingModels):
             self.strategy.data_parallel()[0],
         )
         self._schedulers.append(wrapped)
-        return wrapped
+        return _marked(wrapped)
 
     def prepare_data_loader(
         self,
@@ -243,7 +251,7 @@ class Preparing(PreparingModels):
             use_stateful_dataloader=config.use_stateful_dataloader,
         )
         self._dataloaders.append(prepared)
-        return prepared
+        return _marked(prepared)
 
     def skip_first_batches(self, dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoaderShard:
         """Return a copy of the loader that skips its first batches, to finish an interrupted epoch."""

@@ -32,6 +32,12 @@ class DataLoaderAdapter(DataLoader[Any]):
         self.use_stateful_dataloader = use_stateful_dataloader
         self.base_dataloader = kind(dataset, batch_sampler=batch_sampler, **kwargs)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of `base_dataloader` where that is not PyTorch's own: callers ask for it by `isinstance`."""
+        base = self.__dict__.get("base_dataloader")
+        return type(self) if base is None or type(base) is DataLoader else type(base)
+
     def __getattr__(self, name: str) -> Any:
         if name == "base_dataloader" or name.startswith("__"):
             raise AttributeError(name)

@@ -10,6 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from bigmodel.devices import is_accelerator
+from bigmodel.train.data.iterable import IterableSource
+from bigmodel.train.data.request import stateful_loader_class
 from bigmodel.train.data.steps import LoaderStep, StepSource, move_ahead, move_each, real_rows
 from bigmodel.train.seeding import host_state, set_host_state, synchronize_rng_states
 from bigmodel.train.state.gradient import GradientState
@@ -115,8 +117,10 @@ class LoaderProgress:
 class DataLoaderShard(DataLoader[Any]):
     """This process's batches, on its device. A `DataLoader` by type, which delegates to `base_dataloader`.
 
+    `isinstance` also takes it for an instance of the class of `base_dataloader`.
+
     Args:
-        source: source of the batches.
+        source: source of the batches; or a dataset, all of whose batches this process reads.
         device: device that batches are moved to; None leaves them.
         rng_types: generators to synchronise at the start of each pass.
         generator: the generator that `rng_types` calls "generator".
@@ -126,6 +130,8 @@ class DataLoaderShard(DataLoader[Any]):
         total_batch_size: samples in the batches of all processes.
         skip: batches to skip at the start of each pass.
         progress: shared with the loader that this one was made of.
+        use_stateful_dataloader: read a dataset by torchdata's loader.
+        loader_arguments: further arguments of the loader that reads a dataset.
 
     Attributes:
         end_of_dataloader: whether the current batch is the last.
@@ -134,7 +140,7 @@ class DataLoaderShard(DataLoader[Any]):
 
     def __init__(
         self,
-        source: StepSource,
+        source: Any,
         device: torch.device | None = None,
         rng_types: Sequence[RNGType | str] = (),
         generator: torch.Generator | None = None,
@@ -144,8 +150,15 @@ class DataLoaderShard(DataLoader[Any]):
         total_batch_size: int | None = None,
         skip: int = 0,
         progress: LoaderProgress | None = None,
+        use_stateful_dataloader: bool = False,
+        **loader_arguments: Any,
     ) -> None:
         # DataLoader.__init__ is not called, since this class delegates to `base_dataloader`.
+        if not hasattr(source, "open"):
+            settings = {"batch_size": batch_size, "generator": generator, **loader_arguments}
+            source = _reading(source, use_stateful_dataloader, settings)
+            resumes_by_itself = resumes_by_itself or use_stateful_dataloader
+            batch_size = total_batch_size = source.base.batch_size
         self.base_dataloader = source.base
         self.gradient_state = GradientState()
         self.device, self.end_of_dataloader, self.remainder = device, False, -1
@@ -156,6 +169,20 @@ class DataLoaderShard(DataLoader[Any]):
         self.total_batch_size, self.skip_batches = total_batch_size, skip
         self._progress = progress or LoaderProgress(_generators(source.base))
         self._step = LoaderStep(None, False)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of `base_dataloader` where that is not PyTorch's own: callers ask for it by `isinstance`."""
+        base = self.__dict__.get("base_dataloader")
+        return type(self) if base is None or type(base) is DataLoader else type(base)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _unpickled, (type(self), self.__getstate__())
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether `base_dataloader` is torchdata's."""
+        return hasattr(self.base_dataloader, "load_state_dict")
 
     def __getattr__(self, name: str) -> Any:
         if name == "base_dataloader" or name.startswith("__"):
@@ -227,7 +254,7 @@ class DataLoaderShard(DataLoader[Any]):
         progress = self._progress
         batches = progress.batches if progress.resumable else 0
         if batches and progress.loader_state is not None:
-            self.base_dataloader.load_state_dict(progress.loader_state)  # type: ignore[attr-defined]
+            self.base_dataloader.load_state_dict(progress.loader_state)
         return batches
 
     def _moved(self, steps: Iterator[LoaderStep]) -> Iterator[LoaderStep]:
@@ -298,6 +325,18 @@ class DataLoaderShard(DataLoader[Any]):
 
 class DataLoaderDispatcher(DataLoaderShard):
     """A prepared data loader whose batches process 0 reads for all."""
+
+
+def _unpickled(kind: type[DataLoaderShard], state: dict[str, Any]) -> DataLoaderShard:
+    loader = object.__new__(kind)
+    loader.__setstate__(state)
+    return loader
+
+
+def _reading(dataset: Any, stateful: bool, settings: dict[str, Any]) -> StepSource:
+    """Return the source of all batches of a dataset."""
+    kind: Any = stateful_loader_class() if stateful else DataLoader
+    return IterableSource(kind(dataset, **{name: value for name, value in settings.items() if value is not None}))
 
 
 def _generators(base: DataLoader[Any]) -> list[torch.Generator]:

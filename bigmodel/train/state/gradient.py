@@ -91,6 +91,10 @@ class GradientState(SharedState):
         active = self.active_dataloader
         return active.remainder if active is not None else -1
 
+    def _set_sync_gradients(self, sync_gradients: bool) -> None:
+        """Set `sync_gradients`; for training loops of other libraries that accumulate by themselves."""
+        self.sync_gradients = sync_gradients
+
     def _add_dataloader(self, dataloader: TrackedDataLoader) -> None:
         self.dataloader_references.append(dataloader)
 

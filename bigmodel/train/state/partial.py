@@ -26,6 +26,16 @@ from bigmodel.train.state.ranks import RankOperations
 from bigmodel.train.state.shared import SharedState
 from bigmodel.train.types import DistributedType
 
+_ATTRIBUTES = (
+    "backend",
+    "debug",
+    "device",
+    "distributed_type",
+    "local_process_index",
+    "num_processes",
+    "process_index",
+)
+
 
 class PartialState(SharedState, RankOperations):
     """Ranks and device of this process. Every instance shares one state.
@@ -134,6 +144,14 @@ class PartialState(SharedState, RankOperations):
     def _reset_state(cls) -> None:
         """Reset the state, so that the next instance reads the environment again."""
         cls._shared_state.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _ATTRIBUTES:
+            raise AttributeError(
+                f"`PartialState` object has no attribute `{name}`. This happens if `PartialState._reset_state()` was "
+                "called and no `Accelerator` or `PartialState` has been made since"
+            )
+        raise AttributeError(f"'PartialState' object has no attribute '{name}'")
 
     def __repr__(self) -> str:
         return (

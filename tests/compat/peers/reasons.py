@@ -1,0 +1,44 @@
+"""The tests of accelerate 1.15.0 that fail under the stand-in, by the reason why."""
+
+REASONS = {
+    "offloaded parameters are real tensors; the test expects them on meta": """
+        test_hooks.py::test_align_devices_as_cpu_offload
+        test_hooks.py::test_attach_align_device_hook_as_cpu_offload
+        test_hooks.py::test_attach_align_device_hook_as_cpu_offload_with_weight_map
+        test_modeling_utils.py::test_align_module_device_offloaded""",
+    "device maps are this project's: later layers fill devices with room, split modules keep their own tensors": """
+        test_modeling_utils.py::test_infer_auto_device_map
+        test_modeling_utils.py::test_infer_auto_device_map_with_buffer_check
+        test_modeling_utils.py::test_infer_auto_device_map_with_buffer_check_and_multi_devices
+        test_modeling_utils.py::test_infer_auto_device_map_with_fallback_allocation
+        test_modeling_utils.py::test_infer_auto_device_map_with_fallback_allocation_and_buffers
+        test_modeling_utils.py::test_infer_auto_device_map_with_fallback_allocation_partial_fit
+        test_modeling_utils.py::test_infer_auto_device_map_with_tied_weights""",
+    "a bool takes a byte": "test_modeling_utils.py::test_dtype_byte_size",
+    "a folder of weight files under any names, without an index of a checkpoint's name, is refused": """
+        test_modeling_utils.py::test_load_checkpoint_in_model""",
+    "needs a configuration from the Hub": "test_modeling_utils.py::test_infer_auto_device_map_on_t0pp",
+    "a loader that skip_first_batches has made is prepared already; one process needs no dispatcher": """
+        test_accelerator.py::test_can_pickle_dataloader_0
+        test_accelerator.py::test_can_pickle_dataloader_1""",
+    "replaces names inside accelerate's own module": """
+        test_accelerator.py::test_prepare_model_8bit_cpu_offload_raises_valueerror_not_typeerror""",
+    "an uneven last round is filled from the sampler's first round, and what is repeated is counted": """
+        test_data_loader.py::test_batch_sampler_varying_batch_size_even_batches
+        test_data_loader.py::test_batch_sampler_varying_batch_size_many_processes
+        test_data_loader.py::test_iterable_dataset_shard
+        test_data_loader.py::test_split_batches_validates_non_divisible_batch_size""",
+    "the state of a prepared loader is its own progress, with that of torchdata's loader inside": """
+        test_data_loader.py::test_decoupled_stateful_dataloader_adapter_equivalent_to_torchdata_stateful_dataloader_num_workers_0
+        test_data_loader.py::test_decoupled_stateful_dataloader_adapter_equivalent_to_torchdata_stateful_dataloader_num_workers_2
+        test_data_loader.py::test_stateful_dataloader_adapter_equivalent_to_torchdata_stateful_dataloader_num_workers_0
+        test_data_loader.py::test_stateful_dataloader_adapter_equivalent_to_torchdata_stateful_dataloader_num_workers_2""",
+    "needs the package multiprocess": """
+        test_data_loader.py::test_iterable_dataset_native_sharding_when_n_shards_equals_num_processes""",
+    "a schedule ends at its last step; OneCycleLR would go on past it": """
+        test_scheduler.py::test_one_cycle_scheduler_steps_with_optimizer_multiprocess""",
+    "asks how much memory the whole machine has free": """
+        test_accelerator.py::test_free_memory_dereferences_prepared_components""",
+}
+
+REASON_OF = {test: reason for reason, tests in REASONS.items() for test in tests.split()}

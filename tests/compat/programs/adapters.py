@@ -1,0 +1,84 @@
+"""Loads, merges, saves and deletes adapters of peft on a model that transformers has loaded offloaded."""
+
+import json
+import tempfile
+from collections.abc import Callable
+
+import torch
+
+import bigmodel.compat
+from bigmodel.devices import virtual
+
+bigmodel.compat.install()
+virtual.enable(count=1)
+torch.set_num_threads(1)
+
+from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402 (after installing)
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+IDS = torch.arange(8)[None]
+PLACES = {
+    "model.embed_tokens": 0,
+    "model.rotary_emb": 0,
+    "model.layers.0": 0,
+    "model.layers.1": "cpu",
+    "model.layers.2": "disk",
+    "model.norm": 0,
+    "lm_head": 0,
+}
+CONFIG = LlamaConfig(
+    hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=3,
+    vocab_size=64, max_position_embeddings=64,
+)  # fmt: skip
+LORA = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+
+
+def say(question: str, answer: object) -> None:
+    print("\n" + json.dumps([question, answer]), flush=True)
+
+
+@torch.no_grad()
+def logits(model: Callable[..., object]) -> torch.Tensor:
+    return model(IDS).logits.cpu()
+
+
+def main(base: str, adapter: str, saved: str) -> None:
+    torch.manual_seed(0)
+    whole = LlamaForCausalLM(CONFIG).eval()
+    whole.save_pretrained(base)
+    reference = get_peft_model(whole, LORA).eval()
+    reference.save_pretrained(adapter)
+    expected = logits(reference)
+    with reference.disable_adapter():
+        plain = logits(reference)
+
+    def loaded() -> PeftModel:
+        model = AutoModelForCausalLM.from_pretrained(base, device_map=dict(PLACES))
+        return PeftModel.from_pretrained(model, adapter).eval()
+
+    def same(model: Callable[..., object], values: torch.Tensor = expected) -> bool:
+        return bool(torch.allclose(logits(model), values, atol=1e-5))
+
+    model = loaded()
+    say("loaded", same(model))
+    with model.disable_adapter():
+        say("disabled", same(model, plain))
+    model.save_pretrained(saved)
+    one, other = (load_file(f"{folder}/adapter_model.safetensors") for folder in (saved, adapter))
+    say("saved", one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one))
+    model.merge_adapter()
+    say("merged", same(model))
+    model.unmerge_adapter()
+    say("merged and unmerged", same(model))
+    say("merged for good", same(model.merge_and_unload()))
+    model = loaded()
+    model.load_adapter(adapter, "second")
+    model.delete_adapter("default")
+    model.set_adapter("second")
+    say("first of two deleted", same(model))
+    say("merged safely", same(loaded().merge_and_unload(safe_merge=True)))
+
+
+with tempfile.TemporaryDirectory() as root:
+    main(f"{root}/base", f"{root}/adapter", f"{root}/saved")

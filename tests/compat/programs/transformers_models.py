@@ -1,0 +1,95 @@
+"""Loads a small Llama through transformers under the stand-in, and trains one with its Trainer."""
+
+import json
+import os
+import tempfile
+
+import torch
+
+import bigmodel.compat
+from bigmodel.checkpoint import mapped_region
+from bigmodel.devices import virtual
+from bigmodel.devices.memory import max_memory_allocated
+
+bigmodel.compat.install()
+virtual.enable(count=1)
+torch.set_num_threads(1)
+
+from transformers import (  # noqa: E402 (after installing)
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+CONFIG = LlamaConfig(num_hidden_layers=12, vocab_size=128, max_position_embeddings=128, **SIZES)
+IDS = torch.arange(8)[None]
+
+
+def say(question: str, answer: object) -> None:
+    print("\n" + json.dumps([question, answer]), flush=True)
+
+
+def load(folder: str, **arguments: object) -> LlamaForCausalLM:
+    return AutoModelForCausalLM.from_pretrained(folder, **arguments)
+
+
+@torch.no_grad()
+def generated(model: LlamaForCausalLM) -> list[int]:
+    return model.generate(IDS, max_new_tokens=6, do_sample=False)[0].tolist()
+
+
+def loading(folder: str, whole: LlamaForCausalLM) -> None:
+    os.environ["BIGMODEL_CONTEXT_LENGTH"] = "64"
+    model = load(folder, device_map="auto", max_memory={0: "700KB", "cpu": "1GB"})
+    host = [p for p in model.parameters() if p.device.type == "cpu"]
+    say("places", sorted({str(device) for device in model.hf_device_map.values()}))
+    say("host weights are mapped", bool(host) and all(mapped_region(p) is not None for p in host))
+    say("peak", max_memory_allocated(0) <= 700_000)
+    say("tokens", generated(model) == generated(whole))
+    say("execution device", str(model._hf_hook.execution_device))
+    say("plan", next(line for line in bigmodel.compat.report().splitlines() if "LlamaForCausalLM:" in line))
+
+    places = {"model.embed_tokens": 0, "model.layers": "disk", "model.norm": "cpu", "model.rotary_emb": 0, "lm_head": 0}
+    model = load(folder, device_map=places, dtype=torch.bfloat16)
+    say("given map", model.hf_device_map == places)
+    say("disk keeps its dtype", str(model.model.layers[0].mlp.up_proj.weight.dtype))
+    say("cast where it runs", str(model(IDS).logits.dtype))
+    say("tokens in bfloat16", generated(model) == generated(load(folder, dtype=torch.bfloat16)))
+
+
+def training(folder: str) -> None:
+    data = [{"input_ids": IDS[0] + i, "labels": IDS[0] + i} for i in range(16)]
+
+    def trainer() -> Trainer:
+        torch.manual_seed(0)
+        arguments = TrainingArguments(
+            folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=4, save_steps=2,
+            logging_steps=1, report_to=[], use_cpu=True, disable_tqdm=True,
+        )  # fmt: skip
+        model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, vocab_size=128, max_position_embeddings=128, **SIZES))
+        return Trainer(model, arguments, train_dataset=data)
+
+    first = trainer()
+    first.train()
+    again = trainer()
+    again.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
+    weights = zip(first.model.parameters(), again.model.parameters())
+    say("losses", [entry["loss"] for entry in first.state.log_history if "loss" in entry])
+    say("resumed", all(torch.equal(one, other) for one, other in weights))
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    whole = LlamaForCausalLM(CONFIG).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        whole.save_pretrained(folder)
+        loading(folder, whole)
+    with tempfile.TemporaryDirectory() as folder:
+        training(folder)
+    say("report", bigmodel.compat.report())
+
+
+main()

@@ -1,0 +1,28 @@
+"""peft and diffusers under the stand-in, on models that are offloaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from .answers import answers
+
+pytestmark = pytest.mark.slow  # interpreters that import PyTorch and these libraries
+
+
+def test_peft_adapters_of_an_offloaded_model() -> None:
+    pytest.importorskip("peft")
+    found = answers("adapters")
+    assert found == dict.fromkeys(found, True)
+    assert len(found) == 8
+
+
+def test_offloading_of_diffusers_pipelines() -> None:
+    pytest.importorskip("diffusers")
+    found = answers("pipelines")
+    assert found["whole models"] == [True, True]
+    assert found["execution device"] == "virtual:0"
+    assert found["after the pipeline"] == ["cpu"]
+    assert found["block by block"] == [True, True]
+    assert found["weights are real"]
+    assert found["changed back"]
+    assert found["without hooks"]
