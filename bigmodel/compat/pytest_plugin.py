@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .record import report
+from .reporting import report
 from .stand_in import VERSION, install
 
 install()

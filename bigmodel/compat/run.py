@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import CompatError
-from .record import report
+from .reporting import report
 from .stand_in import install
 
 
