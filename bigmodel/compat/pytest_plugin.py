@@ -1,16 +1,22 @@
 """A plugin of pytest: `pytest -p bigmodel.compat.pytest_plugin` tests with this project standing in for accelerate.
 
-Given with ``-p``, it is imported before any ``conftest.py``.
+Given with ``-p``, it installs before any ``conftest.py`` is imported.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from .reporting import report
 from .stand_in import VERSION, install
 
-install()
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Install."""
+    install()
 
 
 def pytest_report_header() -> str:

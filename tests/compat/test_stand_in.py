@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +85,17 @@ def test_launched_ranks_inherit_it() -> None:
     launch = ("-m", "bigmodel", "launch", "--cpu", "--num_processes", "2")
     found = answers("version", before=launch, BIGMODEL_COMPAT="1")
     assert (found["version 0"], found["version 1"]) == (VERSION, VERSION)
+
+
+def test_a_plugin_of_pytest_installs_before_any_conftest(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("import accelerate\n")
+    (tmp_path / "test_it.py").write_text(
+        f"import accelerate\n\n\ndef test_it():\n    assert accelerate.__version__ == {VERSION!r}\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "bigmodel.compat.pytest_plugin", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"accelerate: {VERSION}" in done.stdout
+    assert "bigmodel stands in for accelerate" in done.stdout

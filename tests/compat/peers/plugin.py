@@ -11,6 +11,7 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
+from bigmodel.compat import install
 from bigmodel.compat.pytest_plugin import pytest_report_header as pytest_report_header
 
 
@@ -29,4 +30,5 @@ def provide_helpers(source: Path) -> None:
     spec.loader.exec_module(module)
 
 
+install()
 provide_helpers(Path(os.environ["ACCELERATE_SOURCE"]))
