@@ -24,7 +24,7 @@ from bigmodel.profile.trace.prompt import Prompt
 from bigmodel.profile.trace.uses import uses_of
 from bigmodel.profile.trace.workload import Workload
 
-from .families import FORWARD, GENERATING
+from .families import FORWARD, GENERATING, SEEING
 
 BATCH, PROMPT, NEW = 2, 12, 4
 """Sequences, tokens of each prompt, and tokens that are generated after it."""
@@ -161,7 +161,7 @@ def build(name: str, class_name: str) -> Any:
         raise NoTinyModelError(f"cannot be built: {error!r}") from error
 
 
-MADE_BY_HAND = {**FORWARD, **GENERATING}
+MADE_BY_HAND = {**FORWARD, **GENERATING, **SEEING}
 
 
 def _new(class_name: str, config: Any) -> Any:

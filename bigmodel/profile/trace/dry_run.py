@@ -35,7 +35,7 @@ from .recorder import Recorder
 from .session import ConstantsThroughHost, Session, fake_clone, let_parts_convert
 from .trace import Trace, cut
 from .uses import Use, use_sample, uses_of
-from .values import Values
+from .values import Values, read_as_real
 from .workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def dry_run(
         The phases in order: prefill and decode for a model that generates, else one forward. Empty if the inputs
         are unknown, or if the forward depends on values.
     """
-    with _quiet(), without_cached_results(model):
+    with _quiet(), without_cached_results(model), read_as_real():
         return _dry_run(model, units, workload, device, dtypes or {}, example, every_layer)
 
 

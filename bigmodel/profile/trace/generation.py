@@ -279,14 +279,27 @@ def encode_media(session: Session, media: Mapping[str, Any]) -> tuple[dict[str, 
 
 
 def next_token_scores(session: Session, output: Any) -> torch.Tensor | None:
-    """Return the scores of the next token, the last logits in float32 on the inputs' device; compute their argmax."""
+    """Return the scores of the next token, the last logits in float32 on the inputs' device; compute their argmax.
+
+    Scores of suppressed tokens are replaced.
+    """
     logits = getattr(output, "logits", None)
     if logits is None or logits.dim() != 3:
         return None
     with session.recorder.at_inputs():
         scores: torch.Tensor = logits[:, -1, :].to(dtype=torch.float32, copy=True)
+        for _ in suppressed_tokens(session.model):
+            tokens = torch.arange(scores.shape[-1], device=scores.device)
+            scores = torch.where(torch.empty_like(tokens, dtype=torch.bool), -torch.inf, scores)
         scores.argmax(-1)
     return scores
+
+
+def suppressed_tokens(model: Any) -> list[list[int]]:
+    """Return the lists of tokens that `generate` never chooses, or not as the first."""
+    settings = getattr(model, "generation_config", None)
+    lists = (getattr(settings, name, None) for name in ("suppress_tokens", "begin_suppress_tokens"))
+    return [each for each in lists if each is not None]
 
 
 def kept_ids(session: Session, config: Any) -> list[torch.Tensor]:
@@ -301,8 +314,7 @@ def kept_ids(session: Session, config: Any) -> list[torch.Tensor]:
     begin, end, pad = (ids_of(f"{kind}_token_id", *named) for kind in ("bos", "eos", "pad"))
     seq2seq = getattr(config, "is_encoder_decoder", False)
     first = ids_of("decoder_start_token_id", *(named if seq2seq else [generation]))
-    suppressed = [ids_of(name, generation) for name in ("suppress_tokens", "begin_suppress_tokens")]
-    kinds = [begin, end, end if pad is None else pad, first, *suppressed]
+    kinds = [begin, end, end if pad is None else pad, first, *suppressed_tokens(session.model)]
     return [session.ids(len(kind) if isinstance(kind, list) else 1) for kind in kinds if kind is not None]
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from bigmodel.profile import profile_model
 from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.values import UnknownValue, Values
 
@@ -101,6 +102,20 @@ def test_results_whose_size_depends_on_values_keep_the_storage_that_their_kernel
         found = torch.unique_consecutive(torch.tensor([0, 0, 4, 4, 4, 9]))
     assert found.shape == (3,)
     assert found.untyped_storage().nbytes() == 6 * 8
+
+
+def test_models_of_transformers_read_masks_of_a_dry_run_as_real_ones() -> None:
+    """With a mask of ones an encoder makes no larger one."""
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model, ids = BertModel(BertConfig(**sizes, vocab_size=32)).eval(), torch.ones(2, 64, dtype=torch.long)
+
+    def activations(mask: torch.Tensor) -> int:
+        return profile_model(model, sample_inputs={"input_ids": ids, "attention_mask": mask}).activations
+
+    padded = torch.ones_like(ids).index_fill(1, torch.tensor([63]), 0)
+    assert activations(torch.ones_like(ids)) < activations(padded)
 
 
 def test_random_numbers_are_unknown_and_not_drawn() -> None:
