@@ -32,6 +32,7 @@ from ..weights.data_use import checksums
 from ..weights.outside_use import is_marked, recorded_uses
 from ..weights.parameters import like
 from ..weights.quantized_block import QuantizedBlock
+from .kept_tensors import FollowedTensors, refuse_gradients_of_kept, refuse_kept_in
 from .replay_state import EarlierState, ReplayState, refuse_hidden_tensors, unchanged_buffers
 from .slots import BlockSlot
 from .streamer import Streamer
@@ -128,13 +129,24 @@ class _BlockCall(RecomputedCall):
 
     def compute_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with recorded_uses() as used:
-            output = self._streamer.run(self._block, self._compute_observed, args, kwargs)
+            output = self._streamer.run(self._block, self._compute_followed, args, kwargs)
         if used:
             own = {id(tensor.value) for tensor in (*self._block.tensors, *self._block.nested)}
             borrowed = {id(weight): weight for weight in used if weight.requires_grad and id(weight) not in own}
             self._borrowed = list(borrowed.values())
             self._versions += _versions(self._borrowed)
         refuse_hidden_tensors(output, (args, kwargs))
+        return output
+
+    def _compute_followed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._block.keeps_tensors is False:
+            return self._compute_observed(args, kwargs)
+        passed = [tensor for tensor in iter_tensors((args, kwargs), registered=True) if tensor.requires_grad]
+        own = (tensor for tensor in self._module.parameters() if tensor.requires_grad)
+        with FollowedTensors([*passed, *own]) as followed:
+            output = self._compute_observed(args, kwargs)
+        given = (args, kwargs, output)
+        self._block.keeps_tensors = refuse_gradients_of_kept(self._block.name, followed, self._module, given)
         return output
 
     def _compute_observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -194,6 +206,7 @@ class _BlockCall(RecomputedCall):
             elsewhere = [*[tensor.value for tensor in block.nested], *self._borrowed]
             sources = [*inputs, *weights, *elsewhere]
             _refuse_other_parameters(self._streamer, block, outputs, sources)
+            refuse_kept_in(outputs)
             # Offloaded tensors would have autograd.grad copy its sources to one device.
             plain = DisableTorchFunctionSubclass() if self._borrowed else nullcontext()
             with _reentrant_checkpoints_named(), plain:

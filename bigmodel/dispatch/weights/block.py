@@ -86,6 +86,8 @@ class Block:
         """Whether it holds modules of PyTorch that compute otherwise where gradients are off, once it was looked."""
         self.written_buffers: set[tuple[int, str]] | None = None
         """Registries, by id, and names of the buffers that its forward writes; None until one has shown."""
+        self.keeps_tensors: bool | None = None
+        """Whether its forward hands tensors on in attributes; None until a forward with gradients has shown."""
         self.nested: list[HostTensor] = []
         """Tensors of the module that are fetched separately, such as experts; not part of `tensors`."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -136,18 +136,22 @@ def gradients_of(
 def other_parameter(outputs: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> nn.Parameter | None:
     """Return a parameter to which gradients of `outputs` would flow and that is none of `sources`; None for none."""
     known = {id(source) for source in sources}
+    return next((leaf for leaf in leaves_of(outputs) if isinstance(leaf, nn.Parameter) and id(leaf) not in known), None)
+
+
+def leaves_of(outputs: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the leaves to which gradients of `outputs` would flow."""
     waiting = [out.grad_fn for out in outputs if out.grad_fn is not None]
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
         leaf = getattr(node, "variable", None) if node.name().endswith("AccumulateGrad") else None
-        if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
-            return leaf
+        if leaf is not None:
+            yield leaf
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
-    return None
 
 
 def snapshot(leaf: Any) -> Any:
