@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,12 @@ def find_default_config() -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def load_config(path: str | Path) -> LaunchConfig:
+def load_config(path: str | Path, overridden: Collection[str] = ()) -> LaunchConfig:
     """Read a YAML or JSON configuration file, accelerate's or ours.
+
+    Args:
+        path: the file.
+        overridden: names of options that are given elsewhere: their values in the file are not read, and may be none.
 
     Raises:
         LaunchError: the file is missing or malformed, a key is unknown (the message names the file and the nearest
@@ -53,7 +58,9 @@ def load_config(path: str | Path) -> LaunchConfig:
         if unsupported.check_key(key, value, where):
             continue
         if key in SECTIONS:
-            values.update(_section(key, value, where))
+            values.update(_section(key, value, where, overridden))
+        elif key in overridden:
+            continue
         elif key in top:
             if key == "distributed_type":
                 unsupported.check_distributed_type(value, where)
@@ -159,7 +166,7 @@ def _modernise(content: dict[str, Any]) -> None:
         content.setdefault("dynamo_config", {"dynamo_backend": backend})
 
 
-def _section(section: str, content: Any, where: str) -> dict[str, Any]:
+def _section(section: str, content: Any, where: str, overridden: Collection[str]) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict):
@@ -173,7 +180,8 @@ def _section(section: str, content: Any, where: str) -> dict[str, Any]:
         option = _find(key, known, (prefix, section + "_"))
         if option is None:
             raise LaunchError(f"{where}: unknown key {section}.{key}.{nearest(str(key), known)}")
-        values[option.name] = coerce(option, value, f"{where}: {section}")
+        if option.name not in overridden:
+            values[option.name] = coerce(option, value, f"{where}: {section}")
     return values
 
 

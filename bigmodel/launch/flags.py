@@ -77,8 +77,6 @@ def parse_launch(arguments: list[str]) -> Launch:
     namespace = vars(build_parser().parse_args(own))
     if not rest:
         raise LaunchError("no script given. Usage: bigmodel launch [flags] script.py [script flags]")
-    config_file = namespace["config_file"] or find_default_config()
-    config = load_config(config_file) if config_file else LaunchConfig()
     options = all_options()
     given = {
         name: coerce(options[name], value, "command line")
@@ -86,6 +84,8 @@ def parse_launch(arguments: list[str]) -> Launch:
         if name in options and value is not None
     }
     given.update(_kind_of_training(namespace, given))
+    config_file = namespace["config_file"] or find_default_config()
+    config = load_config(config_file, overridden=given) if config_file else LaunchConfig()
     return Launch(
         config=config.replace(given),
         script=rest[0],

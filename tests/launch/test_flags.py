@@ -46,6 +46,16 @@ def test_flags_win_over_the_file() -> None:
     assert launch.config_file == file
 
 
+def test_flags_win_over_lines_that_are_no_valid_value(tmp_path: Path) -> None:
+    path = tmp_path / "template.yaml"
+    path.write_text("main_process_port: <PORT>\nfsdp_config: {fsdp_min_num_params: <COUNT>}\nnum_processes: 4\n")
+    flags = ["--config_file", str(path), "--main_process_port", "29501", "--fsdp_min_num_params", "7"]
+    config = parse_launch([*flags, "train.py"]).config
+    assert (config.main_process_port, config.num_processes) == (29501, 4)
+    with pytest.raises(LaunchError, match="main_process_port"):
+        parse_launch(["--config_file", str(path), "train.py"])
+
+
 def test_the_default_file_is_read_when_none_is_named(tmp_path: Path) -> None:
     save_config(LaunchConfig(num_processes=5), tmp_path / "bigmodel" / "default_config.yaml")
     assert parse_launch(["train.py"]).config.num_processes == 5
