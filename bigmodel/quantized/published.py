@@ -31,6 +31,9 @@ class Published:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     beside: Mapping[str, tuple[FusedPart, ...]] = field(default_factory=dict)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Published:
+        return self  # never changed, and large for a mixture
+
     @property
     def label(self) -> str:
         """The formats in use, each with the number of weights stored so."""

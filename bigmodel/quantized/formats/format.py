@@ -24,7 +24,7 @@ Tensors = Mapping[str, torch.Tensor]
 Read = Callable[[TensorEntry], torch.Tensor]
 """Returns a tensor of the checkpoint."""
 
-CHUNK = 2**22
+CHUNK = 2**23
 """Elements of a weight that are restored at once. It bounds the memory of intermediate results."""
 
 

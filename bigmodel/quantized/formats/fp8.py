@@ -50,8 +50,10 @@ class Fp8(WeightFormat):
             return values.mul_(scales)
         height, width = self.block
         scales = scales[start // height : ceil_div(stop, height)].repeat_interleave(width, dim=1)[:, : shape[1]]
-        for row, scale in enumerate(scales):
-            values[row * height : (row + 1) * height].mul_(scale)
+        whole = (stop - start) // height
+        values[: whole * height].unflatten(0, (-1, height)).mul_(scales[:whole].unsqueeze(1))
+        if whole < len(scales):
+            values[whole * height :].mul_(scales[whole])
         return values
 
 

@@ -20,11 +20,11 @@ def entries(tensors: Tensors) -> dict[str, TensorEntry]:
     return {leaf: TensorEntry(leaf, t.dtype, tuple(t.shape), 0, t.nbytes) for leaf, t in tensors.items()}
 
 
-def format_of(twin: Twin, tensors: Tensors) -> WeightFormat:
+def format_of(twin: Twin, tensors: Tensors, shape: tuple[int, int] = SHAPE) -> WeightFormat:
     scheme = read_scheme({"quantization_config": twin.config})
     assert scheme is not None
     found = scheme.format_of("w", entries(tensors), lambda entry: tensors[entry.name])
-    assert found.problem(SHAPE, entries(tensors)) is None
+    assert found.problem(shape, entries(tensors)) is None
     return found
 
 
