@@ -118,8 +118,9 @@ def merge_weight_map(
 def find_checkpoint_file(path: Path) -> Path:
     """Return the file by which a checkpoint is opened: an index, or the one file that holds all tensors.
 
-    In a folder, the first of: ``model.safetensors``, its index, the only ``*.safetensors.index.json``, the
-    only ``*.safetensors``, ``pytorch_model.bin``, its index, the only ``*.bin``. transformers uses the same order.
+    In a folder, the first of: ``model.safetensors``, its index, the only ``*.safetensors.index.json``, the only
+    ``*.safetensors``, ``pytorch_model.bin``, its index, the only ``*.index.json``, the only ``*.bin``. transformers
+    uses the same order.
     Then the only ``*.gguf``, or the first of a split one, whose header names the others.
     One of several shards (``...-00001-of-00003.safetensors``) is never taken for the whole checkpoint.
 
@@ -148,6 +149,7 @@ def choose_checkpoint_file(names: Iterable[str], source: str) -> str:
         ("", ".safetensors"),
         (LEGACY_SINGLE_FILE, ""),
         (LEGACY_INDEX_FILE, ""),
+        ("", ".index.json"),
         ("", ".bin"),
         ("", ".gguf"),
     )

@@ -64,6 +64,13 @@ def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, content: str) -> N
         read_index(write_index(tmp_path, content))
 
 
+def test_an_index_may_be_the_map_itself(tmp_path: Path) -> None:
+    assert read_index(write_index(tmp_path, {"a": "part1.bin", "b": "part2.bin"})) == {
+        "a": "part1.bin",
+        "b": "part2.bin",
+    }
+
+
 def test_a_folder_is_no_index(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError, match="there is no such file"):
         read_index(tmp_path)
@@ -100,6 +107,7 @@ def test_a_tensor_the_index_forgot_counts_unless_two_shards_hold_it() -> None:
         (["weights.safetensors", "pytorch_model.bin"], "weights.safetensors"),
         (["pytorch_model.bin", "pytorch_model.bin.index.json", "training_args.bin"], "pytorch_model.bin"),
         (["pytorch_model.bin.index.json", "pytorch_model-1.bin"], "pytorch_model.bin.index.json"),
+        (["part1.bin", "part2.bin", "weight_map.index.json"], "weight_map.index.json"),
         (["weights.bin", "config.json"], "weights.bin"),
         (["model-00001-of-00001.safetensors"], "model-00001-of-00001.safetensors"),
         (["model-00001-of-00002.safetensors", "mine.safetensors"], "mine.safetensors"),

@@ -15,8 +15,6 @@ REASONS = {
         test_modeling_utils.py::test_infer_auto_device_map_with_fallback_allocation_partial_fit
         test_modeling_utils.py::test_infer_auto_device_map_with_tied_weights""",
     "a bool takes a byte": "test_modeling_utils.py::test_dtype_byte_size",
-    "a folder of weight files under any names, without an index of a checkpoint's name, is refused": """
-        test_modeling_utils.py::test_load_checkpoint_in_model""",
     "needs a configuration from the Hub": "test_modeling_utils.py::test_infer_auto_device_map_on_t0pp",
     "a loader that skip_first_batches has made is prepared already; one process needs no dispatcher": """
         test_accelerator.py::test_can_pickle_dataloader_0
