@@ -294,6 +294,7 @@ def profile_units(
         owner = owner_of(spec.name, inside)
         assert owner is not None, "units cover the model"
         inside[owner].append(spec)
+    modules = dict(model.named_modules(remove_duplicate=False))  # TorchScript has no get_submodule
     return [
         UnitProfile(
             name=unit.name,
@@ -302,7 +303,7 @@ def profile_units(
             is_tensor=unit.is_tensor,
             tensors=tuple(inside[unit.name]),
             is_lookup=unit.is_lookup,
-            experts=() if unit.is_tensor else _experts(unit.name, model.get_submodule(unit.name), inside[unit.name]),
+            experts=() if unit.is_tensor else _experts(unit.name, modules[unit.name], inside[unit.name]),
         )
         for unit in units
     ]
