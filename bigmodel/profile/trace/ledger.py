@@ -193,7 +193,7 @@ class Ledger(Generic[D]):
         return self._alive.get(source, (self._last, 0))[0]
 
     def _use_outside(self, event: OutsideUse) -> None:
-        device = self._device_of(event.source)
+        device = self._running[-1][1] if self._running else self._device_of(event.source)
         held = ((self._offloaded.get(unit, device), nbytes) for unit, nbytes in event.weights)
         copied = sum(self._rounding(nbytes) for other, nbytes in held if other != device)
         self._add(device, copied)

@@ -78,7 +78,8 @@ class Recorder(TorchDispatchMode):
         self.combined: set[int] = set()
         self._places: dict[int, int] = {}  # by storage: the unit on whose device it lies; `OUTSIDE`: the main device
         self._last_place = OUTSIDE
-        self._owners: dict[int, int] = {}  # by storage of a weight: its unit
+        self._owners: dict[int, int] = {}  # by storage of a weight: its unit, of several the first
+        self._sharing: dict[int, set[int]] = {}  # by storage of a weight: all units that have it
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -95,9 +96,22 @@ class Recorder(TorchDispatchMode):
         scratch = scratch_bytes(func, args, output)
         if scratch:
             self.events.append(Scratch(scratch))
-        if between and self._owners and not func.is_view:
-            self._record_outside_use(tensors_in(args, kwargs), read)
+        if self._owners and not func.is_view:
+            if between:
+                self._record_outside_use(tensors_in(args, kwargs), read)
+            elif self._units:
+                self._record_borrowed(tensors_in(args, kwargs))
         return output
+
+    def _record_borrowed(self, operands: Iterable[torch.Tensor]) -> None:
+        """Record the weights of other units among the operands of an operation within a unit."""
+        weights = []
+        for tensor in operands:
+            key = tensor.untyped_storage()._cdata
+            if key in self._owners and self._units[-1] not in self._sharing[key]:
+                weights.append((self._owners[key], tensor.nbytes))
+        if weights:
+            self.events.append(OutsideUse(tuple(weights)))
 
     def _record_outside_use(self, operands: Iterable[torch.Tensor], read: tuple[tuple[int, int], ...]) -> None:
         """Record the weights of units among the operands of an operation between units, unless it reads one unit's
@@ -211,7 +225,9 @@ class Recorder(TorchDispatchMode):
         """
         if is_placed:
             for tensor in (*module.parameters(), *module.buffers()):
-                self._owners.setdefault(tensor.untyped_storage()._cdata, unit)
+                key = tensor.untyped_storage()._cdata
+                self._owners.setdefault(key, unit)
+                self._sharing.setdefault(key, set()).add(unit)
 
         def before(args: Any, kwargs: Any) -> None:
             self.events.append(Enter(unit, self._tensors((args, kwargs))))

@@ -49,7 +49,8 @@ class Scratch:
 
 @dataclass(frozen=True)
 class OutsideUse:
-    """An operation between units reads weights of units: if these are offloaded, they are copied to it while it runs.
+    """An operation reads weights of units that it is not within: if these are offloaded, they are copied to it while it
+    runs.
 
     Attributes:
         weights: (unit, bytes of the tensor) of each.
