@@ -8,6 +8,7 @@ experts inside a decoder layer do not split it.
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,7 +172,7 @@ def combining_module(modules: Mapping[str, nn.Module], name: str, whole: Collect
     below = name
     for outer in [*with_ancestors(name)][1:]:
         module = modules[outer]
-        if type(module).forward not in (nn.Module.forward, nn.Sequential.forward):
+        if inspect.getattr_static(type(module), "forward") not in (nn.Module.forward, nn.Sequential.forward):
             holds = any(tensor is not None for tensor in (*module._parameters.values(), *module._buffers.values()))
             declares = any(_declares_blocks(modules[each]) for each in with_ancestors(name))
             return outer if holds or not declares or type(module).__name__ in whole else None

@@ -154,6 +154,11 @@ def _dry_run(
     example: Example | None,
     every_layer: bool,
 ) -> list[Phase]:
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        logger.warning(
+            "activations of %s are not known: TorchScript does not run on fake tensors", type(model).__name__
+        )
+        return []
     samples = [] if every_layer else find_layer_samples(model, units)
     given = None if example is None else Use(partial(use_sample, args=example[0], kwargs=example[1]))
     clones = [_Clone(model, units, device, dtypes, chosen) for chosen in ([samples, []] if samples else [[]])]

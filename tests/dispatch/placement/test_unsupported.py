@@ -65,3 +65,14 @@ def test_weights_that_torchao_quantised_are_not_streamed(device_map: dict[str, o
     with pytest.raises(DispatchError, match=r"0\.weight is a tensor of several parts \(\w*Tensor\)"):
         dispatch_model(model, device_map, main_device=0, offload_dir=tmp_path)
     assert_untouched(model)
+
+
+def test_a_model_that_is_torchscript_runs_whole_on_one_device_and_is_refused_elsewhere() -> None:
+    whole = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    x = torch.ones(1, 4)
+    expected = whole(x)
+    with pytest.raises(DispatchError, match="'the model' is a TorchScript module"):
+        dispatch_model(whole, {"": "cpu"}, main_device="virtual:0")
+    with pytest.raises(DispatchError, match="'the model' is a TorchScript module"):
+        dispatch_model(whole, "auto", max_memory={0: "1MB", "cpu": "1GB"})
+    assert torch.equal(dispatch_model(whole, {"": "cpu"})(x), expected)
