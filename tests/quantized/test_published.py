@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from bigmodel.checkpoint import save_model
 from bigmodel.dispatch import from_pretrained
 
+from ..marks import slow_but
 from .checkpoints import TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published, qwen3_moe
 from .twins import LINEAR, Twin, bnb4, fp8, mxfp4, packed
 
@@ -25,11 +26,14 @@ MODELS: list[tuple[Twin, Callable[..., Any]]] = [
     (bnb4(), qwen3_moe),
     (mxfp4(), gpt_oss),
 ]
+QUICK = [(twin, make) for twin, make in MODELS if (twin.name, make) in (("nf4-nested", llama), ("fp8", mixtral))]
 
 
 @pytest.mark.usefixtures("accelerators")
 @pytest.mark.parametrize("device", ["cpu", "disk", "streamed"])
-@pytest.mark.parametrize(("twin", "make"), MODELS, ids=lambda each: getattr(each, "name", None) or each.__name__)
+@pytest.mark.parametrize(
+    ("twin", "make"), slow_but(QUICK, MODELS), ids=lambda each: getattr(each, "name", None) or each.__name__
+)
 def test_saving_writes_the_published_tensors(twin: Twin, make: Callable[..., Any], device: str, tmp_path: Path) -> None:
     whole = published(tmp_path / "q", twin, make)
     streamed = {"": "virtual:0", "model.layers.1": "cpu", "model.layers.2": "disk"}

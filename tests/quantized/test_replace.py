@@ -12,6 +12,7 @@ from bigmodel.dispatch import from_pretrained
 from bigmodel.quantized.experts import QuantizedExperts
 from bigmodel.quantized.linear import QuantizedLinear
 
+from ..marks import slow_but
 from .checkpoints import TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published, qwen3, qwen3_moe
 from .twins import LINEAR, Twin, awq, bnb4, bnb8, fp8, gptq, mxfp4, nvfp4, packed, plain
 
@@ -53,7 +54,9 @@ MIXTURES = [
 
 
 @pytest.mark.parametrize("implementation", ["grouped_mm", "eager", "batched_mm"])
-@pytest.mark.parametrize(("twin", "make"), MIXTURES, ids=lambda each: getattr(each, "name", None) or each.__name__)
+@pytest.mark.parametrize(
+    ("twin", "make"), slow_but(MIXTURES[-1:], MIXTURES), ids=lambda each: getattr(each, "name", None) or each.__name__
+)
 def test_experts_compute_what_their_dequantised_selves_do(
     twin: Twin, make: object, implementation: str, tmp_path: Path
 ) -> None:
