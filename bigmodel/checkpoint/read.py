@@ -191,10 +191,13 @@ class Reader:
 
         def read(load: TensorLoad) -> torch.Tensor:
             if load.source.in_place:
-                return self._views(load)[0]
+                return self._views(load)[0].to(load.dtype)
             return self._fused(load, load.source.dtype, torch.device(HOST))
 
-        outgoing = [Outgoing(a.name, a.source.dtype, a.source.shape, partial(read, a)) for a in displaced]
+        outgoing = [
+            Outgoing(a.name, a.dtype if a.source.in_place else a.source.dtype, a.source.shape, partial(read, a))
+            for a in displaced
+        ]
         return offload(self.offload_folder, outgoing, advance)
 
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "launch": "launch",
     "run": "run",
     "test": "test",
+    "quantize": "quantize",
     "merge-weights": "merge_weights",
 }
 """Subcommand -> the module of this package whose function of the same name implements it."""

@@ -118,6 +118,8 @@ def from_pretrained(
         context_length=context_length,
         sample_inputs=sample_inputs,
     )
+    if offload_folder is None and checkpoint.suffix == GGUF_SUFFIX:
+        offload_folder = tempfile.gettempdir()  # norms and biases that are computed when they are read
     load_in_place(
         model,
         checkpoint,

@@ -74,7 +74,8 @@ def become_embedding(
         The leaf of each stored tensor by the name of its parameter.
     """
     changed: Any = module
-    changed.__class__ = _quantized_class(type(module))
+    plain: Any = type(module)
+    changed.__class__ = _quantized_class(plain)
     changed.stored, changed.compute_dtype, changed.format = {}, dtype, format
     for leaf, entry in tensors.items():
         changed.add_stored(leaf, entry.shape, entry.dtype)

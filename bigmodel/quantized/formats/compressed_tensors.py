@@ -2,7 +2,8 @@
 
 - ``pack-quantized``: integers of 1 to 8 bits plus half their range, packed along rows into int32 words without gaps;
 - ``int-quantized``, ``float-quantized``, ``naive-quantized``: one int8 or float8 for each element;
-- ``nvfp4-pack-quantized``: 4-bit floats, two per byte, with an 8-bit float for each 16 and one float32 for all.
+- ``nvfp4-pack-quantized``: 4-bit floats, two per byte, with an 8-bit float for each 16 and one float32 for all;
+- ``mxfp4-pack-quantized``: 4-bit floats, two per byte, with a power of two for each 32.
 
 A weight is (integer - zero point) * scale, computed in the dtype of the scale. A scale belongs to the whole weight
 ("tensor"), a row ("channel"), consecutive elements of a row ("group"), or a block of rows and columns ("block").
@@ -27,6 +28,7 @@ _OF_INPUTS = ("input_scale", "input_zero_point", "input_global_scale", "output_s
 PACKED = "pack-quantized"
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 NVFP4 = "nvfp4-pack-quantized"
+MXFP4 = "mxfp4-pack-quantized"
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,30 @@ class Nvfp4(WeightFormat):
 
 
 @dataclass(frozen=True)
+class Mxfp4Packed(WeightFormat):
+    """4-bit floats, two per byte, with a power of two for each 32."""
+
+    @property
+    def label(self) -> str:
+        return "mxfp4, groups of 32"
+
+    def stored(self, shape: tuple[int, int]) -> dict[str, Stored]:
+        if shape[1] % 32:
+            raise ValueError(f"rows of {shape[1]} elements are no multiple of the groups of 32")
+        return {
+            "weight_packed": Stored((shape[0], shape[1] // 2), (torch.uint8,)),
+            "weight_scale": Stored((shape[0], shape[1] // 32), (torch.uint8,)),
+            **{leaf: Stored(None, _SCALES, optional=True) for leaf in _OF_INPUTS},
+        }
+
+    def rows(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
+        scale = torch.pow(2.0, tensors["weight_scale"][start:stop].to(torch.float32) - 127)
+        values = float4_pairs(tensors["weight_packed"][start:stop]).to(torch.float32)
+        values = values.unflatten(-1, (-1, 32)).mul_(scale.unsqueeze(-1))
+        return values.reshape(stop - start, shape[1]).to(torch.bfloat16)
+
+
+@dataclass(frozen=True)
 class Group:
     """Modules that are stored in one format: those that one of `targets` names."""
 
@@ -244,8 +270,14 @@ def _format(name: str, weights: Mapping[str, Any], kind: object) -> WeightFormat
         if bits != 4 or not is_float or weights.get("group_size", 16) != 16:
             raise refuse_config(f"the group {name!r} is {NVFP4}, but not of 4-bit floats in groups of 16")
         return Nvfp4()
+    if kind == MXFP4:
+        if bits != 4 or not is_float or not symmetric or weights.get("group_size", 32) != 32:
+            raise refuse_config(f"the group {name!r} is {MXFP4}, but not of symmetric 4-bit floats in groups of 32")
+        return Mxfp4Packed()
     if kind not in (PACKED, *PLAIN):
-        raise refuse_config(f"the format {kind!r:.60} is not supported; {', '.join((PACKED, *PLAIN, NVFP4))} are")
+        raise refuse_config(
+            f"the format {kind!r:.60} is not supported; {', '.join((PACKED, *PLAIN, NVFP4, MXFP4))} are"
+        )
     packed = kind == PACKED
     if bits > 8 or (not packed and bits != 8) or (packed and is_float):
         raise refuse_config(f"{'float' if is_float else 'int'} of {bits} bits is not supported in {kind}")

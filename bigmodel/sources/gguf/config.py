@@ -109,7 +109,7 @@ def config_of(
     common = {
         "model_type": architecture.model_type,
         "architectures": [architecture.class_name],
-        "dtype": _dtype(tensors),
+        "dtype": str(dtype_of(tensors)).removeprefix("torch."),
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden,
         "num_hidden_layers": layers,
@@ -127,12 +127,12 @@ def config_of(
     return common | _SPECIFIC[architecture.model_type](metadata, tensors, common)
 
 
-def _dtype(tensors: Mapping[str, GgufTensor]) -> str:
+def dtype_of(tensors: Mapping[str, GgufTensor]) -> torch.dtype:
     """Return the dtype to compute in: that of matrices in half precision; bfloat16 if they are in blocks."""
     kinds = {tensor.type.name for tensor in tensors.values() if len(tensor.shape) > 1}
     if kinds <= {"F32"}:
-        return "float32"
-    return "float16" if kinds <= {"F16", "F32"} else "bfloat16"
+        return torch.float32
+    return torch.float16 if kinds <= {"F16", "F32"} else torch.bfloat16
 
 
 def _rope(metadata: Metadata, tensors: Mapping[str, GgufTensor], read: Read) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from ...errors import CheckpointError, CheckpointFormatError, CheckpointNotFoundError
 from ..headers import TensorEntry
 from ..index import find_checkpoint_file
-from .config import Metadata, architecture_of, config_of, heads_of
+from .config import Metadata, architecture_of, config_of, dtype_of, heads_of
 from .header import GgufHeader, GgufTensor, read_gguf_header
 from .names import Named, named_tensors
 
@@ -83,7 +83,8 @@ class GgufModel:
         self._metadata = Metadata(self.headers[self.path.name].metadata, self._source)
         self._architecture = architecture_of(self._metadata)
         self.named: dict[str, Named] = {}
-        for named in named_tensors(self._architecture, self.tensors, heads_of(self._metadata), self._source):
+        heads, dtype = heads_of(self._metadata), dtype_of(self.tensors)
+        for named in named_tensors(self._architecture, self.tensors, heads, dtype, self._source):
             if named.entry.name in self.named:
                 raise CheckpointFormatError(f"{self._source}: has two tensors for {named.entry.name}")
             self.named[named.entry.name] = named

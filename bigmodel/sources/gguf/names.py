@@ -3,7 +3,8 @@
 A tensor keeps its bytes and its place. What differs from a checkpoint is settled in one of three ways: experts, which
 are one tensor, become one entry each; a matrix of blocks, or with rows in another order, becomes a *stored weight*,
 ``q_proj.weight_q4_k``, that is restored where it is used; and vectors with other values are *computed* when they are
-read: norms that are stored plus one, biases in another order.
+read, and cast to the dtype that the model computes in: norms that are stored plus one, biases in another order, all
+that are stored in another dtype.
 """
 
 from __future__ import annotations
@@ -120,7 +121,11 @@ class Named:
 
 
 def named_tensors(
-    architecture: Architecture, tensors: Mapping[str, GgufTensor], heads: Mapping[str, int], source: str
+    architecture: Architecture,
+    tensors: Mapping[str, GgufTensor],
+    heads: Mapping[str, int],
+    dtype: torch.dtype,
+    source: str,
 ) -> Iterator[Named]:
     """Yield the tensors of a model under transformers' names; those that have none keep theirs.
 
@@ -128,6 +133,7 @@ def named_tensors(
         architecture: the model's.
         tensors: the tensors of all its files.
         heads: heads of "q_proj" and "k_proj".
+        dtype: dtype that the model computes in.
         source: name of the model for messages.
 
     Raises:
@@ -140,25 +146,33 @@ def named_tensors(
         if found is None:
             module, _, leaf = tensor.name.rpartition(".")
             name = f"{_OUTSIDE[module]}.{leaf}" if module in _OUTSIDE else tensor.name
-            yield _plain(architecture, tensor, name, heads, source)
+            yield _plain(architecture, tensor, name, heads, dtype, source)
             continue
-        layer, inner, leaf = f"model.layers.{int(found[1])}", found[2], found[3]
+        layer, inner, leaf = f"model.layers.{int(found[1])}", str(found[2]), found[3]
         if inner.startswith("ffn_") and inner.endswith("_exps"):
-            yield from _experts(architecture, tensors, tensor, (layer, inner[4:-5], leaf), source)
+            yield from _experts(architecture, tensors, tensor, (layer, inner[4:-5], leaf), dtype, source)
             continue
-        name = architecture.layer.get(inner, _IN_LAYERS.get(inner))
+        name = architecture.layer.get(inner) or _IN_LAYERS.get(inner)
         if name is None:
-            yield _plain(architecture, tensor, tensor.name, heads, source)
+            yield _plain(architecture, tensor, tensor.name, heads, dtype, source)
             continue
         suffix = "" if leaf is None or name.endswith("sinks") else f".{leaf}"
-        yield _plain(architecture, tensor, f"{layer}.{name}{suffix}", heads, source)
+        yield _plain(architecture, tensor, f"{layer}.{name}{suffix}", heads, dtype, source)
 
 
-def _plain(architecture: Architecture, tensor: GgufTensor, name: str, heads: Mapping[str, int], source: str) -> Named:
+def _plain(
+    architecture: Architecture,
+    tensor: GgufTensor,
+    name: str,
+    heads: Mapping[str, int],
+    dtype: torch.dtype,
+    source: str,
+) -> Named:
     """Return a tensor that is one of transformers' too."""
     module, _, leaf = name.rpartition(".")
     pairs = heads.get(module.rpartition(".")[2]) if architecture.in_pairs else None
-    if leaf == "weight" and len(tensor.shape) == 2 and (pairs is not None or tensor.type.dtype is None):
+    is_matrix = leaf == "weight" and len(tensor.shape) == 2 and ".ffn_gate_inp." not in tensor.name
+    if is_matrix and (pairs is not None or tensor.type.dtype != dtype):
         return Named(_entry(tensor, f"{module}.{tensor.type.leaf}"), (tensor,), stored=True)
     if tensor.type.dtype is None:
         raise CheckpointFormatError(
@@ -168,6 +182,8 @@ def _plain(architecture: Architecture, tensor: GgufTensor, name: str, heads: Map
         return _computed(tensor, name, partial(halves_of_pairs, heads=pairs))
     if architecture.norms_plus_one and module.endswith("norm"):
         return _computed(tensor, name, _minus_one)
+    if tensor.type.dtype != dtype:
+        return _computed(tensor, name, _as_it_is)
     return Named(_entry(tensor, name), (tensor,))
 
 
@@ -176,6 +192,7 @@ def _experts(
     tensors: Mapping[str, GgufTensor],
     tensor: GgufTensor,
     where: tuple[str, str, str | None],
+    dtype: torch.dtype,
     source: str,
 ) -> Iterator[Named]:
     """Yield the experts of one tensor, or the biases of all; `where`: the layer, "gate", "up" or "down", the leaf."""
@@ -189,14 +206,14 @@ def _experts(
             yield Named(entry, (tensor, other), _in_turns)
         return
     if leaf == "bias" and architecture.interleaved:
-        yield Named(_entry(tensor, f"{layer}.mlp.experts.{kind}_proj_bias"), (tensor,))
+        yield _computed(tensor, f"{layer}.mlp.experts.{kind}_proj_bias", _as_it_is)
         return
     pattern = architecture.experts.get(kind)
     if pattern is None or leaf != "weight" or len(tensor.shape) != 3:
         raise CheckpointFormatError(
             f"{source}: {tensor.name}, of the shape {tensor.shape}, is not known of {architecture.model_type} models"
         )
-    stored = architecture.interleaved or tensor.type.dtype is None
+    stored = architecture.interleaved or tensor.type.dtype != dtype
     nbytes = tensor.nbytes // tensor.shape[0]
     for expert in range(tensor.shape[0]):
         name = f"{layer}.{pattern.format(expert)}.{tensor.type.leaf if stored else 'weight'}"
@@ -222,6 +239,10 @@ def halves_of_pairs(rows: torch.Tensor, heads: int) -> torch.Tensor:
     if rows.shape[0] % (2 * heads):
         raise CheckpointFormatError(f"{rows.shape[0]} rows are no even number for each of {heads} heads")
     return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(rows.shape)
+
+
+def _as_it_is(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _minus_one(norm: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,7 @@ def gguf_tokenizer(path: Path) -> Any:
         CheckpointError: the file is damaged, or describes no tokenizer that transformers knows.
     """
     from transformers import PreTrainedTokenizerFast
-    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer, get_gguf_tokenizer
 
     first = GgufModel(path).path  # refuses a file that transformers' reader would trust
     try:
