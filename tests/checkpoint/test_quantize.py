@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from bigmodel.checkpoint import quantize as module
 from bigmodel.checkpoint.quantize import quantize_checkpoint
@@ -65,7 +66,6 @@ def test_what_is_written_loads_and_computes_with_the_restored_weights(target: st
     assert found.after == sum(tensor.nbytes for tensor in written.values()) < found.before
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     twin = Twin("", config["quantization_config"], lambda _: {}, lambda *_: torch.empty(0), "")
-    whole = llama().to(torch.bfloat16).eval()
     for name, weight in before.items():
         if name.removesuffix("weight") + "weight_scale" in written:
             own = {
@@ -74,7 +74,8 @@ def test_what_is_written_loads_and_computes_with_the_restored_weights(target: st
             before[name] = restore(twin, own, (weight.shape[0], weight.shape[1]))
         else:
             assert torch.equal(written[name], weight)
-    whole.load_state_dict(before)
+    save_file(before, full / "model.safetensors", {"format": "pt"})
+    whole = AutoModelForCausalLM.from_pretrained(full, dtype=torch.bfloat16).eval()
     model = from_pretrained(tmp_path / "out", device_map="cpu", context_length=16)
     with torch.no_grad():
         assert torch.equal(model(TOKENS).logits, whole(TOKENS).logits)
