@@ -184,6 +184,7 @@ class _Replacement:
         stored = become_embedding(module, table.dtype, weight.format, weight.tensors)
         for own, leaf in stored.items():
             self._sources[f"{name}.{own}"] = (FusedPart(weight.tensors[leaf].name, ()),)
+            self._shapes[f"{name}.{own}"] = weight.tensors[leaf].shape
         for other, parameter in self._names.items():
             owner = other.removesuffix(".weight")
             if parameter is not table or owner == name:
