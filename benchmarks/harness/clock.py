@@ -21,9 +21,10 @@ def elapsed(work: Callable[[], object], device: str = "cpu") -> float:
 
 
 def synchronize(device: str) -> None:
-    """Wait until `device` has finished all queued work."""
-    kind = device.partition(":")[0]
-    if kind in ("cuda", "xpu", "mps"):
+    """Wait until `device`, and all others of its type, have finished all queued work."""
+    if device.partition(":")[0] in ("cuda", "xpu", "mps"):
         import torch
 
-        torch.get_device_module(kind).synchronize()
+        from bigmodel.profile.machine import timing
+
+        timing.synchronize(torch.device(device))

@@ -157,7 +157,8 @@ class DeviceCopyStream:
         memory.record_stream(self._stream)
 
     def _record(self, stream: Any) -> Event:
-        event = self._module.Event()
+        # A host that waits for a blocking event sleeps; for others of CUDA it spins, on a core that readers need.
+        event = self._module.Event() if self._device.type == "xpu" else self._module.Event(blocking=True)
         event.record(stream)
         return DeviceEvent(event, self._module, self._device)
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from ...devices import CopyStream, Event
-from ...devices.pinned import copies_from_pinned
+from ...devices.pinned import copies_from_pinned, is_pinned
 from ...devices.streams import TimedCopyStream
 from ...limits import READERS, STAGING_BYTES
 from ...plan import staging
@@ -42,7 +42,7 @@ class Fetcher:
         staging_bytes: int = STAGING_BYTES,
         readers: int = READERS,
     ) -> None:
-        self._device = device
+        self._is_pinning = copies_from_pinned(device)
         self._stats = stats
         self._link = TimedCopyStream(stream, device, lambda seconds: stats.add(on_link=seconds))
         self._on_disk = [block.nbytes for block in map(_carried, blocks) if block.on_disk]
@@ -78,7 +78,7 @@ class Fetcher:
         for one that cannot be read.
         """
         transfer = self._quantized.start(block, memory) if isinstance(block, QuantizedBlock) else None
-        if block.on_disk or (self._disk is not None and self._disk.is_busy):
+        if block.on_disk or self._holds_host(block) or (self._disk is not None and self._disk.is_busy):
             # Queued behind running reads, so that an older fetch never overwrites a newer one.
             self._stats.add(fetches=1)
             return self._reader().fetch(transfer or Transfer(block, memory), after)
@@ -88,12 +88,19 @@ class Fetcher:
         self._stats.add(fetches=1, from_ram=block.nbytes)
         return self._link.submit(partial(block.fetch, memory), after, block.nbytes)
 
+    def _holds_host(self, block: Block) -> bool:
+        """Whether the copy of a block holds the thread that submits it: from memory that is not pinned.
+
+        The reader's thread then submits it, so that the forward goes on to launch its compute.
+        """
+        packed = _carried(block).packed
+        return self._is_pinning and not (packed is not None and is_pinned(packed))
+
     def _reader(self) -> DiskReader:
         if self._disk is None:
             staging_bytes, readers = self._reading
             policy, chunk_bytes = ReadPolicy(sum(self._on_disk)), chunk_of(staging(self._on_disk, staging_bytes))
-            pin = copies_from_pinned(self._device)
-            self._disk = DiskReader(self._link, policy, self._stats, pin, chunk_bytes, readers)
+            self._disk = DiskReader(self._link, policy, self._stats, self._is_pinning, chunk_bytes, readers)
         return self._disk
 
 

@@ -153,6 +153,8 @@ class ReadEvent:
 
     def done(self) -> bool:
         copied = self._job.copied
+        if self._job.failure is not None:
+            return True  # what was copied before the failure may be under way, but the block never arrives
         return copied.done() and (copied.exception() is not None or copied.result().done())
 
     def wait(self) -> None:

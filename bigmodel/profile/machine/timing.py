@@ -48,9 +48,13 @@ QUICK = Effort(
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until `device` has finished all queued work."""
-    if device.type in ("cuda", "xpu", "mps"):
-        torch.get_device_module(device.type).synchronize()
+    """Wait until `device`, and all others of its type, have finished all queued work."""
+    if device.type == "mps":
+        torch.mps.synchronize()
+    elif device.type in ("cuda", "xpu"):
+        module = torch.get_device_module(device.type)
+        for index in range(module.device_count()):
+            module.synchronize(index)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, at_least: float = 0.02, repeats: int = 5) -> float:

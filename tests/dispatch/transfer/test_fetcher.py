@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,23 @@ def test_a_fetch_that_fails_fails_the_forward_that_needs_it_and_nothing_else(tmp
             seen(streamer, blocks[3], registries[3])
         assert registries[3]["weight"] is host
     assert streamer.in_use == 0
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_copy_that_holds_its_thread_does_not_hold_the_forward(monkeypatch: pytest.MonkeyPatch, pinned: bool) -> None:
+    """A GPU copies from memory that is not pinned while the call waits; the forward must launch its compute first."""
+    registry = {"weight": torch.full((100,), 7.0)}
+    block = Block("block", [HostTensor(registry["weight"], torch.float32, [(registry, "weight")])])
+    if pinned:
+        block.pack(pin=True)
+    threads: list[str] = []
+    fetch = Block.fetch
+
+    def noted(self: Block, memory: torch.Tensor) -> None:
+        threads.append(threading.current_thread().name)
+        fetch(self, memory)
+
+    monkeypatch.setattr(Block, "fetch", noted)
+    assert seen(streamer_of([block]), block, registry) == [7]
+    (thread,) = threads
+    assert (thread == threading.current_thread().name) == pinned

@@ -67,3 +67,11 @@ def test_the_quick_effort_is_smaller_in_every_field() -> None:
     whole = Effort()
     for name in ("width", "spread", "at_least", "repeats", "file", "prompt"):
         assert getattr(QUICK, name) < getattr(whole, name)
+
+
+def test_all_devices_are_waited_for_and_not_only_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    stopwatch.synchronize(torch.device("cuda", 1))
+    assert waited == [0, 1]
