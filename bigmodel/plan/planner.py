@@ -94,7 +94,8 @@ def plan(
     Args:
         model: any module, also on meta; its profile (which then fixes shapes, dtype and classes); or a folder or Hub
             id, of which the config and the headers are read.
-        max_memory: budgets as `get_max_memory` takes them; None: what is free. `"disk"` is unlimited unless given.
+        max_memory: budgets as `get_max_memory` takes them; None: what is free. `"disk"` is unlimited unless given. They
+            are budgets of tensors: a GPU's context and what its allocator rounds up and caches are not part of them.
         strategy: one of `STRATEGIES`.
         batch_size: sequences at once.
         context_length: tokens of a sequence at its end; None: a default; 0: no KV cache and no activations.

@@ -15,6 +15,8 @@ from torch import nn
 
 from bigmodel.devices import virtual
 from bigmodel.dispatch import dispatch_model, get_plan, undispatch
+from bigmodel.dispatch.streaming.streamer import Streamer
+from bigmodel.dispatch.weights.block import Block, HostTensor
 
 from .mixtures import mixtral, tokens
 from .models import ids, stack
@@ -145,4 +147,18 @@ def test_a_model_can_be_undispatched_while_a_prefetch_is_under_way() -> None:
         dispatch_model(model, device_map, main_device=0)
         assert all(map(torch.equal, outputs(model, [ids()]), expected))
         undispatch(model)
+    assert virtual.races() == []
+
+
+def test_a_slot_of_one_visit_may_be_given_up_while_its_fetch_is_under_way() -> None:
+    """A forward that is interrupted while it waits frees the slot."""
+    registry = {"weight": torch.ones(8)}
+    block = Block("block", [HostTensor(registry["weight"], torch.float32, [(registry, "weight")])])
+    block.pack(pin=True)
+    streamer = Streamer(torch.device(DEVICE), [block])
+    slot = streamer._slots.transient(block, streamer.device)
+    streamer._slots.fetch(block, slot)
+    streamer._slots.forget(slot)
+    del slot
+    gc.collect()
     assert virtual.races() == []
