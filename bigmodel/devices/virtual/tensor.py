@@ -21,9 +21,8 @@ from .arena import Allocation, Arena
 from .kernels import KERNELS
 from .link import VirtualLink
 from .postponing import postponed
+from .streams import TYPE
 from .traced import is_traced, mode_of, run_traced
-
-TYPE = "virtual"
 
 aten = torch.ops.aten
 

@@ -1,0 +1,37 @@
+"""Pinned memory of virtual accelerators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bigmodel.devices import virtual
+from bigmodel.devices.pinned import empty_host, is_pinned, pinned_copy
+from bigmodel.devices.virtual.pinned import pinned_bytes
+
+pytestmark = pytest.mark.usefixtures("accelerators")
+
+
+@pytest.mark.parametrize(("nbytes", "pinned"), [(0, 0), (1, 1), (512, 512), (513, 1024), (2**30 + 1, 2**31)])
+def test_bytes_are_rounded_up_to_a_power_of_two(nbytes: int, pinned: int) -> None:
+    assert pinned_bytes(nbytes) == pinned
+
+
+def test_what_is_pinned_is_known_and_rounded_up_to_a_power_of_two() -> None:
+    before = virtual.pinned_memory.reserved, virtual.pinned_memory.requested
+    memory = empty_host(5000, pin=True)
+    assert memory.data_ptr() % 4096 == 0
+    assert is_pinned(memory[100:200].view(10, 10))
+    assert not is_pinned(torch.empty(8))
+    assert virtual.pinned_memory.reserved - before[0] == 8192
+    assert virtual.pinned_memory.requested - before[1] == 5000
+    del memory
+    assert (virtual.pinned_memory.reserved, virtual.pinned_memory.requested) == before
+
+
+def test_a_copy_in_pinned_memory_is_contiguous_and_equal() -> None:
+    tensor = torch.arange(12.0).view(3, 4).t()
+    copied = pinned_copy(tensor)
+    assert is_pinned(copied)
+    assert copied.is_contiguous()
+    assert torch.equal(copied, tensor)
