@@ -42,7 +42,7 @@ TESTS = (
 )
 """Arguments of pytest, one call after another until one fails."""
 
-SECONDS = 240
+SECONDS = 120
 """After so long a mutant counts as caught: it hangs."""
 
 _CALLS = {
