@@ -119,6 +119,7 @@ class BatchSamplerShard:
             if self.whole_batch_size % num_processes:
                 raise TrainError(
                     f"split_batches: a batch of {self.whole_batch_size} does not divide among {num_processes} processes"
+                    ": it must be a round multiple of them"
                 )
 
     @property

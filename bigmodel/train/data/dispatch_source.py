@@ -88,7 +88,10 @@ def cut_evenly(
     if whole is None or total is None:
         raise TrainError("split_batches with dispatch_batches needs batches that hold tensors")
     if whole % processes:
-        raise TrainError(f"split_batches: a batch of {whole} does not divide among {processes} processes")
+        raise TrainError(
+            f"split_batches: a batch of {whole} does not divide among {processes} processes: "
+            "it must be a round multiple of them"
+        )
     share = whole // processes
     if not even and total < whole and total <= share * (processes - 1):
         raise TrainError("with dispatch_batches every process needs a batch at each step; use even_batches=True")

@@ -75,7 +75,10 @@ class LoaderRequest:
         if size is None or not self.splits:
             return size
         if size % self.processes:
-            raise TrainError(f"split_batches: a batch of {size} does not divide among {self.processes} processes")
+            raise TrainError(
+                f"split_batches: a batch of {size} does not divide among {self.processes} processes: "
+                "it must be a round multiple of them"
+            )
         return size // self.processes
 
 

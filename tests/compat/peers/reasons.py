@@ -23,9 +23,9 @@ REASONS = {
         test_accelerator.py::test_prepare_model_8bit_cpu_offload_raises_valueerror_not_typeerror""",
     "an uneven last round is filled from the sampler's first round, and what is repeated is counted": """
         test_data_loader.py::test_batch_sampler_varying_batch_size_even_batches
-        test_data_loader.py::test_batch_sampler_varying_batch_size_many_processes
-        test_data_loader.py::test_iterable_dataset_shard
-        test_data_loader.py::test_split_batches_validates_non_divisible_batch_size""",
+        test_data_loader.py::test_batch_sampler_varying_batch_size_many_processes""",
+    "samples at the end of a sharded stream are marked, so that metrics count each once": """
+        test_data_loader.py::test_iterable_dataset_shard""",
     "the state of a prepared loader is its own progress, with that of torchdata's loader inside": """
         test_data_loader.py::test_decoupled_stateful_dataloader_adapter_equivalent_to_torchdata_stateful_dataloader_num_workers_0
         test_data_loader.py::test_decoupled_stateful_dataloader_adapter_equivalent_to_torchdata_stateful_dataloader_num_workers_2
