@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,21 @@ def test_experts_whose_fetch_failed_are_released_under_the_lock(monkeypatch: pyt
     with pytest.raises(OSError, match="the disk is gone"):
         cache.await_arrival(held)
     assert len(unlocked) == 1, "only the read of the event"
+
+
+def test_who_waits_for_a_slot_is_woken_when_the_fetch_into_it_fails() -> None:
+    first, second = made = layers()
+    cache = ExpertCache(HOST, made, 1)
+    held = acquired(cache, first, [0], wait=False)
+    cache._slots[held[0]].ready = Failed()
+    waiting = threading.Thread(target=lambda: acquired(cache, second, [1]), daemon=True)
+    waiting.start()
+    while not cache._changed._waiters:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    with pytest.raises(OSError, match="the disk is gone"):
+        cache.await_arrival(held)
+    waiting.join(60)
+    assert not waiting.is_alive()
 
 
 def test_jobs_of_a_reader_are_used_under_its_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

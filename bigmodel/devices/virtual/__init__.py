@@ -27,8 +27,8 @@ from .environment import from_environment, strict_from_environment
 from .link import VirtualLink
 from .pinned import pinned_memory
 from .races import detector
-from .streams import Event, Stream, current_stream, default_stream, set_schedule, stream
-from .tensor import TYPE, VirtualTensor, board, user_attributes
+from .streams import TYPE, Event, Stream, current_stream, default_stream, set_schedule, stream
+from .tensor import VirtualTensor, board, user_attributes
 
 __all__ = [
     "TYPE",

@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_map
 
-from .tensor import TYPE
+from .streams import TYPE
 
 DTYPES = [torch.bfloat16, torch.float16]
 """The dtypes that ``torch.autocast("virtual", dtype)`` accepts."""

@@ -13,8 +13,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from ..native_threads import let_threads_finish
 from . import streams
 from .autocast import DTYPES, register_autocast
-from .streams import Event, Stream, index_of
-from .tensor import TYPE, VirtualTensor, board
+from .streams import TYPE, Event, Stream, index_of
+from .tensor import VirtualTensor, board
 
 _FACTORIES = (
     "arange",
