@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from bigmodel.checkpoint import mapped_region
 from bigmodel.dispatch import from_pretrained
@@ -17,7 +18,7 @@ from bigmodel.sources.gguf.header import read_gguf_header
 
 from ..accelerators import at
 from .checkpoints import TOKENS
-from .gguf_files import FAMILIES, GEMMA3, GPT_OSS, LLAMA, MIXTRAL, QWEN3, Family, gguf_file
+from .gguf_files import FAMILIES, GEMMA2, GEMMA3, GPT_OSS, LLAMA, MIXTRAL, QWEN2, QWEN3, Family, gguf_file
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "F16"])
@@ -116,3 +117,15 @@ def test_metadata_that_does_not_fit_is_one_clear_line(metadata: dict[str, Any], 
     gguf_file(tmp_path / "m.gguf", LLAMA, metadata=metadata)
     with pytest.raises(CheckpointFormatError, match=message):
         from_pretrained(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("family", [LLAMA, QWEN2, GEMMA2, GEMMA3], ids=lambda family: family.make.__name__)
+def test_transformers_reads_the_same_weights_from_a_file(family: Family, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the package gguf")
+    pytest.importorskip("accelerate", reason="transformers reads GGUF files with the package accelerate")
+    gguf_file(tmp_path / "m.gguf", family, "Q8_0", metadata={"general.name": "tiny", f"{family.name}.vocab_size": 64})
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.bfloat16)
+    model = from_pretrained(tmp_path / "m.gguf", device_map="cpu", context_length=16)
+    for name, weight in whole.named_parameters():
+        module, _, leaf = name.rpartition(".")
+        assert torch.equal(getattr(model.get_submodule(module), leaf), weight), name

@@ -38,7 +38,7 @@ def test_a_file_has_a_config_and_tensors_with_transformers_names(tmp_path: Path)
 def test_the_tokenizer_is_the_one_that_the_header_describes(tmp_path: Path) -> None:
     gguf_file(tmp_path / "m.gguf", LLAMA, metadata=TOKENIZER, vocab_size=259)
     tokenizer = gguf_tokenizer(tmp_path / "m.gguf")
-    assert tokenizer("hello<|end|>")["input_ids"] == [256, 257, ord("o") - 33, 258]
+    assert tokenizer("hello<|end|>")["input_ids"] == [256, 257, ord("o"), 258]
     assert tokenizer.decode(tokenizer("hé lló")["input_ids"]) == "hé lló"
     assert tokenizer.eos_token == "<|end|>"
 
