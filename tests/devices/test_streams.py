@@ -147,3 +147,25 @@ def test_a_timed_stream_counts_a_copy_that_fails() -> None:
     with pytest.raises(RuntimeError, match="size"):
         event.wait()
     assert seconds[0] > 0
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_stream_of_a_device_waits_for_what_a_thread_does_first() -> None:
+    order: list[str] = []
+    first = ThreadCopyStream("first").submit(lambda: order.append("first"))
+    device = copy_stream(torch.device("virtual", 0))
+
+    class Noted:
+        """The thread's event, which notes that it was waited for."""
+
+        def synchronize(self) -> None:
+            first.synchronize()
+            order.append("waited")
+
+        wait = synchronize
+
+        def done(self) -> bool:
+            return first.done()
+
+    device.submit(lambda: order.append("second"), (Noted(),)).wait()
+    assert order == ["first", "waited", "second"]
