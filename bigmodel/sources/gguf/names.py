@@ -152,12 +152,12 @@ def named_tensors(
         if inner.startswith("ffn_") and inner.endswith("_exps"):
             yield from _experts(architecture, tensors, tensor, (layer, inner[4:-5], leaf), dtype, source)
             continue
-        name = architecture.layer.get(inner) or _IN_LAYERS.get(inner)
-        if name is None:
+        known = architecture.layer.get(inner) or _IN_LAYERS.get(inner)
+        if known is None:
             yield _plain(architecture, tensor, tensor.name, heads, dtype, source)
             continue
-        suffix = "" if leaf is None or name.endswith("sinks") else f".{leaf}"
-        yield _plain(architecture, tensor, f"{layer}.{name}{suffix}", heads, dtype, source)
+        suffix = "" if leaf is None or known.endswith("sinks") else f".{leaf}"
+        yield _plain(architecture, tensor, f"{layer}.{known}{suffix}", heads, dtype, source)
 
 
 def _plain(
