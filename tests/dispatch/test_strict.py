@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -95,6 +95,8 @@ EXPERT_BYTES = 3 * 32 * 64 * 4
 @pytest.mark.slow
 @many
 @given(seed=schedules, slots=st.integers(1, 12), function=st.sampled_from(["eager", "grouped_mm", "batched_mm"]))
+@example(seed=None, slots=2, function="eager")
+@example(seed=None, slots=4, function="eager")
 def test_experts_give_the_same_bits(seed: int | None, slots: int, function: str) -> None:
     strict(seed)
     inputs = [tokens(6), tokens(3)]
