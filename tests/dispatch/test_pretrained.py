@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     BambaConfig,
     BambaForCausalLM,
@@ -109,6 +110,23 @@ def test_a_dtype_is_cast_to(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("main", ["cpu", 0])
+def test_a_weight_that_the_file_has_in_another_dtype_is_cast_where_it_runs(folder: Path, main: str | int) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    file = folder / index["weight_map"][name]
+    weights = load_file(file)
+    weights[name] = weights[name].bfloat16()
+    save_file(weights, file, {"format": "pt"})
+    resident = from_pretrained(folder, device_map={"": main})
+    on_disk = from_pretrained(folder, device_map={"": "disk"}, main_device=main)
+    assert on_disk.get_parameter(name).dtype == torch.bfloat16
+    ids = torch.arange(6)[None].to("cpu" if main == "cpu" else at(0))
+    with torch.no_grad():
+        assert torch.equal(on_disk(ids).logits, resident(ids).logits)
+
+
 @pytest.mark.usefixtures("every_accelerator")
 def test_other_architectures_load_and_run(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -152,7 +152,7 @@ def test_a_config_that_cannot_be_read_is_refused(config: Any) -> None:
 def test_an_unknown_method_names_those_that_are_known() -> None:
     with pytest.raises(CheckpointFormatError, match=r"'hqq', which is not supported; .*gptq"):
         read_scheme({"quantization_config": {"quant_method": "hqq"}})
-    assert set(FORMATS) == {"fp8", "compressed-tensors", "mxfp4", "bitsandbytes", "gptq", "awq"}
+    assert set(FORMATS) == {"fp8", "compressed-tensors", "mxfp4", "bitsandbytes", "gptq", "awq", "gguf"}
 
 
 def test_a_config_left_over_from_another_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 from torch import nn
 
-from ...checkpoint import mapped_region
+from ...checkpoint import mapped_region, run_dtype
 from ...devices import HOST, torch_device
 from ...errors import DeviceMapError, DispatchError
 from ...plan import Plan
@@ -145,11 +145,10 @@ class Builder:
         self.undo_log.replace(placed.registry, placed.key, known)
 
     def _device_dtype(self, placed: PlacedTensor, tensor: torch.Tensor) -> torch.dtype:
-        wanted = dtype_of(self.plan)
         own = placed.name.rpartition(".")[0] in self._with_own_dtype or placed.name in self._as_stored
-        if wanted is None or own or placed.is_buffer or not tensor.is_floating_point():
+        if own or placed.is_buffer or not tensor.is_floating_point():
             return tensor.dtype
-        return wanted
+        return dtype_of(self.plan) or run_dtype(tensor)  # a file may have other dtypes than its model
 
     def _needs_streaming(self, placed: PlacedTensor) -> bool:
         tensor = placed.registry[placed.key]

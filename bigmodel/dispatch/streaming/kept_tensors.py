@@ -36,6 +36,10 @@ class FollowedTensors(TorchDispatchMode):
         self._add(sources)
         self._given = set(self._found)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first operation would import Dynamo; what calls this is not traced anyway
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
