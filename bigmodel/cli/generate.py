@@ -42,6 +42,7 @@ def generate(
 ) -> None:
     """Continue PROMPT with MODEL; print the text as it is generated, then speed and peak memory on one line."""
     from bigmodel.server.engine import EngineOptions, Request, SamplingParams, build_engine
+    from bigmodel.server.engine.kv.buffers import GROWTH
     from bigmodel.server.loading import load_with_draft, parse_max_memory
     from bigmodel.server.text.codec import TextCodec
 
@@ -57,7 +58,7 @@ def generate(
         offload=offload,
         offload_dtype=offload_dtype,
         offload_folder=offload_folder,
-        context_length=context,
+        context_length=None if context is None else -(-context // GROWTH) * GROWTH,  # keys and values grow by so many
     )
     codec = TextCodec(loaded.tokenizer)
     if chat:

@@ -14,6 +14,7 @@ import bigmodel.server.loading
 from bigmodel.cli.generate import generate
 from bigmodel.errors import ServeError
 from bigmodel.server import Loaded
+from bigmodel.server.engine.kv.buffers import GROWTH
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
 command = typer.Typer()
@@ -52,8 +53,13 @@ def test_text_then_numbers() -> None:
 def test_memory_is_planned_for_the_given_context(loaded: dict[str, Any]) -> None:
     run("the cat", "--max-tokens", "2")
     assert loaded["context_length"] is None
-    run("the cat", "--max-tokens", "2", "--context", "64")
-    assert loaded["context_length"] == 64
+    run("the cat", "--max-tokens", "2", "--context", str(2 * GROWTH))
+    assert loaded["context_length"] == 2 * GROWTH
+
+
+def test_memory_is_planned_for_whole_steps_of_the_cache(loaded: dict[str, Any]) -> None:
+    run("the cat", "--max-tokens", "2", "--context", str(GROWTH + 1))
+    assert loaded["context_length"] == 2 * GROWTH
 
 
 def test_the_text_is_the_models_own_greedy_continuation() -> None:
