@@ -171,8 +171,8 @@ def _ranges(value: Any) -> list[Range]:
 
 
 def _rows(tensor: Any, rows: list[int] | None) -> list[Range]:
-    """Return the bytes of some rows of a virtual tensor; None: of all."""
-    if rows is None:
+    """Return the bytes of some rows of a virtual tensor; None: of all. A tensor without dimensions is its only row."""
+    if rows is None or not tensor.dim():
         return _ranges(tensor)
     history = _history(tensor)
     if history is None or not tensor.numel():
