@@ -32,7 +32,7 @@ from ..weights.data_use import checksums
 from ..weights.outside_use import is_marked, recorded_uses
 from ..weights.parameters import like
 from ..weights.quantized_block import QuantizedBlock
-from .kept_tensors import FollowedTensors, refuse_gradients_of_kept, refuse_kept_in
+from .kept_tensors import FollowedTensors, attributes_with_tensors, refuse_gradients_of_kept, refuse_kept_in
 from .replay_state import EarlierState, ReplayState, refuse_hidden_tensors, unchanged_buffers
 from .slots import BlockSlot
 from .streamer import Streamer
@@ -139,15 +139,31 @@ class _BlockCall(RecomputedCall):
         return output
 
     def _compute_followed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._block.keeps_tensors is False:
-            return self._compute_observed(args, kwargs)
+        block = self._block
+        if block.keeps_tensors is None or block.keeps_tensors:
+            return self._following(args, kwargs, lambda: self._compute_observed(args, kwargs))
+        output = self._compute_observed(args, kwargs)
+        if not attributes_with_tensors(self._module) <= block.attributes_with_tensors:
+            self._compute_again(args, kwargs)
+        return output
+
+    def _following(self, args: tuple[Any, ...], kwargs: dict[str, Any], compute: Callable[[], Any]) -> Any:
+        """Return what `compute` returns; gradients of tensors that it has the block keep are refused."""
+        block = self._block
         passed = [tensor for tensor in iter_tensors((args, kwargs), registered=True) if tensor.requires_grad]
         own = (tensor for tensor in self._module.parameters() if tensor.requires_grad)
         with FollowedTensors([*passed, *own]) as followed:
-            output = self._compute_observed(args, kwargs)
-        given = (args, kwargs, output)
-        self._block.keeps_tensors = refuse_gradients_of_kept(self._block.name, followed, self._module, given)
+            output = compute()
+        block.keeps_tensors = refuse_gradients_of_kept(block.name, followed, self._module, (args, kwargs, output))
+        block.attributes_with_tensors = attributes_with_tensors(self._module)
         return output
+
+    def _compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compute once more, as the backward does, to follow what the block has begun to keep."""
+        arguments = self.arguments_again(list(iter_tensors((args, kwargs), registered=True)))
+        with unchanged_buffers(self._module), self._replay_state.restored():
+            self._state.put_back()
+            self._following(*arguments, lambda: self._compute(*arguments))
 
     def _compute_observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._state = EarlierState(self._block, self._module)
