@@ -31,8 +31,8 @@ from ...devices.nested import (
 )
 from ..mapped.mapped_block import MappedBlock
 from ..mapped.readahead import ReadAhead
-from ..streaming.gradients import Compute, is_transformed, run_with_gradients
-from ..streaming.streamer import Streamer
+from ..streaming.gradients import Compute, run_with_gradients
+from ..streaming.streamer import Streamer, is_transformed
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
 from .refusals import refuse_copy

@@ -20,8 +20,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C import DisableTorchFunctionSubclass
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 
 from ...devices.nested import iter_tensors, map_tensors
 from ...errors import DispatchError
@@ -35,7 +33,7 @@ from ..weights.quantized_block import QuantizedBlock
 from .kept_tensors import FollowedTensors, attributes_with_tensors, refuse_gradients_of_kept, refuse_kept_in
 from .replay_state import EarlierState, ReplayState, refuse_hidden_tensors, unchanged_buffers
 from .slots import BlockSlot
-from .streamer import Streamer
+from .streamer import Streamer, is_transformed
 
 Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -83,15 +81,6 @@ def run_with_gradients(
         return _through_copies(streamer, block, compute, args, kwargs)
     host = [tensor.value for tensor in (*block.tensors, *block.nested)]
     return _BlockCall(streamer, block, module, compute, args, kwargs).run(host)
-
-
-def is_transformed() -> bool:
-    """Whether a transform of ``torch.func`` or forward-mode differentiation is running.
-
-    A block can be neither streamed nor recomputed under these. Its module then computes with the offloaded weights,
-    which are copied to the device in each operation.
-    """
-    return maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
 def _refuse_transformed(streamer: Streamer, block: Block) -> None:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import nn
 
-from ...profile.model.tensors import storage_of
+from ...devices.nested import storage_of
 
 
 def uses_data(module: nn.Module) -> bool:
