@@ -25,6 +25,7 @@ from ...devices.nested import iter_tensors, map_tensors
 from ...errors import DispatchError
 from ...profile.model.units import INDIVISIBLE
 from ...profile.training.recompute import Gradients, RecomputedCall, gradients_of, other_parameter
+from ..transfer.to_host import copied_to_host
 from ..weights.block import Block, version_of
 from ..weights.data_use import checksums
 from ..weights.outside_use import is_marked, recorded_uses
@@ -216,9 +217,8 @@ class _BlockCall(RecomputedCall):
             plain = DisableTorchFunctionSubclass() if self._borrowed else nullcontext()
             with _reentrant_checkpoints_named(), plain:
                 found = gradients_of(outputs, received, sources)
-        host = zip(found[len(inputs) :], (*[each.value for each in block.tensors], *elsewhere), strict=True)
         with DisableTorchFunctionSubclass():
-            moved = [None if each is None else each.to(own.device, own.dtype) for each, own in host]
+            moved = copied_to_host(found[len(inputs) :], [*[each.value for each in block.tensors], *elsewhere])
         return [*found[: len(inputs)], *moved]
 
 

@@ -57,8 +57,9 @@ def input_device(model: torch.nn.Module) -> torch.device:
 
 
 def readable(logits: torch.Tensor) -> torch.Tensor:
-    """Logits where tokens can be sampled: left on CUDA, copied to the host from any other accelerator."""
-    return logits if logits.device.type in ("cpu", "cuda") else logits.cpu()
+    """Logits where tokens can be sampled: left on CUDA and on virtual accelerators, which stand in for it; copied to
+    the host from any other accelerator."""
+    return logits if logits.device.type in ("cpu", "cuda", "virtual") else logits.cpu()
 
 
 @dataclass(frozen=True)
