@@ -50,7 +50,8 @@ def random_llama(size: str, seed: int = 0, dtype: torch.dtype | None = None) -> 
         **SIZES[size],
     )
     torch.manual_seed(seed)
-    return LlamaForCausalLM(config).to(dtype=dtype or torch.float32).eval()
+    model: Any = LlamaForCausalLM(config)
+    return model.to(dtype or torch.float32).eval()
 
 
 def served_llama(options: argparse.Namespace, usual: str = "8x1024") -> tuple[str, Any]:

@@ -127,8 +127,7 @@ class _DeviceUploads:
             with torch.inference_mode(self._inference), torch.no_grad():
                 staged = piece.memory[: target.nbytes].view(target.dtype).copy_(source)
                 with self._lock:
-                    work = partial(target.copy_, staged, non_blocking=True)
-                    piece.copied = self._stream.submit(work, [free], target.nbytes)
+                    piece.copied = self._stream.submit(partial(_queue, target, staged), [free], target.nbytes)
         finally:
             self._pieces.put(piece)
 
@@ -140,3 +139,7 @@ class _DeviceUploads:
             if copied is not None:
                 copied.wait()
                 copied.synchronize()
+
+
+def _queue(target: torch.Tensor, staged: torch.Tensor) -> None:
+    target.copy_(staged, non_blocking=True)

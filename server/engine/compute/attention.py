@@ -90,9 +90,9 @@ class RaggedCache(DynamicCache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the packed keys and values [1, heads, tokens, dim] of layer ``layer_idx``; returned unchanged."""
         if self.arena is not None:
-            rows = self.step(key_states.device, None).written
-            key, value = (states[0, :, : len(rows)].transpose(0, 1) for states in (key_states, value_states))
-            self.arena.write(layer_idx, rows, key, value)
+            written = self.step(key_states.device, None).written
+            key, value = (states[0, :, : len(written)].transpose(0, 1) for states in (key_states, value_states))
+            self.arena.write(layer_idx, written, key, value)
             return key_states, value_states
         with torch._C.DisableTorchFunction():  # as in `ragged_attention`: many small calls
             for span in self.spans:

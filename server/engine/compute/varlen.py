@@ -30,6 +30,8 @@ Attend = Callable[..., torch.Tensor]
 class Kernel(Protocol):
     """Attention of several sequences in one call."""
 
+    def __hash__(self) -> int: ...
+
     def __call__(
         self,
         query: torch.Tensor,
@@ -78,10 +80,11 @@ def flash_varlen(
     wanted = {"enable_gqa": True, **({"num_splits": 1} if one_split else {})}
     options: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
     left = -1 if window is None else window - 1
-    out: torch.Tensor = varlen_attn(
+    out: Any = varlen_attn(
         query, key, value, queries, keys, PROMPT_BLOCK, longest, scale=scale, window_size=(left, 0), **options
     )
-    return out
+    attended: torch.Tensor = out
+    return attended
 
 
 KERNELS: dict[str, tuple[Kernel, ...]] = {"cuda": (flash_varlen, partial(flash_varlen, one_split=False))}
