@@ -214,6 +214,13 @@ class Recorder(TorchDispatchMode):
         self._units.pop()
         self.events.append(Leave(unit))
 
+    def abandon(self) -> None:
+        """End the units that an error has left open."""
+        self.events += [Leave(unit) for unit in reversed(self._units)]
+        self._units.clear()
+        self._choice = None
+        self._at_inputs = False
+
     def follow(self, module: nn.Module, unit: int, is_placed: bool = True, is_lookup: bool = False) -> None:
         """Record when `module` starts and ends.
 
