@@ -61,6 +61,7 @@ class Phase:
             window is full.
         without: as `Use.without`.
         combined: as `Recorder.combined`, over all phases of the use; None: not known.
+        lent: as `Recorder.lent`, over all phases of the use.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Phase:
     also: tuple[Trace, ...] = ()
     without: str = ""
     combined: frozenset[int] | None = None
+    lent: frozenset[int] = frozenset()
 
     def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
         """Return the same phase with each of its traces changed."""
@@ -242,9 +244,9 @@ class _Clone:
             for handle in missing:
                 handle.remove()
         traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
-        combined = frozenset(recorder.combined)
+        combined, lent = frozenset(recorder.combined), frozenset(recorder.lent)
         for sample in self._samples:
-            combined = sample.extended(combined)
+            combined, lent = sample.extended(combined), sample.extended(lent)
         phases: list[Phase] = []
         further: list[Trace] = []
         for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
@@ -257,7 +259,7 @@ class _Clone:
             elif name == FURTHER:
                 further.append(trace)
             else:
-                phases.append(Phase(name, trace, tokens, None, tuple(further), use.without, combined))
+                phases.append(Phase(name, trace, tokens, None, tuple(further), use.without, combined, lent))
                 further.clear()
         return phases
 

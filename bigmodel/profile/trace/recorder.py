@@ -56,6 +56,7 @@ class Recorder(TorchDispatchMode):
         events: the events so far, in order.
         combined: units whose outputs are read, between units, by operations that read tensors of other units, too. Over
             several devices such outputs must be brought to one.
+        lent: units whose weights are read by operations between units, which run on the main device.
         on_host: numbers of the storages that lie in host memory.
         values: the values that the forwards may read.
     """
@@ -76,6 +77,7 @@ class Recorder(TorchDispatchMode):
         self._at_inputs = False
         self._choice: RouterChoice | None = None
         self.combined: set[int] = set()
+        self.lent: set[int] = set()
         self._places: dict[int, int] = {}  # by storage: the unit on whose device it lies; `OUTSIDE`: the main device
         self._last_place = OUTSIDE
         self._owners: dict[int, int] = {}  # by storage of a weight: its unit, of several the first
@@ -117,6 +119,7 @@ class Recorder(TorchDispatchMode):
         """Record the weights of units among the operands of an operation between units, unless it reads one unit's
         weights only: that runs where they lie."""
         owners = {tensor: self._owners.get(tensor.untyped_storage()._cdata, OUTSIDE) for tensor in operands}
+        self.lent |= {*owners.values()} - {OUTSIDE}
         if len(set(owners.values())) > 1:
             weights = tuple((unit, tensor.nbytes) for tensor, unit in owners.items() if unit != OUTSIDE)
             self.events.append(OutsideUse(weights, read[0][0] if read else OUTSIDE))
