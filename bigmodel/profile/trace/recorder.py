@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from ...devices import HOST, virtual
-from ...devices.nested import spanned_elements
+from ...devices.nested import iter_tensors, spanned_elements
 from ...quantized.experts import QuantizedExperts
 from ..model.experts import RouterChoice, expert_names
 from .trace import (
@@ -309,7 +308,7 @@ class Recorder(TorchDispatchMode):
         self._wrap(module, before, after)
 
     def _tensors(self, value: Any) -> tuple[tuple[int, int], ...]:
-        return self._numbered(leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor))
+        return self._numbered(iter_tensors(value, registered=True))
 
     def _numbered(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, int], ...]:
         found: dict[int, int] = {}
