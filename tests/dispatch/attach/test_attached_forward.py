@@ -238,8 +238,7 @@ class Halves(nn.Module):
         self.weight = nn.Parameter(torch.full((2,), 3.0))
 
     def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
-        for half in (x * self.weight).chunk(2):
-            yield half
+        yield from (x * self.weight).chunk(2)
 
 
 class Joined(nn.Module):
