@@ -12,14 +12,15 @@ from typing import Any
 EXACT = "all resident, peaks predicted to the byte"
 STREAMED = "parts streamed, peaks predicted to the byte"
 BELOW = "parts streamed, a peak below the prediction (mixtures)"
+ENDS = "reserved as predicted, but for ends of large blocks that were not split off"
 ABOVE = "within the budgets, but a peak over the prediction"
 VIOLATED = "a budget was passed"
 FAILED = "the run failed"
 REFUSED = "refused: the model does not fit"
 HOST_ALONE = "the host runs it all"
-OUTCOMES = (EXACT, STREAMED, BELOW, ABOVE, VIOLATED, FAILED, REFUSED, HOST_ALONE)
+OUTCOMES = (EXACT, STREAMED, BELOW, ENDS, ABOVE, VIOLATED, FAILED, REFUSED, HOST_ALONE)
 
-RAN = (EXACT, STREAMED, BELOW, ABOVE, VIOLATED, FAILED)
+RAN = (EXACT, STREAMED, BELOW, ENDS, ABOVE, VIOLATED, FAILED)
 """Outcomes of cases in which something ran on an accelerator."""
 
 
@@ -53,26 +54,44 @@ class Outcome:
     said: str = ""
 
 
-def planned(number: int, seed: int) -> str | None:
-    """Return the plan of case `number` as JSON; None if it is refused."""
+def planned(number: int, seed: int, reserved: bool = False) -> str | None:
+    """Return the plan of case `number` as JSON; None if it is refused.
+
+    Args:
+        number: the case.
+        seed: the same cases for the same seed.
+        reserved: the accelerators' allocators cache, and the models are larger than their segments.
+    """
     from bigmodel.errors import BudgetError
 
-    draw = random.Random(f"{seed} {number}")
+    draw = _begin(number, seed, reserved)
     try:
-        return str(plan_of(random_model(draw), draw).to_json())
+        return str(plan_of(random_model(draw, _scale(reserved)), draw, reserved).to_json())
     except BudgetError:
         return None
 
 
-def fuzz(number: int, seed: int, plan: str | None) -> Outcome:
-    """Run case `number` by its plan from `planned`. A case does not depend on those before it."""
+def _begin(number: int, seed: int, reserved: bool) -> random.Random:
+    """Enable the accelerators of a case and return what its parameters are drawn with."""
     from bigmodel.devices import virtual
+
+    draw = random.Random(f"{seed} {number}")
+    workspace = random.Random(f"{seed} {number} workspace").choice([0, 2**20, 8 * 2**20])
+    virtual.enable(2, caching=virtual.Caching(workspace=workspace) if reserved else None)
+    return draw
+
+
+def _scale(reserved: bool) -> int:
+    return 3 if reserved else 1
+
+
+def fuzz(number: int, seed: int, plan: str | None, reserved: bool = False) -> Outcome:
+    """Run case `number` by its plan from `planned`. A case does not depend on those before it."""
     from bigmodel.plan import Plan
 
-    virtual.enable(2)
-    draw = random.Random(f"{seed} {number}")
-    model = random_model(draw)
-    case = random_case(draw, model)
+    draw = _begin(number, seed, reserved)
+    model = random_model(draw, _scale(reserved))
+    case = random_case(draw, model, reserved)
     drawn = {"model": type(model).__name__, **_values(case)}
     found = None if plan is None else Plan.from_json(plan)
     kind, said = outcome_of(model, found, case)
@@ -91,14 +110,15 @@ def _values(case: FuzzCase) -> dict[str, str]:
     }
 
 
-def random_model(draw: random.Random) -> Any:
-    """Return a small model with random weights: a Llama, GPT-2, OPT or Mixtral, of random sizes."""
+def random_model(draw: random.Random, scale: int = 1) -> Any:
+    """Return a small model with random weights: a Llama, GPT-2, OPT or Mixtral, of random sizes times `scale`."""
     import torch
     import transformers as t
 
     torch.manual_seed(draw.getrandbits(32))
     heads = draw.choice([2, 4])
-    width, depth, words = 16 * heads * draw.randint(1, 2), draw.randint(2, 8), draw.randint(50, 600)
+    width, depth = 16 * heads * draw.randint(1, 2) * scale, draw.randint(2, 8)
+    words = draw.randint(50, 600) * scale
     sizes: dict[str, Any] = {
         "hidden_size": width,
         "num_hidden_layers": depth,
@@ -117,8 +137,8 @@ def random_model(draw: random.Random) -> Any:
     return t.LlamaForCausalLM(t.LlamaConfig(**sizes, tie_word_embeddings=tied)).eval()
 
 
-def random_case(draw: random.Random, model: Any) -> FuzzCase:
-    """Return random shapes, budgets and choices for `model`, drawn after it."""
+def random_case(draw: random.Random, model: Any, reserved: bool = False) -> FuzzCase:
+    """Return random shapes, budgets and choices for `model`, drawn after it; `reserved`: with room for segments."""
     new_tokens = draw.randint(1, 3)
     shapes = {
         "batch_size": draw.randint(1, 3),
@@ -127,7 +147,8 @@ def random_case(draw: random.Random, model: Any) -> FuzzCase:
     }
     weights = sum(tensor.nbytes for tensor in model.parameters())
     whole = int(weights * (1 + shapes["batch_size"] * shapes["context_length"] / 500))
-    budgets: dict[Any, int] = {index: int(draw.uniform(0.2, 1.2) * whole) for index in range(draw.randint(1, 2))}
+    more = _room() if reserved else 0
+    budgets: dict[Any, int] = {index: int(draw.uniform(0.2, 1.2) * whole) + more for index in range(draw.randint(1, 2))}
     budgets["cpu"] = 10**9 if draw.random() < 0.6 else int(draw.uniform(0.0, 0.8) * whole)
     choices = {
         "slots": draw.randint(1, 4),
@@ -138,8 +159,19 @@ def random_case(draw: random.Random, model: Any) -> FuzzCase:
     return FuzzCase(shapes, budgets, choices)
 
 
-def plan_of(model: Any, draw: random.Random) -> Any:
-    """Return the plan of a random case for `model`.
+def _room() -> int:
+    """Return the bytes that budgets of reserved bytes have beyond those of tensors: for two segments that are not full,
+    and for that of the workspace."""
+    from bigmodel.devices.caching import caching_memory
+    from bigmodel.devices.virtual.allocator import SMALL_SEGMENT, segment_bytes
+
+    memory = caching_memory(0)
+    workspace = 0 if memory is None or not memory.workspace else segment_bytes(memory.workspace)
+    return 2 * SMALL_SEGMENT + workspace
+
+
+def plan_of(model: Any, draw: random.Random, reserved: bool = False) -> Any:
+    """Return the plan of a random case for `model`; `reserved` as for `random_case`.
 
     Raises:
         BudgetError: it does not fit.
@@ -148,7 +180,7 @@ def plan_of(model: Any, draw: random.Random) -> Any:
     from bigmodel.profile import profile_model
     from bigmodel.profile.machine.machine import nominal_machine
 
-    case = random_case(draw, model)
+    case = random_case(draw, model, reserved)
     profile = profile_model(model, **case.shapes, device_type="virtual")
     return plan(profile, case.budgets, machine=nominal_machine(), **case.choices)
 
@@ -160,35 +192,41 @@ def outcome_of(model: Any, found: Any, case: FuzzCase) -> tuple[str, str]:
     if not isinstance(found.main_device, int):
         return HOST_ALONE, ""
     peaks = peaks_of(model, found)
-    wrong = {key: peak for key, peak in peaks.items() if peak != found.devices[key].total}
-    predicted = {key: found.devices[key].total for key in wrong}
-    said = f"predicted {predicted}, measured {wrong}" if wrong else ""
-    if any(peak > case.budgets[key] for key, peak in peaks.items()):
+    planned = {key: (found.devices[key].allocated, found.devices[key].total) for key in peaks}
+    different = [key for key in peaks if peaks[key][0] != planned[key][0]]
+    beyond = [key for key in peaks if peaks[key][1] > planned[key][1]]
+    said = f"predicted {planned}, measured {peaks}, allocated and reserved" if different or beyond else ""
+    if any(reserved > case.budgets[key] for key, (_, reserved) in peaks.items()):
         return VIOLATED, said
-    if any(peak > found.devices[key].total for key, peak in peaks.items()):
+    if beyond:
         return ABOVE, said
-    if wrong:
-        return BELOW if found.expert_cache else FAILED, said
+    if different:
+        caches = any(device.unused for device in found.devices.values())
+        if any(peaks[key][0] > planned[key][0] for key in different):
+            return ENDS if caches else FAILED, said
+        return BELOW if caches or found.expert_cache else FAILED, said
     return (STREAMED if found.streamed else EXACT), ""
 
 
-def peaks_of(model: Any, found: Any) -> dict[int, int]:
-    """Return the peak bytes of each accelerator of the plan while the planned shape is generated."""
+def peaks_of(model: Any, found: Any) -> dict[int, tuple[int, int]]:
+    """Return the most bytes of each accelerator of the plan that tensors were given, and that were reserved for them,
+    while the planned shape is generated."""
     import torch
 
-    from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+    from bigmodel.devices import reset_peak_memory
+    from bigmodel.devices.caching import memory_now, memory_peaks
     from bigmodel.dispatch import dispatch_model, undispatch
     from bigmodel.verify.planned_use import planned_use
 
     keys = [key for key in found.devices if isinstance(key, int)]
     gc.collect()
-    before = {key: memory_allocated(key) for key in keys}
+    before = {key: memory_now(key) for key in keys}
     with tempfile.TemporaryDirectory() as folder:
         dispatch_model(model, found, offload_dir=folder)
         for key in keys:
             reset_peak_memory(key)
         with torch.inference_mode():
             planned_use(model, found).whole()
-        peaks = {key: max_memory_allocated(key) - before[key] for key in keys}
+        peaks = {key: memory_peaks(key).beyond(before[key]) for key in keys}
         undispatch(model)
-    return peaks
+    return {key: (peak.allocated, peak.reserved) for key, peak in peaks.items()}

@@ -19,14 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from .fuzz_cases import ABOVE, BELOW, EXACT, FAILED, OUTCOMES, RAN, STREAMED, VIOLATED, Outcome, fuzz, planned
+from .fuzz_cases import ABOVE, BELOW, ENDS, EXACT, FAILED, OUTCOMES, RAN, STREAMED, VIOLATED, Outcome, fuzz, planned
 from .harness import Column, Limit, Report, Table
 from .harness.isolate import import_folder
-
-DEVICES = ("virtual",)
-"""Devices that this benchmark supports."""
-ONLY = "its cases set the capacity of accelerators, which only virtual ones have"
-"""Why it supports no others."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="file that each outcome is added to; cases in it are not run again, and all in it are reported",
     )
+    parser.add_argument(
+        "--reserved",
+        action="store_true",
+        help="larger models on accelerators whose allocators cache as CUDA's does: budgets are of reserved bytes",
+    )
     parser.set_defaults(device="virtual")
 
 
@@ -50,11 +50,13 @@ def run(options: argparse.Namespace) -> Report:
     _prepare()
     with Worker() as worker:
         for number in missing:
-            found[number] = worker.run(number, options.seed, planned(number, options.seed))
+            plan = planned(number, options.seed, options.reserved)
+            found[number] = worker.run(number, options.seed, plan, options.reserved)
             if options.outcomes is not None:
                 with options.outcomes.open("a") as file:
                     file.write(json.dumps([number, asdict(found[number])]) + "\n")
-    return report(options.device, [found[number] for number in sorted({**_kept(options.outcomes), **found})])
+    outcomes = {**_kept(options.outcomes), **found}
+    return report(options.device, options.reserved, [outcomes[number] for number in sorted(outcomes)])
 
 
 def _kept(path: Path | None) -> dict[int, Outcome]:
@@ -79,15 +81,16 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self._end()
 
-    def run(self, number: int, seed: int, plan: str | None) -> Outcome:
-        """Run case `number` by its plan as JSON; None: the case was refused."""
+    def run(self, number: int, seed: int, plan: str | None, reserved: bool = False) -> Outcome:
+        """Run case `number` by its plan as JSON (None: the case was refused); `reserved`: as for `planned`."""
         if self._process is None:
             self._start()
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._answers is not None
         try:
-            self._process.stdin.write(json.dumps({"number": number, "seed": seed, "plan": plan}) + "\n")
+            case = {"number": number, "seed": seed, "plan": plan, "reserved": reserved}
+            self._process.stdin.write(json.dumps(case) + "\n")
             self._process.stdin.flush()
             answer = self._answers.readline()
         except BrokenPipeError:
@@ -131,12 +134,12 @@ def _serve(answers: IO[str]) -> None:
         answers.flush()
 
 
-def report(device: str, found: Sequence[Outcome]) -> Report:
+def report(device: str, reserved: bool, found: Sequence[Outcome]) -> Report:
     """Return the number of cases by outcome, in total and for each value of each dimension, and the limits."""
     kinds = Counter(outcome.kind for outcome in found)
-    notes = [outcome.said for outcome in found if outcome.said and outcome.kind != BELOW]
+    notes = [outcome.said for outcome in found if outcome.said and outcome.kind not in (BELOW, ENDS)]
     return Report(
-        "planning_fuzz",
+        "planning_fuzz_reserved" if reserved else "planning_fuzz",
         device,
         settings={"cases": len(found)},
         tables=[

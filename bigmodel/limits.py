@@ -47,6 +47,9 @@ READERS = 2
 """Threads that read from disk at once: a single one leaves the disk idle whenever compute takes its core. The speed of
 a disk is measured with as many."""
 
+MOST_READERS = 8
+"""Upper bound of these threads: a plan has as many as the machine's disk and cores are worth."""
+
 PLANNED_SHARE = 0.9
 """Share of the free memory that is planned with if no budgets are given; the rest is for other programs, device
 contexts and fragmentation."""

@@ -50,7 +50,7 @@ def run_isolated(function: Callable[..., Any], timeout: float = TIMEOUT, **argum
             capture_output=True,
             text=True,
             pass_fds=[answer.fileno()],
-            env=environment_of_children(),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(import_folder()), *_given_path()])},
             check=False,
         )
         if done.returncode:
@@ -62,10 +62,9 @@ def run_isolated(function: Callable[..., Any], timeout: float = TIMEOUT, **argum
         return json.load(answer)
 
 
-def environment_of_children() -> dict[str, str]:
-    """Return the environment in which another process imports this package from where it was imported here."""
+def _given_path() -> list[str]:
     given = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(import_folder()), *([given] if given else [])])}
+    return [given] if given else []
 
 
 def _main() -> None:

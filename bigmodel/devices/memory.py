@@ -13,7 +13,8 @@ import psutil
 import torch
 
 from ..errors import DeviceError, SizeError
-from . import cgroup, virtual
+from . import cgroup, nvml, virtual
+from .caching import NOMINAL_CONTEXT
 from .names import DISK, HOST, DeviceLike, accelerators, device_key, is_accelerator, torch_device
 from .sizes import parse_size
 
@@ -91,6 +92,7 @@ def free_memory_bytes(device: DeviceLike) -> int:
     """Return the bytes that new tensors on `device` could take.
 
     On an accelerator this includes what its allocator keeps cached; on the host it respects the control group's limit.
+    A CUDA device that this process has not used is not initialised for it: the context that it will need is subtracted.
     """
     target = _target(device)
     if target.type == "cpu":
@@ -99,6 +101,10 @@ def free_memory_bytes(device: DeviceLike) -> int:
         return available if allowed is None else min(available, allowed)
     if target.type == "mps":
         return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+    if target.type == "cuda" and not nvml.has_context(target.index):
+        unused = nvml.free_without_context(target.index)
+        if unused is not None:
+            return max(unused - NOMINAL_CONTEXT, 0)
     module = torch.get_device_module(target.type)
     free = int(module.mem_get_info(target.index)[0])
     if hasattr(module, "memory_reserved"):

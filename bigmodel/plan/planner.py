@@ -13,13 +13,14 @@ from typing import Any
 from torch import nn
 
 from ..arguments import check_choice, check_flags, shown, whole_number
-from ..devices import HOST, DeviceLike, accelerators
+from ..devices import HOST, DeviceLike, accelerators, format_size, free_memory_bytes, memory_allocated, virtual
+from ..devices.caching import CachingMemory, caching_memory
 from ..devices.sizes import size_or_none
 from ..errors import PlanError
-from ..limits import DEFAULT_SLOTS
+from ..limits import DEFAULT_SLOTS, MOST_READERS, READERS
 from ..profile import DtypeLike, Profile, profile_model, profile_source
 from ..profile.machine.machine import MachineProfile, nominal_machine
-from ..profile.machine.probe import known_machine
+from ..profile.machine.probe import known_machine, usable_cores
 from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import check_offload_dtype, refuse_twice
 from ..profile.trace.dry_run import SampleInputs
@@ -94,8 +95,9 @@ def plan(
     Args:
         model: any module, also on meta; its profile (which then fixes shapes, dtype and classes); or a folder or Hub
             id, of which the config and the headers are read.
-        max_memory: budgets as `get_max_memory` takes them; None: what is free. `"disk"` is unlimited unless given. They
-            are budgets of tensors: a GPU's context and what its allocator rounds up and caches are not part of them.
+        max_memory: budgets as `get_max_memory` takes them; None: what is free. `"disk"` is unlimited unless given. A
+            GPU's is of the bytes that its allocator reserves, of which tensors take a part (`DevicePlan.unused` is the
+            rest); of the device's own context only what passes the budget is kept free (`DevicePlan.context`).
         strategy: one of `STRATEGIES`.
         batch_size: sequences at once.
         context_length: tokens of a sequence at its end; None: a default; 0: no KV cache and no activations.
@@ -133,6 +135,8 @@ def plan(
     check_flags(offload_buffers=offload_buffers, per_pass=per_pass, strict=strict)
     slots = whole_number("slots", slots, least=1)
     budgets = read_budgets(max_memory)
+    caching = caching_memories(budgets, machine)
+    budgets, lowered = within_devices(budgets, caching)
     profile = _profile(
         model,
         dtype=dtype,
@@ -160,6 +164,7 @@ def plan(
         strategy=label,
         pinned_memory=size_or_none(pinned_memory),
         resident_limit=None if max_memory is None else budgets.get(HOST),
+        notes=lowered,
     )
     capacity = Capacity(
         budgets,
@@ -168,6 +173,8 @@ def plan(
         checked_main(main_device, budgets),
         host_compute=offload != "stream",
         expert_cache=size_or_none(expert_cache),
+        readers=reader_count(machine or (known_machine() if predicted else None)),
+        caching=caching,
     )
     if profile.unknown and not profile.phases:
         cautious = least_resident(profile, capacity, offload_buffers)
@@ -216,6 +223,70 @@ def _this_machine(budgets: Mapping[Key, int]) -> MachineProfile | None:
     present = set(accelerators())
     names = [device_name(key) for key, size in budgets.items() if size > 0 and is_accelerator(key)]
     return measured_machine() if present.issuperset(names) else None
+
+
+def caching_memories(devices: Iterable[Key], machine: MachineProfile | None = None) -> dict[Key, CachingMemory]:
+    """Return what devices take beside tensors, those of them whose allocators cache.
+
+    Args:
+        devices: their keys.
+        machine: the machine to plan for; None: this one, as it was measured, else by nominal figures. Of a device that
+            is in neither, nothing is known: its tensors are counted as they are.
+    """
+    found: dict[Key, CachingMemory] = {}
+    present = set(accelerators())
+    for key in filter(is_accelerator, devices):
+        name = device_name(key)
+        memory = None if machine is None else machine.caching_memory(name)
+        if memory is None and name in present and caching_memory(name) is not None:
+            memory = _measured(name) or caching_memory(name)
+        if memory is not None:
+            found[key] = memory
+    return found
+
+
+def reader_count(machine: MachineProfile | None = None) -> int:
+    """Return the number of threads that read from disk: as few as keep it busy.
+
+    Args:
+        machine: the machine to plan for, as it was measured; None: this one, one thread for four cores within bounds.
+    """
+    if machine is not None:
+        return machine.readers or READERS
+    return min(max(usable_cores() // 4, READERS), MOST_READERS)
+
+
+def within_devices(
+    budgets: Mapping[Key, int], caching: Mapping[Key, CachingMemory]
+) -> tuple[dict[Key, int], tuple[str, ...]]:
+    """Return budgets none of which is more than its device can give, and a note of each that was lowered.
+
+    What a device with a caching allocator cannot give are its context and what other programs hold. Devices of other
+    machines, and those that do not cache, keep their budgets.
+
+    Args:
+        budgets: bytes by device key.
+        caching: devices whose allocators cache.
+    """
+    found, notes = dict(budgets), []
+    present = set(accelerators())
+    for key in caching:
+        if device_name(key) not in present:
+            continue
+        most = free_memory_bytes(key) + memory_allocated(key)
+        if budgets[key] > most:
+            found[key] = most
+            notes.append(
+                f"device {key!r} is planned with {format_size(most)} of its {format_size(budgets[key])}: "
+                "its context and other programs take the rest"
+            )
+    return found, tuple(notes)
+
+
+def _measured(name: str) -> CachingMemory | None:
+    """Return what a device of this machine was measured to take; None if it was not, or may have changed since."""
+    known = None if name.startswith(virtual.TYPE) else known_machine()
+    return None if known is None else known.caching_memory(name)
 
 
 def _profile(model: nn.Module | Profile | str | os.PathLike[str], dtype: DtypeLike | None, **options: Any) -> Profile:

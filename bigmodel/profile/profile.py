@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, no
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample
 from .trace.extrapolate import renamed
-from .trace.ledger import D, replay
+from .trace.ledger import D, Rounding, replay
 from .trace.measured import MeasuredForward
 from .trace.trace import OUTSIDE, Enter, Event, InitialStorage, Leave, Trace
 from .trace.workload import Workload, max_context, used_length
@@ -41,8 +41,6 @@ class Profile:
         stored_as: the formats that weights are published in, if that is quantised; empty otherwise.
         returning: positions of the units whose outputs are moved to the main device: embeddings, and those whose
             outputs operations between units combine with other tensors. None: not known.
-        lending: positions of the units whose weights are read by operations between units. Such a unit is on no
-            accelerator but the main device.
     """
 
     name: str
@@ -56,7 +54,6 @@ class Profile:
     unknown: str = ""
     returning: frozenset[int] | None = None
     stored_as: str = ""
-    lending: frozenset[int] = frozenset()
 
     @cached_property
     def weights(self) -> int:
@@ -94,7 +91,7 @@ class Profile:
         self,
         execution_devices: Mapping[int, D],
         main: D,
-        rounding: Callable[[int], int] = int,
+        rounding: Mapping[D, Rounding] | None = None,
         input_device: D | None = None,
         experts: Mapping[tuple[int, int], int] | None = None,
         offloaded: Mapping[int, D] | None = None,
@@ -104,7 +101,7 @@ class Profile:
         Args:
             execution_devices: execution device of each unit by its position; units left out execute on `main`.
             main: device of the inputs.
-            rounding: bytes that the allocator takes for a number of bytes.
+            rounding: bytes that the allocator of a device takes for a number of bytes; others take them as they are.
             input_device: device of the weights of unit `first`; None: `main`.
             experts: slots of each cache of experts, by (unit, position of the experts in it).
             offloaded: device whose memory holds the weights of each unit that has them elsewhere than where it runs.
@@ -181,7 +178,6 @@ def profile_model(
     order = execution_order(units, phases)
     returning = _returning_units(model, units, phases)
     placed = {index for index, unit in enumerate(units) if unit.tensors}
-    lent = {index for phase in phases for index in phase.lent}
     stored = published(model)
     return Profile(
         name=type(model).__name__,
@@ -194,7 +190,6 @@ def profile_model(
         unknown=unknown,
         returning=frozenset(place for place, index in enumerate(order) if index in returning),
         stored_as="" if stored is None else stored.label,
-        lending=frozenset(place for place, index in enumerate(order) if index in lent),
     )
 
 

@@ -21,12 +21,12 @@ from ..devices import (
     DeviceLike,
     accelerators,
     device_key,
-    max_memory_allocated,
-    memory_allocated,
+    release_cached_memory,
     reset_peak_memory,
     torch_device,
     virtual,
 )
+from ..devices.caching import MemoryPeaks, caching_memory, memory_now, memory_peaks
 from ..dispatch.pretrained import from_pretrained
 from ..plan import Plan, plan
 from ..profile.machine.probe import known_machine
@@ -54,6 +54,7 @@ class Finding:
         predicted: the value in the plan.
         measured: the measured value; of seconds, the median of the runs.
         spread: the largest deviation of a single run from the median, relative to it: how busy the machine was.
+        bound: the value in the plan is not to be passed; it need not be reached.
     """
 
     device: str
@@ -62,10 +63,14 @@ class Finding:
     predicted: float
     measured: float
     spread: float = 0.0
+    bound: bool = False
 
     @property
     def error(self) -> float:
-        """The error of the prediction relative to the measured value; negative if the prediction was too small."""
+        """The error of the prediction relative to the measured value; negative if the prediction was too small, and 0
+        for a bound that holds."""
+        if self.bound and self.measured <= self.predicted:
+            return 0.0
         return (self.predicted - self.measured) / self.measured if self.measured else float(self.predicted > 0)
 
 
@@ -116,7 +121,8 @@ def verify(
         dtype=None if dtype == "auto" else dtype,
     )
     gc.collect()
-    before = {name: memory_allocated(name) for name in accelerators()}
+    release_cached_memory()
+    before = {name: memory_now(name) for name in accelerators()}
     # With a limit on the resident set of the process, file pages would be evicted during the measurement.
     loaded = from_pretrained(model, replace(found, resident_limit=None), dtype=dtype)
     use = planned_use(loaded, found)
@@ -159,7 +165,7 @@ def _warm_up() -> None:
             there.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, pad_token_id=0)
 
 
-def _peaks(found: Plan, model: nn.Module, use: PlannedUse, before: Mapping[str, int]) -> list[Finding]:
+def _peaks(found: Plan, model: nn.Module, use: PlannedUse, before: Mapping[str, MemoryPeaks]) -> list[Finding]:
     """Measure the peak memory of every device that the plan uses."""
     for _ in range(WARM_UP_RUNS):
         use.whole()
@@ -168,17 +174,31 @@ def _peaks(found: Plan, model: nn.Module, use: PlannedUse, before: Mapping[str, 
         reset_peak_memory(name)
     with PeakRSS(any(part.device == DISK for part in found.parts)) as rss:
         use.whole()
-    peaks = {name: max_memory_allocated(name) - held for name, held in before.items()}
+    peaks = {name: memory_peaks(name).beyond(before[name]) for name in before}
+    findings = [finding for name, peak in peaks.items() for finding in peaks_of_accelerator(found, name, peak)]
     if not virtual.count():  # memory of virtual accelerators is part of the host's resident set
-        peaks[HOST] = rss.grown + host_bytes(model, found.device_map) + (use.inputs if found.main_device == HOST else 0)
-    findings = []
-    for name, peak in peaks.items():
-        planned = found.devices.get(device_key(name))
-        if planned is not None and planned.total:
+        peak = rss.grown + host_bytes(model, found.device_map) + (use.inputs if found.main_device == HOST else 0)
+        host = found.devices.get(HOST)
+        if host is not None and host.total:
             # Host slots hold file pages of weights on disk, which `PeakRSS` subtracts.
-            predicted = planned.total - (planned.slots if name == HOST else 0)
-            findings.append(Finding(name, "peak memory", BYTES, predicted, peak))
+            findings.append(Finding(HOST, "peak memory", BYTES, host.total - host.slots, peak))
     return findings
+
+
+def peaks_of_accelerator(found: Plan, name: str, peak: MemoryPeaks) -> list[Finding]:
+    """Return the peaks of an accelerator: one number, or three if its allocator caches."""
+    planned = found.devices.get(device_key(name))
+    if planned is None or not planned.total:
+        return []
+    caching = caching_memory(name)
+    # Libraries took their workspace when they were warmed up.
+    workspace = 0 if caching is None else caching.workspace
+    allocated = Finding(name, "peak memory", BYTES, planned.allocated - workspace, peak.allocated)
+    if caching is None:
+        return [allocated]
+    requested = Finding(name, "peak memory, requested", BYTES, allocated.predicted, peak.requested, bound=True)
+    reserved = Finding(name, "peak memory, reserved", BYTES, planned.total - workspace, peak.reserved, bound=True)
+    return [requested, replace(allocated, what="peak memory, allocated"), reserved]
 
 
 def _times(found: Plan, use: PlannedUse) -> list[Finding]:

@@ -42,9 +42,8 @@ class PreloadedSubprocess:
         stderr: int | IO[Any] | None = None,
         text: bool = False,
         pass_fds: Sequence[int] = (),
-        start_new_session: bool = False,
     ) -> Program:
-        """Start an interpreter, in the session of the one that it is forked from."""
+        """Start an interpreter."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
 
         def descriptor(given: int | IO[Any] | None, default: int) -> int | None:
@@ -85,5 +84,5 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def preloaded_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that questions start are forked from one that has imported PyTorch."""
-    for name in ("harness.isolate", "gpu", "planning_fuzz", "serve_peer", "train_scaling"):
+    for name in ("harness.isolate", "planning_fuzz", "serve_peer", "train_scaling"):
         monkeypatch.setattr(importlib.import_module(f"bigmodel.benchmarks.{name}"), "subprocess", PreloadedSubprocess)

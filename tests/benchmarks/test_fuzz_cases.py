@@ -6,9 +6,9 @@ from bigmodel.benchmarks.fuzz_cases import BELOW, EXACT, HOST_ALONE, REFUSED, ST
 from bigmodel.devices import virtual
 
 
-def outcomes(*numbers: int) -> list[Outcome]:
+def outcomes(*numbers: int, reserved: bool = False) -> list[Outcome]:
     virtual.enable(2)
-    return [fuzz(number, 0, planned(number, seed=0)) for number in numbers]
+    return [fuzz(number, 0, planned(number, 0, reserved), reserved) for number in numbers]
 
 
 @pytest.fixture(scope="module")
@@ -26,3 +26,10 @@ def test_a_case_is_the_same_whatever_came_before_it(first_six: list[Outcome]) ->
 def test_random_models_keep_random_budgets(first_six: list[Outcome]) -> None:
     kinds = {outcome.kind for outcome in first_six}
     assert kinds <= {EXACT, STREAMED, BELOW, REFUSED, HOST_ALONE}
+
+
+@pytest.mark.slow
+def test_random_models_keep_random_budgets_of_reserved_bytes() -> None:
+    """One is resident, one is streamed; their tensors take what was planned, to the byte."""
+    resident, streamed = outcomes(3, 5, reserved=True)
+    assert (resident.kind, streamed.kind) == (EXACT, STREAMED)

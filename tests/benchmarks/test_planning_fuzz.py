@@ -32,8 +32,8 @@ def test_one_process_runs_all_cases_and_another_takes_over_when_it_dies() -> Non
 
 def test_one_budget_passed_is_a_limit_missed() -> None:
     good, bad = Outcome(EXACT, {"slots": "1"}), Outcome(VIOLATED, {"slots": "2"}, "case 1: ...")
-    assert report("virtual", [good, good]).kept
-    missed = report("virtual", [good, bad])
+    assert report("virtual", False, [good, good]).kept
+    missed = report("virtual", False, [good, bad])
     assert not missed.kept
     assert [row[1] for row in missed.tables[0].rows] == [1 if name in (EXACT, VIOLATED) else 0 for name in OUTCOMES]
     assert "case 1" in missed.notes[0]
@@ -42,5 +42,5 @@ def test_one_budget_passed_is_a_limit_missed() -> None:
 def test_cases_are_counted_by_the_value_of_each_dimension() -> None:
     kinds = [STREAMED, BELOW, ABOVE]
     found = [*(Outcome(kind, {"slots": "1"}) for kind in kinds), Outcome(REFUSED, {"slots": "2"})]
-    rows = report("virtual", found).tables[1].rows
+    rows = report("virtual", True, found).tables[1].rows
     assert rows == [["slots", "1", 3, 2, 1, 1, 1, 0], ["slots", "2", 0, 0, 0, 0, 0, 0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from torch import nn
 
 from bigmodel.devices import virtual
 from bigmodel.errors import BudgetError, DeviceError, PlanError, SizeError
+from bigmodel.limits import MOST_READERS, READERS, STAGING_BYTES
 from bigmodel.plan import STRATEGIES, Plan, check_device_map, make_plan, plan, planner
 from bigmodel.plan.memory.assignment import Assignment, memory_usage
-from bigmodel.plan.planner import without_garbage_collection
+from bigmodel.plan.planner import reader_count, without_garbage_collection
 from bigmodel.plan.time.cost import CostModel
 from bigmodel.profile import Profile, find_tied_parameters, named_tensors, profile_model
 from bigmodel.profile.model.tensors import owner_of
@@ -536,3 +538,15 @@ def test_a_strict_plan_refuses_a_model_of_unknown_inputs() -> None:
 def test_sample_inputs_beside_a_profile_are_refused() -> None:
     with pytest.raises(PlanError, match="profile"):
         plan(profile_model(Flat()), {"cpu": "1GB"}, sample_inputs=(torch.empty(2, 3),))
+
+
+def test_threads_that_read_from_disk_are_as_many_as_the_machine_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As measured; else by its cores. Staging memory grows with them, within half of the host's budget."""
+    measured = replace(machine(), readers=4)
+    assert reader_count(measured) == 4
+    assert reader_count(machine()) == READERS, "of another machine nothing is known"
+    for cores, readers in ((1, READERS), (16, 4), (256, MOST_READERS)):
+        monkeypatch.setattr(planner, "usable_cores", lambda cores=cores: cores)
+        assert reader_count() == readers
+    found = plan(llama_profile(), {"cpu": 10**9}, machine=measured, objective="fit")
+    assert (found.readers, found.staging_bytes) == (4, 2 * STAGING_BYTES)

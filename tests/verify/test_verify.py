@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from bigmodel.verify.verify import Finding
+from bigmodel.devices import virtual
+from bigmodel.devices.caching import MemoryPeaks
+from bigmodel.plan import Plan
+from bigmodel.plan.result.plan import DevicePlan
+from bigmodel.verify.verify import Finding, peaks_of_accelerator
 from tests.preloaded import run
 
 from ..dispatch.mixtures import mixtral
@@ -116,3 +121,26 @@ def test_the_peak_of_a_plan_that_streams_prompts_and_computes_steps_on_the_host_
 def test_an_error_is_relative_to_the_measured_value() -> None:
     assert Finding("cpu", "peak memory", "bytes", 90, 100).error == pytest.approx(-0.1)
     assert Finding("cpu", "peak memory", "bytes", 0, 0).error == 0
+
+
+@pytest.fixture
+def _caching() -> Iterator[None]:
+    virtual.enable(1, caching=virtual.Caching(workspace=200))
+    yield
+    virtual.enable(1)
+    virtual.disable()
+
+
+@pytest.mark.usefixtures("_caching")
+def test_of_an_accelerator_that_caches_three_peaks_are_compared() -> None:
+    """Libraries have their workspace before anything is measured. Two are bounds, which need not be reached."""
+    device = DevicePlan(0, None, weights=1024, workspace=200, unused=500)
+    plan = Plan("", "", 0, {0: device}, ())
+    within = peaks_of_accelerator(plan, "virtual:0", MemoryPeaks(900, 1024, 1500))
+    assert [(one.what, one.predicted, one.measured, one.error) for one in within] == [
+        ("peak memory, requested", 1024, 900, 0),
+        ("peak memory, allocated", 1024, 1024, 0),
+        ("peak memory, reserved", 1524, 1500, 0),
+    ]
+    *_, reserved = peaks_of_accelerator(plan, "virtual:0", MemoryPeaks(900, 1024, 3048))
+    assert reserved.error == -0.5

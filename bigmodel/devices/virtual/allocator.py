@@ -125,6 +125,8 @@ class CachingAllocator:
     reserved: Counter = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
+        self.limit: int | None = None
+        """Most bytes to be reserved, context not counted; None: as the capacity allows."""
         self._free: dict[tuple[int, bool], list[tuple[int, int, Block]]] = {}
         self._waiting: list[tuple[Block, list[Callable[[], bool]]]] = []
         self._end = 0
@@ -190,7 +192,10 @@ class CachingAllocator:
         return block
 
     def _has_room(self, nbytes: int) -> bool:
-        return self.capacity is None or self.context + self.reserved.now + nbytes <= self.capacity
+        after = self.reserved.now + nbytes
+        if self.limit is not None and after > self.limit:
+            return False
+        return self.capacity is None or self.context + after <= self.capacity
 
     def _split(self, block: Block, size: int) -> None:
         left = block.nbytes - size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from functools import partial
 from typing import NamedTuple
@@ -13,6 +14,9 @@ from .allocator import Block, CachingAllocator, ExactAllocator, NoRoom
 from .postponing import postponed
 from .races import History, detector
 from .streams import current_stream
+
+POISON = 0xFF
+"""The byte that freed memory of strict accelerators holds for whoever still reads it: floats are NaN, integers -1."""
 
 
 class Caching(NamedTuple):
@@ -119,7 +123,9 @@ class Arena:
             block = self._allocate(nbytes, stream.number)
             history = detector.allocated(nbytes, stream) if self.strict else None
             allocation = Allocation(nbytes, history)
-            self._by_address[address] = weakref.ref(allocation, partial(self._release, address, block, history))
+            # What is freed is poisoned, if the device is strict: the storage outlives the tensors until then.
+            freed = partial(self._release, address, block, history, storage if self.strict else None)
+            self._by_address[address] = weakref.ref(allocation, freed)
             return allocation
 
     def need_workspace(self) -> None:
@@ -152,7 +158,16 @@ class Arena:
             raise error
         return memory.allocate(nbytes, stream, beyond=True)
 
-    def _release(self, address: int, block: Block, history: History | None, reference: weakref.ref[Allocation]) -> None:
+    def _release(
+        self,
+        address: int,
+        block: Block,
+        history: History | None,
+        storage: torch.UntypedStorage | None,
+        reference: weakref.ref[Allocation],
+    ) -> None:
+        if storage is not None and _is_read_still(storage, address):
+            ctypes.memset(address, POISON, storage.nbytes())
         with self._lock:
             if history is not None:
                 detector.freed(history)
@@ -160,3 +175,9 @@ class Arena:
             self.memory.free(block, [user.record_event().query for user in users])
             if self._by_address.get(address) is reference:
                 del self._by_address[address]
+
+
+def _is_read_still(storage: torch.UntypedStorage, address: int) -> bool:
+    """Whether somebody beside its arena holds a storage that is freed, which lies where it lay when it was claimed."""
+    users: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    return users > 1 and storage.data_ptr() == address

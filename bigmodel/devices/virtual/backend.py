@@ -12,6 +12,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 from ..native_threads import let_threads_finish
 from . import streams
+from .allocator import CachingAllocator
 from .autocast import DTYPES, register_autocast
 from .streams import TYPE, Event, Stream, index_of
 from .tensor import VirtualTensor, board
@@ -81,6 +82,12 @@ class BackendModule:
     def max_memory_reserved(self, device: Any = 0) -> int:
         """Return the peak of `memory_reserved` since the last reset."""
         return board.arena(index_of(device)).memory.reserved.peak
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Any = 0) -> None:
+        """Let the caching allocator of `device` reserve at most this share of its memory; without one, do nothing."""
+        memory = board.arena(index_of(device)).memory
+        if isinstance(memory, CachingAllocator):
+            memory.limit = None if fraction >= 1 else int(fraction * self.mem_get_info(device)[1])
 
     def memory_stats(self, device: Any = 0) -> dict[str, int]:
         """Return bytes requested, allocated and reserved, now and at their peak."""

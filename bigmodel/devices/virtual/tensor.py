@@ -8,7 +8,6 @@ device's link.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -61,6 +60,10 @@ _PRODUCTS = {
     aten._grouped_mm.default,
 }
 """Operations that a library computes, which allocates a workspace for each stream."""
+
+
+_SETS = {aten.set_.source_Tensor, aten.set_.source_Tensor_storage_offset, aten.set_.source_Storage_storage_offset}
+"""Operations that give a tensor the memory of another."""
 
 
 _OWN = {"held", "_allocation", "_is_param"}
@@ -228,8 +231,7 @@ class VirtualTensor(torch.Tensor):
                     board.arena(call.index).need_workspace()
                 if board.strict:
                     strict.launch(func, args, kwargs, held_args, call.index)
-                with call.conjugation():
-                    output = kernel(*held_args, **held_kwargs)
+                output = kernel(*held_args, **held_kwargs)
         except Exception as error:
             if target is None or not postponed(error):
                 raise
@@ -267,19 +269,6 @@ class _Operation:
             return type(value)(self.unwrap(item) for item in value)
         return value
 
-    def conjugation(self) -> AbstractContextManager[object]:
-        """Return a context in which kernels may use conjugate and negative views of complex tensors.
-
-        PyTorch resolves these above `__torch_dispatch__`, and within it no more: a kernel that conjugates in between
-        would compute with elements that are not conjugated.
-        """
-        if not any(wrapper.dtype.is_complex for wrapper in self.wrappers.values()):
-            return nullcontext()
-        excluded = torch._C._dispatch_tls_local_exclude_set()
-        for key in (DispatchKey.Conjugate, DispatchKey.Negative):
-            excluded = excluded.remove(key)
-        return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
-
     def target(self, device: torch.device | str | None) -> int | None:
         """Return the index of the virtual accelerator of the outputs; None if they are on another device."""
         if device is None:
@@ -296,6 +285,8 @@ class _Operation:
             known = self.wrappers.get(id(output))
             if known is None:
                 return self._new(output, index)
+            if self.func in _SETS:
+                known._allocation = board.arena(index).claim(output)
             if known.shape != output.shape or known.stride() != output.stride():
                 known.data = VirtualTensor(output, index)  # an operation such as squeeze_
             return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -10,11 +11,11 @@ import torch
 from torch import nn
 
 from ...devices import HOST, is_accelerator
+from ...devices.caching import hold_to, memory_peaks
 from ...errors import DispatchError
 from ...plan import Plan
 from ..experts.cache import ExpertCache, expert_stats
 from ..mapped.readahead import ReadAhead
-from ..placement.aligned import put_back
 from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
 from ..streaming.streamer import Streamer
@@ -57,10 +58,10 @@ class Dispatched:
         """The error of each weight that is quantised for the link, by name."""
         self.ties: dict[str, str] = {}
         """For each further name of a tied tensor, its first name."""
-        self.aligned: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Tensors on disk that have a copy in memory, and their views of the file."""
         self.on_detach: Callable[[], None] | None = None
         """What else has to be removed with the attachments."""
+        self.limits: list[Callable[[], object]] = []
+        """Take back the limits that hold allocators to the plan."""
         self.forget: Callable[[], None] | None = None
         """Tells the observer of the options that dispatching is undone."""
 
@@ -68,6 +69,15 @@ class Dispatched:
     def plan(self) -> Plan:
         """The plan that the model was dispatched by."""
         return self.resolved.plan
+
+    def hold_allocators(self) -> None:
+        """Let allocators that would cache more than the plan's budgets give cached memory back before that."""
+        for device in self.plan.devices.values():
+            if device.limited and device.budget is not None and is_accelerator(device.device):
+                # Also taken back when the model is deleted without being undispatched.
+                release = weakref.finalize(self, hold_to(device.device, device.budget))
+                release.atexit = False
+                self.limits.append(release)
 
     def forward_of(self, name: str, module: nn.Module) -> AttachedForward:
         """Return the attachment of the module `name`; create it on first use."""
@@ -118,7 +128,9 @@ class Dispatched:
 
         Targets are the accelerators; ``"cpu"``, for weights on disk that the host computes with; and ``"experts"``, for
         experts that are fetched one by one. Where weights are quantised for the link, the counters include their
-        relative errors: `quantization_error_mean` and `quantization_error_max`.
+        relative errors: `quantization_error_mean` and `quantization_error_max`. Those of accelerators include the peak
+        of the device's memory in this process: `peak_requested` by tensors, `peak_allocated` and `peak_reserved` for
+        them by its allocator.
         """
         tiers: dict[str, list[StreamStats]] = {}
         for streamer in self.streamers:
@@ -126,6 +138,8 @@ class Dispatched:
         for reader in self.readers:
             tiers.setdefault(HOST, []).append(reader.stats)
         counters: dict[str, Any] = {device: together(stats) for device, stats in tiers.items()}
+        for device in filter(is_accelerator, counters):
+            counters[device].update({f"peak_{name}": value for name, value in vars(memory_peaks(device)).items()})
         errors = [error.relative for error in self.quantization_errors.values()]
         if errors:
             mean = {"quantization_error_mean": sum(errors) / len(errors), "quantization_error_max": max(errors)}
@@ -149,12 +163,11 @@ class Dispatched:
             self.on_detach()
         if self.forget is not None:
             self.forget()
+        for release in self.limits:
+            release()
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.detach()
         unmark_offloaded((*model.parameters(), *model.buffers()))
-        for tensor, view in self.aligned:
-            put_back(tensor, view)
-        self.aligned.clear()
         for module in model.modules():
             module.__dict__.pop("_apply", None)
         for name in (ATTRIBUTE, METHOD, *_PUBLIC):
@@ -192,12 +205,6 @@ class UndoLog:
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Registry, str, torch.Tensor]] = []
-        self._data: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def replace_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
-        """Give `tensor` other memory."""
-        self._data.append((tensor, tensor.data))
-        tensor.data = data
 
     def replace(self, registry: Registry, key: str, tensor: torch.Tensor) -> None:
         """Replace the tensor under `key` in `registry` by `tensor`."""
@@ -208,5 +215,3 @@ class UndoLog:
         """Restore all replaced tensors, in reverse order."""
         for registry, key, tensor in reversed(self._replaced):
             registry[key] = tensor
-        for changed, data in reversed(self._data):
-            changed.data = data

@@ -10,6 +10,7 @@ from torch import nn
 from ...devices import HOST, device_key
 from ...plan import Plan, check_device_map
 from ...plan.memory.assignment import Assignment, assemble
+from ...plan.planner import caching_memories, reader_count
 from ...profile import Profile, UnitProfile, profile_units
 from ...profile.model.tensors import dtype_name
 from ...profile.model.units import UnitModule, is_lookup
@@ -86,6 +87,8 @@ def _assignment(
         stream_buffers=bool(asked.offload_buffers),
         expert_cache=asked.expert_cache,
         computed_below={index: each.computed_below for index, each in enumerate(firsts) if each.computed_below},
+        readers=reader_count(),
+        caching=caching_memories(dict.fromkeys(computes)),
     )
     slot_sizes = [
         profile.slot_bytes(found.stream_buffers or index in found.computed_below)

@@ -29,7 +29,7 @@ from .quantized_transfer import Transfer
 from .read_job import Read, ReadEvent, ReadJob, Stage
 from .read_plan import CHUNK_BYTES, Chunk, ReadPlan, plan_reads
 from .speculative_reads import SpeculativeReads
-from .staging import StagingSlot, StagingSlots
+from .staging import StagingSlot, StagingSlots, slots_of
 
 
 class DiskReader:
@@ -61,7 +61,7 @@ class DiskReader:
         self._pin = pin
         self._chunk_bytes = chunk_bytes
         self._files = SourceFiles()
-        self._staging = StagingSlots(chunk_bytes, pin)
+        self._staging = StagingSlots(chunk_bytes, pin, slots_of(readers))
         self._lock = threading.Lock()
         self._jobs: deque[ReadJob] = deque()
         self._stages: deque[Stage] = deque()

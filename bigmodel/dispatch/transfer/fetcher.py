@@ -18,7 +18,7 @@ from ..weights.stats import StreamStats
 from .disk_reader import DiskReader
 from .page_cache import ReadPolicy
 from .quantized_transfer import QuantizedTransfers, Transfer
-from .staging import chunk_of
+from .staging import chunk_of, slots_of
 
 
 class Fetcher:
@@ -99,7 +99,8 @@ class Fetcher:
     def _reader(self) -> DiskReader:
         if self._disk is None:
             staging_bytes, readers = self._reading
-            policy, chunk_bytes = ReadPolicy(sum(self._on_disk)), chunk_of(staging(self._on_disk, staging_bytes))
+            policy = ReadPolicy(sum(self._on_disk))
+            chunk_bytes = chunk_of(staging(self._on_disk, staging_bytes), slots_of(readers))
             self._disk = DiskReader(self._link, policy, self._stats, self._is_pinning, chunk_bytes, readers)
         return self._disk
 

@@ -14,12 +14,12 @@ import torch
 from ...checkpoint import release
 from ...devices import HOST, Event
 from ...devices.pinned import empty_host
-from ...limits import FILE_ALIGNMENT, STAGING_BYTES
+from ...limits import FILE_ALIGNMENT, READERS, STAGING_BYTES
 from .page_cache import is_cached
 from .read_plan import CHUNK_BYTES, Chunk
 
 SLOTS = STAGING_BYTES // CHUNK_BYTES
-"""Number of slots: some being filled, some full, some being drained."""
+"""Number of slots for `READERS` threads: some being filled, some full, some being drained."""
 
 MIN_CHUNK_BYTES = 64 * 2**10
 """Smallest size of a read in bytes, for models with very small blocks."""
@@ -28,12 +28,17 @@ VIEW_BYTES = 2**20
 """Chunks of at least so many bytes are viewed in the page cache: mapping a smaller one takes longer than copying it."""
 
 
-def chunk_of(staging_bytes: int) -> int:
+def slots_of(readers: int) -> int:
+    """Return the number of slots for so many threads: as many for each as `READERS` have, and no fewer."""
+    return max(SLOTS, SLOTS // READERS * readers)
+
+
+def chunk_of(staging_bytes: int, slots: int = SLOTS) -> int:
     """Return the bytes of one read such that all slots together take `staging_bytes`, within the limits of a read.
 
     It is one or two pages more, so that a block that does not begin on a page boundary needs no extra read for its end.
     """
-    share = staging_bytes // SLOTS
+    share = staging_bytes // slots
     return min(max(share + -share % FILE_ALIGNMENT + FILE_ALIGNMENT, MIN_CHUNK_BYTES), CHUNK_BYTES)
 
 
@@ -100,18 +105,22 @@ class StagingSlots:
     Args:
         chunk_bytes: Bytes of a chunk; a multiple of `FILE_ALIGNMENT`.
         pin: Read chunks into pinned memory, instead of viewing them in the page cache.
+        count: Number of slots.
 
     Attributes:
         free: Slots that can be filled once they are drained, in the order of their release.
     """
 
-    def __init__(self, chunk_bytes: int, pin: bool) -> None:
-        memory = _Memory(SLOTS, chunk_bytes, pin)
-        self.free = deque(StagingSlot(memory, number) for number in range(SLOTS))
+    def __init__(self, chunk_bytes: int, pin: bool, count: int = SLOTS) -> None:
+        memory = _Memory(count, chunk_bytes, pin)
+        self.free = deque(StagingSlot(memory, number) for number in range(count))
 
 
 class _Memory:
-    """Memory of all slots, allocated on first use and aligned for reads that bypass the page cache."""
+    """Memory of all slots, allocated on first use and aligned for reads that bypass the page cache.
+
+    Pinned memory is allocated for each slot: it is rounded up to a power of two, which the largest chunk is.
+    """
 
     def __init__(self, parts: int, chunk_bytes: int, pin: bool) -> None:
         self.pin = pin
@@ -119,16 +128,19 @@ class _Memory:
         self._chunk_bytes = chunk_bytes
         self._lock = threading.Lock()
         self._whole: torch.Tensor | None = None
+        self._pinned: dict[int, torch.Tensor] = {}
 
     def part(self, number: int) -> torch.Tensor:
         with self._lock:
+            if self.pin:
+                if number not in self._pinned:
+                    self._pinned[number] = empty_host(self._chunk_bytes, pin=True)
+                return self._pinned[number]
             if self._whole is None:
                 self._whole = self._allocate()
         return self._whole[number * self._chunk_bytes : (number + 1) * self._chunk_bytes]
 
     def _allocate(self) -> torch.Tensor:
         nbytes = self._parts * self._chunk_bytes
-        if self.pin:
-            return empty_host(nbytes, pin=True)
         memory = torch.empty(nbytes + FILE_ALIGNMENT, dtype=torch.uint8, device=HOST)
         return memory[-memory.data_ptr() % FILE_ALIGNMENT :]

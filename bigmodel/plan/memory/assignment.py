@@ -5,16 +5,30 @@ Planner, search, tests and reports all use this computation; `assemble` turns it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...devices import DISK, HOST, total_host_bytes
-from ...limits import PINNED_SHARE, STAGING_BYTES
+from ...devices.caching import CachingMemory
+from ...devices.virtual.allocator import SMALL_SEGMENT
+from ...limits import PINNED_SHARE, READERS, STAGING_BYTES
 from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import quantized_bytes
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan, Part, Plan, Prediction
-from .usage import ACTIVATIONS, BUFFERS, KV_CACHE, WEIGHTS, ExpertCapacity, MemoryUsage, passing_unit
+from .reserved import ReplayOptions, ReservedMemory, block_bytes, replay_reserved
+from .usage import (
+    ACTIVATIONS,
+    BUFFERS,
+    KV_CACHE,
+    SLOTS,
+    UNUSED,
+    WEIGHTS,
+    WORKSPACE,
+    ExpertCapacity,
+    MemoryUsage,
+    passing_unit,
+)
 
 STEP = "decode"
 """Name of the phase that is a step of generation."""
@@ -34,9 +48,12 @@ class Assignment:
         expert_cache: bytes of each device for experts that are fetched one by one; None: as many as streaming whole
             units of them would take.
         staging_bytes: bytes of the host through which units on disk reach an accelerator, at most.
+        readers: number of threads that read from disk.
         computed_below: for units that are streamed to `main` for prompts and computed on the host in steps of
             generation, by position: calls of fewer tokens than this are computed. Their buffers are stored with their
             weights.
+        caching: devices whose allocators round tensors and reserve segments; the others take bytes as they are.
+        limits: bytes that these allocators may reserve; a missing one as many as it likes.
     """
 
     storage: tuple[Key, ...]
@@ -47,7 +64,10 @@ class Assignment:
     stream_buffers: bool = False
     expert_cache: int | None = None
     staging_bytes: int = STAGING_BYTES
+    readers: int = READERS
     computed_below: Mapping[int, int] = field(default_factory=dict)
+    caching: Mapping[Key, CachingMemory] = field(default_factory=dict)
+    limits: Mapping[Key, int] = field(default_factory=dict)
 
     def in_steps(self) -> Assignment:
         """Return the assignment during a step of generation."""
@@ -77,8 +97,19 @@ def device_uses(profile: Profile, assignment: Assignment) -> dict[Key, DevicePla
 
 def memory_usage(profile: Profile, assignment: Assignment) -> MemoryUsage:
     """Return the bytes of an assignment by device and purpose; activations are replayed from the traces."""
+    usage = _usage_of_tensors(profile, assignment)
+    if assignment.caching:
+        _add_reserved(usage, profile, assignment)
+    return usage
+
+
+def _usage_of_tensors(profile: Profile, assignment: Assignment) -> MemoryUsage:
+    """Return what `memory_usage` returns without what allocators reserve beyond tensors."""
     usage = passing_usage(profile.units, assignment, profile.offload_dtype, bool(profile.phases))
-    _add_stored(usage, profile, assignment)
+    for device, purpose, nbytes in stored_tensors(profile, assignment):
+        usage.add(device, purpose, nbytes)
+    for device in assignment.caching:
+        usage.add(device, SLOTS, sum(block_bytes(size) - size for size in usage.shared_tensors(device)))
     peaks = _peaks(profile, assignment)
     for device, nbytes in _kv_cache(profile, assignment).items():
         usage.add(device, KV_CACHE, nbytes)
@@ -127,10 +158,12 @@ def with_workspace_apart(
 ) -> dict[Key, DevicePlan]:
     """Return the result of `device_uses` with the workspace of kernels separated from activations; totals are equal."""
     bare = replace(profile, phases=tuple(phase.without_workspace() for phase in profile.phases))
+    bare_usage = _usage_of_tensors(bare, assignment)
     found = {}
-    for device, without in device_uses(bare, assignment).items():
-        more = uses[device].activations - without.activations
-        found[device] = replace(uses[device], activations=without.activations, workspace=more)
+    for device, use in uses.items():
+        without = bare_usage.of(device, ACTIVATIONS)
+        workspace = use.workspace + use.activations - without
+        found[device] = replace(use, activations=without, workspace=workspace)
     return found
 
 
@@ -145,28 +178,66 @@ def _kv_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
 
 def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     """Return the peak bytes of activations and KV cache by device."""
-    first = assignment.storage[profile.first] if assignment.storage else assignment.main
-    input_device = HOST if first == DISK else first
-
-    def peaks(of: Assignment, over: Profile) -> dict[Key, int]:
-        slots = {at: cache.slots for at, cache in expert_capacities(over, of).items()}
-        offloaded = {at: HOST for at, key in enumerate(of.storage) if not is_accelerator(key)}
-        return over.dynamic_peaks(dict(enumerate(of.execution)), of.main, int, input_device, slots, offloaded)
-
-    if not assignment.computed_below:
-        return peaks(assignment, profile)
-    prompts = replace(profile, phases=tuple(phase for phase in profile.phases if phase.name != STEP))
-    steps = replace(profile, phases=tuple(phase for phase in profile.phases if phase.name == STEP))
-    found = peaks(assignment, prompts)
-    # When the first step begins, the cache still lies where the prompt was computed.
-    begun = {key: peak for key, peak in peaks(assignment, steps).items() if is_accelerator(key)}
-    for more in (begun, peaks(assignment.in_steps(), steps)):
-        found.update({key: max(found.get(key, 0), peak) for key, peak in more.items()})
+    found: dict[Key, int] = {}
+    for of, over, accelerators_alone in passes_of(profile, assignment):
+        peaks = over.dynamic_peaks(**replay_options(over, of))
+        for key, peak in peaks.items():
+            if is_accelerator(key) or not accelerators_alone:
+                found[key] = max(found.get(key, 0), peak)
     return found
 
 
-def _add_stored(usage: MemoryUsage, profile: Profile, assignment: Assignment) -> None:
-    """Add the bytes of parameters and of buffers, each storage once per device."""
+def passes_of(profile: Profile, assignment: Assignment) -> list[tuple[Assignment, Profile, bool]]:
+    """Return the passes in order: where their units run, the phases, and whether only accelerators count."""
+    if not assignment.computed_below:
+        return [(assignment, profile, False)]
+    prompts = replace(profile, phases=tuple(phase for phase in profile.phases if phase.name != STEP))
+    steps = replace(profile, phases=tuple(phase for phase in profile.phases if phase.name == STEP))
+    # When the first step begins, the cache still lies where the prompt was computed.
+    return [(assignment, prompts, False), (assignment, steps, True), (assignment.in_steps(), steps, False)]
+
+
+def replay_options(profile: Profile, assignment: Assignment) -> ReplayOptions:
+    """Return where the events of a profile's traces happen under an assignment."""
+    first = assignment.storage[profile.first] if assignment.storage else assignment.main
+    return {
+        "execution_devices": dict(enumerate(assignment.execution)),
+        "main": assignment.main,
+        "rounding": dict.fromkeys(assignment.caching, block_bytes),
+        "input_device": HOST if first == DISK else first,
+        "experts": {at: cache.slots for at, cache in expert_capacities(profile, assignment).items()},
+        "offloaded": {at: HOST for at, key in enumerate(assignment.storage) if not is_accelerator(key)},
+    }
+
+
+def _add_reserved(usage: MemoryUsage, profile: Profile, assignment: Assignment) -> None:
+    """Add what caching allocators reserve beyond tensors. Nothing is replayed if these are over a limit already."""
+    memories = {device: ReservedMemory(assignment.limits.get(device)) for device in assignment.caching}
+    for device, _, nbytes in stored_tensors(profile, assignment):
+        if device in memories and nbytes:
+            memories[device].take(nbytes)
+    for device, memory in memories.items():
+        for nbytes in usage.shared_tensors(device):
+            memory.take(nbytes)
+        workspace = assignment.caching[device].workspace
+        if workspace and profile.phases and device in assignment.execution:
+            memory.take(workspace)
+            usage.add(device, WORKSPACE, workspace)
+    limits = assignment.limits
+    if all(usage.total(device) <= limits[device] for device in memories if device in limits):
+        for of, over, _ in passes_of(profile, assignment):
+            replay_reserved(over, memories, replay_options(over, of))
+    for device, memory in memories.items():
+        # One small segment more: the order of small tensors varies with what runs between the recorded forwards.
+        spare = SMALL_SEGMENT if profile.phases and device in assignment.execution else 0
+        if memory.peak + spare > usage.total(device):
+            usage.add(device, UNUSED, memory.peak + spare - usage.total(device))
+        if memory.limited:
+            usage.limited.add(device)
+
+
+def stored_tensors(profile: Profile, assignment: Assignment) -> Iterator[tuple[Key, str, int]]:
+    """Yield device, purpose and bytes of every parameter and buffer, each storage once per device."""
     seen: set[tuple[Key, int, bool]] = set()
     parameters = {s for unit in profile.units for s, spec in unit.storages.items() if not spec.is_buffer}
     for index, unit in enumerate(profile.units):
@@ -178,7 +249,8 @@ def _add_stored(usage: MemoryUsage, profile: Profile, assignment: Assignment) ->
             if (device, storage, quantized) not in seen:
                 seen.add((device, storage, quantized))
                 own = quantized_bytes(spec.shape, spec.dtype, profile.offload_dtype) if quantized else spec.nbytes
-                usage.add(device, BUFFERS if is_buffer else WEIGHTS, own)
+                taken = block_bytes(own) if device in assignment.caching else own
+                yield device, BUFFERS if is_buffer else WEIGHTS, taken
 
 
 def assemble(
@@ -191,6 +263,7 @@ def assemble(
     pinned_memory: int | None = None,
     resident_limit: int | None = None,
     guarded: bool = False,
+    notes: tuple[str, ...] = (),
 ) -> Plan:
     """Return the plan of an assignment.
 
@@ -204,8 +277,12 @@ def assemble(
         pinned_memory: bytes of host memory that may be pinned; None: a share of this host's.
         resident_limit: upper bound of the process's resident set; None: free memory.
         guarded: nothing is known of its activations.
+        notes: more for the user.
     """
     uses = with_workspace_apart(device_uses(profile, assignment), profile, assignment)
+    for key, memory in assignment.caching.items():
+        if key in uses:
+            uses[key] = replace(uses[key], context=memory.context)
     return Plan(
         model=profile.name,
         strategy=strategy,
@@ -218,6 +295,7 @@ def assemble(
         offload_buffers=assignment.stream_buffers,
         expert_cache=passing_usage(profile.units, assignment).expert_cache,
         staging_bytes=assignment.staging_bytes,
+        readers=assignment.readers,
         pinned_memory=default_pinned_memory() if pinned_memory is None else pinned_memory,
         resident_limit=resident_limit,
         batch_size=profile.workload.batch_size,
@@ -226,7 +304,7 @@ def assemble(
         dtype=profile.dtype,
         prediction=prediction,
         guarded=guarded,
-        notes=_notes(profile, guarded),
+        notes=(*notes, *_notes(profile, guarded)),
     )
 
 

@@ -21,7 +21,7 @@ from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan
 
 WEIGHTS, BUFFERS, KV_CACHE, ACTIVATIONS = "weights", "buffers", "kv_cache", "activations"
-SLOTS, TRAINING = "slots", "training"
+SLOTS, TRAINING, WORKSPACE, UNUSED = "slots", "training", "workspace", "unused"
 """Purposes of bytes: the fields of `DevicePlan`."""
 
 ExpertKind = tuple[tuple[str, int], ...]
@@ -128,6 +128,9 @@ class MemoryUsage:
         staging_bytes: bytes of the host through which units on disk reach an accelerator, at most.
         expert_cache: bytes of each device for experts that are fetched one by one; None: those of slots for whole units
             with all their experts, less those of slots without experts.
+
+    Attributes:
+        limited: devices that keep to their budgets only if their allocators give cached memory back.
     """
 
     def __init__(
@@ -142,6 +145,7 @@ class MemoryUsage:
         self._staged: Counter[PassingUnit] = Counter()
         self._viewed: Counter[PassingUnit] = Counter()
         self._shared: dict[Key, int] = {}
+        self.limited: set[Key] = set()
 
     def add(self, device: Key, purpose: str, nbytes: int) -> None:
         """Add bytes of one purpose to a device; a negative number removes them."""
@@ -215,13 +219,34 @@ class MemoryUsage:
         """Return the bytes of a device for all purposes."""
         return sum(self._bytes.get(device, {}).values()) + self._passing(device)
 
+    def tensors(self, device: Key) -> int:
+        """Return the bytes of a device without those of libraries, and those that its allocator reserves beyond."""
+        return self.total(device) - self.of(device, UNUSED) - self.of(device, WORKSPACE)
+
     def device_plans(self) -> dict[Key, DevicePlan]:
         """Return the bytes of every device that takes any, without a budget."""
-        purposes = (WEIGHTS, BUFFERS, KV_CACHE, ACTIVATIONS, SLOTS, TRAINING)
+        purposes = (WEIGHTS, BUFFERS, KV_CACHE, ACTIVATIONS, WORKSPACE, SLOTS, TRAINING, UNUSED)
         return {
-            device: DevicePlan(device, budget=None, **{purpose: self.of(device, purpose) for purpose in purposes})
+            device: DevicePlan(
+                device,
+                budget=None,
+                limited=device in self.limited,
+                **{purpose: self.of(device, purpose) for purpose in purposes},
+            )
             for device in self.devices
         }
+
+    def shared_tensors(self, device: Key) -> list[int]:
+        """Return the bytes of each tensor on an accelerator through which units pass: slots, caches of experts, and
+        what quantised weights are restored in."""
+        caches = self.expert_capacities(device).values() if device == self.main else ()
+        found = [cache.slots * cache.expert_bytes for cache in caches]
+        if device != self.main or not self._streamed:
+            return found
+        restored = RESTORE_BUFFERS * max(unit.arriving for unit in self._streamed)
+        restored += max(unit.scratch for unit in self._streamed)
+        largest, turns = self._slots_for_whole_units
+        return [*[largest] * turns, *found, *([restored] if restored else [])]
 
     def over(self, budgets: Mapping[Key, int]) -> dict[Key, int]:
         """Return the bytes by which devices exceed their budgets, without devices that keep to theirs."""
@@ -262,8 +287,14 @@ class MemoryUsage:
     @property
     def _slots_without_experts(self) -> int:
         """Bytes of the slots for what is streamed as a whole."""
+        largest, turns = self._slots_for_whole_units
+        return turns * largest
+
+    @property
+    def _slots_for_whole_units(self) -> tuple[int, int]:
+        """The bytes of a slot for what is streamed as a whole, and how many there are."""
         turns = sum(count for unit, count in self._streamed.items() if unit.slot)
-        return min(self._most_slots, turns) * max((unit.slot for unit in self._streamed), default=0)
+        return max((unit.slot for unit in self._streamed), default=0), min(self._most_slots, turns)
 
     @property
     def _expert_bytes(self) -> int:

@@ -21,6 +21,7 @@ COLOURS = {
     "workspace": "#edc948",
     "slots": "#59a14f",
     "training": "#b07aa1",
+    "unused": "#d7d7d7",
     "free": "#eeeeee",
 }
 
@@ -84,7 +85,7 @@ def _segments(plan: Plan, device: DevicePlan) -> Iterator[Segment]:
             yield label_of(run), nbytes, nbytes, PARTS[shade]
             shade, counted = 1 - shade, counted + nbytes
     rest = device.weights + device.buffers - counted
-    sizes = (rest, device.kv_cache, device.activations, device.workspace, device.slots, device.training)
+    sizes = (rest, device.kv_cache, device.activations, device.workspace, device.slots, device.training, device.unused)
     for (name, colour), nbytes in zip(COLOURS.items(), sizes, strict=False):
         if nbytes > 0:
             yield name, nbytes, nbytes, colour

@@ -16,7 +16,7 @@ from ...errors import PlanError
 from ...limits import READ_AHEAD_BYTES, READERS, STAGING_BYTES
 from .budgets import Key, is_accelerator
 
-FORMAT = 4
+FORMAT = 5
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -31,9 +31,14 @@ class DevicePlan:
         buffers: buffers that lie on it.
         kv_cache: keys and values of the units that run on it, prompts or steps, at full context.
         activations: peak of temporary tensors while units run on it.
-        workspace: workspace of kernels at that peak.
+        workspace: workspace of kernels at that peak, and of libraries.
         slots: memory in which streamed units take turns; on the host, pages of units on disk that it computes with.
         training: gradients and optimizer state.
+        unused: bytes that its allocator reserves beyond all these, as CUDA's does: ends of segments, and gaps between
+            tensors.
+        context: bytes beside the total that no tensor gets: of the driver. Budgets do not cover them.
+        limited: it keeps to its budget only if its allocator is told to, which gives cached memory back then:
+            `dispatch_model` tells it.
     """
 
     device: Key
@@ -45,12 +50,20 @@ class DevicePlan:
     workspace: int = 0
     slots: int = 0
     training: int = 0
+    unused: int = 0
+    context: int = 0
+    limited: bool = False
+
+    @property
+    def allocated(self) -> int:
+        """Predicted peak of tensors, each rounded as its allocator rounds it."""
+        working = self.kv_cache + self.activations + self.workspace
+        return self.weights + self.buffers + working + self.slots + self.training
 
     @property
     def total(self) -> int:
-        """Predicted peak: the sum of all purposes."""
-        working = self.kv_cache + self.activations + self.workspace
-        return self.weights + self.buffers + working + self.slots + self.training
+        """Predicted peak of what is taken from the device, without its context: the sum of all purposes."""
+        return self.allocated + self.unused
 
     @property
     def free(self) -> int | None:

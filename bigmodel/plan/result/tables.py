@@ -67,7 +67,7 @@ def _devices(plan: Plan) -> Table:
     drawn = Table()
     drawn.add_column("device")
     purposes = ["weights", "buffers", "kv_cache", "activations", "slots", "total"]
-    for name, before in (("workspace", -2), ("training", -1)):
+    for name, before in (("workspace", -2), ("training", -1), ("unused", -1)):
         if any(getattr(device, name) for device in plan.devices.values()):
             purposes.insert(before, name)
     for name in [*purposes, "budget", "free"]:
@@ -103,10 +103,15 @@ def _device_sentences(plan: Plan) -> Iterator[str]:
             "workspace of kernels": device.workspace,
             f"{plan.slots} slots for streamed parts": device.slots,
             "gradients and optimizer state": device.training,
+            "that the allocator reserves beyond tensors": device.unused,
         }
         used = ", ".join(f"{format_size(nbytes)} {name}" for name, nbytes in purposes.items() if nbytes)
         left = "" if device.free is None else f"; {format_size(device.free)} of its budget stay free"
         yield f"Device {device.device} holds {used or 'nothing'}{left}."
+        if device.context:
+            yield f"Beside that, device {device.device} needs {format_size(device.context)} for its driver's context."
+        if device.limited:
+            yield f"Near its budget, the allocator of device {device.device} gives cached memory back."
 
 
 def _time_sentences(plan: Plan) -> Iterator[str]:

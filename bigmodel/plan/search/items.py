@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...devices import HOST
-from ...limits import DEFAULT_SLOTS, STAGING_BYTES
+from ...devices.caching import CachingMemory
+from ...limits import DEFAULT_SLOTS, READERS, STAGING_BYTES
 from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import offloaded_bytes
 from ..memory.assignment import Assignment
@@ -89,7 +90,6 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool 
         units=tuple(passing_unit(unit, profile.offload_dtype, stream_buffers, bool(profile.phases)) for unit in moved),
         can_stream=streams or not moved,
         pinned=any(unit.is_tensor for unit in units),
-        lends=not profile.lending.isdisjoint(group.members),
         offloaded=_offloaded(group, profile, stream_buffers) if profile.offload_dtype is not None else None,
     )
 
@@ -138,6 +138,9 @@ def assignment_of(
         stream_buffers=stream_buffers,
         expert_cache=capacity.expert_cache,
         staging_bytes=capacity.staging_bytes,
+        readers=capacity.readers,
+        caching=capacity.caching,
+        limits=capacity.budgets if capacity.caching else {},
     )
 
 
@@ -159,7 +162,6 @@ class Item:
             without lookups, which stay where they are stored.
         can_stream: False if the host computes the group wherever it is not resident.
         pinned: it must be resident on the main device wherever there is one.
-        lends: operations on the main device read its weights, so it must not be resident on another accelerator.
         offloaded: bytes on the device that it is streamed from if its weights are quantised on the link; None if not.
     """
 
@@ -168,12 +170,7 @@ class Item:
     units: tuple[PassingUnit, ...] = ()
     can_stream: bool = True
     pinned: bool = False
-    lends: bool = False
     offloaded: int | None = None
-
-    def may_take(self, option: tuple[Key, Key], main: Key) -> bool:
-        """Return whether it may be stored and run on the devices of an option."""
-        return not (self.lends and is_accelerator(option[0]) and option[0] != main)
 
     def stored_bytes(self, option: tuple[Key, Key]) -> int:
         """Return the bytes on the storage device under an option: a storage and an execution device."""
@@ -204,6 +201,8 @@ class Capacity:
         host_compute: units may run on the CPU although accelerators run others.
         expert_cache: bytes of each device for experts that are fetched one by one; None: as many as slots for whole
             units with all their experts would take.
+        readers: number of threads that read from disk.
+        caching: devices whose allocators cache: what they reserve counts, and not the bytes of tensors alone.
     """
 
     budgets: Mapping[Key, int]
@@ -212,6 +211,8 @@ class Capacity:
     main_device: Key | None = None
     host_compute: bool = False
     expert_cache: int | None = None
+    readers: int = READERS
+    caching: Mapping[Key, CachingMemory] = field(default_factory=dict)
 
     @cached_property  # searches ask for it hundreds of thousands of times
     def accelerators(self) -> list[Key]:
@@ -221,7 +222,8 @@ class Capacity:
     @property
     def staging_bytes(self) -> int:
         """Bytes of the host through which blocks on disk reach an accelerator, at most: half of a small budget."""
-        return min(STAGING_BYTES, self.budgets.get(HOST, 0) // 2 or STAGING_BYTES)
+        most = STAGING_BYTES * max(self.readers, READERS) // READERS
+        return min(most, self.budgets.get(HOST, 0) // 2 or most)
 
     @cached_property
     def main(self) -> Key:

@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 from ...arguments import check_choice
 from ...devices import DISK, HOST, DeviceLike, device_key
+from ...devices.virtual.allocator import LARGE_SEGMENT
 from ...errors import PlanError
 from ...profile import Profile
 from ..memory.assignment import Assignment, memory_usage
-from ..memory.usage import MemoryUsage
+from ..memory.usage import UNUSED, MemoryUsage
 from ..result.budgets import Key, budget_error, is_accelerator
 from ..result.plan import Prediction
 from ..time.cost import Objective
@@ -94,7 +95,7 @@ class Searcher:
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
             return Attempt(memory_usage(self.profile, base), least_over)
 
-        repeat_until_within(capacity.budgets, attempt)
+        repeat_until_within(capacity.budgets, attempt, _attempts(capacity))
         return best
 
     def predict(self, capacity: Capacity, assignment: Assignment) -> Prediction:
@@ -136,6 +137,9 @@ class Searcher:
 ATTEMPTS = 4
 """Maximum number of attempts with ever lower budgets."""
 
+ATTEMPTS_IN_SEGMENTS = 6
+"""The same where allocators cache: what they reserve changes by whole segments."""
+
 
 class Attempt(NamedTuple):
     """The memory usage of an attempted placement, and the bytes by which it is over the budgets."""
@@ -144,23 +148,39 @@ class Attempt(NamedTuple):
     over: Mapping[Key, int]
 
 
-def repeat_until_within(budgets: Mapping[Key, int], attempt: Callable[[Mapping[Key, int]], Attempt | None]) -> bool:
+def repeat_until_within(
+    budgets: Mapping[Key, int], attempt: Callable[[Mapping[Key, int]], Attempt | None], attempts: int = ATTEMPTS
+) -> bool:
     """Repeat an attempt with budgets lowered by its excess, and return whether the last one kept to them.
 
     Args:
         budgets: bytes by device key.
         attempt: places under the budgets it is given; None if nothing fits.
+        attempts: how many are made at most.
     """
     lowered = dict(budgets)
-    for _ in range(ATTEMPTS):
+    for turn in range(attempts):
         made = attempt(lowered)
         if made is None:
             return False
         if not made.over:
             return True
         for key, excess in made.over.items():
-            lowered[key] = max(min(lowered.get(key, 0), made.usage.total(key)) - excess, 0)
+            lowered[key] = max(min(lowered.get(key, 0), made.usage.tensors(key)) - _step(made.usage, key, excess), 0)
+            if turn == attempts - 2 and made.usage.of(key, UNUSED):
+                lowered[key] = 0  # it may not have a segment for anything
     return False
+
+
+def _step(usage: MemoryUsage, device: Key, excess: int) -> int:
+    """Return the bytes by which to lower a budget: the excess, but where whole segments are reserved no more than a
+    third of the tensors, since a segment more or less may take few of them."""
+    in_segments = usage.of(device, UNUSED) > 0
+    return min(excess, max(usage.tensors(device) // 3, 1)) if in_segments else excess
+
+
+def _attempts(capacity: Capacity) -> int:
+    return ATTEMPTS_IN_SEGMENTS if capacity.caching else ATTEMPTS
 
 
 def greedy_assignment(
@@ -200,10 +220,11 @@ def greedy_assignment(
             if placement is None:
                 return None
             found = assignment_of(profile, groups, placement, stream_buffers, capacity)
+            found = replace(found, limits=budgets) if capacity.caching else found
             usage = memory_usage(profile, found)
             return Attempt(usage, usage.over(budgets))
 
-        return found if repeat_until_within(budgets, place) else None
+        return found if repeat_until_within(budgets, place, _attempts(capacity)) else None
 
     found = attempt(capacity.budgets)
     if found is None:
@@ -211,6 +232,8 @@ def greedy_assignment(
             sum(item.nbytes + capacity.slots * (item.slot_bytes if streams else 0) for item in items)
             + 2 * capacity.activations
         )
+        if capacity.caching:
+            enough = 2 * enough + max(memory.workspace for memory in capacity.caching.values()) + 2 * LARGE_SEGMENT
         raise budget_error(capacity.budgets, enough, lambda budgets: attempt(budgets) is not None)
     return found
 

@@ -181,8 +181,8 @@ class CostModel:
             return visit
         key = execution, main, transfers
         if key not in self._transfer_times:
-            leaving = sum(self.units.to_host(inputs, source) for source, inputs in transfers)
-            arriving = sum(self.units.from_host(inputs, execution) for _, inputs in transfers)
+            crossings = [self.units.crossings(inputs, source, execution) for source, inputs in transfers]
+            leaving, arriving = (sum(seconds) for seconds in zip(*crossings, strict=True))
             # Inputs of the main device share its link with streamed weights.
             self._transfer_times[key] = (leaving, arriving) if execution == main else (leaving + arriving, 0.0)
         before, behind = self._transfer_times[key]

@@ -132,6 +132,17 @@ class UnitCost:
         choices = self.choices[phase].get(unit, {}).values()
         return sum(self.machine.expert_overhead.seconds(choice) for choice in choices)
 
+    def crossings(self, inputs: Inputs, source: Key, execution: Key) -> tuple[float, float]:
+        """Return the seconds of a transfer of inputs on the source's link, and on the link of the device they go to.
+
+        Accelerators of one kind copy directly to each other, if that was measured, and otherwise through the host.
+        """
+        one, other = self.name(source), self.name(execution)
+        peer = self.machine.link(one).to_peer if one.partition(":")[0] == other.partition(":")[0] else None
+        if peer is None:
+            return self.to_host(inputs, source), self.from_host(inputs, execution)
+        return peer.seconds(inputs.nbytes) + (inputs.tensors - 1) * peer.latency, 0.0
+
     def to_host(self, inputs: Inputs, source: Key) -> float:
         """Return the seconds of the transfer of inputs from a device to the host."""
         if not is_accelerator(source):

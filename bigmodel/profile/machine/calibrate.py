@@ -17,7 +17,7 @@ import torch
 from ...devices import HOST
 from ..trace.work import CONVOLUTION, MOVE, POINTWISE, PRODUCT, Work
 from .machine import CACHED, Curve, DeviceSpeed
-from .timing import Effort, seconds_of
+from .timing import Effort, is_asynchronous, seconds_of
 
 LEAST, MOST = 0.7, 3.0
 """Bounds of the correction factors: values beyond them are measurement noise."""
@@ -42,11 +42,12 @@ FEW_ROWS = 4
 def calibrated(curves: Mapping[str, Curve], device: torch.device, effort: Effort) -> DeviceSpeed:
     """Return the speed of a device whose `curves` were measured operation by operation."""
     tiny = _run(32, 4, device, effort)
+    raw = DeviceSpeed(curves, 0.0, 0.0, is_asynchronous(device))
+    if raw.asynchronous:  # the host launches the operations of so small a model for longer than the device works
+        call = tiny.step_seconds / len(tiny.step)
+        return replace(raw, call=call, call_cached=call)
     few, many = (_run(width, depth, device, effort) for width, depth in reversed(effort.models))
-    raw = DeviceSpeed(curves, 0.0, 0.0, device.type in ("cuda", "xpu"))
     call_cached = max(tiny.step_seconds - raw.total(tiny.step, cached=True), 0.1 * tiny.step_seconds) / len(tiny.step)
-    if raw.asynchronous:
-        return replace(raw, call=call_cached, call_cached=call_cached)
     call, reading = _solve(
         [
             (float(len(run.step)), _sum(raw, run.step, PRODUCT), run.step_seconds - _rest(raw, run.step))

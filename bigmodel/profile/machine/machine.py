@@ -6,10 +6,11 @@ import bisect
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
+from ...devices.caching import CachingMemory
 from ...errors import PlanError
 from ...limits import NEARLY_ALL_EXPERTS
 from ..model.experts import RouterChoice
@@ -117,6 +118,7 @@ class DeviceLinks:
         to_host_pageable: to pageable memory.
         disturbance: seconds that compute on the device loses for each byte that is copied to it meanwhile; 0 for
             devices with copy engines.
+        to_peer: to another accelerator of the same kind; None: not measured.
     """
 
     to_device: LinkSpeed
@@ -124,6 +126,7 @@ class DeviceLinks:
     to_host: LinkSpeed
     to_host_pageable: LinkSpeed
     disturbance: float = 0.0
+    to_peer: LinkSpeed | None = None
 
 
 @dataclass(frozen=True)
@@ -155,10 +158,12 @@ class MachineProfile:
         key: hash of everything that the figures depend on.
         devices: by canonical name, "cpu" among them.
         links: by canonical name of the accelerator; "cpu" stands for copies within the host's memory.
+        caching: bytes that accelerators with caching allocators take beside tensors, by canonical name.
         memory_rate: bytes per second at which the host reads its memory.
         disk_cold: bytes per second at which the disk is read.
         disk_warm: bytes per second at which files in the page cache are read.
         expert_overhead: seconds of Python for experts that are fetched one by one.
+        readers: number of threads that read the disk at full speed, no more than needed; 0: not measured.
         cache_bytes: bytes of the processor's last-level cache.
         memory_bytes: bytes of the host's memory.
         measured_at: seconds since the epoch.
@@ -172,6 +177,8 @@ class MachineProfile:
     disk_cold: float
     disk_warm: float
     expert_overhead: ExpertOverhead = ExpertOverhead()
+    caching: Mapping[str, CachingMemory] = field(default_factory=dict)
+    readers: int = 0
     cache_bytes: int = 0
     memory_bytes: int = 0
     measured_at: float = 0.0
@@ -183,6 +190,13 @@ class MachineProfile:
         kind = name.partition(":")[0]
         alike = [speed for other, speed in self.devices.items() if other.partition(":")[0] == kind]
         return alike[0] if alike else self.devices["cpu"]
+
+    def caching_memory(self, name: str) -> CachingMemory | None:
+        """Return what a device takes beside tensors, by canonical name, or one of the same type if it was not measured;
+        None if its allocator does not cache."""
+        kind = name.partition(":")[0]
+        alike = (memory for other, memory in self.caching.items() if other.partition(":")[0] == kind)
+        return self.caching.get(name) or next(alike, None)
 
     def link(self, name: str) -> DeviceLinks:
         """Return the links of an accelerator by canonical name, or of one of the same type if it was not measured."""
@@ -196,7 +210,7 @@ class MachineProfile:
         return DeviceLinks(memory, memory, memory, memory)
 
 
-FORMAT = 3
+FORMAT = 4
 """Raised whenever the measured quantities change: a profile of another format is measured again."""
 
 
@@ -231,7 +245,7 @@ def nominal_machine() -> MachineProfile:
         name="nominal figures, not measured",
         key="nominal",
         devices={"cpu": _device(2e-10, 2e11, 5e-6), "cuda:0": _device(1e-12, 4e14, 5e-6)},
-        links={"cuda:0": DeviceLinks(link, LinkSpeed(12e9, 10e-6), link, LinkSpeed(12e9, 10e-6))},
+        links={"cuda:0": DeviceLinks(link, LinkSpeed(12e9, 10e-6), link, LinkSpeed(12e9, 10e-6), to_peer=link)},
         memory_rate=1e11,
         disk_cold=5e9,
         disk_warm=2e10,

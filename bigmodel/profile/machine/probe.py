@@ -18,12 +18,14 @@ from filelock import FileLock
 
 from ...atomic_files import write_text
 from ...devices import HOST, accelerators, torch_device, virtual
+from ...devices.caching import CachingMemory
 from ...errors import PlanError
 from . import machine as machine_json
 from .machine import DeviceLinks, DeviceSpeed, MachineProfile
 from .probe_compute import probe_device
 from .probe_experts import expert_overhead
-from .probe_transfer import disk_rates, memory_rate, probe_links
+from .probe_memory import measured_caching
+from .probe_transfer import disk_speed, memory_rate, probe_links
 from .timing import Effort
 
 logger = logging.getLogger(__name__)
@@ -73,14 +75,18 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
     names = accelerators()
     devices: dict[str, DeviceSpeed] = {}
     links: dict[str, DeviceLinks] = {}
+    caching: dict[str, CachingMemory] = {}
     for name in [HOST, *names]:
         logger.info("measuring %s", name)
         twin = next((known for known in devices if _same(known, name)), None)
         with _unlimited(torch_device(name)):
             devices[name] = devices[twin] if twin else probe_device(torch_device(name), effort)
-            links[name] = probe_links(torch_device(name), effort)
+            links[name] = probe_links(torch_device(name), effort, _peer_of(name, names))
+            memory = None if name == HOST else measured_caching(torch_device(name))
+            if memory is not None:
+                caching[name] = memory
     logger.info("measuring memory and disk")
-    cold, warm = disk_rates(folder, effort)
+    readers, cold, warm = disk_speed(folder, effort, usable_cores())
     return MachineProfile(
         name=describe(),
         key=key,
@@ -89,7 +95,9 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
         memory_rate=memory_rate(effort),
         disk_cold=cold,
         disk_warm=warm,
+        readers=readers,
         expert_overhead=expert_overhead(effort),
+        caching=caching,
         cache_bytes=last_cache_bytes(),
         memory_bytes=psutil.virtual_memory().total,
         measured_at=time.time(),
@@ -122,6 +130,11 @@ def machine_key(effort: Effort) -> str:
     """Return a hash of everything that the figures depend on."""
     parts = [describe(), platform.platform(), torch.__version__, repr(effort)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _peer_of(name: str, names: Sequence[str]) -> torch.device | None:
+    """Return another accelerator of the kind of `name`; None if there is none."""
+    return next((torch_device(other) for other in names if other != name and _same(other, name)), None)
 
 
 def _accelerator_names(names: Sequence[str]) -> list[str]:

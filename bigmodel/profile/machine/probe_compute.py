@@ -14,7 +14,7 @@ from torch.nn import functional
 from ..trace.work import ATTENTION, CONVOLUTION, MOVE, POINTWISE, PRODUCT, ROUTE
 from .calibrate import calibrated, works_of
 from .machine import CACHED, Curve, DeviceSpeed
-from .timing import Effort, seconds_of
+from .timing import Effort, is_asynchronous, seconds_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -67,7 +67,7 @@ def _products(device: torch.device, dtype: torch.dtype, effort: Effort, spread: 
         return _timed(partial(multiply, left, matrices), device, effort)
 
     least = timed(tiny, itertools.repeat(tiny))
-    values = [_beyond(least, timed(_filled((rows, width), dtype, device), turn)) for rows in effort.rows]
+    values = [_beyond(least, timed(_filled((rows, width), dtype, device), turn), device) for rows in effort.rows]
     return Curve(tuple(map(float, effort.rows)), tuple(value / width**2 for value in values), grows=True)
 
 
@@ -81,7 +81,7 @@ def _attention(device: torch.device, dtype: torch.dtype, effort: Effort) -> Curv
 
     least = timed(1, 1)
     numbers = 2 * heads * length * width
-    values = tuple(_beyond(least, timed(rows, length)) / numbers for rows in effort.rows)
+    values = tuple(_beyond(least, timed(rows, length), device) / numbers for rows in effort.rows)
     return Curve(tuple(map(float, effort.rows)), values, grows=True)
 
 
@@ -113,13 +113,20 @@ def _moves(device: torch.device, effort: Effort) -> Curve:
         return _timed(partial(torch.add, left, right), device, effort)
 
     least = timed(1)
-    values = tuple(_beyond(least, timed(nbytes // 4)) / (3 * nbytes) for nbytes in effort.moved)
+    values = tuple(_beyond(least, timed(nbytes // 4), device) / (3 * nbytes) for nbytes in effort.moved)
     return Curve(tuple(3.0 * nbytes for nbytes in effort.moved), values)
 
 
-def _beyond(least: float, taken: float) -> float:
-    """Return the seconds without the call overhead, which is counted separately."""
-    return max(taken - least, 0.02 * taken)
+def _beyond(least: float, taken: float, device: torch.device) -> float:
+    """Return the seconds of an operation without the call overhead, which is counted separately.
+
+    Args:
+        least: seconds of an operation that does next to nothing.
+        taken: seconds of the operation, one of many in a row.
+        device: where it runs. On an asynchronous one, calls overlap with the work of earlier ones: each takes the
+            longer of the two, so nothing is subtracted. Of work that is shorter than a call, only that is known.
+    """
+    return taken if is_asynchronous(device) else max(taken - least, 0.02 * taken)
 
 
 def _timed(work: Callable[[], object], device: torch.device, effort: Effort) -> float:

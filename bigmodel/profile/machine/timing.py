@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ...devices import nvml
+
 
 @dataclass(frozen=True)
 class Effort:
@@ -47,14 +49,20 @@ QUICK = Effort(
 """Minimal effort for tests; the figures are not meaningful."""
 
 
+def is_asynchronous(device: torch.device) -> bool:
+    """Whether operations on a device are queued, and computed while the host goes on."""
+    return device.type in ("cuda", "xpu")
+
+
 def synchronize(device: torch.device) -> None:
-    """Wait until `device`, and all others of its type, have finished all queued work."""
+    """Wait until `device`, and all others of its type that this process uses, have finished all queued work."""
     if device.type == "mps":
         torch.mps.synchronize()
     elif device.type in ("cuda", "xpu"):
         module = torch.get_device_module(device.type)
         for index in range(module.device_count()):
-            module.synchronize(index)
+            if device.type == "xpu" or index == device.index or nvml.has_context(index):
+                module.synchronize(index)
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, at_least: float = 0.02, repeats: int = 5) -> float:

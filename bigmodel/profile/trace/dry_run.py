@@ -30,7 +30,7 @@ from ...errors import PlanError
 from ..model.units import UnitProfile
 from .cached_results import without_cached_results
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
-from .generation import ALTERNATIVE, FROM_HOST, FURTHER
+from .generation import FROM_HOST, FURTHER
 from .recorder import Recorder
 from .session import ConstantsThroughHost, Session, fake_clone, let_parts_convert
 from .trace import Trace, cut
@@ -57,11 +57,9 @@ class Phase:
         tokens: tokens of each sequence that it processes.
         from_host: the trace of a model that runs on the host: transformers chooses kernels by its device. None: the
             same as `trace`.
-        also: further forwards of this kind that may take more memory: of a padded batch, or the step before a sliding
-            window is full.
+        also: further forwards of this kind that may take more memory, such as the step before a sliding window is full.
         without: as `Use.without`.
         combined: as `Recorder.combined`, over all phases of the use; None: not known.
-        lent: as `Recorder.lent`, over all phases of the use.
     """
 
     name: str
@@ -71,7 +69,6 @@ class Phase:
     also: tuple[Trace, ...] = ()
     without: str = ""
     combined: frozenset[int] | None = None
-    lent: frozenset[int] = frozenset()
 
     def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
         """Return the same phase with each of its traces changed."""
@@ -244,23 +241,20 @@ class _Clone:
             for handle in missing:
                 handle.remove()
         traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
-        combined, lent = frozenset(recorder.combined), frozenset(recorder.lent)
+        combined = frozenset(recorder.combined)
         for sample in self._samples:
-            combined, lent = sample.extended(combined), sample.extended(lent)
+            combined = sample.extended(combined)
         phases: list[Phase] = []
-        further: list[Trace] = []
+        filling: list[Trace] = []
         for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
             for sample in self._samples:
                 trace = extrapolate(trace, sample)
             if name == FROM_HOST:
                 phases[-1] = replace(phases[-1], from_host=trace)
-            elif name == ALTERNATIVE:
-                phases[-1] = replace(phases[-1], also=(*phases[-1].also, trace))
             elif name == FURTHER:
-                further.append(trace)
+                filling.append(trace)
             else:
-                phases.append(Phase(name, trace, tokens, None, tuple(further), use.without, combined, lent))
-                further.clear()
+                phases.append(Phase(name, trace, tokens, None, tuple(filling), use.without, combined))
         return phases
 
     def _watch_ends(self) -> list[RemovableHandle]:

@@ -16,8 +16,9 @@ chunks must have, one row each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ...limits import MOST_GROUPS, WAVES
 from .trace import Allocate, Event, Free, Route, Scratch
@@ -34,16 +35,16 @@ class ExpertCall:
         rows: rows, one for each token and chosen expert, in one call of the experts function.
         per_token: experts per token in that call.
         experts: experts among which the function tells the rows apart.
-        beside: bytes that are alive while the function runs.
-        after: bytes that are alive once it has run.
+        beside: bytes of each tensor that is alive while the function runs.
+        after: bytes of each tensor that is alive once it has run.
         gathers: whether the first use of a fused tensor copies the parts of all rows' experts in all fused tensors.
     """
 
     rows: int
     per_token: int
     experts: int
-    beside: int
-    after: int = 0
+    beside: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
     gathers: bool = False
 
     def peak(self, route: Route, events: Iterable[Event], rounding: Callable[[int], int]) -> int:
@@ -54,26 +55,38 @@ class ExpertCall:
             events: the recorded events of the experts function.
             rounding: bytes that the allocator takes for a number of bytes.
         """
-        alive: dict[int, int] = {}
+        return max(accumulate(self.changes(route, events, rounding)), default=0)
+
+    def changes(self, route: Route, events: Iterable[Event], rounding: Callable[[int], int]) -> Iterator[int]:
+        """Yield the bytes that are taken and given back (negative), in order, as many of these as of those; the
+        arguments are those of `peak`."""
         copies = [route.choice.rows * nbytes for nbytes in route.expert_tensors] if self.gathers else []
-        gathered = False
-        now = self.beside
-        peak = max(now, self.after)
+        beside = [rounding(nbytes) for nbytes in self.beside]
+        yield from beside
+        alive: dict[int, int] = {}
+        ahead: list[int] | None = None  # copies that are alive before their allocation was recorded
         for event in events:
             if isinstance(event, Allocate):
-                is_copy = event.nbytes in copies
-                if is_copy and not gathered:
-                    now += sum(map(rounding, copies))
-                    gathered = True
                 taken = rounding(self.bytes_of(event.nbytes, route))
-                alive[event.storage] = taken
-                now += 0 if is_copy else taken
-                peak = max(peak, now)
-            elif isinstance(event, Free):
-                now -= alive.pop(event.storage, 0)
+                if event.nbytes not in copies:
+                    alive[event.storage] = taken
+                    yield taken
+                    continue
+                if ahead is None:
+                    ahead = [rounding(nbytes) for nbytes in copies]
+                    yield from ahead
+                if taken in ahead:
+                    ahead.remove(taken)
+                    alive[event.storage] = taken
+            elif isinstance(event, Free) and event.storage in alive:
+                yield -alive.pop(event.storage)
             elif isinstance(event, Scratch):
-                peak = max(peak, now + event.nbytes)
-        return peak
+                yield rounding(event.nbytes)
+                yield -rounding(event.nbytes)
+        yield from (-nbytes for nbytes in (*alive.values(), *(ahead or ()), *beside))
+        after = [rounding(nbytes) for nbytes in self.after]
+        yield from after
+        yield from (-nbytes for nbytes in after)
 
     def bytes_of(self, nbytes: int, route: Route) -> int:
         """Return the bytes of a tensor that was recorded with `nbytes`: its size grows with rows, tokens or experts. If
@@ -94,13 +107,13 @@ def expert_calls(route: Route, slots: int) -> list[ExpertCall]:
     """Return the ways in which experts may be called with `slots` slots, each with its maximal sizes."""
     choice = route.choice
     if route.implementation in (None, "eager"):
-        return [ExpertCall(choice.rows, choice.per_token, choice.count, beside=0)]
+        return [ExpertCall(choice.rows, choice.per_token, choice.count)]
     calls = []
     if choice.per_token <= slots:
-        at_once = ExpertCall(choice.rows, choice.per_token, slots, beside=NUMBER * choice.rows)
+        at_once = ExpertCall(choice.rows, choice.per_token, slots, beside=(NUMBER * choice.rows,))
         calls.append(at_once if slots <= MOST_GROUPS else _chunk(route, slots, choice.rows))
     if choice.most > slots:
-        gathering = ExpertCall(choice.rows, choice.per_token, choice.count, beside=0, gathers=True)
+        gathering = ExpertCall(choice.rows, choice.per_token, choice.count, gathers=True)
         calls.append(
             gathering if route.implementation == "batched_mm" else _chunk(route, slots, chunk_rows(route, slots))
         )
@@ -120,8 +133,8 @@ def _chunk(route: Route, slots: int, rows: int) -> ExpertCall:
     its own rows' numbers, tokens, weights of one, and slots. Afterwards the products are weighted and added up."""
     choice, token_bytes = route.choice, route.nbytes // max(route.choice.tokens, 1)
     products = choice.rows * token_bytes
-    own = rows * (token_bytes + route.itemsize + 2 * NUMBER)
-    weighted = max(route.weight_itemsize, route.itemsize)
-    wider = weighted // route.itemsize
-    added = route.nbytes * (wider + (wider > 1))
-    return ExpertCall(rows, 1, min(slots, MOST_GROUPS), products + own, after=products * (1 + wider) + added)
+    own = (rows * token_bytes, rows * route.itemsize, rows * NUMBER, rows * NUMBER)
+    wider = max(route.weight_itemsize, route.itemsize) // route.itemsize
+    added = (route.nbytes * wider, route.nbytes) if wider > 1 else (route.nbytes,)
+    after = (products, products * wider, *added)
+    return ExpertCall(rows, 1, min(slots, MOST_GROUPS), (products, *own), after)

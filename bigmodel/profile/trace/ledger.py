@@ -6,7 +6,7 @@ that a `Leave` names to the main device. Calls of cached experts take the bytes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -33,15 +33,19 @@ D = TypeVar("D", bound=Hashable)
 Rounding = Callable[[int], int]
 """Bytes requested -> bytes that the allocator takes."""
 
+Watch = Callable[[D, int, int | None], None]
+"""Called with the device, the bytes that are taken there (negative: given back), and the storage, if it is one."""
+
 
 def replay(
     trace: Trace,
     execution_devices: Mapping[int, D],
     main: D,
-    rounding: Rounding = int,
+    rounding: Mapping[D, Rounding] | None = None,
     input_device: D | None = None,
     experts: Mapping[tuple[int, int], int] | None = None,
     offloaded: Mapping[int, D] | None = None,
+    watch: Watch[D] | None = None,
 ) -> Ledger[D]:
     """Return the ledger after a forward on the given devices.
 
@@ -49,15 +53,17 @@ def replay(
         trace: the forward.
         execution_devices: device that each unit executes on, by unit index; others execute on `main`.
         main: device of the inputs; also of operations between units, unless their inputs lie elsewhere.
-        rounding: bytes that the allocator takes for a number of bytes.
+        rounding: bytes that the allocator of a device takes for a number of bytes; others take them as they are.
         input_device: device of the model's first weights, to which `generate` moves the inputs; None: `main`.
         experts: slots of each cache of experts, by (unit, position of the experts in it).
         offloaded: device whose memory holds the weights of each unit that has them elsewhere than where it runs.
+        watch: told of every number of bytes that is taken or given back after the start.
     """
     ledger = Ledger(execution_devices, main, rounding, input_device, experts, offloaded)
     for held in trace.initial:
         ledger.start_with(held)
-    for event in trace.condensed if rounding is int else trace.events:
+    ledger.watch = watch
+    for event in trace.events if rounding or watch is not None else trace.condensed:
         ledger.apply(event)
     return ledger
 
@@ -68,8 +74,8 @@ class _MovedInputs(Generic[D]):
 
     Attributes:
         call: the call.
-        kept: of those that `generate` keeps and that are copied for the call: the storage, the bytes of the copy, and
-            the device and bytes of the tensor itself.
+        kept: of those that `generate` keeps and that are copied for the call: the storage, the bytes of the tensor, and
+            the device and bytes of its storage.
     """
 
     call: Call
@@ -77,13 +83,17 @@ class _MovedInputs(Generic[D]):
 
 
 class Ledger(Generic[D]):
-    """Bytes alive on each device: `now`, and their maximum, `peak`."""
+    """Bytes alive on each device: `now`, and their maximum, `peak`.
+
+    Attributes:
+        watch: as for `replay`.
+    """
 
     def __init__(
         self,
         execution_devices: Mapping[int, D],
         main: D,
-        rounding: Rounding = int,
+        rounding: Mapping[D, Rounding] | None = None,
         input_device: D | None = None,
         experts: Mapping[tuple[int, int], int] | None = None,
         offloaded: Mapping[int, D] | None = None,
@@ -93,19 +103,21 @@ class Ledger(Generic[D]):
         self._execution_devices = execution_devices
         self._main = main
         self._last = main  # device of the last unit, within a call of the model
-        self._rounding = rounding
+        self._rounding = rounding or {}
+        self.watch: Watch[D] | None = None
         self._experts = experts or {}
         self._offloaded = offloaded or {}
         self._routed: tuple[Route, int, list[Event]] | None = None  # the running call of cached experts, and its slots
-        self._indices = 0  # bytes of the slot indices that the running experts are called with
+        self._indices: list[int] = []  # bytes of the slot indices that the running experts are called with
         self._input_device = main if input_device is None else input_device
         self._calls: list[_MovedInputs[D]] = []
         self._alive: dict[int, tuple[D, int]] = {}
-        self._running: list[tuple[int, D, int]] = []  # each running unit: index, device, bytes copied there for it
+        self._running: list[tuple[int, D, list[int]]] = []  # each running unit: index, device, inputs copied there
 
     def start_with(self, held: InitialStorage) -> None:
         """Count a storage that is alive from the start."""
-        self._take(held.storage, self._execution_devices.get(held.unit, self._main), self._rounding(held.nbytes))
+        device = self._execution_devices.get(held.unit, self._main)
+        self._take(held.storage, device, self._taken(device, held.nbytes))
 
     def apply(self, event: Event) -> None:
         """Apply one event."""
@@ -115,15 +127,15 @@ class Ledger(Generic[D]):
             self._allocate(event)
         elif isinstance(event, Free):
             device, nbytes = self._alive.pop(event.storage, (self._main, 0))
-            self._add(device, -nbytes)
+            self._add(device, -nbytes, event.storage)
         elif isinstance(event, Burst):
             device = self._running[-1][1]
             self._add(device, event.peak)
             self._add(device, event.net - event.peak)
         elif isinstance(event, Scratch):
             device = self._running[-1][1] if self._running else self._main
-            self._add(device, event.nbytes)
-            self._add(device, -event.nbytes)
+            self._add(device, self._taken(device, event.nbytes))
+            self._add(device, -self._taken(device, event.nbytes))
         elif isinstance(event, OutsideUse):
             self._use_outside(event)
         elif isinstance(event, Enter):
@@ -145,29 +157,29 @@ class Ledger(Generic[D]):
     def _move_inputs(self, call: Call) -> None:
         moved: _MovedInputs[D] = _MovedInputs(call)
         if self._input_device != self._main:
-            self._add(self._input_device, sum(self._rounding(nbytes) for _, nbytes in call.fresh))
+            self._copy(self._input_device, [nbytes for _, nbytes in call.fresh])
         for storage, nbytes in call.kept:
             lies_on, taken = self._alive.get(storage, (self._main, 0))
             if lies_on != self._main or self._input_device != self._main:
-                moved.kept.append((storage, self._rounding(nbytes), lies_on, taken))
-                self._add(self._main, self._rounding(nbytes))
+                moved.kept.append((storage, nbytes, lies_on, taken))
+                self._copy(self._main, [nbytes])
                 if self._input_device != self._main:
-                    self._add(self._input_device, self._rounding(nbytes))
-                self._alive[storage] = self._main, self._rounding(nbytes)
+                    self._copy(self._input_device, [nbytes])
+                self._alive[storage] = self._main, self._taken(self._main, nbytes)
         self._calls.append(moved)
 
     def _release_inputs(self, moved: _MovedInputs[D]) -> None:
-        for storage, copied, lies_on, taken in moved.kept:
+        for storage, nbytes, lies_on, taken in moved.kept:
             if self._input_device != self._main:
-                self._add(self._input_device, -copied)
+                self._drop(self._input_device, [nbytes])
             if storage in self._alive:
-                self._add(self._main, -copied)
+                self._drop(self._main, [nbytes])
                 self._alive[storage] = lies_on, taken
             else:  # the call has freed the copy, and the tensor with it
                 self._add(lies_on, -taken)
         if self._input_device != self._main:
             for storage, nbytes in moved.call.fresh:
-                self._add(self._input_device, -self._rounding(nbytes))
+                self._drop(self._input_device, [nbytes])
                 self._move(storage, nbytes, self._input_device)
 
     def _return(self, event: Return) -> None:
@@ -175,16 +187,15 @@ class Ledger(Generic[D]):
             if storage not in event.given:
                 self._move(storage, nbytes, self._input_device)
             elif self._alive.get(storage, (self._input_device, 0))[0] != self._input_device:
-                self._add(self._input_device, self._rounding(nbytes))
-                self._add(self._input_device, -self._rounding(nbytes))
+                self._copy(self._input_device, [nbytes])
+                self._drop(self._input_device, [nbytes])
 
     def _allocate(self, event: Allocate) -> None:
         device = self._device_of(event.source)
         elsewhere = [nbytes for storage, nbytes in event.others if self._alive.get(storage, (device, 0))[0] != device]
-        copied = sum(map(self._rounding, elsewhere))
-        self._add(device, copied)
-        self._take(event.storage, device, self._rounding(event.nbytes))
-        self._add(device, -copied)
+        self._copy(device, elsewhere)
+        self._take(event.storage, device, self._taken(device, event.nbytes))
+        self._drop(device, elsewhere)
 
     def _device_of(self, source: int) -> D:
         """Return the device of an operation: the running unit's; between units that of the storage `source`."""
@@ -195,18 +206,16 @@ class Ledger(Generic[D]):
     def _use_outside(self, event: OutsideUse) -> None:
         device = self._running[-1][1] if self._running else self._device_of(event.source)
         held = ((self._offloaded.get(unit, device), nbytes) for unit, nbytes in event.weights)
-        copied = sum(self._rounding(nbytes) for other, nbytes in held if other != device)
-        self._add(device, copied)
-        self._add(device, -copied)
+        copied = [nbytes for other, nbytes in held if other != device]
+        self._copy(device, copied)
+        self._drop(device, copied)
 
     def _enter(self, event: Enter) -> None:
         device = self._execution_devices.get(event.unit, self._main)
-        copied = 0
-        for storage, nbytes in event.inputs:
-            if storage in self._alive and self._alive[storage][0] != device:
-                copied += self._rounding(nbytes)
+        elsewhere = (self._alive.get(storage, (device, 0))[0] != device for storage, _ in event.inputs)
+        copied = [nbytes for (_, nbytes), moves in zip(event.inputs, elsewhere, strict=True) if moves]
         self._running.append((event.unit, device, copied))
-        self._add(device, copied)
+        self._copy(device, copied)
 
     def _route(self, event: Route) -> None:
         """Begin a call of cached experts.
@@ -224,31 +233,31 @@ class Ledger(Generic[D]):
             self._routed = event, slots, []
             return
         counted = NUMBER * (slots - event.choice.count) if event.counts_rows else 0
-        self._indices = self._rounding(event.choice.rows * NUMBER) + counted
-        self._add(device, self._indices)
+        self._indices = [event.choice.rows * NUMBER, counted]
+        self._copy(device, self._indices)
 
     def _end_routed(self) -> None:
         """End a call of cached experts: add its worst peak, then the storages that it leaves alive."""
         if not self._running:
             return
         device = self._running[-1][1]
-        self._add(device, -self._indices)
-        self._indices = 0
+        self._drop(device, self._indices)
+        self._indices = []
         if self._routed is None:
             return
         route, slots, events = self._routed
         self._routed = None
-        peak = max(call.peak(route, events, self._rounding) for call in expert_calls(route, slots))
-        self._add(device, peak)
-        self._add(device, -peak)
+        rounding = self._rounding.get(device, int)
+        worst = max(expert_calls(route, slots), key=lambda call: call.peak(route, events, rounding))
+        for nbytes in worst.changes(route, events, rounding):
+            self._add(device, nbytes)
+        made = {event.storage: event.nbytes for event in events if isinstance(event, Allocate)}
         for event in events:
-            if isinstance(event, Allocate):
-                self._alive[event.storage] = device, self._rounding(event.nbytes)
-                self.now[device] += self._alive[event.storage][1]
-            elif isinstance(event, Free) and event.storage in self._alive:
+            if isinstance(event, Free) and made.pop(event.storage, None) is None and event.storage in self._alive:
                 held_on, nbytes = self._alive.pop(event.storage)
-                self.now[held_on] -= nbytes
-        self._add(device, 0)
+                self._add(held_on, -nbytes, event.storage)
+        for storage, nbytes in made.items():
+            self._take(storage, device, self._taken(device, nbytes))
 
     def _leave(self, event: Leave) -> None:
         _, device, copied = self._running.pop()
@@ -257,20 +266,37 @@ class Ledger(Generic[D]):
         for storage, nbytes in event.outputs:
             if self._alive.get(storage, (None, 0))[0] == device:
                 self._move(storage, nbytes, self._main)
-        self._add(device, -copied)
+        self._drop(device, copied)
 
     def _move(self, storage: int, nbytes: int, to: D) -> None:
         """Replace a storage on another device by a copy of `nbytes` on `to`."""
         device, taken = self._alive.get(storage, (to, 0))
         if device != to:
-            self._take(storage, to, self._rounding(nbytes))
-            self._add(device, -taken)
+            self._take(storage, to, self._taken(to, nbytes))
+            self._add(device, -taken, storage)
 
     def _take(self, storage: int, device: D, nbytes: int) -> None:
         self._alive[storage] = (device, nbytes)
-        self._add(device, nbytes)
+        self._add(device, nbytes, storage)
 
-    def _add(self, device: D, nbytes: int) -> None:
+    def _copy(self, device: D, tensors: Iterable[int]) -> None:
+        """Add tensors of so many bytes each to a device."""
+        for nbytes in tensors:
+            self._add(device, self._taken(device, nbytes))
+
+    def _drop(self, device: D, tensors: Iterable[int]) -> None:
+        """Remove what `_copy` has added."""
+        for nbytes in tensors:
+            self._add(device, -self._taken(device, nbytes))
+
+    def _taken(self, device: D, nbytes: int) -> int:
+        """Return the bytes that the allocator of a device takes for a tensor."""
+        rounding = self._rounding.get(device)
+        return nbytes if rounding is None else rounding(nbytes)
+
+    def _add(self, device: D, nbytes: int, storage: int | None = None) -> None:
         total = self.now[device] = self.now.get(device, 0) + nbytes
         if total > self.peak.get(device, 0):
             self.peak[device] = total
+        if self.watch is not None and nbytes:
+            self.watch(device, nbytes, storage)

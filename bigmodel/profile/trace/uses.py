@@ -26,11 +26,9 @@ from .inputs import (
     token_ids,
 )
 from .media_inputs import media_inputs
-from .padding import may_be_padded, padding_of
 from .prompt import Prompt
 from .seq2seq import generate_seq2seq
 from .session import Session
-from .values import real_tensors
 from .workload import Workload
 
 
@@ -132,21 +130,13 @@ def _use_both_ways(session: Session, inputs: Inputs) -> None:
 
 
 def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], tokens: int = 1) -> None:
-    if isinstance(inputs, tuple):
-        use_sample(session, inputs, {})
-        return
-    kwargs = _with_placeholders(session, inputs)
+    fake = session.fake(inputs, session.dtype) if isinstance(inputs, tuple) else _with_placeholders(session, inputs)
+    args, kwargs = (fake, {}) if isinstance(fake, tuple) else ((), fake)
 
-    def run(masks: Inputs) -> None:
-        given = {**kwargs, **masks}
-        session.recorder.call(lambda: session.model(**given), given)
+    def run() -> None:
+        session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
 
-    texts = {name: kwargs[name] for name in kwargs if name == "input_ids"}  # with placeholders
-    with real_tensors():
-        masks = padding_of({**inputs, **texts}, parameters_of(session.model))
-    if masks and may_be_padded(session.workload):
-        session.attempt(FURTHER, tokens, lambda: run(session.fake(masks, session.dtype)))
-    session.phase("forward", tokens, lambda: run({}))
+    session.phase("forward", tokens, run)
 
 
 def _with_placeholders(session: Session, inputs: Inputs) -> Inputs:

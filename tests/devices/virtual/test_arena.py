@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from bigmodel.devices import virtual
 from bigmodel.devices.virtual.arena import Arena, Caching
 
 
@@ -56,3 +57,17 @@ def test_a_caching_arena_is_full_when_its_segments_and_its_context_are() -> None
     with pytest.raises(torch.OutOfMemoryError, match=r"virtual:3 .* 3.* MiB of 4.* MiB"):
         arena.claim(torch.zeros(2 * 2**20, dtype=torch.uint8))
     assert kept is not None
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_freed_memory_of_a_strict_accelerator_is_poisoned(strict: bool) -> None:
+    """A use after free is seen: who still reads it, as a stream may on a GPU, reads NaN. Views keep it alive."""
+    virtual.enable(1, strict=strict)
+    tensor = torch.ones(8, device="virtual:0")
+    whole, view = tensor.held, tensor[2:4]  # type: ignore[attr-defined]
+    del tensor
+    assert whole.sum() == 8
+    assert view.sum().item() == 2
+    del view
+    assert bool(whole.isnan().all()) == strict
+    virtual.disable()

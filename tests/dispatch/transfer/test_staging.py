@@ -12,11 +12,12 @@ from safetensors.torch import save_file
 
 from bigmodel.benchmarks.harness.pagecache import evict
 from bigmodel.checkpoint import Checkpoint
+from bigmodel.devices import virtual
 from bigmodel.devices.streams import HostEvent
 from bigmodel.dispatch.transfer import staging as staging_slots
 from bigmodel.dispatch.transfer.files import SourceFile, SourceFiles
 from bigmodel.dispatch.transfer.read_plan import CHUNK_BYTES, Chunk, plan_reads
-from bigmodel.dispatch.transfer.staging import MIN_CHUNK_BYTES, SLOTS, StagingSlots, chunk_of
+from bigmodel.dispatch.transfer.staging import MIN_CHUNK_BYTES, SLOTS, StagingSlots, chunk_of, slots_of
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.errors import CheckpointFormatError
 from bigmodel.limits import FILE_ALIGNMENT, STAGING_BYTES
@@ -123,3 +124,19 @@ def test_two_blocks_that_fill_the_staging_memory_fill_its_slots(nbytes: int) -> 
     chunk = chunk_of(staging([nbytes, nbytes]))
     furthest = nbytes + FILE_ALIGNMENT - 1
     assert -(-furthest // chunk) == SLOTS // 2
+
+
+def test_more_readers_have_more_slots_of_the_same_size() -> None:
+    assert [slots_of(readers) for readers in (1, 2, 4, 8)] == [SLOTS, SLOTS, 2 * SLOTS, 4 * SLOTS]
+    assert chunk_of(4 * STAGING_BYTES, slots_of(8)) == chunk_of(STAGING_BYTES) == CHUNK_BYTES
+    assert len(StagingSlots(CHUNK_BYTES, pin=False, count=slots_of(4)).free) == 2 * SLOTS
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_pinned_slots_of_the_largest_chunks_take_no_more_than_is_planned() -> None:
+    """As one piece of 48 MiB they would be rounded up to 64."""
+    before = virtual.pinned_memory.reserved
+    slots = StagingSlots(CHUNK_BYTES, pin=True)
+    kept = [slot._memory.part(number) for number, slot in enumerate(slots.free)]
+    assert virtual.pinned_memory.reserved - before == STAGING_BYTES
+    del kept

@@ -9,7 +9,7 @@ import pytest
 
 from bigmodel.plan.time.unit_cost import Inputs, InputTransfers, UnitCost, device_name
 from bigmodel.profile import Profile, profile_model
-from bigmodel.profile.machine.machine import ExpertOverhead
+from bigmodel.profile.machine.machine import ExpertOverhead, LinkSpeed
 from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Enter, InitialStorage, Leave, Trace
 
 from ...dispatch.mixtures import mixtral
@@ -58,6 +58,16 @@ def test_inputs_cross_a_link_each_way() -> None:
     two = Inputs(producer=0, tensors=2, nbytes=1000)
     assert cost.from_host(two, 0) == cost.to_host(two, 0) == pytest.approx(2 * 1e-6 + 1000 / 1e8)
     assert cost.from_host(two, "cpu") == cost.to_host(two, "cpu") == 0
+
+
+def test_accelerators_of_a_kind_copy_directly_to_each_other() -> None:
+    """Not through the host, whose memory no byte enters: over one link, and not over two."""
+    two = Inputs(producer=0, tensors=2, nbytes=1000)
+    links = replace(MACHINE.links["virtual:0"], to_peer=LinkSpeed(5e8, 3e-6))
+    direct = UnitCost(profile(), replace(MACHINE, links={"virtual:0": links}))
+    assert direct.crossings(two, 1, 0) == (pytest.approx(2 * 3e-6 + 1000 / 5e8), 0.0)
+    for cost, source in ((UnitCost(profile(), MACHINE), 1), (direct, "cpu")):
+        assert cost.crossings(two, source, 0) == (cost.to_host(two, source), cost.from_host(two, 0))
 
 
 def test_a_model_that_fits_the_processors_cache_is_read_from_it() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from bigmodel.profile.machine import calibrate
 from bigmodel.profile.machine.calibrate import LEAST, MOST, calibrated, works_of
 from bigmodel.profile.machine.machine import Curve, DeviceSpeed
 from bigmodel.profile.machine.timing import QUICK
@@ -40,6 +41,25 @@ def measured(products: float = 1.0, call: float = 1e-5) -> DeviceSpeed:
     with pytest.MonkeyPatch.context() as monkeypatch, Clock(monkeypatch, seconds):
         record_once(monkeypatch)
         return calibrated(CURVES, CPU, EFFORT)
+
+
+def test_a_call_of_an_asynchronous_device_is_a_launch_of_a_model_that_does_little_else() -> None:
+    """The figures of so small operations say that each takes a launch or more; they run beside it, and none of it is
+    theirs."""
+    launch = 1e-5
+
+    def seconds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> float:
+        return launch if work_of(func, args, kwargs, output) is not None else 0.0
+
+    with pytest.MonkeyPatch.context() as monkeypatch, Clock(monkeypatch, seconds):
+        record_once(monkeypatch)
+        monkeypatch.setattr(calibrate, "is_asynchronous", lambda device: True)
+        figures = {
+            name: replace(curve, values=tuple(map((1e4).__mul__, curve.values))) for name, curve in CURVES.items()
+        }
+        found = calibrated(figures, CPU, EFFORT)
+    assert found.asynchronous
+    assert 0.6 * launch < found.call == found.call_cached <= launch
 
 
 @pytest.mark.slow

@@ -51,6 +51,25 @@ def test_figures_exclude_the_call_overhead(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("uncorrected")
+def test_on_an_asynchronous_device_a_call_takes_the_longer_of_launch_and_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is subtracted: a kernel of less than a launch was taken for 2 % of what it is, and one of twice a launch
+    for half."""
+    launch, byte = 5e-6, 1e-9
+
+    def seconds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> float:
+        return max(launch, 3 * output.nbytes * byte) if func is aten.add.Tensor else launch
+
+    monkeypatch.setattr(probe_compute, "is_asynchronous", lambda device: True)
+    effort = replace(QUICK, moved=(2**8, 2**12, 2**16), at_least=0.0)
+    with Clock(monkeypatch, seconds):
+        found = probe_device(CPU, effort, [torch.float32])
+    asynchronous = replace(found, call=launch, call_cached=launch, asynchronous=True)
+    for nbytes in effort.moved:
+        work = Work(MOVE, nbytes=3 * nbytes)
+        assert asynchronous.total([work] * 8) == pytest.approx(8 * max(launch, 3 * nbytes * byte))
+
+
+@pytest.mark.usefixtures("uncorrected")
 def test_unsupported_dtypes_are_left_out() -> None:
     found = probe_device(CPU, QUICK, [torch.float32, torch.float8_e5m2])
     assert {name for name in found.curves if "float8" in name} == set()

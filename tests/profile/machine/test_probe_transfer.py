@@ -12,7 +12,7 @@ import torch
 
 from bigmodel.profile.machine import probe_transfer as probe_disk
 from bigmodel.profile.machine.machine import LinkSpeed
-from bigmodel.profile.machine.probe_transfer import disk_rates, memory_rate, probe_links
+from bigmodel.profile.machine.probe_transfer import disk_rates, disk_speed, memory_rate, probe_links
 from bigmodel.profile.machine.timing import QUICK
 
 from ..clock import Clock, copied_bytes
@@ -84,3 +84,33 @@ def test_a_file_system_without_direct_reads_is_read_through_the_page_cache(
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         disk_rates(tmp_path / "nowhere", QUICK)
+
+
+def test_as_many_threads_read_as_the_disk_is_worth_and_cores_allow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of 16 cores up to 8; the fewest that come within a tenth of the best."""
+    rates = {2: 10.0, 4: 19.0, 8: 20.0}
+    monkeypatch.setattr(probe_disk, "disk_rates", lambda folder, effort, readers: (rates[readers], 99.0))
+    assert disk_speed(tmp_path, QUICK, cores=16) == (4, 19.0, 99.0)
+    assert disk_speed(tmp_path, QUICK, cores=8) == (4, 19.0, 99.0)
+    assert disk_speed(tmp_path, QUICK, cores=2) == (2, 10.0, 99.0)
+    rates[8] = 40.0
+    assert disk_speed(tmp_path, QUICK, cores=64)[0] == 8
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_the_link_to_another_accelerator_is_measured_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_disk, "_disturbance", lambda *_: 0.0)
+
+    def seconds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> float:
+        kinds = {str(each.device) for each in args if isinstance(each, torch.Tensor)}
+        return copied_bytes(func, args) / (2e9 if len(kinds & {"virtual:0", "virtual:1"}) == 2 else 1e9)
+
+    with Clock(monkeypatch, seconds):
+        found = probe_links(torch.device("virtual:0"), QUICK, torch.device("virtual:1"))
+        alone = probe_links(torch.device("virtual:0"), QUICK)
+    assert found.to_peer is not None
+    assert found.to_peer.rate == pytest.approx(2e9)
+    assert found.to_device.rate == pytest.approx(1e9)
+    assert alone.to_peer is None

@@ -3,11 +3,14 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from bigmodel.devices.virtual.allocator import rounded
 from bigmodel.limits import MOST_GROUPS
 from bigmodel.profile.model.experts import RouterChoice
 from bigmodel.profile.trace.expert_calls import chunk_rows, expert_calls
-from bigmodel.profile.trace.trace import Allocate, Free, Route
+from bigmodel.profile.trace.trace import Allocate, Free, Route, Scratch
 
 ROUTE = Route(0, RouterChoice(tokens=10, per_token=2, count=4), nbytes=160, itemsize=4, weight_itemsize=4)
 """10 tokens of 4 float32 numbers, each going to 2 of 4 experts."""
@@ -62,8 +65,8 @@ def test_more_slots_than_one_call_takes_are_called_in_chunks() -> None:
 def test_the_products_of_all_rows_are_alive_beside_a_chunk() -> None:
     (chunk,) = expert_calls(ROUTE, 1)
     products = 20 * 16
-    assert chunk.beside == products + 10 * (16 + 4 + 8 + 8)
-    assert chunk.after == 2 * products + 160
+    assert sum(chunk.beside) == products + 10 * (16 + 4 + 8 + 8)
+    assert sum(chunk.after) == 2 * products + 160
 
 
 def test_tensors_have_the_size_of_a_chunk_by_row_token_or_expert() -> None:
@@ -78,6 +81,15 @@ def test_gathering_copies_the_shares_of_all_rows_at_once() -> None:
     route = Route(0, choice, 16, "batched_mm", 4, 4, expert_tensors=(1000, 500))
     (call,) = expert_calls(route, 1)
     assert call.peak(route, [Allocate(0, 2000), Free(0), Allocate(1, 1000), Free(1)], int) == 3000
+
+
+@given(st.lists(st.integers(1, 2000), max_size=5), st.lists(st.integers(1, 2000), max_size=5))
+def test_a_call_gives_back_all_that_it_takes(made: list[int], scratch: list[int]) -> None:
+    events = [*(Allocate(number, nbytes) for number, nbytes in enumerate(made)), *map(Scratch, scratch), Free(0)]
+    for slots in (1, 3, 8):
+        for call in expert_calls(ROUTE, slots):
+            assert sum(call.changes(ROUTE, events, rounded)) == 0
+            assert call.peak(ROUTE, events, rounded) >= call.peak(ROUTE, events, int)
 
 
 def test_the_eager_function_takes_the_recorded_bytes() -> None:

@@ -89,7 +89,7 @@ def test_scratch_memory_counts_only_during_the_kernel() -> None:
 
 
 def test_an_allocators_rounding_applies_to_every_storage() -> None:
-    books = replay(CHAIN, {}, "gpu", rounding=lambda n: -(-n // 64) * 64)
+    books = replay(CHAIN, {}, "gpu", rounding={"gpu": lambda n: -(-n // 64) * 64})
     assert books.peak == {"gpu": 128 + 64 + 128}
 
 
