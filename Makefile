@@ -1,6 +1,7 @@
 # make demo          the main job from start to end, offline, in a few minutes
 # make test          the whole test suite
 # make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
+# make zoo ONLY=kept  only those whose table the guide keeps
 # make compat        accelerate's own tests, fetched, with bigmodel standing in for accelerate
 # make lint          ruff, mypy --strict, import-linter
 # make docs          the guide and the API, built strictly into site/
@@ -29,7 +30,7 @@ test: $(VENV)/.ready-test
 
 zoo: $(VENV)/.ready-test
 	rm -rf build/zoo
-	BIGMODEL_ZOO=build/zoo $(BIN)/python -m pytest tests/zoo -m "" -n $(WORKERS) --dist worksteal; found=$$?; \
+	BIGMODEL_ZOO=build/zoo $(BIN)/python -m pytest tests/zoo -m "$(ONLY)" -n $(WORKERS) --dist worksteal; found=$$?; \
 	$(BIN)/python -m tests.zoo.table build/zoo benchmarks/results/zoo-virtual.json; exit $$found
 
 compat: $(VENV)/.ready-test

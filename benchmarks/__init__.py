@@ -6,6 +6,8 @@
 A benchmark is a module of this package with a docstring whose first line is the question that it answers, a function
 ``add_arguments(parser)`` for its own options, and a function ``run(options) -> Report``. `command` adds the common
 options ``--rounds``, ``--seed``, ``--device``, ``--quick``, ``--workdir``, ``--json``, ``--csv`` and others. A
-benchmark that supports several devices lists them in ``DEVICES``. Shared code is in `harness`, checkpoints are in
-`checkpoints`.
+benchmark lists the devices that it supports in ``DEVICES``, and says in ``ONLY`` why CUDA's are not among them. Shared
+code is in `harness`, checkpoints are in `checkpoints`.
+
+    python -m benchmarks gpu --minutes 10     runs those that are about accelerators, each in a process of its own
 """

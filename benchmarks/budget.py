@@ -28,6 +28,11 @@ BESIDE = "raw reader beside a model in memory"
 RATE = "bytes per second"
 SPEED, MEMORY = 0.9, 1.05
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it runs a model within a budget of host memory; `memory` measures budgets of accelerators"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

@@ -32,6 +32,11 @@ INDEXED = "accelerate, shards"
 RATE = "bytes per second"
 LIMIT = 0.95
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it reads mapped weights from disk to compute on the host; `pipeline` measures disk to accelerator"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

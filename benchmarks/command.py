@@ -132,7 +132,8 @@ def _check_device(parser: _BenchmarkParser, device: str, module: Any) -> None:
     """Refuse a device that the benchmark does not run on."""
     known = getattr(module, "DEVICES", (parser.get_default("device"),))
     if device.partition(":")[0] not in known:
-        parser.error(f"it does not support --device {device}, only {' or '.join(known)}")
+        reason = getattr(module, "ONLY", "")
+        parser.error(f"it does not support --device {device}, only {' or '.join(known)}{reason and ': '}{reason}")
 
 
 def default_workdir() -> Path:

@@ -30,6 +30,11 @@ ACCELERATE = "accelerate, layers on disk"
 INDEXED = "accelerate, layers in the shards"
 LIMIT = 1.03
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it compares weights mapped from disk with weights in host memory; `offload` measures accelerators"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from .harness import Column, Limit, Report, Table, Variant, comparison_table, measure
+from .harness.devices import first_device
 from .harness.report import Cell
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("model", nargs="?", default=None, help="mixtral, or a folder (default: mixtral)")
     parser.add_argument("--link", type=float, default=LINK / 1e9, help="GB/s of the virtual link")
-    parser.add_argument("--steps", type=int, default=8, help="decode steps behind each value")
+    parser.add_argument("--steps", type=int, default=4, help="decode steps behind each value")
     parser.set_defaults(device="virtual", rounds=3)
 
 
@@ -50,7 +51,7 @@ def run(options: argparse.Namespace) -> Report:
 
     folder = checkpoint(options.model or ("tiny-mixtral" if options.quick else "mixtral"), options.workdir)
     torch.set_num_threads(options.threads or 1)
-    device = {"virtual": "virtual:0", "cuda": "cuda:0"}.get(options.device, options.device)
+    device = first_device(options.device)
     if device.startswith("virtual"):
         virtual.enable(count=1, bandwidth=options.link * 1e9)
     steps = 2 if options.quick else options.steps

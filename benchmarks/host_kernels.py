@@ -30,6 +30,8 @@ Products = tuple[int, Sequence[Callable[[], object]]]
 
 DEVICES = ("cpu",)
 """Devices that this benchmark supports."""
+ONLY = "its kernels are those of the host"
+"""Why it supports no others."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -35,6 +35,11 @@ PATIENCE = 90.0  # seconds for one answer; the server closes an incomplete reque
 NO_ANSWER = 599  # counted as a failure of the server's
 ALLOWED = frozenset({503, 504})  # overloaded or loading, and a deadline of the client's own
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it tests the HTTP server, which is the same for any device that the engine runs on"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

@@ -1,7 +1,8 @@
-"""How long does it take to load a checkpoint and run it once: to the CPU, and with all layers left on disk?
+"""How long does it take to load a checkpoint and run it once: to a device, and with all layers left on disk?
 
-Every load runs in a separate process that has imported its libraries before, since much of a load's time is first
-accesses to new memory. A first forward is included, since a load that only maps files has read nothing.
+With ``--device cpu`` both are measured, else loading whole to the accelerator. Every load runs in a separate process
+that has imported its libraries before, since much of a load's time is first accesses to new memory. A first forward is
+included, since a load that only maps files has read nothing.
 """
 
 from __future__ import annotations
@@ -9,16 +10,27 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, comparison_table, measure, run_isolated
+from .harness.clock import synchronize
+from .harness.devices import first_device, is_virtual
 from .harness.report import Cell
 
+if TYPE_CHECKING:
+    from torch import nn
+
 CPU = "cpu"
+ACCELERATOR = "accelerator"
 DISK = "layers on disk"
 OURS, TRANSFORMERS, ACCELERATE = "bigmodel", "transformers", "accelerate"
 FASTER_THAN_ACCELERATE = 10
+
+DEVICES = ("cpu", "cuda", "virtual")
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +49,11 @@ def run(options: argparse.Namespace) -> Report:
     evict(shards)
     maps = {CPU: models.layer_map(folder, "cpu", "cpu"), DISK: models.layer_map(folder, "disk", "cpu")}
     loads = [(OURS, CPU), (TRANSFORMERS, CPU), (ACCELERATE, CPU), (OURS, DISK), (ACCELERATE, DISK)]
+    if options.device != CPU:
+        maps = {ACCELERATOR: {"": first_device(options.device)}}
+        loads = [(OURS, ACCELERATOR), (TRANSFORMERS, ACCELERATOR)]
+        if not is_virtual(options.device):  # accelerate cannot put a tensor on an accelerator that is written in Python
+            loads.append((ACCELERATE, ACCELERATOR))
     with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
         variants = [
             Variant(
@@ -60,24 +77,36 @@ def _load(how: str, folder: Path, device_map: dict[str, int | str], scratch: Pat
 
 def load_and_answer(how: str, folder: str, device_map: dict[str, int | str], offload: str) -> dict[str, float]:
     """Load a checkpoint and run it once; return the seconds of both, together and apart. Called in a fresh process."""
+    import torch
+
+    from bigmodel.devices import virtual
+
     from . import models
     from .steps import Decoder
 
+    device = str(device_map.get("", CPU))
+    if is_virtual(device):
+        virtual.enable(count=1)
+    torch.empty(1, device=device)  # the device's context takes seconds
     models.warm_up(accelerate=how == ACCELERATE)
-    ways = {
+    ways: dict[str, Callable[[], nn.Module]] = {
         OURS: lambda: models.ours(Path(folder), device_map),
-        TRANSFORMERS: lambda: models.mapped(Path(folder)),
+        TRANSFORMERS: lambda: models.mapped(Path(folder)).to(device),
         ACCELERATE: lambda: models.accelerate_dispatched(Path(folder), device_map, Path(offload)),
     }
     begun = time.perf_counter()
     model = ways[how]()
+    synchronize(device)
     loaded = time.perf_counter()
-    Decoder(model).start()
+    Decoder(model, device).start()
+    synchronize(device)
     answered = time.perf_counter()
     return {"seconds": answered - begun, "load": loaded - begun, "first forward": answered - loaded}
 
 
 def _report(options: argparse.Namespace, folder: Path, samples: Samples) -> Report:
+    if options.device != CPU:
+        return _report_of_accelerator(options, folder, samples)
     to_cpu = _only(samples, CPU)
     to_disk = _only(samples, DISK)
     title = folder.name.rpartition("-")[0]
@@ -97,6 +126,22 @@ def _report(options: argparse.Namespace, folder: Path, samples: Samples) -> Repo
             Limit("load to the CPU and first forward, over transformers", over, "<=", 1.0),
             Limit("load with layers on disk, times faster than accelerate", faster, ">=", FASTER_THAN_ACCELERATE),
         ],
+        samples={"load": samples},
+    )
+
+
+def _report_of_accelerator(options: argparse.Namespace, folder: Path, samples: Samples) -> Report:
+    ours, theirs = f"{OURS}, {ACCELERATOR}", f"{TRANSFORMERS}, {ACCELERATOR}"
+    nbytes = sum(shard.stat().st_size for shard in folder.glob("*.safetensors"))
+    rate = (Column("rate", "rate"), lambda name: nbytes / samples.median(name, "load"))
+    title = f"Load {folder.name.rpartition('-')[0]} to {options.device}, {nbytes:,} bytes"
+    over = samples.ratio(ours, theirs, "load").median
+    return Report(
+        "load",
+        options.device,
+        settings={"model": folder.name},
+        tables=[comparison_table(title, samples, theirs, "load", extra=[rate]), _parts(samples)],
+        limits=[Limit("load to the accelerator over transformers and .to()", over, "<=", 1.0)],
         samples={"load": samples},
     )
 

@@ -30,6 +30,11 @@ CONTEXT = 64
 NO_SLOWER = 1.05
 """Tolerance of the measurement: a plan that is equally fast may measure so much slower."""
 
+DEVICES = ("virtual",)
+"""Devices that this benchmark supports."""
+ONLY = "its plans are made for a link of a set bandwidth, which only a virtual accelerator has"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

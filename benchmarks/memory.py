@@ -115,6 +115,7 @@ def load_and_generate(
     from bigmodel.dispatch import from_pretrained, get_plan
 
     from . import models
+    from .harness.procfs import missing_counters
 
     if threads:
         torch.set_num_threads(threads)
@@ -128,12 +129,16 @@ def load_and_generate(
     weights = weights_by_device(loaded)
     held = {name: memory_allocated(name) - before[name] for name in before}
     generate(loaded, batch_size, context, plan.main_device)
-    for name in before:
+    unmeasured = missing_counters()
+    measured = [name for name in before if name != "cpu" or not unmeasured]
+    for name in measured:
         reset_peak_memory(name)
     generate(loaded, batch_size, context, plan.main_device)
-    peaks = {name: max_memory_allocated(name) - before[name] for name in before}
-    peaks["cpu"] -= mapped_resident(loaded)
-    return {"devices": _by_device(plan, weights, held, peaks), "notes": list(plan.notes)}
+    peaks = {name: max_memory_allocated(name) - before[name] for name in measured}
+    if "cpu" in peaks:
+        peaks["cpu"] -= mapped_resident(loaded)
+    notes = [*plan.notes, *(f"not measured on this host: {what}" for what in unmeasured)]
+    return {"devices": _by_device(plan, weights, held, peaks), "notes": notes}
 
 
 def _budgets(model: str, device: str, text: str | None) -> dict[Any, Any] | None:
@@ -213,7 +218,7 @@ def _by_device(plan: Any, weights: dict[str, int], held: dict[str, int], peaks: 
             continue
         loaded = device.weights + device.buffers + device.slots
         measured = {WEIGHTS: weights.get(name, 0)}
-        if name != "disk":
+        if name in peaks:
             measured |= {PEAK: peaks[name]}
         if name not in ("cpu", "disk"):
             measured |= {LOADED: held[name]}

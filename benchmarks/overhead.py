@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, comparison_table, elapsed, measure
+from .harness.devices import first_device
 from .harness.report import Cell
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> Report:
     import torch
 
     torch.set_num_threads(options.threads or 1)
-    device = {"virtual": "virtual:0", "cuda": "cuda:0"}.get(options.device, options.device)
+    device = first_device(options.device)
     forwards = 2 if options.quick else options.forwards
     found = []
     with tempfile.TemporaryDirectory() as folder:

@@ -66,6 +66,12 @@ class JobSizes:
     steps: int
 
 
+DEVICES = ("virtual",)
+"""Devices that this benchmark supports."""
+ONLY = "its plans are made for a link and an accelerator of set speeds, which only a virtual one has"
+"""Why it supports no others."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.set_defaults(device="virtual")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
+from .harness.devices import first_device
 from .harness.pagecache import evict
 from .harness.rawread import READERS
 from .harness.report import Cell
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> Report:
 
     torch.set_num_threads(options.threads or 1)
     count, width = (4, 256) if options.quick else (60, 2048)
-    device = {"virtual": "virtual:0", "cuda": "cuda:0"}.get(options.device, options.device)
+    device = first_device(options.device)
     options.workdir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.workdir) as folder:
         file = save_blocks(make_blocks(count, width), Path(folder))

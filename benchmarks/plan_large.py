@@ -44,6 +44,11 @@ QUICK: dict[str, Any] = {
 MACHINES = {"one accelerator": 1, "eight accelerators": 8}
 """Numbers of accelerators of 80 GB, with a host of 2 TB."""
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it plans from headers and runs nothing"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

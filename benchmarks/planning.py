@@ -81,6 +81,12 @@ class PlanningCase:
     budget: str
 
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "its cases set the capacity of accelerators, which only virtual ones have; `memory` compares one plan"
+"""Why it supports no others."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--families", default=None, help=f"some of {', '.join(FAMILIES)} (default: all)")

@@ -23,6 +23,11 @@ from .fuzz_cases import ABOVE, BELOW, ENDS, EXACT, FAILED, OUTCOMES, RAN, STREAM
 from .harness import Column, Limit, Report, Table
 from .harness.isolate import import_folder
 
+DEVICES = ("virtual",)
+"""Devices that this benchmark supports."""
+ONLY = "its cases set the capacity of accelerators, which only virtual ones have"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

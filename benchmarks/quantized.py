@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure
+from .harness.devices import first_device
 from .harness.report import Cell
 from .links import add_link, link_rates, pinned_rate
 
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> Report:
 
     torch.set_num_threads(options.threads or 1)
     count, width = (4, 256) if options.quick else (24, 2048)
-    device = {"virtual": "virtual:0", "cuda": "cuda:0"}.get(options.device, options.device)
+    device = first_device(options.device)
     rows: list[list[Cell]] = []
     kept: dict[str, Samples] = {}
     for rate in link_rates(options, LINKS):

@@ -21,6 +21,11 @@ RAW, BIGMODEL, ACCELERATE = "raw write", "bigmodel", "accelerate, then fsync"
 SPEED = 0.8
 SHARD = 10**9
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it measures the disk and host memory, through which all states are saved"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

@@ -26,6 +26,11 @@ from .serve_model import random_llama, word_tokenizer
 KINDS = ("whole", "streamed", "bad", "drawn", "slow", "gone", "other")
 _WEIGHTS = (37, 23, 10, 10, 5, 10, 5)
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it tests the HTTP server, which is the same for any device that the engine runs on"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

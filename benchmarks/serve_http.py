@@ -21,6 +21,11 @@ from .serve_model import VOCABULARY, PromptJob, random_llama, run_jobs, started_
 LIMIT = 60e-6
 ENGINE, HTTP = "engine alone", "streamed over HTTP"
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it measures the HTTP server, under a model that takes no time on any device"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

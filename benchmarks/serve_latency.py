@@ -8,14 +8,17 @@ from __future__ import annotations
 import argparse
 
 from .harness import Column, Report, Samples, Table
-from .serve_model import ragged_jobs, random_llama, run_jobs, started_engine
+from .serve_model import ragged_jobs, run_jobs, served_llama, started_engine
 
 _PERCENTILES = (50, 95, 99)
+
+DEVICES = ("cpu", "cuda", "virtual")
+"""Devices that this benchmark supports."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
-    parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
+    parser.add_argument("--size", default=None, help="layers x hidden size: 16x2048, 8x1024, 4x512, 2x64")
     parser.add_argument("--requests", type=int, default=60, help="requests")
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each answer")
     parser.add_argument("--per-second", type=float, default=4.0, help="arrivals a second")
@@ -24,10 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Measure times to the first and between tokens."""
-    size = options.size or ("2x64" if options.quick else "8x1024")
+    size, model = served_llama(options)
     requests = 10 if options.quick else options.requests
     jobs = ragged_jobs(requests, seed=options.seed, tokens=options.tokens, per_second=options.per_second)
-    engine = started_engine(random_llama(size, options.seed), max_sequences=16, max_batch_tokens=options.batch_tokens)
+    engine = started_engine(model, max_sequences=16, max_batch_tokens=options.batch_tokens)
     try:
         run_jobs(engine, jobs[:2])
         seconds, sinks = run_jobs(engine, jobs)

@@ -23,6 +23,11 @@ TORCH: HostLinear = "torch"
 ONEDNN: HostLinear = "onednn"
 ROWS = (2, 16, 128, 512)
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it justifies the choice between two libraries of the host"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import queue
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bigmodel.server.engine import (
     Delta,
@@ -20,7 +21,13 @@ from bigmodel.server.engine import (
     build_engine,
 )
 
+from .harness.devices import first_device, is_virtual
+
+if TYPE_CHECKING:
+    import torch
+
 SIZES: dict[str, dict[str, Any]] = {
+    "16x2048": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 16, "num_attention_heads": 32},
     "8x1024": {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16},
     "4x512": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8},
     "2x64": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
@@ -28,8 +35,8 @@ SIZES: dict[str, dict[str, Any]] = {
 VOCABULARY = 8192
 
 
-def random_llama(size: str, seed: int = 0) -> Any:
-    """A Llama of one of :data:`SIZES`, float32, random weights."""
+def random_llama(size: str, seed: int = 0, dtype: torch.dtype | None = None) -> Any:
+    """A Llama of one of :data:`SIZES` with random weights of ``dtype`` (None: float32), on the host."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -43,7 +50,25 @@ def random_llama(size: str, seed: int = 0) -> Any:
         **SIZES[size],
     )
     torch.manual_seed(seed)
-    return LlamaForCausalLM(config).eval()
+    model: Any = LlamaForCausalLM(config)
+    return model.to(dtype or torch.float32).eval()
+
+
+def served_llama(options: argparse.Namespace, usual: str = "8x1024") -> tuple[str, Any]:
+    """The size that ``--size`` asks for, and a Llama of it on ``--device``.
+
+    By default it is tiny with ``--quick``, and "16x2048" in bfloat16 on CUDA.
+    """
+    import torch
+
+    from bigmodel.devices import virtual
+
+    on_cuda = options.device.startswith("cuda")
+    size = options.size or ("2x64" if options.quick else "16x2048" if on_cuda else usual)
+    if is_virtual(options.device):
+        virtual.enable(count=1)
+    model = random_llama(size, options.seed, torch.bfloat16 if on_cuda else None)
+    return size, model.to(first_device(options.device))
 
 
 def word_tokenizer(words: int = VOCABULARY) -> Any:

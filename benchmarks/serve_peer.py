@@ -29,6 +29,11 @@ from .serve_model import PromptJob, ragged_jobs, random_llama, word_tokenizer
 OURS, PEER = "bigmodel serve", "transformers serve --continuous-batching"
 _MAIN = {OURS: "bigmodel.cli.main", PEER: "transformers.cli.transformers"}
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "both servers are held to the host; `serve-throughput` measures the engine on an accelerator"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

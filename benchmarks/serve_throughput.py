@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Table, Variant, measure
-from .serve_model import PromptJob, ragged_jobs, random_llama, run_jobs, started_engine
+from .serve_model import PromptJob, ragged_jobs, run_jobs, served_llama, started_engine
 
 if TYPE_CHECKING:
     from bigmodel.server.engine import Engine
@@ -23,10 +23,13 @@ AT_ONCE = "engine, all at once"
 STATIC = "offline static batching"
 SEQUENTIAL = "one after another"
 
+DEVICES = ("cpu", "cuda", "virtual")
+"""Devices that this benchmark supports."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
-    parser.add_argument("--size", default=None, help="layers x hidden size: 8x1024, 4x512, 2x64")
+    parser.add_argument("--size", default=None, help="layers x hidden size: 16x2048, 8x1024, 4x512, 2x64")
     parser.add_argument("--requests", type=int, default=16, help="requests")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer")
     parser.add_argument("--per-second", type=float, default=40.0, help="arrivals a second of the Poisson stream")
@@ -34,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     """Measure tokens per second and compare the stream with offline static batching."""
-    size = options.size or ("2x64" if options.quick else "8x1024")
-    model = random_llama(size, options.seed)
+    size, model = served_llama(options)
     at_once = ragged_jobs(options.requests, seed=options.seed, tokens=options.tokens)
     stream = ragged_jobs(options.requests, seed=options.seed, tokens=options.tokens, per_second=options.per_second)
     total = options.requests * options.tokens
@@ -43,7 +45,7 @@ def run(options: argparse.Namespace) -> Report:
         Variant(STATIC, lambda: static_batch(model, at_once)),
         Variant(SEQUENTIAL, lambda: one_by_one(model, at_once)),
     ]
-    engine = started_engine(random_llama(size, options.seed), max_sequences=options.requests, prefix_cache=False)
+    engine = started_engine(served_llama(options)[1], max_sequences=options.requests, prefix_cache=False)
     variants += [
         Variant(STREAM, lambda: engine_seconds(engine, stream)),
         Variant(AT_ONCE, lambda: engine_seconds(engine, at_once)),
@@ -85,6 +87,7 @@ def _generate(model: Any, ids: Any, mask: Any, tokens: int) -> float:
 
     begun = time.perf_counter()
     with torch.inference_mode():
+        ids, mask = ids.to(model.device), mask.to(model.device)
         model.generate(ids, attention_mask=mask, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
     return time.perf_counter() - begun
 

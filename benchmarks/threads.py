@@ -1,19 +1,22 @@
 """Can threads share one dispatched model? Every output of many concurrent forwards is compared with the plain model's.
 
 Each thread has its own inputs and timing, so blocks are fetched, awaited, shared and evicted in random order. Outputs
-must be bitwise equal.
+must be bitwise equal. A model is run until every thread has made its forwards or ``--seconds`` have passed.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .harness import Column, Limit, Report, Table, elapsed
+from .harness.devices import first_device
 from .harness.report import Cell
 
 if TYPE_CHECKING:
@@ -29,7 +32,8 @@ DEVICES = ("virtual", "cuda")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--callers", type=int, default=8, help="threads that call the model")
-    parser.add_argument("--forwards", type=int, default=1000, help="forwards of each")
+    parser.add_argument("--forwards", type=int, default=1000, help="forwards of each, at most")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of each model, at most")
     parser.add_argument("--no-peers", action="store_true", help="leave accelerate out")
     parser.set_defaults(device="virtual")
 
@@ -39,22 +43,23 @@ def run(options: argparse.Namespace) -> Report:
     import torch
 
     torch.set_num_threads(options.threads or 1)
-    forwards = 20 if options.quick else options.forwards
-    device = {"virtual": "virtual:0", "cuda": "cuda:0"}.get(options.device, options.device)
+    forwards, limit = (20, math.inf) if options.quick else (options.forwards, options.seconds)
+    device = first_device(options.device)
     rows: list[list[Cell]] = []
     limits: list[Limit] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, (model, plain, place) in _offloaded(Path(folder), device, not options.no_peers).items():
             counts: dict[str, int] = {"right": 0, "wrong": 0, "raised": 0}
-            work = _work(model, plain, place, options.callers, forwards, counts)
+            work = _work(model, plain, place, options.callers, forwards, counts, limit)
             seconds = elapsed(work, place)
             rows.append([name, counts["right"], counts["wrong"], counts["raised"], seconds])
             if name.startswith("bigmodel"):
                 failed = counts["wrong"] + counts["raised"]
                 limits.append(Limit(f"{name}: forwards that were not right", failed, "==", 0, "count"))
     columns = [Column("model"), *(Column(name, "count") for name in ("right", "wrong", "raised"))]
-    title = f"{options.callers} threads, {forwards} forwards each, {BLOCKS} blocks"
-    settings = {"callers": options.callers, "forwards": forwards, "blocks": BLOCKS, "width": WIDTH}
+    title = f"{options.callers} threads, at most {forwards} forwards each, {BLOCKS} blocks"
+    settings = {"callers": options.callers, "forwards": forwards, "seconds": options.seconds}
+    settings |= {"blocks": BLOCKS, "width": WIDTH}
     table = Table(title, [*columns, Column("took", "seconds")], rows)
     return Report("threads", options.device, settings, [table], limits)
 
@@ -91,9 +96,15 @@ def _offloaded(folder: Path, device: str, peers: bool) -> dict[str, tuple[nn.Mod
 
 
 def _work(
-    model: Any, plain: Any, place: str, callers: int, forwards: int, counts: dict[str, int]
+    model: Any,
+    plain: Any,
+    place: str,
+    callers: int,
+    forwards: int,
+    counts: dict[str, int],
+    limit: float = math.inf,
 ) -> Callable[[], None]:
-    """Return a function that runs all forwards in `callers` threads and counts their outcomes."""
+    """Return a function that runs forwards in `callers` threads for `limit` seconds and counts their outcomes."""
     import torch
 
     with torch.inference_mode():
@@ -101,15 +112,20 @@ def _work(
         wanted = [plain(x) for x in inputs]
     lock = threading.Lock()
 
-    def call(number: int) -> None:
+    def call(number: int, end: float) -> None:
         for turn in range(forwards):
+            if time.monotonic() >= end:
+                break
             index = 4 * number + turn % 4
             ended = _ended(model, inputs[index], wanted[index])
             with lock:
                 counts[ended] += 1
 
     def work() -> None:
-        threads = [threading.Thread(target=call, args=(number,), name=f"caller {number}") for number in range(callers)]
+        end = time.monotonic() + limit
+        threads = [
+            threading.Thread(target=call, args=(number, end), name=f"caller {number}") for number in range(callers)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

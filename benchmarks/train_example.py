@@ -21,6 +21,11 @@ EXAMPLE = ROOT / "examples" / "run_clm.py"
 SPEEDUP = 1.8
 COUNTS = {"1 process": 1, "2 processes": 2}
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it compares one process of the host with two"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

@@ -23,6 +23,11 @@ ONE, TWO, BARE, ACCELERATE = "1 process", "2 processes", "2 processes, bare PyTo
 SETTINGS = {ONE: ("bigmodel", 1), TWO: ("bigmodel", 2), BARE: ("torch", 2), ACCELERATE: ("accelerate", 2)}
 SPEEDUP = 1.8
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it compares one process of the host with two"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""

@@ -36,6 +36,11 @@ STEPS = 3
 there.
 """
 
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "it measures the resident set of processes of the host"
+"""Why it supports no others."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add no options."""

@@ -28,8 +28,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def result(name: str) -> dict[str, Any]:
-    """Return the kept result of a question."""
-    (path,) = RESULTS.glob(f"{name}-*.json")
+    """Return the kept result of a question, of the machine without a GPU that the guide is about."""
+    (path,) = (path for kind in ("cpu", "virtual") for path in RESULTS.glob(f"{name}-{kind}*.json"))
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 

@@ -11,8 +11,9 @@ machine's accelerator, and pins no memory for CUDA.
 from __future__ import annotations
 
 import gc
+import inspect
 import re
-from pathlib import Path
+from functools import cache
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ import torch
 from bigmodel.devices import accelerators, memory_allocated
 
 NEEDS_VIRTUAL = re.compile(r"""["']virtual["':]""")
-"""What modules of tests say that are about virtual accelerators alone."""
+"""What tests say that are about virtual accelerators alone."""
 
 exact = pytest.mark.virtual_only("limits and counters that are exact to the byte")
 two = pytest.mark.two_accelerators
@@ -41,16 +42,40 @@ def held(index: int) -> int:
 
 def skip_what_is_missing(kind: str, node: pytest.Item) -> None:
     """Skip a test on CUDA that needs what CUDA, or this machine's, has not got."""
-    if kind != "cuda":
+    if kind == "virtual":
         return
     only = node.get_closest_marker("virtual_only")
     if only is not None:
         pytest.skip(f"needs the virtual accelerator: {only.args[0]}")
-    if node.get_closest_marker("two_accelerators") is not None and torch.cuda.device_count() < 2:
+    if node.get_closest_marker("two_accelerators") is not None and len(accelerators()) < 2:
         pytest.skip("needs two CUDA devices, this machine has one")
 
 
-def needs_virtual(module: Path) -> bool:
-    """Whether a module of tests names virtual accelerators, and has no test that runs on CUDA's, too."""
-    text = module.read_text()
-    return NEEDS_VIRTUAL.search(text) is not None and "every_accelerator" not in text
+def is_about_virtual(item: pytest.Item) -> bool:
+    """Whether a test is about virtual accelerators alone: by its mark, its fixtures, its parameters, or its text."""
+    if item.get_closest_marker("virtual_only") is not None:
+        return True
+    names = set(getattr(item, "fixturenames", ()))
+    if "accelerators" in names and "every_accelerator" not in names:
+        return True
+    given = getattr(getattr(item, "callspec", None), "params", {})
+    if NEEDS_VIRTUAL.search(repr([value for name, value in given.items() if name != "every_accelerator"])):
+        return True
+    definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    fixtures = [each.func for name in names for each in definitions.get(name, ()) if _is_of_module(each.func, item)]
+    return any(_names_virtual(function) for function in [getattr(item, "function", None), *fixtures])
+
+
+def _is_of_module(function: object, item: pytest.Item) -> bool:
+    return getattr(function, "__module__", None) == getattr(getattr(item, "module", None), "__name__", "")
+
+
+@cache
+def _names_virtual(function: object) -> bool:
+    """Whether a function of tests names a virtual accelerator, or makes one."""
+    try:
+        text = inspect.getsource(function)  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        return False
+    own = text[text.index("def ") :] if "def " in text else text  # parameters in decorators concern some cases only
+    return NEEDS_VIRTUAL.search(own) is not None or "virtual.enable(" in own

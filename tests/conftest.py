@@ -16,8 +16,10 @@ import torch
 from bigmodel.devices import accelerators as accelerator_names
 from bigmodel.devices import memory_allocated, virtual
 
-from .accelerators import needs_virtual, skip_what_is_missing
+from .accelerators import is_about_virtual, skip_what_is_missing
 from .examples import register_profiles
+
+VIRTUAL_ROOM = Path(__file__).parent / "devices" / "virtual"
 
 torch.set_num_threads(1)
 register_profiles()
@@ -26,35 +28,35 @@ os.environ.setdefault("BIGMODEL_VIRTUAL_STRICT", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", choices=("virtual", "cuda"), default="virtual", help="accelerators of the tests")
+    parser.addoption(
+        "--device",
+        choices=("virtual", "cuda", "stand-in"),
+        default="virtual",
+        help="accelerators of the tests; stand-in: the tests for cuda, on strict virtual ones that stay enabled",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the device type of virtual accelerators, which modules of tests name before any test runs."""
-    if config.getoption("--device") == "virtual":
+    kind = config.getoption("--device")
+    if kind != "cuda":
         virtual.enable(count=2)
+    if kind == "virtual":
         virtual.disable()
-    elif not (torch.cuda.is_available() or config.getoption("collectonly")):
+    elif kind == "cuda" and not (torch.cuda.is_available() or config.getoption("collectonly")):
         raise pytest.UsageError("--device cuda: PyTorch finds no CUDA device; add --collect-only to list the tests")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave modules out that are about virtual accelerators alone, in a process that tests CUDA's."""
-    is_module = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
-    return True if is_module and config.getoption("--device") == "cuda" and needs_virtual(collection_path) else None
+    """Leave the room of virtual accelerators out, in a process that tests CUDA's."""
+    return True if collection_path == VIRTUAL_ROOM and config.getoption("--device") != "virtual" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect single tests that are about virtual accelerators alone, in a process that tests CUDA's."""
-    if config.getoption("--device") != "cuda":
+    if config.getoption("--device") == "virtual":
         return
-    names = [set(getattr(item, "fixturenames", ())) for item in items]
-    left_out = [
-        item
-        for item, fixtures in zip(items, names, strict=True)
-        if ("every_accelerator" not in fixtures and ("accelerators" in fixtures))
-        or item.get_closest_marker("virtual_only") is not None
-    ]
+    left_out = [item for item in items if is_about_virtual(item)]
     config.hook.pytest_deselected(items=left_out)
     gone = set(map(id, left_out))
     items[:] = [item for item in items if id(item) not in gone]

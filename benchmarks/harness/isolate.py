@@ -50,7 +50,7 @@ def run_isolated(function: Callable[..., Any], timeout: float = TIMEOUT, **argum
             capture_output=True,
             text=True,
             pass_fds=[answer.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(import_folder()), *_given_path()])},
+            env=environment_of_children(),
             check=False,
         )
         if done.returncode:
@@ -62,9 +62,10 @@ def run_isolated(function: Callable[..., Any], timeout: float = TIMEOUT, **argum
         return json.load(answer)
 
 
-def _given_path() -> list[str]:
+def environment_of_children() -> dict[str, str]:
+    """Return the environment in which another process imports this package from where it was imported here."""
     given = os.environ.get("PYTHONPATH")
-    return [given] if given else []
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(import_folder()), *([given] if given else [])])}
 
 
 def _main() -> None:

@@ -2,13 +2,14 @@
 
 The conditions of a machine drift: its clock, its disk, other processes. Variants measured one after the other would run
 under different conditions, and a fixed order favours the last one. Interleaved in random order they share the drift.
-Rounds in which other processes used much CPU time are repeated; only that decides which rounds count, never the
-measured values.
+Rounds in which other processes used much CPU time are repeated, unless that takes long; only that decides which rounds
+count, never the measured values.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -27,6 +28,9 @@ QUIET = 0.05
 
 PATIENCE = 2
 """Rounds are repeated up to this many times to find undisturbed ones."""
+
+PATIENT_SECONDS = 30.0
+"""Seconds of rounds after which none is repeated: a benchmark of long rounds would take twice its time."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,11 @@ def measure(variants: Iterable[Variant], rounds: int, warmup: int = 1, seed: int
     _check(given, rounds, warmup)
     draw = random.Random(seed)
     done: list[_Round] = []
+    begun = time.perf_counter()
     with RoundProgress(len(given) * (rounds + warmup)) as progress:
         for number in range(-warmup, PATIENCE * rounds):
-            if sum(each.neighbours <= QUIET for each in done) >= rounds:
+            late = len(done) >= rounds and time.perf_counter() - begun > PATIENT_SECONDS
+            if late or sum(each.neighbours <= QUIET for each in done) >= rounds:
                 break
             one = _round(draw.sample(given, len(given)), f"round {number + 1}" if number >= 0 else "warm-up", progress)
             if number >= 0:

@@ -19,6 +19,7 @@ import torch
 
 from ..devices.forks import new_rlock
 from ..errors import CheckpointError, CheckpointFormatError
+from ..limits import HOST_ALIGNMENT
 
 _MAP_NORESERVE = {"linux": 0x4000, "darwin": 0x0040}.get(sys.platform, 0)
 """Reserve no memory for copy-on-write. The value is the same on all architectures that torch supports."""
@@ -87,10 +88,9 @@ class MappedFile:
             os.close(descriptor)
         # torch.frombuffer keeps this object alive as long as a storage uses its bytes.
         self._bytes = (ctypes.c_char * self.nbytes).from_address(address)
-        if track:
-            _track(address, self.nbytes, path, status)
+        _track(_Tracked(address, self.nbytes, path, status.st_dev, status.st_ino, on_disk=track))
         # Not at exit: a thread may still be reading, and the kernel unmaps the file anyway.
-        weakref.finalize(self._bytes, _unmap, address, self.nbytes, track).atexit = False
+        weakref.finalize(self._bytes, _unmap, address, self.nbytes).atexit = False
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
         """Return a tensor backed by the bytes at `offset`, with a storage of exactly its size.
@@ -137,6 +137,21 @@ def mapped_region(tensor: torch.Tensor) -> MappedRegion | None:
 
     Elements written in memory differ from the file: see `is_untouched`.
     """
+    found = _file_of(tensor)
+    if found is None or not found.on_disk:
+        return None
+    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    offset = tensor.data_ptr() - found.start
+    return MappedRegion(found.path, offset, span * tensor.element_size(), found.device, found.inode)
+
+
+def is_misaligned(tensor: torch.Tensor) -> bool:
+    """Whether any map backs `tensor`, also one that counts as memory, and its file does not align it as torch would."""
+    return _file_of(tensor) is not None and tensor.data_ptr() % HOST_ALIGNMENT != 0
+
+
+def _file_of(tensor: torch.Tensor) -> _Tracked | None:
+    """Return the map that backs `tensor`; None if none does."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return None
     try:
@@ -148,19 +163,19 @@ def mapped_region(tensor: torch.Tensor) -> MappedRegion | None:
     tracked = _tracked.get(starts[index]) if index >= 0 else None
     if tracked is None or address >= tracked.start + tracked.nbytes or tensor.numel() == 0:
         return None
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return MappedRegion(
-        tracked.path, address - tracked.start, span * tensor.element_size(), tracked.device, tracked.inode
-    )
+    return tracked
 
 
 @dataclass(frozen=True, slots=True)
 class _Tracked:
+    """A map. Tensors of one that is not `on_disk` count as memory."""
+
     start: int
     nbytes: int
     path: Path
     device: int
     inode: int
+    on_disk: bool
 
 
 _tracked: dict[int, _Tracked] = {}
@@ -169,10 +184,10 @@ _starts: tuple[int, ...] = ()
 _lock = new_rlock()
 
 
-def _track(address: int, nbytes: int, path: Path, status: os.stat_result) -> None:
+def _track(mapped: _Tracked) -> None:
     global _starts
     with _lock:
-        _tracked[address] = _Tracked(address, nbytes, path, status.st_dev, status.st_ino)
+        _tracked[mapped.start] = mapped
         _starts = tuple(sorted(_tracked))
 
 
@@ -190,11 +205,10 @@ def _map(descriptor: int, nbytes: int, path: Path) -> int:
     return int(address)
 
 
-def _unmap(address: int, nbytes: int, track: bool) -> None:
+def _unmap(address: int, nbytes: int) -> None:
     global _starts
-    if track:
-        with _lock:  # before another map can get the address
-            _tracked.pop(address, None)
-            _starts = tuple(sorted(_tracked))
+    with _lock:  # before another map can get the address
+        _tracked.pop(address, None)
+        _starts = tuple(sorted(_tracked))
     assert _libc is not None
     _libc.munmap(address, nbytes)

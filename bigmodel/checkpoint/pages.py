@@ -22,6 +22,9 @@ _CHUNK = 64 * 2**20
 _GAP = 64 * 2**10
 """Ranges with a gap of at most so many bytes are paged in as one: a second call costs more than reading the gap."""
 
+_COPIED = 8 * 2**20
+"""Bytes that are copied at once before the pages they came from are released."""
+
 _HUGE = 4 * 2**20
 """Ranges of at least so many bytes are put on huge pages."""
 
@@ -80,6 +83,24 @@ def empty_host(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         begin, end = _pages(tensor)
         _advise(begin + mmap.PAGESIZE, end - begin - 2 * mmap.PAGESIZE, _MADV_HUGEPAGE)
     return tensor
+
+
+def aligned_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a contiguous tensor that views a map, at an address that torch would choose.
+
+    Pages of the original are released as they are copied, unless it was modified: both together hardly take more memory
+    than one.
+    """
+    copied = empty_host(tuple(tensor.shape), tensor.dtype)
+    source, target = tensor.detach().view(-1), copied.view(-1)
+    unmodified = is_untouched(tensor)
+    step = _COPIED // tensor.element_size()
+    for start in range(0, source.numel(), step):
+        part = source[start : start + step]
+        target[start : start + step] = part
+        if unmodified:
+            release(part)
+    return copied
 
 
 def is_untouched(tensor: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from .checkpoint import Checkpoint
 from .match import TensorLoad
 from .pages import empty_host, populate, release
 from .progress import byte_progress
+from .upload import Uploads
 from .write import Outgoing, offload
 
 T = TypeVar("T")
@@ -117,9 +118,10 @@ class Reader:
                 displaced.append(load)
         self._refuse_without_folder(displaced)
         with byte_progress("Loading", sum(_nbytes(load) for load in moving + displaced)) as advance:
-            for load in populated(sorted(moving, key=self._file_position), self._views):
-                values[load.name] = self._value(load)
-                advance(_nbytes(load))
+            with Uploads(_BYTES_AHEAD) as uploads:
+                for load in populated(sorted(moving, key=self._file_position), self._views):
+                    values[load.name] = self._value(load, uploads)
+                    advance(_nbytes(load))
             values |= self._offloaded(displaced, advance)
         return values
 
@@ -150,8 +152,8 @@ class Reader:
     def _views(self, load: TensorLoad) -> list[torch.Tensor]:
         return [self.checkpoint.tensor(key, resident=True) for key in load.source.keys]
 
-    def _value(self, load: TensorLoad) -> torch.Tensor:
-        """Return the tensor of one load on its device, in its dtype there."""
+    def _value(self, load: TensorLoad, uploads: Uploads) -> torch.Tensor:
+        """Return the tensor of one load on its device, in its dtype there, whose elements may come with `uploads`."""
         device = torch_device(load.device)
         if not load.source.in_place:
             return self._fused(load, load.dtype, device)
@@ -159,6 +161,8 @@ class Reader:
         if device.type == HOST and view.dtype == load.dtype and self._is_in_place(load):
             # A buffer is small and may be written to, so it is copied.
             return view.clone() if load.target.is_buffer else view
+        if uploads.takes(view, device):
+            return uploads.copy(view, load.dtype, device)
         value = _copied(view, load.dtype, device)
         release(view)
         return value

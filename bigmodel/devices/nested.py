@@ -1,4 +1,5 @@
-"""Traversal of nested containers (lists, tuples, named tuples, mappings, dataclasses), and moving the tensors in them.
+"""Traversal of nested containers (lists, tuples, named tuples, mappings, dataclasses), moving the tensors in them, and
+the memory that a tensor lies in.
 
 `open_container` defines what a container is: its members, and how to rebuild one of the same kind. Every function here
 is built on it. Anything it does not open is a leaf: tensors, numbers, text, None, modules, caches.
@@ -16,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
 from .names import torch_device
+from .virtual.tensor import VirtualTensor
 
 Predicate = Callable[[Any], bool]
 
@@ -194,6 +196,16 @@ def spanned_elements(tensor: torch.Tensor) -> int:
         return tensor.numel()
     spanned = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return max(spanned, tensor.numel()) if tensor.numel() else 0
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return a number that identifies the storage of `tensor` while it exists; 0 if it has none."""
+    if isinstance(tensor, VirtualTensor):
+        tensor = tensor.held
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # tensor subclasses without a storage of their own
+        return 0
 
 
 def are_all_on(values: Iterable[Any], device: torch.device) -> bool:

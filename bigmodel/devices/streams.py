@@ -98,6 +98,19 @@ class DeviceEvent:
         self.event.synchronize()
 
 
+def compute_mark(device: torch.device) -> Event:
+    """Return the event of all work that the calling thread has launched on `device`, which has streams."""
+    module: Any = torch.get_device_module(device.type)
+    return _recorded(module.current_stream(device), module, device)
+
+
+def _recorded(stream: Any, module: Any, device: torch.device) -> Event:
+    # A host that waits for a blocking event sleeps; for others of CUDA it spins, on a core that readers need.
+    event = module.Event() if device.type == "xpu" else module.Event(blocking=True)
+    event.record(stream)
+    return DeviceEvent(event, module, device)
+
+
 class HostEvent:
     """An event of work done by a host thread."""
 
@@ -151,16 +164,13 @@ class DeviceCopyStream:
         return self._record(self._stream)
 
     def compute_mark(self) -> Event:
-        return self._record(self._module.current_stream(self._device))
+        return compute_mark(self._device)
 
     def uses(self, memory: torch.Tensor) -> None:
         memory.record_stream(self._stream)
 
     def _record(self, stream: Any) -> Event:
-        # A host that waits for a blocking event sleeps; for others of CUDA it spins, on a core that readers need.
-        event = self._module.Event() if self._device.type == "xpu" else self._module.Event(blocking=True)
-        event.record(stream)
-        return DeviceEvent(event, self._module, self._device)
+        return _recorded(stream, self._module, self._device)
 
 
 class _CurrentCopy(threading.local):

@@ -18,6 +18,7 @@ from ..profile.trace.dry_run import SampleInputs
 from .attach.activation_guard import ActivationGuard
 from .attach.builder import Builder
 from .attach.dispatched import dispatched
+from .placement.aligned import with_aligned_copies
 from .placement.measured import kept_in_memory
 from .placement.offload_files import fill_meta, write_to_disk
 from .placement.options import Options, PlanArguments, dtype_of
@@ -126,6 +127,7 @@ def place_and_attach(
     if resolved.plan.guarded and offload_dir is None:
         resolved = kept_in_memory(model, resolved)
     refuse_unsupported(model, resolved.placement)
+    resolved = with_aligned_copies(model, resolved)
     with lasting_tensors():
         write_to_disk(model, resolved.placement, offload_dir)
         if offload_dir is not None:
@@ -151,7 +153,7 @@ def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
     arguments = replace(PlanArguments.of(before.plan), no_split_module_classes=found.options.no_split_module_classes)
     moved = resolve_given(model, device_map, arguments, before.execution, before.computed_below)
     with lasting_tensors():
-        _attach(model, moved, found.options)
+        _attach(model, with_aligned_copies(model, moved), found.options)
 
 
 def _place_anew(model: nn.Module, plan: Plan) -> None:

@@ -66,7 +66,7 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
             f"the model was dispatched with offload_dtype={found.plan.offload_dtype!r}, which is for inference: "
             "dispatch it again without offload_dtype"
         )
-    _refuse_untied(part, found, chosen)
+    _refuse_untied_in(part, found, chosen)
     device_map = _with_current_names(part, dict(found.resolved.devices))
     placed = list(DeviceMapLookup(device_map, found.main_device, found.resolved.execution).tensors(part))
     trained = [each for each in placed if id(each.tensor) in chosen]
@@ -90,8 +90,17 @@ def _prepare_part(part: nn.Module, chosen: Collection[int]) -> bool:
     return True
 
 
-def _refuse_untied(part: nn.Module, found: Dispatched, chosen: Collection[int]) -> None:
-    """Raise if a trained weight that was tied lies on two devices now, so that its places would be trained apart."""
+def refuse_untied(model: nn.Module, trained: Iterable[nn.Parameter]) -> None:
+    """Raise DispatchError if any of `trained` was tied and lies on two devices now, so that its places would be trained
+    apart."""
+    chosen = {id(parameter) for parameter in trained}
+    for part in dispatched_parts(model):
+        found = dispatched(part)
+        assert found is not None
+        _refuse_untied_in(part, found, chosen)
+
+
+def _refuse_untied_in(part: nn.Module, found: Dispatched, chosen: Collection[int]) -> None:
     tensors = dict(part.named_parameters(remove_duplicate=False))
     for name, first in found.ties.items():
         one, other = tensors.get(first), tensors.get(name)
@@ -100,7 +109,8 @@ def _refuse_untied(part: nn.Module, found: Dispatched, chosen: Collection[int]) 
         if one is not other and storage_key(one) != storage_key(other):
             raise DispatchError(
                 f"{first} and {name} were one tied weight, but the device map has them on {one.device} and "
-                f"{other.device}, where they would be trained apart: map both to one device"
+                f"{other.device}, where they would be trained apart: map both to one device, or call "
+                "requires_grad_(False) on them"
             )
 
 

@@ -41,6 +41,8 @@ class Profile:
         stored_as: the formats that weights are published in, if that is quantised; empty otherwise.
         returning: positions of the units whose outputs are moved to the main device: embeddings, and those whose
             outputs operations between units combine with other tensors. None: not known.
+        lending: positions of the units whose weights are read by operations between units. Such a unit is on no
+            accelerator but the main device.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Profile:
     unknown: str = ""
     returning: frozenset[int] | None = None
     stored_as: str = ""
+    lending: frozenset[int] = frozenset()
 
     @cached_property
     def weights(self) -> int:
@@ -178,6 +181,7 @@ def profile_model(
     order = execution_order(units, phases)
     returning = _returning_units(model, units, phases)
     placed = {index for index, unit in enumerate(units) if unit.tensors}
+    lent = {index for phase in phases for index in phase.lent}
     stored = published(model)
     return Profile(
         name=type(model).__name__,
@@ -190,6 +194,7 @@ def profile_model(
         unknown=unknown,
         returning=frozenset(place for place, index in enumerate(order) if index in returning),
         stored_as="" if stored is None else stored.label,
+        lending=frozenset(place for place, index in enumerate(order) if index in lent),
     )
 
 

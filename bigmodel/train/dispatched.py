@@ -21,13 +21,19 @@ class DispatchedModels:
     def ready(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Move the weights that `optimizers` change to where they can be trained, and update the optimizers.
 
-        See `bigmodel.dispatch.prepare_training` for the moves.
+        See `bigmodel.dispatch.prepare_training` for the moves. Without an optimizer nothing moves: one that is never
+        prepared may change all that requires a gradient.
 
         Raises:
-            TrainError: the weights and their gradients do not fit the host's memory.
+            TrainError: the weights and their gradients do not fit the host's memory, or weights that were tied are on
+                two devices.
         """
         dispatched = [model for model in models if _is_dispatched(model)]
         if not dispatched:
+            return
+        if not optimizers:
+            for model in dispatched:
+                _refuse_untied(model)
             return
         for optimizer in optimizers:
             self._parameters.repoint(optimizer)
@@ -53,6 +59,15 @@ class DispatchedModels:
             self._parameters.learn(model)
             if mixed is not None:
                 MixedPrecisionForward.install(model, mixed.precision, mixed.device, mixed.handler)
+
+
+def _refuse_untied(model: nn.Module) -> None:
+    from bigmodel.dispatch.training import refuse_untied
+
+    try:
+        refuse_untied(model, [parameter for parameter in model.parameters() if parameter.requires_grad])
+    except DispatchError as error:
+        raise TrainError(str(error)) from error
 
 
 def check_one_process(model: nn.Module, several: bool, over_devices: bool) -> None:

@@ -13,7 +13,7 @@ import torch
 from ..devices import torch_device
 from ..errors import PlanError
 from ..plan import Plan
-from ..profile import as_when_decoding, image_shape, sound_shape
+from ..profile import as_when_decoding, image_shape, padding_mask, sound_shape
 
 Run = Callable[[], object]
 
@@ -71,7 +71,7 @@ def _generate(model: Any, found: Plan) -> PlannedUse:
 
     def whole() -> None:
         # `generate` does not feed the last token to the model.
-        _generate_with(model, new_tokens + 1, attention_mask=torch.ones_like(ids), input_ids=ids)
+        _generate_with(model, new_tokens + 1, attention_mask=_mask(ids), input_ids=ids)
 
     def forward(tokens: torch.Tensor, cache: Any = None) -> Any:
         return model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
@@ -91,7 +91,7 @@ def _seq2seq(model: Any, found: Plan, source: dict[str, torch.Tensor]) -> Planne
     count = found.new_tokens or 1
 
     def whole() -> None:
-        mask = {"attention_mask": torch.ones_like(source["input_ids"])} if "input_ids" in source else {}
+        mask = {"attention_mask": _mask(source["input_ids"])} if "input_ids" in source else {}
         _generate_with(model, count, **source, **mask)
 
     def begin() -> Any:
@@ -127,6 +127,11 @@ def _generate_with(model: Any, new_tokens: int, **inputs: Any) -> None:
         # The embedding may be on the host; the dispatched model accepts inputs on any device.
         warnings.filterwarnings("ignore", message="You are calling .generate")
         model.generate(**inputs, **asked)
+
+
+def _mask(ids: torch.Tensor) -> torch.Tensor:
+    """Return the mask of token ids; a batch of several texts is padded, as it was planned."""
+    return padding_mask(*ids.shape).to(ids.device)
 
 
 def _tokens(model: Any, found: Plan, length: int) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from bigmodel.server.engine.compute.plain import PlainRunner
 from bigmodel.server.engine.compute.runner import Runner
 from bigmodel.server.engine.core import EngineCore
 from bigmodel.server.engine.engine import Engine
-from bigmodel.server.engine.kv.buffers import TokenPool
+from bigmodel.server.engine.kv.arena import KVArena, PagedKV
+from bigmodel.server.engine.kv.buffers import SequenceKV, TokenPool
 from bigmodel.server.engine.kv.prefix import PrefixCache
 from bigmodel.server.engine.scheduling.request import Observer
 from bigmodel.server.engine.scheduling.scheduler import Scheduler
@@ -41,7 +43,13 @@ def build_engine(
     pool = TokenPool(budget.tokens)
     prefix = PrefixCache(pool, enabled=options.prefix_cache and not isinstance(runner, PlainRunner))
     sequences = sequences_at_once(plan, options)
-    scheduler = Scheduler(pool, prefix, max_sequences=sequences, max_batch_tokens=tokens_of_a_step(plan, options))
+    scheduler = Scheduler(
+        pool,
+        prefix,
+        max_sequences=sequences,
+        max_batch_tokens=tokens_of_a_step(plan, options),
+        new_kv=kv_maker(runner, pool.capacity),
+    )
     codec = tokenizer if isinstance(tokenizer, TextCodec) else TextCodec(tokenizer)
     # A tokenizer may have more tokens than the model; those cannot be computed.
     codec.vocabulary_size = min(codec.vocabulary_size, vocabulary_size(model))
@@ -61,6 +69,14 @@ def build_engine(
         kv_bytes_per_token=budget.bytes_per_token,
         on_failure=on_failure,
     )
+
+
+def kv_maker(runner: Runner, positions: int) -> Callable[[], SequenceKV]:
+    """What makes the keys and values of a sequence: pages of one arena on accelerators, else buffers of its own."""
+    on_host = all(torch.device(device).type == "cpu" for device in runner.bytes_per_token())
+    if on_host or isinstance(runner, PlainRunner):
+        return SequenceKV
+    return partial(PagedKV, KVArena(positions))
 
 
 def make_drafter(

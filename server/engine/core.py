@@ -206,7 +206,7 @@ class EngineCore:
         if start == 0:
             sequence.prompt_logprobs = [None]  # nothing predicts the first token
         following = sequence.token_slice(start + 1, min(start + 1 + len(rows), sequence.prompt_length))
-        for row, token_id in zip(rows, following, strict=False):
+        for row, token_id in zip(rows.cpu(), following, strict=False):
             sequence.prompt_logprobs.append(logprob_of(row, token_id, sequence.params.logprobs or 0))
 
     def _send(self, sequence: Sequence, delta: Delta) -> None:

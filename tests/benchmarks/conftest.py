@@ -42,8 +42,9 @@ class PreloadedSubprocess:
         stderr: int | IO[Any] | None = None,
         text: bool = False,
         pass_fds: Sequence[int] = (),
+        start_new_session: bool = False,
     ) -> Program:
-        """Start an interpreter."""
+        """Start an interpreter, in the session of the one that it is forked from."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
 
         def descriptor(given: int | IO[Any] | None, default: int) -> int | None:
@@ -84,5 +85,5 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def preloaded_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that questions start are forked from one that has imported PyTorch."""
-    for name in ("harness.isolate", "planning_fuzz", "serve_peer", "train_scaling"):
+    for name in ("harness.isolate", "gpu", "planning_fuzz", "serve_peer", "train_scaling"):
         monkeypatch.setattr(importlib.import_module(f"bigmodel.benchmarks.{name}"), "subprocess", PreloadedSubprocess)

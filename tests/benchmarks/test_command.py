@@ -83,6 +83,9 @@ def test_figures_are_not_labelled_with_a_device_they_were_not_measured_on(
 ) -> None:
     assert command.main(["echo", "--quick", "--device", "cuda"]) == 2
     assert "--device cuda, only cpu" in capsys.readouterr().err
+    question.ONLY = "it is said on the host"  # type: ignore[attr-defined]
+    assert command.main(["echo", "--quick", "--device", "cuda"]) == 2
+    assert "only cpu: it is said on the host" in capsys.readouterr().err
     question.DEVICES = ("cpu", "cuda")  # type: ignore[attr-defined]
     assert command.main(["echo", "--quick", "--device", "cuda:0"]) == 0
 

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from bigmodel.benchmarks.checkpoints import checkpoint
-from bigmodel.benchmarks.memory import weights_by_device
+from bigmodel.benchmarks.harness import procfs
+from bigmodel.benchmarks.memory import load_and_generate, weights_by_device
 from bigmodel.checkpoint import Checkpoint
+from bigmodel.devices import memory as devices_memory
 from bigmodel.devices import virtual
 
 from .answering import answer, rows
@@ -40,6 +42,16 @@ def test_over_an_accelerator_host_and_disk_every_limit_is_kept(
     assert all(limit["kept"] for limit in found["limits"])
     loaded = [row for row in rows(found) if row["what"] == "allocated after load"]
     assert [(row["device"], row["difference"]) for row in loaded] == [("virtual:0", 0)]
+
+
+@pytest.mark.slow
+def test_what_a_poor_host_cannot_tell_is_left_out_and_said(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procfs, "_PROCESS", workdir / "no-proc")
+    monkeypatch.setattr(devices_memory, "_CLEAR_REFS", workdir / "no-proc" / "clear_refs")
+    found = load_and_generate(str(checkpoint("tiny", workdir)), "virtual", "0=600KB,cpu=2GB", 1, 32, "auto", None)
+    measured = {device["name"]: set(device["measured"]) for device in found["devices"]}
+    assert measured == {"virtual:0": {"weights", "allocated after load", "peak of a generation"}, "cpu": {"weights"}}
+    assert sum("not measured on this host" in note for note in found["notes"]) == 2
 
 
 def test_tied_weights_count_once_and_views_of_files_as_disk(workdir: Path) -> None:

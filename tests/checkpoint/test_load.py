@@ -329,3 +329,12 @@ def test_loading_to_an_accelerator_keeps_nothing_on_the_host(tmp_path: Path, acc
     smaps = Path("/proc/self/smaps").read_text().partition(str(file))[2]
     resident = next(int(line.split()[1]) for line in smaps.splitlines() if line.startswith("Rss:"))
     assert resident <= 8 * 2 * 2048, "in KiB: at most the large pages at the edges of each tensor"
+
+
+def test_loading_to_an_accelerator_makes_no_copy_that_holds_the_host(tmp_path: Path, accelerators: None) -> None:
+    save_file({"weight": torch.arange(12.0).reshape(3, 4), "bias": torch.ones(3)}, tmp_path / "model.safetensors")
+    model = nn.Linear(4, 3, device="meta")
+    before = virtual.host_waits()
+    load_checkpoint_in_model(model, tmp_path, {"": "virtual:0"})
+    assert virtual.host_waits().since(before).copies_to_device == 0
+    assert torch.equal(model.weight.detach().cpu(), torch.arange(12.0).reshape(3, 4))

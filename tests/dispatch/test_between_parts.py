@@ -75,6 +75,13 @@ class Positions(nn.Module):
         return self.down(x * self.table(torch.arange(x.shape[-2], device=x.device)))
 
 
+class Lending(Positions):
+    """Adds the table itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) + self.table.weight
+
+
 class Joined(nn.Module):
     """Adds up what two modules made, by a module that has no tensors."""
 
@@ -137,7 +144,11 @@ def peaks(model: nn.Module, by: Plan, x: torch.Tensor) -> tuple[torch.Tensor, di
 
 
 @pytest.mark.parametrize("over", ["two", "compute", "RAM"])
-@pytest.mark.parametrize("make", PATTERNS, ids=["cat", "residual", "in place", "table", "sum", "chain"])
+@pytest.mark.parametrize(
+    "make",
+    [*PATTERNS, after_chain(Lending)],
+    ids=["cat", "residual", "in place", "table", "sum", "chain", "a table that is read as a weight"],
+)
 def test_bits_are_equal_and_peaks_are_those_of_the_plan(make: Callable[[], nn.Module], over: str) -> None:
     expected = resident_output(made(make), X)
     model = made(make)

@@ -20,6 +20,7 @@ from .checkpoints import TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published
 from .twins import LINEAR, Twin, bnb4, fp8, mxfp4, packed
 
 FEW = [twin for twin in LINEAR if twin.name in ("fp8", "int4-group", "nf4-nested")]
+MIXTURES = [(fp8(), mixtral), (fp8(), deepseek_v3), (packed(), qwen3_moe), (mxfp4(), gpt_oss)]
 LAYERS = [f"model.layers.{n}" for n in range(3)]
 ENDS: dict[str, Any] = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), 0)
 PLACEMENTS: dict[str, dict[str, Any]] = {
@@ -42,7 +43,7 @@ def test_every_placement_gives_the_same_bits(twin: Twin, placement: str, tmp_pat
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(
     ("twin", "make"),
-    [(fp8(), mixtral), (fp8(), deepseek_v3), (packed(), qwen3_moe), (bnb4(), qwen3_moe), (mxfp4(), gpt_oss)],
+    [*MIXTURES, (bnb4(), qwen3_moe)],
     ids=lambda each: getattr(each, "name", None) or each.__name__,
 )
 def test_every_placement_of_a_mixture_gives_the_same_bits(
@@ -73,17 +74,14 @@ def _same_bits(twin: Twin, make: Callable[..., Any], placement: str, folder: Pat
 @pytest.mark.usefixtures("accelerators")
 @exact
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.6, 3.0])
 @pytest.mark.parametrize(
-    ("twin", "make"),
+    ("twin", "make", "share"),
     [
-        *((twin, llama) for twin in LINEAR),
-        (fp8(), deepseek_v3),
-        (fp8(), mixtral),
-        (packed(), qwen3_moe),
-        (mxfp4(), gpt_oss),
+        *((twin, llama, 0.6) for twin in LINEAR),
+        *((twin, llama, 3.0) for twin in FEW),
+        *((twin, make, share) for twin, make in MIXTURES for share in (0.6, 3.0)),
     ],
-    ids=lambda each: getattr(each, "name", None) or each.__name__,
+    ids=lambda each: getattr(each, "name", None) or getattr(each, "__name__", None) or str(each),
 )
 def test_a_plan_counts_stored_and_restored_bytes(
     twin: Twin, make: Callable[..., Any], share: float, tmp_path: Path

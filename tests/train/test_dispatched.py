@@ -19,7 +19,7 @@ from bigmodel.errors import TrainError
 from bigmodel.profile.training.memory import training_memory
 from bigmodel.train import Accelerator
 from bigmodel.train.dispatched import check_one_process
-from tests.dispatch.models import llama
+from tests.dispatch.models import llama, stack
 from tests.train.multiprocess import fresh_states
 
 TOKENS = torch.randint(0, 64, (4, 2, 8), generator=torch.Generator().manual_seed(0))
@@ -222,3 +222,16 @@ def test_several_processes_cannot_share_one() -> None:
     check_one_process(llama(), several=True, over_devices=False)
     with pytest.raises(TrainError, match="cannot be trained by several processes"):
         check_one_process(streamed, several=True, over_devices=False)
+
+
+def test_tied_weights_on_two_devices_are_refused_also_without_an_optimizer() -> None:
+    """An optimizer that is not prepared would train them apart."""
+    virtual.enable(count=2)
+    model = dispatch_model(stack().train(), {"": 0, "head": 1})
+    for prepare in (Accelerator().prepare, Accelerator().prepare_model):
+        with pytest.raises(TrainError, match=r"embed.weight and head.weight were one tied weight.*trained apart"):
+            prepare(model)
+    assert Accelerator().prepare_model(model, evaluation_mode=True) is model
+    model.embed.requires_grad_(False)
+    model.head.requires_grad_(False)
+    assert Accelerator().prepare(model) is model

@@ -102,6 +102,39 @@ def _qwen2_vl() -> Any:
     return t.Qwen2VLForConditionalGeneration(config)
 
 
+def _paligemma() -> Any:
+    text = t.GemmaConfig(**DECODER, head_dim=16).to_dict()
+    vision = t.SiglipVisionConfig(**IMAGE).to_dict()
+    config = t.PaliGemmaConfig(
+        vision_config=vision, text_config=text, image_token_index=150, projection_dim=64, hidden_size=64
+    )
+    return t.PaliGemmaForConditionalGeneration(config)
+
+
+SHARED: dict[str, Any] = {
+    "head_dim": 16, "sliding_window": 32, "num_kv_shared_layers": 1, "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 160,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+"""Sizes of decoders whose last layers read the keys and values of earlier ones."""
+
+
+def _gemma3n_text() -> Any:
+    config = t.Gemma3nTextConfig(**DECODER, **SHARED, laurel_rank=8, activation_sparsity_pattern=[0.9, 0.0, 0.0, 0.0])
+    return t.Gemma3nForCausalLM(config)
+
+
+def _gemma4() -> Any:
+    tokens = {f"{kind}_token_id": 150 + place for place, kind in enumerate(("image", "boi", "eoi", "video", "audio"))}
+    vision = t.Gemma4VisionConfig(
+        **SIZES, num_key_value_heads=4, head_dim=16, patch_size=4, pooling_kernel_size=2, default_output_length=16
+    )
+    config = t.Gemma4Config(
+        text_config=t.Gemma4TextConfig(**DECODER, **SHARED), vision_config=vision, audio_config=None, **tokens
+    )
+    return t.Gemma4ForConditionalGeneration(config)
+
+
 FORWARD: dict[str, Callable[[], Any]] = {
     "ast": lambda: t.ASTModel(t.ASTConfig(**SIZES, max_length=64, num_mel_bins=32)),
     "bert": lambda: t.BertForMaskedLM(t.BertConfig(**TEXT)),
@@ -169,3 +202,11 @@ def _nllb_moe() -> Any:
 
 ROUTING: dict[str, Callable[[], Any]] = {"nllb-moe": _nllb_moe, "switch": _switch}
 """Models whose activations depend on how their routers choose experts; those of more tokens are planned for."""
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "gemma3n_text": _gemma3n_text,
+    "gemma4": _gemma4,
+    "gemma4_text": lambda: t.Gemma4ForCausalLM(t.Gemma4TextConfig(**DECODER, **SHARED)),
+    "paligemma": _paligemma,
+}
+"""Models of architectures whose default configs cannot be shrunk."""

@@ -12,6 +12,8 @@ from torch import nn
 from bigmodel import dispatch_model, get_plan
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.profile import Profile, profile_model
+from bigmodel.profile.trace.inputs import parameters_of
+from bigmodel.profile.trace.padding import padding_mask, padding_of
 from bigmodel.profile.trace.uses import uses_of
 
 from .families import FORWARD, GENERATING, HEARING, ROUTING, SEEING
@@ -52,7 +54,9 @@ def test_the_peak_of_a_forward_is_planned_to_the_byte(family: str) -> None:
     before = memory_allocated(DEVICE)
     model.to(DEVICE)
     for use in uses_of(model, profile.workload):
-        inputs = {name: on_device(value, model.dtype) for name, value in use.record.keywords["inputs"].items()}
+        given = use.record.keywords["inputs"]
+        given = {**given, **padding_of(given, parameters_of(model))}
+        inputs = {name: on_device(value, model.dtype) for name, value in given.items()}
         gc.collect()
         reset_peak_memory(DEVICE)
         with torch.inference_mode():
@@ -70,7 +74,7 @@ def peak_of_generating(model: Any, new_tokens: int = NEW + 1, **inputs: torch.Te
     model.to(DEVICE)
     if not inputs:
         ids = torch.full((BATCH, PROMPT), 5)
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        inputs = {"input_ids": ids, "attention_mask": padding_mask(*ids.shape)}
     inputs = {name: value.to(DEVICE) for name, value in inputs.items()}
     gc.collect()
     reset_peak_memory(DEVICE)
@@ -105,7 +109,7 @@ def image_and_text(family: str) -> dict[str, torch.Tensor]:
     ids = torch.full((BATCH, PROMPT), 5)
     ids[:, 1 : 1 + IMAGE_TOKENS[family]] = 150
     kinds = (ids == 150).long()
-    found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    found = {"input_ids": ids, "attention_mask": padding_mask(*ids.shape)}
     if family == "qwen2_vl":
         grid = torch.tensor([[1, 6, 6]] * BATCH)
         patches = torch.zeros(BATCH * 36, 3 * 2 * 32 * 32)

@@ -10,6 +10,7 @@ import os
 
 import pytest
 
+from .kept import KEPT
 from .placements import DTYPES, examine_all
 from .table import keep
 from .test_architectures import architectures
@@ -18,9 +19,19 @@ from .tiny import NoTinyModelError, at_most
 QUICK = {("bert", "bfloat16"), ("llama", "float32")}
 """Architectures and dtypes that every run of the tests tries; the others are tried by `make zoo`."""
 
-ZOO = [pytest.mark.slow, pytest.mark.zoo]
 
 MOST_SECONDS = 600
+
+
+def marks_of(name: str, dtype: str) -> list[pytest.MarkDecorator]:
+    kept = [pytest.mark.kept] if any(name in names for names in KEPT.values()) else []
+    return kept if (name, dtype) in QUICK else [*kept, pytest.mark.zoo]
+
+
+def test_the_kept_architectures_are_many_and_exported() -> None:
+    names = [name for family in KEPT.values() for name in family]
+    assert len(set(names)) == len(names) >= 80
+    assert set(names) <= set(architectures())
 
 
 @pytest.mark.slow
@@ -28,7 +39,7 @@ MOST_SECONDS = 600
 @pytest.mark.parametrize(
     ("name", "class_name", "dtype"),
     [
-        pytest.param(name, class_name, dtype, id=f"{name}-{dtype}", marks=[] if (name, dtype) in QUICK else ZOO)
+        pytest.param(name, class_name, dtype, id=f"{name}-{dtype}", marks=marks_of(name, dtype))
         for name, class_name in architectures().items()
         for dtype in DTYPES
     ],

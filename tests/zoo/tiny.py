@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,12 @@ from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from bigmodel.profile.trace.inputs import parameters_of
+from bigmodel.profile.trace.padding import MASK, padding_mask, padding_of
 from bigmodel.profile.trace.prompt import Prompt
 from bigmodel.profile.trace.uses import uses_of
 from bigmodel.profile.trace.workload import Workload
 
-from .families import FORWARD, GENERATING, SEEING
+from .families import FORWARD, GENERATING, OTHERS, SEEING
 
 BATCH, PROMPT, NEW = 2, 12, 4
 """Sequences, tokens of each prompt, and tokens that are generated after it."""
@@ -77,21 +78,29 @@ class NoTinyModelError(Exception):
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a call returned, on the CPU: whole numbers (generated tokens among them), and floating point numbers."""
+    """What a call returned, on the CPU.
+
+    Attributes:
+        tensors: whole numbers (generated tokens among them), and floating point numbers.
+        scores: of generated text the scores of each step, (batch, tokens that may be chosen).
+    """
 
     tensors: list[torch.Tensor]
+    scores: list[torch.Tensor] = field(default_factory=list)
 
     def difference(self, other: Outputs, tolerance: float = 0.0) -> str:
         """Return how these outputs differ from others; empty if they do not.
 
         Args:
             other: what to compare with.
-            tolerance: largest difference of a floating point number, relative to the largest value of its tensor.
+            tolerance: largest difference of a floating point number, relative to the largest value of its tensor. With
+                one, text is compared up to the step in which rounding has another token chosen, its scores included.
                 0: the bits are equal.
         """
-        if len(self.tensors) != len(other.tensors):
-            return f"{len(self.tensors)} outputs for {len(other.tensors)}"
-        for one, another in zip(self.tensors, other.tensors, strict=True):
+        mine, others = self._in_common(other) if tolerance else (self._all, other._all)
+        if len(mine) != len(others):
+            return f"{len(mine)} outputs for {len(others)}"
+        for one, another in zip(mine, others, strict=True):
             if one.dtype != another.dtype or one.shape != another.shape:
                 return f"{one.dtype} {tuple(one.shape)} for {another.dtype} {tuple(another.shape)}"
             if torch.equal(torch.nan_to_num(one), torch.nan_to_num(another)):
@@ -103,6 +112,17 @@ class Outputs:
             if relative > tolerance:
                 return f"an output differs by {relative:.2g} of its largest value"
         return ""
+
+    @property
+    def _all(self) -> list[torch.Tensor]:
+        return [*self.tensors, *self.scores]
+
+    def _in_common(self, other: Outputs) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the outputs of both up to the first step whose best tokens differ."""
+        for step, (one, another) in enumerate(zip(self.scores, other.scores, strict=False)):
+            if not torch.equal(one.argmax(-1), another.argmax(-1)):
+                return self.scores[: step + 1], other.scores[: step + 1]
+        return self._all, other._all
 
 
 Call = Callable[[nn.Module, str], Outputs]
@@ -161,7 +181,7 @@ def build(name: str, class_name: str) -> Any:
         raise NoTinyModelError(f"cannot be built: {error!r}") from error
 
 
-MADE_BY_HAND = {**FORWARD, **GENERATING, **SEEING}
+MADE_BY_HAND = {**FORWARD, **GENERATING, **SEEING, **OTHERS}
 
 
 def _new(class_name: str, config: Any) -> Any:
@@ -191,11 +211,17 @@ def tiny(name: str, class_name: str, dtype: torch.dtype = torch.float32) -> Tiny
 
 
 def ways_to_call(model: Any) -> Iterator[tuple[Callable[[], Call], str]]:
-    """Yield what prepares each call by which a model may be used, in the order in which the planner tries them."""
+    """Yield what prepares each call by which a model may be used, in the order in which the planner tries them.
+
+    Batches are padded where the model takes a mask.
+    """
     workload = Workload(BATCH, PROMPT + NEW, NEW)
     for use in uses_of(model, workload):
         given = use.record.keywords  # type: ignore[attr-defined]
         if "inputs" in given:
+            masks = {} if isinstance(given["inputs"], tuple) else padding_of(given["inputs"], parameters_of(model))
+            if masks:
+                yield partial(_forward, model, {**given["inputs"], **masks}), "forward"
             yield partial(_forward, model, given["inputs"]), "forward"
         elif "source" in given:
             yield partial(_transduce, model, given["source"]), "transduce"
@@ -218,17 +244,18 @@ def call_with(inputs: Mapping[str, torch.Tensor], method: str = "__call__") -> C
 
 def _transduce(model: Any, source: Mapping[str, torch.Tensor]) -> Call:
     model.generation_config.decoder_start_token_id = 1
-    return partial(_generated, inputs=_samples(source, model.dtype), new_tokens=NEW)
+    masks = {MASK: padding_mask(*source["input_ids"].shape)} if "input_ids" in source else {}
+    return partial(_generated, inputs={**_samples(source, model.dtype), **masks}, new_tokens=NEW)
 
 
 def _generate(model: Any, media: Mapping[str, torch.Tensor] | None, workload: Workload) -> Call:
     ids = torch.randint(3, 140, (BATCH, PROMPT), generator=torch.Generator().manual_seed(1))
     if media is None:
-        return partial(_generated, inputs={"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        return partial(_generated, inputs={"input_ids": ids, MASK: padding_mask(*ids.shape)})
     session: Any = _PromptSession(model, workload)
     prompt = Prompt.with_media(session, model.config, media, workload.prompt_length)
-    inputs = {"input_ids": prompt.ids, "attention_mask": torch.ones_like(prompt.ids), **prompt.media}
-    accepted = {*parameters_of(model), "attention_mask"}
+    inputs = {"input_ids": prompt.ids, MASK: padding_mask(*prompt.ids.shape), **prompt.media}
+    accepted = {*parameters_of(model), MASK}
     return partial(_generated, inputs={name: value for name, value in inputs.items() if name in accepted})
 
 
@@ -269,7 +296,7 @@ def _generated(model: Any, device: str, inputs: Mapping[str, torch.Tensor], new_
     asked = {"max_new_tokens": new_tokens, "do_sample": False}
     given = {name: value.to(device) for name, value in inputs.items()}
     tokens = model.generate(**given, **asked, logits_processor=[_Recording(scores)])
-    return Outputs([tokens.cpu(), *scores])
+    return Outputs([tokens.cpu()], scores)
 
 
 class _Recording:

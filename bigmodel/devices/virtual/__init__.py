@@ -27,13 +27,14 @@ from .environment import from_environment, strict_from_environment
 from .link import VirtualLink
 from .pinned import pinned_memory
 from .races import detector
-from .streams import TYPE, Event, Stream, current_stream, default_stream, set_schedule, stream
+from .streams import TYPE, Event, HostWaits, Stream, current_stream, default_stream, host_waits, set_schedule, stream
 from .tensor import VirtualTensor, board, user_attributes
 
 __all__ = [
     "TYPE",
     "Caching",
     "Event",
+    "HostWaits",
     "Stream",
     "VirtualLink",
     "VirtualTensor",
@@ -44,6 +45,7 @@ __all__ = [
     "default_stream",
     "disable",
     "enable",
+    "host_waits",
     "link",
     "pinned_memory",
     "races",

@@ -49,6 +49,24 @@ class Schedule:
         return self._random is None or self._random.random() < 0.5
 
 
+class HostWaits(NamedTuple):
+    """How often the host has waited for strict accelerators.
+
+    Attributes:
+        copies_to_device: Copies to a device that held the host: those that block, and those of pageable memory.
+        copies_to_host: Copies to the host that held it, reads of single values among them.
+        synchronizations: Calls of `synchronize`, of events, streams or devices.
+    """
+
+    copies_to_device: int = 0
+    copies_to_host: int = 0
+    synchronizations: int = 0
+
+    def since(self, earlier: HostWaits) -> HostWaits:
+        """Return how often it has waited since `earlier`."""
+        return HostWaits(*(now - then for now, then in zip(self, earlier)))
+
+
 class _Delayed(NamedTuple):
     """Work of a stream that has not been done: a copy, a wait for an event, or the time stamp of one.
 
@@ -124,6 +142,12 @@ class Stream:
     def synchronize(self) -> None:
         """Block the host until all work has been done."""
         with detector.lock:
+            count_wait(synchronizations=1)
+            self.finish()
+
+    def finish(self) -> None:
+        """Do all work, of which the host knows then."""
+        with detector.lock:
             self.run_delayed()
             joined(detector.host, self.clock())
             check_watched()
@@ -195,13 +219,18 @@ class Event:
             self._polls += 1
             waiting = self._polls <= POLLS and _state.strict and not self._host_knows() and _state.schedule.is_late()
             if not waiting:
-                self.synchronize()
+                self._finish()
             return not waiting
 
     def synchronize(self) -> None:
         """Block the host until the work before it has been done."""
-        if self.stream is None:
-            return
+        if self.stream is not None:
+            with detector.lock:
+                count_wait(synchronizations=1)
+                self._finish()
+
+    def _finish(self) -> None:
+        assert self.stream is not None
         with detector.lock:
             self.stream.run_delayed(self.position)
             joined(detector.host, self.clock)
@@ -209,8 +238,9 @@ class Event:
 
     def elapsed_time(self, end: Event) -> float:
         """Return the milliseconds from this event to `end`."""
-        self.synchronize()
-        end.synchronize()
+        for event in (self, end):
+            if event.stream is not None:
+                event._finish()
         assert self._passed is not None
         assert end._passed is not None
         return (end._passed - self._passed) * 1000
@@ -239,6 +269,7 @@ class _State:
         defaults: The default stream of each device: the same for all threads.
         busy: Streams with work to be done.
         watched: Pinned memory that copies read, by address and bytes.
+        waits: How often the host has waited.
     """
 
     def __init__(self) -> None:
@@ -247,6 +278,7 @@ class _State:
         self.defaults: dict[int, Stream] = {}
         self.busy: set[Stream] = set()
         self.watched: dict[tuple[int, int], _Watched] = {}
+        self.waits = HostWaits()
 
 
 _state = _State()
@@ -316,9 +348,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forked)
 
 
+def host_waits() -> HostWaits:
+    """Return how often the host has waited for strict accelerators since the process began."""
+    return _state.waits
+
+
+def count_wait(copies_to_device: int = 0, copies_to_host: int = 0, synchronizations: int = 0) -> None:
+    """Count waits of the host, under the detector's lock."""
+    given = (copies_to_device, copies_to_host, synchronizations)
+    _state.waits = HostWaits(*(old + new for old, new in zip(_state.waits, given)))
+
+
 def synchronize(device: Any = None) -> None:
     """Block the host until all work on all devices has been done."""
     with detector.lock:
+        count_wait(synchronizations=1)
         while _state.busy:
             next(iter(_state.busy)).run_delayed()
         detector.forget()

@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from .pinned import pinned_memory
 from .races import History, Range, detector
 from .roles import GATHERED, roles_of, rows_read, tensors_in
-from .streams import current_stream, delayed_copy, late_arrival, watch
+from .streams import count_wait, current_stream, delayed_copy, late_arrival, watch
 
 aten = torch.ops.aten
 
@@ -81,8 +81,10 @@ def copy_to_device(
     with detector.lock:
         stream = current_stream(index)
         asynchronous = non_blocking and pinned_memory.holds(source) and (target is None or target.dtype == source.dtype)
+        if not asynchronous:
+            count_wait(copies_to_device=1)
         if non_blocking and not asynchronous:
-            stream.synchronize()
+            stream.finish()
         writes = [] if target is None else _ranges(target)
         copied = detector.launch(stream, f"copy to {stream.device}", (), writes)
         if asynchronous:
@@ -90,7 +92,7 @@ def copy_to_device(
         stream.run_delayed(for_host=False)
         result = run()
         if not non_blocking:
-            stream.synchronize()
+            stream.finish()
         return result
 
 
@@ -104,11 +106,12 @@ def copy_to_host(
         if asynchronous:
             stream.run_delayed(for_host=False)
         else:
-            stream.synchronize()
+            count_wait(copies_to_host=1)
+            stream.finish()
         detector.launch(stream, f"copy from {stream.device}", _ranges(source), ())
         result = run()
         if not asynchronous:
-            stream.synchronize()
+            stream.finish()
             return result
         if result.numel() and result.is_contiguous():
             late_arrival(stream, result, result)
@@ -171,8 +174,8 @@ def _ranges(value: Any) -> list[Range]:
 
 
 def _rows(tensor: Any, rows: list[int] | None) -> list[Range]:
-    """Return the bytes of some rows of a virtual tensor; None: of all."""
-    if rows is None:
+    """Return the bytes of some rows of a virtual tensor; None: of all. A tensor without dimensions is its only row."""
+    if rows is None or not tensor.dim():
         return _ranges(tensor)
     history = _history(tensor)
     if history is None or not tensor.numel():

@@ -8,6 +8,7 @@ device's link.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -231,7 +232,8 @@ class VirtualTensor(torch.Tensor):
                     board.arena(call.index).need_workspace()
                 if board.strict:
                     strict.launch(func, args, kwargs, held_args, call.index)
-                output = kernel(*held_args, **held_kwargs)
+                with call.conjugation():
+                    output = kernel(*held_args, **held_kwargs)
         except Exception as error:
             if target is None or not postponed(error):
                 raise
@@ -268,6 +270,19 @@ class _Operation:
         if isinstance(value, (list, tuple)):
             return type(value)(self.unwrap(item) for item in value)
         return value
+
+    def conjugation(self) -> AbstractContextManager[object]:
+        """Return a context in which kernels may use conjugate and negative views of complex tensors.
+
+        PyTorch resolves these above `__torch_dispatch__`, and within it no more: a kernel that conjugates in between
+        would compute with elements that are not conjugated.
+        """
+        if not any(wrapper.dtype.is_complex for wrapper in self.wrappers.values()):
+            return nullcontext()
+        excluded = torch._C._dispatch_tls_local_exclude_set()
+        for key in (DispatchKey.Conjugate, DispatchKey.Negative):
+            excluded = excluded.remove(key)
+        return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
 
     def target(self, device: torch.device | str | None) -> int | None:
         """Return the index of the virtual accelerator of the outputs; None if they are on another device."""

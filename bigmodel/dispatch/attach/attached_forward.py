@@ -12,6 +12,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Collection, MutableMapping
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -31,8 +32,8 @@ from ...devices.nested import (
 )
 from ..mapped.mapped_block import MappedBlock
 from ..mapped.readahead import ReadAhead
-from ..streaming.gradients import Compute, is_transformed, run_with_gradients
-from ..streaming.streamer import Streamer
+from ..streaming.gradients import Compute, run_with_gradients
+from ..streaming.streamer import Streamer, is_transformed
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
 from .refusals import refuse_copy
@@ -124,7 +125,11 @@ class AttachedForward:
         if self.output_dtype is not None:
             output = output.to(self.output_dtype)
         target = source.device if source is not None else self.output_device
-        return output if target is None else send_to_device(output, target, skip_keys=self.skip_keys)
+        if target is None:
+            return output
+        if isinstance(output, GeneratorType):
+            return (send_to_device(each, target, skip_keys=self.skip_keys) for each in output)
+        return send_to_device(output, target, skip_keys=self.skip_keys)
 
     def _run_on(self, device: torch.device, run: Compute, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run with the arguments brought to `device`, and what is written into them brought back."""

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from ...checkpoint import mapped_region, run_dtype
-from ...devices import HOST, torch_device
+from ...checkpoint.pages import aligned_copy
+from ...devices import DISK, HOST, torch_device
 from ...errors import DeviceMapError, DispatchError
 from ...plan import Plan
 from ...profile import expert_names, storage_key
@@ -20,6 +21,7 @@ from ...quantized.stored import stored_names
 from ..experts.layer import ExpertLayer
 from ..mapped.mapped_block import MappedBlock, Owner
 from ..mapped.readahead import ReadAhead
+from ..placement.aligned import misaligned
 from ..placement.dispatch_units import dispatch_units_of_parts
 from ..placement.options import Options, dtype_of
 from ..placement.resolve import ResolvedMap
@@ -62,6 +64,7 @@ class Builder:
             self._refuse_torn_modules()
             result.hold_allocators()
             self._move_residents()
+            self._align(result)
             refresh_second_places(self.model)
             # A local: as an attribute it would make a reference cycle, which keeps replaced weights alive.
             experts = ExpertBuilder(
@@ -126,6 +129,24 @@ class Builder:
         """Move every tensor to its storage device; offloaded tensors move to the host."""
         for placed in self.placed.values():
             self._move(placed, self._device_between_forwards(placed))
+
+    def _align(self, result: Dispatched) -> None:
+        """Copy weights that the host computes with to aligned addresses, all names of a tied one together."""
+        found = {
+            storage_key(placed.tensor): placed.storage_device == DISK
+            for placed in misaligned(self.model, self.placed.values())
+            if placed.storage_device == HOST or placed.name in self.resolved.aligned
+        }
+        tensors = {id(placed.tensor): placed.tensor for placed in self.placed.values()} if found else {}
+        copies: dict[object, torch.Tensor] = {}
+        for tensor in tensors.values():
+            key = storage_key(tensor)
+            if key in found:
+                if key not in copies:
+                    copies[key] = aligned_copy(tensor)
+                if found[key]:
+                    result.aligned.append((tensor, tensor.data))
+                self.undo_log.replace_data(tensor, copies[key])
 
     def _device_between_forwards(self, placed: PlacedTensor) -> torch.device:
         if not placed.offloaded:

@@ -16,6 +16,7 @@ from ...errors import DispatchError
 from ...plan import Plan
 from ..experts.cache import ExpertCache, expert_stats
 from ..mapped.readahead import ReadAhead
+from ..placement.aligned import put_back
 from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
 from ..streaming.streamer import Streamer
@@ -58,6 +59,8 @@ class Dispatched:
         """The error of each weight that is quantised for the link, by name."""
         self.ties: dict[str, str] = {}
         """For each further name of a tied tensor, its first name."""
+        self.aligned: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Tensors on disk that have a copy in memory, and their views of the file."""
         self.on_detach: Callable[[], None] | None = None
         """What else has to be removed with the attachments."""
         self.limits: list[Callable[[], object]] = []
@@ -168,6 +171,9 @@ class Dispatched:
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.detach()
         unmark_offloaded((*model.parameters(), *model.buffers()))
+        for tensor, view in self.aligned:
+            put_back(tensor, view)
+        self.aligned.clear()
         for module in model.modules():
             module.__dict__.pop("_apply", None)
         for name in (ATTRIBUTE, METHOD, *_PUBLIC):
@@ -205,6 +211,12 @@ class UndoLog:
 
     def __init__(self) -> None:
         self._replaced: list[tuple[Registry, str, torch.Tensor]] = []
+        self._data: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def replace_data(self, tensor: torch.Tensor, data: torch.Tensor) -> None:
+        """Give `tensor` other memory."""
+        self._data.append((tensor, tensor.data))
+        tensor.data = data
 
     def replace(self, registry: Registry, key: str, tensor: torch.Tensor) -> None:
         """Replace the tensor under `key` in `registry` by `tensor`."""
@@ -215,3 +227,5 @@ class UndoLog:
         """Restore all replaced tensors, in reverse order."""
         for registry, key, tensor in reversed(self._replaced):
             registry[key] = tensor
+        for changed, data in reversed(self._data):
+            changed.data = data

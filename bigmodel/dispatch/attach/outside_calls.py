@@ -41,6 +41,7 @@ def attach_methods(result: Dispatched, modules: Mapping[str, nn.Module], units: 
         units: What the model is cut into.
     """
     running = _Running()
+    entries = 0
     whole = {name for name, _, encloses in units if not encloses}
     for name, forward in list(result.attachments.items()):
         device = forward.device
@@ -50,8 +51,9 @@ def attach_methods(result: Dispatched, modules: Mapping[str, nn.Module], units: 
         at_entry = name not in whole and not (module._parameters or module._buffers)
         for method in methods_of(module):
             _bring(result, module, device, forward.skip_keys, method, running if at_entry else None)
+            entries += at_entry
     root = result.attachments.get("")
-    if root is not None:
+    if root is not None and entries:
         root.compute = functools.partial(running.run, root.compute or root.plain)
 
 
@@ -160,7 +162,10 @@ def methods_of(module: nn.Module) -> Iterator[str]:
     """Yield the public methods that the class of `module`, or others in its file, introduce and that take arguments.
 
     What overrides a method of a library's class is left alone, and so are methods that the instance has of its own.
+    Those of PyTorch's containers compute nothing.
     """
+    if type(module).__module__ == nn.Sequential.__module__:
+        return
     own = [kind for kind in type(module).__mro__ if kind.__module__ == type(module).__module__]
     others = [kind for kind in type(module).__mro__ if kind not in own]
     seen: set[str] = set()

@@ -15,6 +15,7 @@ from torch import nn
 from ...profile.training.recompute import gradients_of
 from ..streaming.gradients import refuse_second_derivatives
 from ..streaming.replay_state import Precision
+from ..transfer.to_host import copied_to_host
 from .layer import ExpertLayer, stand_in
 
 Experts: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -75,10 +76,9 @@ class _Visit(torch.autograd.Function):
         with torch.enable_grad(), ctx.precision.restored():
             output = compute(hidden, numbers.to(hidden.device), weights)
         found = gradients_of([output], received, [hidden, weights, *tensors])
-        host = [
-            None if gradient is None else _spread(gradient, chosen, tensor.value)
-            for gradient, tensor in zip(found[2:], layer.fused.tensors)
-        ]
+        values = [tensor.value for tensor in layer.fused.tensors]
+        moved = copied_to_host(found[2:], values)
+        host = [None if each is None else _spread(each, chosen, value) for each, value in zip(moved, values)]
         return None, found[0], None, found[1], *host
 
 
@@ -94,5 +94,5 @@ def _copies(layer: ExpertLayer, chosen: list[int], device: torch.device) -> list
 def _spread(gradient: torch.Tensor, chosen: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
     """Return the gradient of the host's fused tensor, given that of the chosen experts; zero for all others."""
     whole = torch.zeros(host.shape, dtype=host.dtype, device=host.device)
-    whole[chosen] = gradient.to(host.device, host.dtype)
+    whole[chosen] = gradient
     return whole

@@ -35,6 +35,7 @@ class ResolvedMap:
         execution: Offloaded modules that run on the host instead, by name.
         computed_below: Streamed modules whose calls of fewer than so many tokens the host computes, by name.
         arguments: What to plan with again once activations are measured, if the plan is guarded.
+        aligned: Weights on disk that are copied to memory, since their file does not align them, by name.
     """
 
     devices: dict[str, DeviceLike]
@@ -43,6 +44,7 @@ class ResolvedMap:
     execution: Mapping[str, DeviceLike] = field(default_factory=dict)
     computed_below: Mapping[str, int] = field(default_factory=dict)
     arguments: PlanArguments = field(default_factory=PlanArguments)
+    aligned: frozenset[str] = frozenset()
 
     @property
     def keys(self) -> dict[str, int | str]:

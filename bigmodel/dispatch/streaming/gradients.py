@@ -20,22 +20,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C import DisableTorchFunctionSubclass
-from torch._C._functorch import maybe_current_level
-from torch.autograd import forward_ad
 
 from ...devices.nested import iter_tensors, map_tensors
 from ...errors import DispatchError
 from ...profile.model.units import INDIVISIBLE
 from ...profile.training.recompute import Gradients, RecomputedCall, gradients_of, other_parameter
+from ..transfer.to_host import copied_to_host
 from ..weights.block import Block, version_of
 from ..weights.data_use import checksums
 from ..weights.outside_use import is_marked, recorded_uses
 from ..weights.parameters import like
 from ..weights.quantized_block import QuantizedBlock
-from .kept_tensors import FollowedTensors, refuse_gradients_of_kept, refuse_kept_in
+from .kept_tensors import FollowedTensors, attributes_with_tensors, refuse_gradients_of_kept, refuse_kept_in
 from .replay_state import EarlierState, ReplayState, refuse_hidden_tensors, unchanged_buffers
 from .slots import BlockSlot
-from .streamer import Streamer
+from .streamer import Streamer, is_transformed
 
 Compute = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
@@ -85,15 +84,6 @@ def run_with_gradients(
     return _BlockCall(streamer, block, module, compute, args, kwargs).run(host)
 
 
-def is_transformed() -> bool:
-    """Whether a transform of ``torch.func`` or forward-mode differentiation is running.
-
-    A block can be neither streamed nor recomputed under these. Its module then computes with the offloaded weights,
-    which are copied to the device in each operation.
-    """
-    return maybe_current_level() is not None or forward_ad._current_level >= 0
-
-
 def _refuse_transformed(streamer: Streamer, block: Block) -> None:
     """Raise DispatchError for a block that cannot compute with its offloaded weights."""
     with DisableTorchFunctionSubclass():
@@ -139,15 +129,31 @@ class _BlockCall(RecomputedCall):
         return output
 
     def _compute_followed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._block.keeps_tensors is False:
-            return self._compute_observed(args, kwargs)
+        block = self._block
+        if block.keeps_tensors is None or block.keeps_tensors:
+            return self._following(args, kwargs, lambda: self._compute_observed(args, kwargs))
+        output = self._compute_observed(args, kwargs)
+        if not attributes_with_tensors(self._module) <= block.attributes_with_tensors:
+            self._compute_again(args, kwargs)
+        return output
+
+    def _following(self, args: tuple[Any, ...], kwargs: dict[str, Any], compute: Callable[[], Any]) -> Any:
+        """Return what `compute` returns; gradients of tensors that it has the block keep are refused."""
+        block = self._block
         passed = [tensor for tensor in iter_tensors((args, kwargs), registered=True) if tensor.requires_grad]
         own = (tensor for tensor in self._module.parameters() if tensor.requires_grad)
         with FollowedTensors([*passed, *own]) as followed:
-            output = self._compute_observed(args, kwargs)
-        given = (args, kwargs, output)
-        self._block.keeps_tensors = refuse_gradients_of_kept(self._block.name, followed, self._module, given)
+            output = compute()
+        block.keeps_tensors = refuse_gradients_of_kept(block.name, followed, self._module, (args, kwargs, output))
+        block.attributes_with_tensors = attributes_with_tensors(self._module)
         return output
+
+    def _compute_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compute once more, as the backward does, to follow what the block has begun to keep."""
+        arguments = self.arguments_again(list(iter_tensors((args, kwargs), registered=True)))
+        with unchanged_buffers(self._module), self._replay_state.restored():
+            self._state.put_back()
+            self._following(*arguments, lambda: self._compute(*arguments))
 
     def _compute_observed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._state = EarlierState(self._block, self._module)
@@ -211,9 +217,8 @@ class _BlockCall(RecomputedCall):
             plain = DisableTorchFunctionSubclass() if self._borrowed else nullcontext()
             with _reentrant_checkpoints_named(), plain:
                 found = gradients_of(outputs, received, sources)
-        host = zip(found[len(inputs) :], (*[each.value for each in block.tensors], *elsewhere), strict=True)
         with DisableTorchFunctionSubclass():
-            moved = [None if each is None else each.to(own.device, own.dtype) for each, own in host]
+            moved = copied_to_host(found[len(inputs) :], [*[each.value for each in block.tensors], *elsewhere])
         return [*found[: len(inputs)], *moved]
 
 

@@ -2,7 +2,8 @@
 
 The first computation of a block has no graph, so that a gradient for such a tensor would be lost. Each that depends on
 a weight or an input with a gradient is found, and refuses the gradient that reaches it in backward. Most blocks keep
-none, which shows in their first forward; after it they are not followed any more.
+none, which shows in their first forward; after it they are followed again only if an attribute that held no tensor then
+holds one (`attributes_with_tensors`).
 """
 
 from __future__ import annotations
@@ -81,6 +82,39 @@ def refuse_gradients_of_kept(name: str, followed: FollowedTensors, module: nn.Mo
         _kept[tensor] = name
     return bool(kept)
 
+
+def attributes_with_tensors(module: nn.Module) -> frozenset[tuple[str, ...]]:
+    """Return the attributes of a module and its children, parameters and buffers apart, that hold tensors: as such, in
+    lists, dicts and tuples, or in attributes of other objects that they hold."""
+    found: set[tuple[str, ...]] = set()
+    waiting: list[tuple[tuple[str, ...], object]] = [
+        ((part_name, name), value)
+        for part_name, part in module.named_modules()
+        for name, value in list(vars(part).items())
+        if name not in _OF_MODULES
+    ]
+    seen: set[int] = set()
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, torch.Tensor):
+            found.add(path)
+        elif type(value) in _PLAIN or id(value) in seen:
+            continue
+        elif isinstance(value, (list, tuple, set)):
+            waiting += [(path, each) for each in list(value)]
+        elif isinstance(value, Mapping):
+            waiting += [(path, each) for each in list(value.values())]
+        elif not callable(value) and type(value).__module__.partition(".")[0] not in _OWN:
+            waiting += [((*path, name), each) for name, each in list(getattr(value, "__dict__", {}).items())]
+        seen.add(id(value))
+    return frozenset(found)
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+_OWN = ("bigmodel", "torch")
+"""Packages whose objects are not looked into."""
+
+_PLAIN = frozenset((bool, int, float, str, type(None), torch.dtype, torch.device))
 
 _kept: Any = WeakTensorKeyDictionary()
 """The name of the block that has kept a tensor."""

@@ -5,7 +5,7 @@ Also checks outputs for tensors that would get no gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -119,11 +119,23 @@ def unchanged_buffers(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         with torch.no_grad():
-            for registry, name, buffer, value in saved:
+            for registry, name, buffer, _ in saved:
                 registry[name] = buffer
-                # Some kernels (batch norm's) write without incrementing the version counter, so values are compared.
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+            # Some kernels (batch norm's) write without incrementing the version counter, so values are compared.
+            for buffer, value in _differing([(buffer, value) for _, _, buffer, value in saved]):
+                buffer.copy_(value)
+
+
+def _differing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the pairs of tensors whose values differ; the host waits for each device once, not for each pair."""
+    found = []
+    by_device: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for buffer, value in pairs:
+        by_device.setdefault(buffer.device, []).append((buffer, value))
+    for each in by_device.values():
+        differ = torch.stack([(buffer != value).any() for buffer, value in each]).tolist()
+        found += [pair for pair, differs in zip(each, differ, strict=True) if differs]
+    return found
 
 
 def refuse_hidden_tensors(output: Any, arguments: Any) -> None:

@@ -15,8 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ...devices import CopyStream, Event
-from ...devices.nested import map_tensors
-from ...profile.model.tensors import storage_of
+from ...devices.nested import map_tensors, storage_of
 from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
 from ..weights.data_use import checksums

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
 
 from ...devices import CopyStream, copy_stream
 from ...limits import DEFAULT_SLOTS, READERS, STAGING_BYTES
@@ -194,3 +196,12 @@ class Streamer(Visited[Block, BlockSlot]):
                 del held[:]
             if self._waiting:
                 self._changed.notify_all()
+
+
+def is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` or forward-mode differentiation is running.
+
+    A block can be neither streamed nor recomputed under these. Its module then computes with the offloaded weights,
+    which are copied to the device in each operation.
+    """
+    return maybe_current_level() is not None or forward_ad._current_level >= 0

@@ -88,6 +88,8 @@ class Block:
         """Registries, by id, and names of the buffers that its forward writes; None until one has shown."""
         self.keeps_tensors: bool | None = None
         """Whether its forward hands tensors on in attributes; None until a forward with gradients has shown."""
+        self.attributes_with_tensors: frozenset[tuple[str, ...]] = frozenset()
+        """The attributes of its modules that held tensors after the last forward that was followed to see that."""
         self.nested: list[HostTensor] = []
         """Tensors of the module that are fetched separately, such as experts; not part of `tensors`."""
 

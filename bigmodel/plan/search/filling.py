@@ -29,7 +29,7 @@ def options_of(item: Item, capacity: Capacity) -> list[Option]:
         return [(HOST, HOST), (DISK, HOST)]
     if item.pinned:
         return [(capacity.main, capacity.main)]
-    found: list[Option] = [(key, key) for key in capacity.accelerators]
+    found: list[Option] = [(key, key) for key in capacity.accelerators if item.may_take((key, key), capacity.main)]
     if item.can_stream:
         found += [(HOST, capacity.main), (DISK, capacity.main)]
     if capacity.host_compute and item.units:
@@ -70,7 +70,10 @@ class Filling:
             self.usage.remove_unit(unit, *option)
 
     def try_add(self, index: int, option: Option) -> bool:
-        """Place group `index` if the devices that hold and run it stay within their budgets; return whether it is."""
+        """Place group `index` if it may be there, and if the devices that hold and run it stay within their budgets;
+        return whether it is."""
+        if not self.items[index].may_take(option, self.capacity.main):
+            return False
         self.add(index, option)
         if all(self.usage.excess(device, self.capacity.budgets) <= 0 for device in option):
             return True
@@ -116,7 +119,8 @@ def fill_around(
         items: all groups.
         capacity: the budgets.
         away: execution device of each group that is not resident on an accelerator; they are provisionally in RAM.
-        order: the other groups, in the order they are placed. Pinned ones are placed first, on the main device.
+        order: the other groups, in the order they are placed. Pinned ones are placed first, on the main device; so are,
+            beside other accelerators, those that may be on none of these.
 
     Returns:
         The devices as they are filled, and the groups that fit on no accelerator.
@@ -126,9 +130,10 @@ def fill_around(
         filling.add(index, (HOST, execution))
     stay = list(order)
     main = capacity.main
-    left = [index for index in stay if items[index].pinned and not filling.try_add(index, (main, main))]
     keys = capacity.accelerators
-    free = (index for index in stay if not items[index].pinned)
+    first = {index for index in stay if items[index].pinned or (items[index].lends and len(keys) > 1)}
+    left = [index for index in stay if index in first and not filling.try_add(index, (main, main))]
+    free = (index for index in stay if index not in first)
     return filling, left + fill_in_order(free, len(keys), lambda index, at: filling.try_add(index, (keys[at],) * 2))
 
 

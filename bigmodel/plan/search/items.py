@@ -90,6 +90,7 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool 
         units=tuple(passing_unit(unit, profile.offload_dtype, stream_buffers, bool(profile.phases)) for unit in moved),
         can_stream=streams or not moved,
         pinned=any(unit.is_tensor for unit in units),
+        lends=not profile.lending.isdisjoint(group.members),
         offloaded=_offloaded(group, profile, stream_buffers) if profile.offload_dtype is not None else None,
     )
 
@@ -162,6 +163,7 @@ class Item:
             without lookups, which stay where they are stored.
         can_stream: False if the host computes the group wherever it is not resident.
         pinned: it must be resident on the main device wherever there is one.
+        lends: operations on the main device read its weights, so it must not be resident on another accelerator.
         offloaded: bytes on the device that it is streamed from if its weights are quantised on the link; None if not.
     """
 
@@ -170,7 +172,12 @@ class Item:
     units: tuple[PassingUnit, ...] = ()
     can_stream: bool = True
     pinned: bool = False
+    lends: bool = False
     offloaded: int | None = None
+
+    def may_take(self, option: tuple[Key, Key], main: Key) -> bool:
+        """Return whether it may be stored and run on the devices of an option."""
+        return not (self.lends and is_accelerator(option[0]) and option[0] != main)
 
     def stored_bytes(self, option: tuple[Key, Key]) -> int:
         """Return the bytes on the storage device under an option: a storage and an execution device."""

@@ -148,5 +148,7 @@ def _neighbours(items: Sequence[Item], capacity: Capacity, chosen: Mapping[int, 
     for distance in range(1, len(items)):
         for index in range(len(items) - distance):
             one, other = chosen[index], chosen[index + distance]
-            if one != other and not items[index].pinned and not items[index + distance].pinned:
+            if one == other or items[index].pinned or items[index + distance].pinned:
+                continue
+            if items[index].may_take(other, capacity.main) and items[index + distance].may_take(one, capacity.main):
                 yield {index: other, index + distance: one}

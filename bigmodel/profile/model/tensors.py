@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ...arguments import check_model, check_names, shown
+from ...devices.nested import storage_of
 from ...devices.virtual import VirtualTensor
 from ...errors import PlanError
 from ...quantized.stored import stored_names
@@ -164,16 +165,6 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool, 
         for name, buffer in submodule._buffers.items():
             if buffer is not None:
                 yield dot + name, buffer, True, name not in submodule._non_persistent_buffers_set
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Return a number that identifies the storage of `tensor` while it exists; 0 if it has none."""
-    if isinstance(tensor, VirtualTensor):
-        tensor = tensor.held
-    try:
-        return tensor.untyped_storage()._cdata
-    except (NotImplementedError, RuntimeError):  # tensor subclasses without a storage of their own
-        return 0
 
 
 def storage_key(tensor: torch.Tensor) -> tuple[int, ...]:

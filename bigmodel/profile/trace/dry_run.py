@@ -30,7 +30,7 @@ from ...errors import PlanError
 from ..model.units import UnitProfile
 from .cached_results import without_cached_results
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
-from .generation import FROM_HOST, FURTHER
+from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
 from .session import ConstantsThroughHost, Session, fake_clone, let_parts_convert
 from .trace import Trace, cut
@@ -57,9 +57,11 @@ class Phase:
         tokens: tokens of each sequence that it processes.
         from_host: the trace of a model that runs on the host: transformers chooses kernels by its device. None: the
             same as `trace`.
-        also: further forwards of this kind that may take more memory, such as the step before a sliding window is full.
+        also: further forwards of this kind that may take more memory: of a padded batch, or the step before a sliding
+            window is full.
         without: as `Use.without`.
         combined: as `Recorder.combined`, over all phases of the use; None: not known.
+        lent: as `Recorder.lent`, over all phases of the use.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Phase:
     also: tuple[Trace, ...] = ()
     without: str = ""
     combined: frozenset[int] | None = None
+    lent: frozenset[int] = frozenset()
 
     def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
         """Return the same phase with each of its traces changed."""
@@ -241,20 +244,23 @@ class _Clone:
             for handle in missing:
                 handle.remove()
         traces = cut(recorder.events, [mark for _, mark, _ in session.marks])
-        combined = frozenset(recorder.combined)
+        combined, lent = frozenset(recorder.combined), frozenset(recorder.lent)
         for sample in self._samples:
-            combined = sample.extended(combined)
+            combined, lent = sample.extended(combined), sample.extended(lent)
         phases: list[Phase] = []
-        filling: list[Trace] = []
+        further: list[Trace] = []
         for (name, _, tokens), trace in zip(session.marks, traces, strict=True):
             for sample in self._samples:
                 trace = extrapolate(trace, sample)
             if name == FROM_HOST:
                 phases[-1] = replace(phases[-1], from_host=trace)
+            elif name == ALTERNATIVE:
+                phases[-1] = replace(phases[-1], also=(*phases[-1].also, trace))
             elif name == FURTHER:
-                filling.append(trace)
+                further.append(trace)
             else:
-                phases.append(Phase(name, trace, tokens, None, tuple(filling), use.without, combined))
+                phases.append(Phase(name, trace, tokens, None, tuple(further), use.without, combined, lent))
+                further.clear()
         return phases
 
     def _watch_ends(self) -> list[RemovableHandle]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .inputs import modalities, token_ids
+from .padding import MASK, may_be_padded, padding_mask
 from .prompt import Prompt
 from .session import Session
 from .values import real_tensors
@@ -26,6 +27,9 @@ FROM_HOST = "decode, on the host"
 FURTHER = "further forwards"
 """Name of forwards that belong to the phase after them, such as the decode step before a window is full."""
 
+ALTERNATIVE = "the same forward, with padding"
+"""Name of forwards that belong to the phase before them: of a padded batch, whose mask may take more memory."""
+
 CACHES = ("past_key_values", "cache_params")
 """Argument names of a forward's cache: of keys and values, or of recurrent states."""
 
@@ -34,7 +38,7 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     """Record the prefill, and the last decoding step, at which the cache holds all tokens but one.
 
     Once a sliding window is full, kernels receive a mask and may take less memory than in the step before, so that step
-    is recorded too.
+    is recorded too. A batch of several sequences may be padded, which is recorded too.
 
     Args:
         session: the fake model.
@@ -45,6 +49,9 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     work = session.workload
     given = None if media is None else Prompt.with_media(session, config, media, work.prompt_length)
     prompt = max(work.prompt_length, 1) if given is None else given.ids.shape[1]
+    pads = may_be_padded(work) and session.accepts(MASK)
+    if pads:
+        session.phase(FURTHER, prompt, _Loop(session, config, prompt, given, is_padded=True).prefill)
     loop = _Loop(session, config, prompt, given)
     session.phase("prefill", prompt, loop.prefill)
     if work.new_tokens == 0 or work.context_length < 2:
@@ -52,8 +59,12 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     if given is not None:
         loop.skip(max(work.new_tokens or 1, 1) - 1)
     elif work.new_tokens is None:
-        shorter = work.context_length - 1
-        loop = _resumed(session, config, loop, prompt=shorter, length=shorter) or _up_to_last_step(session, config)
+        begun = _Loop(session, config, work.context_length - 1)
+        if loop.can_resize():
+            loop = _resumed(begun, loop, begun.prompt)
+        else:
+            loop = begun
+            loop.prefill()
     else:
         for window in _windows(loop.cache):
             if prompt + 1 < window <= work.context_length:
@@ -66,39 +77,35 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     if _experts_functions(session.model) != settings and given is None:
         loop = _before_last_step(session, config, loop)
         session.phase(FROM_HOST, 1, lambda: loop.step(1))
+    if pads:
+        loop = _before_last_step(session, config, loop, given, is_padded=True)
+        with as_when_decoding(session.model):
+            session.phase(ALTERNATIVE, 1, lambda: loop.step(1))
 
 
-def _before_last_step(session: Session, config: Any, loop: _Loop) -> _Loop:
+def _before_last_step(
+    session: Session, config: Any, loop: _Loop, given: Prompt | None = None, is_padded: bool = False
+) -> _Loop:
     """Return a loop as it was before the last step, which `loop` has run."""
     work = session.workload
-    prompt, length = work.context_length - (work.new_tokens or 1), work.context_length - 1
-    resumed = _resumed(session, config, loop, prompt=prompt, length=length)
-    return _up_to_last_step(session, config) if resumed is None else resumed
-
-
-def _up_to_last_step(session: Session, config: Any) -> _Loop:
-    """Return a loop that has run all steps but the last."""
-    work = session.workload
     new_tokens = work.new_tokens or 1
-    loop = _Loop(session, config, work.context_length - new_tokens)
-    loop.prefill()
-    loop.skip(new_tokens - 1)
-    return loop
-
-
-def _resumed(session: Session, config: Any, loop: _Loop, *, prompt: int, length: int) -> _Loop | None:
-    """Return a loop with a prompt of `prompt` tokens and a cache of `length`, made from `loop` without a forward.
-
-    None if the cache of `loop` cannot be resized.
-    """
+    prompt = work.context_length - new_tokens if given is None else given.ids.shape[1]
+    begun = _Loop(session, config, prompt, given, is_padded)
     if not loop.can_resize():
-        return None
-    resumed = _Loop(session, config, prompt)
-    resumed.cache, resumed.scores = loop.cache, loop.scores
-    if length > prompt:
-        resumed.append(length - prompt)
-    resumed.resize(length)
-    return resumed
+        begun.prefill()
+        begun.skip(new_tokens - 1)
+        return begun
+    return _resumed(begun, loop, loop.ids.shape[1] - 1)
+
+
+def _resumed(begun: _Loop, loop: _Loop, length: int) -> _Loop:
+    """Return `begun`, which has run nothing, with a cache of `length` tokens made from that of `loop` without a
+    forward."""
+    begun.cache, begun.scores = loop.cache, loop.scores
+    if length > begun.prompt:
+        begun.append(length - begun.prompt)
+    begun.resize(length)
+    return begun
 
 
 def _filled_layers(cache: Any) -> list[Any]:
@@ -154,24 +161,34 @@ ENCODED_PIXELS = {"pixel_values", "pixel_values_images", "pixel_values_videos", 
 class _Loop:
     """The loop of `generate`, with the tensors that it keeps between forwards."""
 
-    def __init__(self, session: Session, config: Any, prompt: int, given: Prompt | None = None) -> None:
+    def __init__(
+        self, session: Session, config: Any, prompt: int, given: Prompt | None = None, is_padded: bool = False
+    ) -> None:
         self.session = session
+        self.prompt, self.is_padded = prompt, is_padded
         with real_tensors():
             ids = token_ids(config, session.workload.batch_size, prompt) if given is None else given.ids
-            ones = torch.ones_like(ids)
         self.media = {} if given is None else given.media
         self.ids = session.tokens(prompt, ids)
-        self.positions = session.tokens(prompt, self._order(prompt)) if session.accepts("position_ids") else None
         # The caller keeps its own tensors alive beside the longer ones of the loop. The loop may have no mask.
-        mask = session.tokens(prompt, ones)
+        mask = session.tokens(prompt, self._mask(prompt))
+        self.positions = self._first_positions(mask) if session.accepts("position_ids") else None
         self.given = self.ids, mask, self.positions
-        self.mask = mask if keeps_mask() else None
+        self.mask = mask if is_padded or keeps_mask() else None
         self.unfinished = session.tokens(1)
         self.chosen: torch.Tensor | None = None
         self.special = kept_ids(session, config)
         self.scores: torch.Tensor | None = None
         self.caches = getattr(getattr(session.model, "generation_config", None), "use_cache", None) is not False
         self.cache = _new_cache(session, config) if self.caches else None
+
+    def _first_positions(self, mask: torch.Tensor) -> torch.Tensor:
+        """Return the position ids of the prompt: one for each token, or as many as a model of its own kind has."""
+        if not has_own_positions(self.session.model):
+            return self.session.tokens(self.prompt, self._order(self.prompt))
+        known = {"attention_mask": mask, **self.media}
+        found: torch.Tensor = self.session.model._prepare_position_ids_for_generation(self.ids, known)  # type: ignore[operator]
+        return found
 
     def prefill(self) -> None:
         """Run the forward of the whole prompt."""
@@ -188,7 +205,7 @@ class _Loop:
         if not self.caches:
             self._run(self.ids.clone(), self.positions)
             return
-        positions = None if self.positions is None else self.positions[:, -tokens:].clone()
+        positions = None if self.positions is None else self.positions[..., -tokens:].clone()
         self._run(self.ids[:, -tokens:].clone(), positions)
 
     def append(self, tokens: int) -> None:
@@ -196,10 +213,13 @@ class _Loop:
         self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
         self.ids = torch.cat([self.ids, more], 1)
         if self.positions is not None:
-            self.positions = torch.cat([self.positions, more], 1)
-            self.session.recorder.values.give(self.positions, self._order(self.positions.shape[1]))
+            self.positions = torch.cat([self.positions, more.expand(*self.positions.shape[:-1], -1)], -1)
+            with real_tensors():
+                order = self._order(self.positions.shape[-1]).expand(self.positions.shape)
+            self.session.recorder.values.give(self.positions, order)
         if self.mask is not None:
             self.mask = torch.cat([self.mask, more], 1)
+            self.session.recorder.values.give(self.mask, self._mask(self.mask.shape[1]))
 
     def can_resize(self) -> bool:
         """Return whether the cache holds keys and values of the whole text: no sliding windows or recurrent states."""
@@ -244,17 +264,34 @@ class _Loop:
         with real_tensors():
             return torch.arange(tokens).repeat(self.session.workload.batch_size, 1)
 
+    def _mask(self, tokens: int) -> torch.Tensor:
+        """Return the mask of the first `tokens` tokens of each sequence."""
+        with real_tensors():
+            batch_size = self.session.workload.batch_size
+            return padding_mask(batch_size, tokens, self.prompt if self.is_padded else 0)
+
     def _run(self, ids: torch.Tensor, positions: torch.Tensor | None, **media: Any) -> None:
         keep: dict[str, Any] = {} if self.session.workload.all_logits else {"logits_to_keep": 1}
         mask = [] if self.mask is None else [self.mask]
+        masked = dict.fromkeys([MASK] if self.is_padded else [], self.mask)
         cache = dict.fromkeys(CACHES, self.cache) if self.caches else {}
         order = {} if positions is None else {"position_ids": positions}
-        inputs = {"input_ids": ids, **order, **cache, "use_cache": self.caches, **keep, **media}
+        inputs = {"input_ids": ids, **masked, **order, **cache, "use_cache": self.caches, **keep, **media}
+        if prepares_its_inputs(self.session.model):
+            inputs |= self._prepared({**masked, **order, **cache, "use_cache": self.caches}, ids)
         kept = [*tensors_in(media), *([] if self.positions is None else [self.positions])]
-        output = self.session.generate_with(kept, mask, **inputs)
+        kept, unread = ([*kept, *mask], []) if self.is_padded else (kept, mask)
+        output = self.session.generate_with(kept, unread, **inputs)
         self.scores = next_token_scores(self.session, output)
         returned = cache_in(output)
         self.cache = self.cache if returned is None else returned
+
+    def _prepared(self, inputs: Mapping[str, Any], ids: torch.Tensor) -> dict[str, Any]:
+        """Return the mask and the position ids that the model's own preparation of inputs makes of those given."""
+        prepare: Any = self.session.model.prepare_inputs_for_generation
+        accepted = {name: value for name, value in inputs.items() if self.session.accepts(name)}
+        found = prepare(ids, is_first_iteration=self.scores is None, **accepted)
+        return {name: found.get(name) for name in (MASK, "position_ids") if name in accepted}
 
 
 def encode_media(session: Session, media: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -304,7 +341,7 @@ def suppressed_tokens(model: Any) -> list[list[int]]:
 
 def kept_ids(session: Session, config: Any) -> list[torch.Tensor]:
     """Return the token ids that `generate` keeps as tensors, without the text: its special tokens (bos, eos, pad, the
-    decoder's first) and those that it suppresses."""
+    decoder's first), those that it suppresses, and those that it ends a text of full length with."""
     generation = getattr(session.model, "generation_config", None)
     named = [generation, config.get_text_config(decoder=True)]
 
@@ -314,8 +351,29 @@ def kept_ids(session: Session, config: Any) -> list[torch.Tensor]:
     begin, end, pad = (ids_of(f"{kind}_token_id", *named) for kind in ("bos", "eos", "pad"))
     seq2seq = getattr(config, "is_encoder_decoder", False)
     first = ids_of("decoder_start_token_id", *(named if seq2seq else [generation]))
-    kinds = [begin, end, end if pad is None else pad, first, *suppressed_tokens(session.model)]
+    forced = getattr(generation, "forced_eos_token_id", None)
+    kinds = [begin, end, end if pad is None else pad, first, forced, *suppressed_tokens(session.model)]
     return [session.ids(len(kind) if isinstance(kind, list) else 1) for kind in kinds if kind is not None]
+
+
+def has_own_positions(model: Any) -> bool:
+    """Return whether a model makes position ids for `generate` itself, as for the rows and columns of images."""
+    return _overrides(model, "_prepare_position_ids_for_generation")
+
+
+def prepares_its_inputs(model: Any) -> bool:
+    """Return whether a model prepares the inputs of each forward of `generate` itself: some pass no mask in steps."""
+    return _overrides(model, "prepare_inputs_for_generation")
+
+
+def _overrides(model: Any, method: str) -> bool:
+    from transformers import GenerationMixin
+
+    general = getattr(GenerationMixin, method, None)
+    own = getattr(type(model), method, None)
+    if general is None or own is None or own is general:
+        return False
+    return "is_first_iteration" in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 
 
 def _new_cache(session: Session, config: Any) -> Any:

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from ...devices import HOST, virtual
-from ...devices.nested import spanned_elements
+from ...devices.nested import iter_tensors, spanned_elements
 from ...quantized.experts import QuantizedExperts
 from ..model.experts import RouterChoice, expert_names
 from .trace import (
@@ -56,6 +55,7 @@ class Recorder(TorchDispatchMode):
         events: the events so far, in order.
         combined: units whose outputs are read, between units, by operations that read tensors of other units, too. Over
             several devices such outputs must be brought to one.
+        lent: units whose weights are read by operations between units, which run on the main device.
         on_host: numbers of the storages that lie in host memory.
         values: the values that the forwards may read.
     """
@@ -76,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self._at_inputs = False
         self._choice: RouterChoice | None = None
         self.combined: set[int] = set()
+        self.lent: set[int] = set()
         self._places: dict[int, int] = {}  # by storage: the unit on whose device it lies; `OUTSIDE`: the main device
         self._last_place = OUTSIDE
         self._owners: dict[int, int] = {}  # by storage of a weight: its unit, of several the first
@@ -117,6 +118,7 @@ class Recorder(TorchDispatchMode):
         """Record the weights of units among the operands of an operation between units, unless it reads one unit's
         weights only: that runs where they lie."""
         owners = {tensor: self._owners.get(tensor.untyped_storage()._cdata, OUTSIDE) for tensor in operands}
+        self.lent |= {*owners.values()} - {OUTSIDE}
         if len(set(owners.values())) > 1:
             weights = tuple((unit, tensor.nbytes) for tensor, unit in owners.items() if unit != OUTSIDE)
             self.events.append(OutsideUse(weights, read[0][0] if read else OUTSIDE))
@@ -214,6 +216,13 @@ class Recorder(TorchDispatchMode):
         self._units.pop()
         self.events.append(Leave(unit))
 
+    def abandon(self) -> None:
+        """End the units that an error has left open."""
+        self.events += [Leave(unit) for unit in reversed(self._units)]
+        self._units.clear()
+        self._choice = None
+        self._at_inputs = False
+
     def follow(self, module: nn.Module, unit: int, is_placed: bool = True, is_lookup: bool = False) -> None:
         """Record when `module` starts and ends.
 
@@ -299,7 +308,7 @@ class Recorder(TorchDispatchMode):
         self._wrap(module, before, after)
 
     def _tensors(self, value: Any) -> tuple[tuple[int, int], ...]:
-        return self._numbered(leaf for leaf in tree_iter(value) if isinstance(leaf, torch.Tensor))
+        return self._numbered(iter_tensors(value, registered=True))
 
     def _numbered(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[int, int], ...]:
         found: dict[int, int] = {}

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from .generation import cache_in, kept_ids, next_token_scores
+from .generation import ALTERNATIVE, FURTHER, cache_in, kept_ids, next_token_scores
+from .padding import MASK, may_be_padded, padding_mask
 from .session import Session
+from .values import real_tensors
 from .work import tensors_in
 
 
@@ -16,6 +18,7 @@ def generate_seq2seq(session: Session, config: Any, source: dict[str, torch.Tens
 
     If any share of the context may be generated, a source text fills the context and two tokens follow (a token takes
     the same bytes of the cache on either side). Images and sounds take none of it, so the whole context is generated.
+    A batch of several texts may be padded, which is recorded too.
 
     Args:
         session: the fake model.
@@ -25,22 +28,35 @@ def generate_seq2seq(session: Session, config: Any, source: dict[str, torch.Tens
     new_tokens = session.workload.new_tokens
     if new_tokens is None:
         new_tokens = 2 if "input_ids" in source else session.workload.context_length
+    length = max(session.workload.prompt_length, 1)
+    pads = "input_ids" in source and may_be_padded(session.workload) and session.accepts(MASK)
+    if pads:
+        session.phase(FURTHER, length, _Loop(session, config, source, is_padded=True).begin)
     loop = _Loop(session, config, source)
-    session.phase("prefill", max(session.workload.prompt_length, 1), loop.begin)
+    session.phase("prefill", length, loop.begin)
     if new_tokens > 1:
-        if new_tokens > 2:
-            loop.step(new_tokens - 2)
+        loop.skip(new_tokens - 2)
         session.phase("decode", 1, lambda: loop.step(1))
+        if pads:
+            loop = _Loop(session, config, source, is_padded=True)
+            loop.begin()
+            loop.skip(new_tokens - 2)
+            session.phase(ALTERNATIVE, 1, lambda: loop.step(1))
 
 
 class _Loop:
     """The loop of `generate`, with the tensors that it keeps between forwards."""
 
-    def __init__(self, session: Session, config: Any, source: dict[str, torch.Tensor]) -> None:
+    def __init__(self, session: Session, config: Any, source: dict[str, torch.Tensor], is_padded: bool = False) -> None:
         self.session = session
         self.source = source
-        # The caller's mask of the source stays alive; it is all ones, so the model is called without it.
+        # The caller's mask of the source stays alive; the model is called without it if it is all ones.
         self.mask = session.tokens(next(iter(source.values())).shape[1]) if "input_ids" in source else None
+        self.masks: dict[str, torch.Tensor] = {}
+        if is_padded and self.mask is not None:
+            with real_tensors():
+                session.recorder.values.give(self.mask, padding_mask(*self.mask.shape))
+            self.masks[MASK] = self.mask
         self.special = kept_ids(session, config)
         self.chosen: torch.Tensor | None = None
         self.scores: torch.Tensor | None = None
@@ -55,10 +71,15 @@ class _Loop:
             first = _first_tokens(generation)
             self.first_tokens = [self.session.tokens(first), self.session.tokens(first)]  # given, and of this segment
             self.source = {name: tensor.clone() for name, tensor in self.source.items()}
-        self.encoded = encoder(**self.source)
+        self.encoded = encoder(**self.source, **self.masks)
         self.ids = self.start = self.session.tokens(first)
         self.unfinished = self.session.tokens(1)
         self._run(self.ids.clone())
+
+    def skip(self, steps: int) -> None:
+        """Leave what `steps` steps leave, in one forward."""
+        if steps > 0:
+            self.step(steps)
 
     def step(self, tokens: int) -> None:
         """Run the forward of `tokens` more tokens at once: 1, or as many as there are steps to skip."""
@@ -69,7 +90,8 @@ class _Loop:
 
     def _run(self, ids: torch.Tensor) -> None:
         output = self.session.generate_with(
-            tensors_in(self.encoded),
+            [*tensors_in(self.encoded), *self.masks.values()],
+            **self.masks,
             encoder_outputs=self.encoded,
             decoder_input_ids=ids,
             past_key_values=self.cache,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ from .recorder import Recorder
 from .values import LARGEST, Values, real_tensors
 from .work import tensors_in
 from .workload import Workload
+
+logger = logging.getLogger(__name__)
 
 
 def fake_clone(
@@ -119,6 +122,14 @@ class Session:
         self.marks.append((name, (first, len(self.recorder.events)), tokens))
         return result
 
+    def attempt(self, name: str, tokens: int, run: Callable[[], Any]) -> None:
+        """Record `run` as one phase; as none if it raises."""
+        try:
+            self.phase(name, tokens, run)
+        except Exception as error:  # any error of the model's own forward on inputs that it may not take
+            self.recorder.abandon()
+            logger.debug("%s of %s: %s", name, type(self.model).__name__, error)
+
     def call(self, **inputs: Any) -> Any:
         """Call the model with those of `inputs` that its forward takes."""
         inputs = {name: value for name, value in inputs.items() if name in self._accepted}
@@ -189,8 +200,8 @@ class Session:
 class ConstantsThroughHost(TorchFunctionMode):
     """Supports functions on fake tensors that PyTorch implements for real ones only.
 
-    `torch.tensor(data, device=...)` would return a real tensor on another device than the CPU. A tensor of one number
-    can be formatted, as in names of experts.
+    `torch.tensor(data, device=...)` would return a real tensor on another device than the CPU, and would read the
+    numbers of fake tensors in a list of them. A tensor of one number can be formatted, as in names of experts.
     """
 
     def __torch_function__(
@@ -199,7 +210,13 @@ class ConstantsThroughHost(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.Tensor.__format__ and args[0].dim() == 0:
             return format(args[0].item(), *args[1:])
+        if func is torch.tensor and args and isinstance(args[0], list):
+            args = (tree_map(lambda leaf: leaf.item() if _is_number(leaf) else leaf, args[0]), *args[1:])
         device = kwargs.get("device")
         if func not in (torch.tensor, torch.as_tensor) or device is None or torch.device(device).type == "cpu":
             return func(*args, **kwargs)
         return func(*args, **{**kwargs, "device": "cpu"}).to(device)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 0

@@ -26,9 +26,11 @@ from .inputs import (
     token_ids,
 )
 from .media_inputs import media_inputs
+from .padding import may_be_padded, padding_of
 from .prompt import Prompt
 from .seq2seq import generate_seq2seq
 from .session import Session
+from .values import real_tensors
 from .workload import Workload
 
 
@@ -130,13 +132,21 @@ def _use_both_ways(session: Session, inputs: Inputs) -> None:
 
 
 def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], tokens: int = 1) -> None:
-    fake = session.fake(inputs, session.dtype) if isinstance(inputs, tuple) else _with_placeholders(session, inputs)
-    args, kwargs = (fake, {}) if isinstance(fake, tuple) else ((), fake)
+    if isinstance(inputs, tuple):
+        use_sample(session, inputs, {})
+        return
+    kwargs = _with_placeholders(session, inputs)
 
-    def run() -> None:
-        session.recorder.call(lambda: session.model(*args, **kwargs), (args, kwargs))
+    def run(masks: Inputs) -> None:
+        given = {**kwargs, **masks}
+        session.recorder.call(lambda: session.model(**given), given)
 
-    session.phase("forward", tokens, run)
+    texts = {name: kwargs[name] for name in kwargs if name == "input_ids"}  # with placeholders
+    with real_tensors():
+        masks = padding_of({**inputs, **texts}, parameters_of(session.model))
+    if masks and may_be_padded(session.workload):
+        session.attempt(FURTHER, tokens, lambda: run(session.fake(masks, session.dtype)))
+    session.phase("forward", tokens, lambda: run({}))
 
 
 def _with_placeholders(session: Session, inputs: Inputs) -> Inputs:

@@ -72,8 +72,8 @@ class RecomputedCall(ABC):
         return rebuild(next(remaining) if leaf is _TENSOR else leaf for leaf in leaves)
 
     def arguments_again(self, inputs: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of the recomputation, with `inputs` as their tensors and caches in their first state."""
-        leaves = list(self._others)
+        """Return the arguments of a recomputation, with `inputs` as their tensors and caches in their first state."""
+        leaves = [snapshot(leaf) for leaf in self._others]
         for position, tensor in zip(self._positions, inputs, strict=True):
             leaves[position] = tensor
         args, kwargs = self._rebuild(leaves)

@@ -40,10 +40,13 @@ class PreparingModels(AcceleratorCore):
             evaluation_mode: the model will not be trained, so it needs no wrapper for gradients.
 
         Raises:
-            TrainError: the model is dispatched over devices and there are several processes.
+            TrainError: the model is dispatched over devices and there are several processes, or weights to be trained
+                that were tied are on two devices.
         """
         if self._has_prepared(model):
             return model
+        if not evaluation_mode:
+            self._ready_dispatched([model], [])
         placed = self.device_placement if device_placement is None else device_placement
         return self._place_and_wrap(self._in_precision(model), placed, evaluation_mode)
 

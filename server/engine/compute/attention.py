@@ -7,6 +7,9 @@ The shapes of every attention call depend on the sequence alone: prompt tokens a
 :data:`~bigmodel.server.engine.kv.buffers.PROMPT_BLOCK` positions counted from the start of the prompt, generated tokens
 one at a time. So no bit of the result depends on the rest of the batch, on how a prompt was cut into chunks, or on
 whether a sequence was preempted and recomputed.
+
+On accelerators keys and values are in pages of one arena. There all calls of a layer are one call of
+:mod:`.varlen`'s kernel, where the device has one that keeps that promise; the loop over the calls is its twin.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import torch
 from torch.nn import functional
 from transformers import DynamicCache
 
+from bigmodel.server.engine.compute.varlen import PagedStep, batched_kernel
+from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
 
 NAME = "bigmodel_ragged"
@@ -49,6 +54,10 @@ class AttentionCall:
     start: int
     end: int
 
+    def first(self, window: int | None) -> int:
+        """The first position that the call attends to."""
+        return 0 if window is None else max(0, self.start - window + 1)
+
 
 class RaggedCache(DynamicCache):
     """The cache handed to the model for one packed step; writes go to each sequence's own buffers."""
@@ -62,10 +71,29 @@ class RaggedCache(DynamicCache):
             for start, end in split_positions(span.start, span.end, span.prompt_length):
                 self.calls.append(AttentionCall(span.kv, span.row + start - span.start, start, end))
 
+        arenas = {span.kv.arena if isinstance(span.kv, PagedKV) else None for span in spans}
+        self.arena = arenas.pop() if len(arenas) == 1 else None  # where all sequences have their pages
+        self._steps: dict[tuple[torch.device, int | None], PagedStep] = {}
+
+    def step(self, device: torch.device, window: int | None) -> PagedStep:
+        """Where this step is in the arena, for layers on ``device`` with a window."""
+        found = self._steps.get((device, window))
+        if found is None:
+            written = [_paged(span.kv).rows(span.start, span.end) for span in self.spans]
+            attended = [_paged(call.kv).rows(call.first(window), call.end) for call in self.calls]
+            rows = [call.end - call.start for call in self.calls]
+            found = self._steps[device, window] = PagedStep.of(written, attended, rows, device)
+        return found
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store the packed keys and values [1, heads, tokens, dim] of layer ``layer_idx``; returned unchanged."""
+        if self.arena is not None:
+            written = self.step(key_states.device, None).written
+            key, value = (states[0, :, : len(written)].transpose(0, 1) for states in (key_states, value_states))
+            self.arena.write(layer_idx, written, key, value)
+            return key_states, value_states
         with torch._C.DisableTorchFunction():  # as in `ragged_attention`: many small calls
             for span in self.spans:
                 rows = slice(span.row, span.row + span.end - span.start)
@@ -198,24 +226,61 @@ def ragged_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     cache.attended.add(layer)
-    out = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
+    options: dict[str, Any] = {"scale": scaling, "window": sliding_window, "softcap": softcap, "sinks": s_aux}
     # Many small calls, none of them a linear layer: function modes (see host_linear) need not see them.
     with torch._C.DisableTorchFunction():
-        for call in cache.calls:
-            keys, values = call.kv.layer(layer)
-            first = 0 if sliding_window is None else max(0, call.start - sliding_window + 1)
-            tokens = call.end - call.start
-            out[call.row : call.row + tokens] = attend(
-                query[0, :, call.row : call.row + tokens],
-                keys[:, first : call.end],
-                values[:, first : call.end],
-                offset=call.start - first,
-                scale=scaling,
-                window=sliding_window,
-                softcap=softcap,
-                sinks=s_aux,
-            )
+        if cache.arena is None:
+            out = _by_sequence(cache, layer, query, value, options)
+        else:
+            out = _in_pages(cache, cache.arena, layer, query, options)
     return out[None], None
+
+
+def _by_sequence(
+    cache: RaggedCache, layer: int, query: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    """Attention [tokens, heads, dim] of a step whose sequences have buffers of their own."""
+    out = query.new_zeros(query.shape[2], query.shape[1], value.shape[-1])
+    for call in cache.calls:
+        first, rows = call.first(options["window"]), slice(call.row, call.row + call.end - call.start)
+        keys, values = call.kv.span(layer, first, call.end)
+        out[rows] = attend(query[0, :, rows], keys, values, offset=call.start - first, **options)
+    return out
+
+
+def _in_pages(
+    cache: RaggedCache, arena: KVArena, layer: int, query: torch.Tensor, options: dict[str, Any]
+) -> torch.Tensor:
+    """Attention [tokens, heads, dim] of a step whose sequences have pages of one arena: in one call, if there is a
+    kernel, else call by call."""
+    step = cache.step(query.device, options["window"])
+    keys, values = (each.index_select(0, step.gathered) for each in arena.layer(layer))
+    packed = query[0].transpose(0, 1)
+    count = sum(step.rows)
+    out = query.new_zeros(len(packed), query.shape[1], values.shape[-1])
+    plain = options["softcap"] is None and options["sinks"] is None
+    kernel = batched_kernel(packed, keys, values, attend) if plain else None
+    if kernel is not None:
+        longest, scale, window = max(step.lengths), options["scale"], options["window"]
+        out[:count] = kernel(packed[:count], keys, values, step.queries, step.keys, longest, scale, window)
+        return out
+    begin = 0
+    for call, length in zip(cache.calls, step.lengths, strict=True):
+        rows, own = slice(call.row, call.row + call.end - call.start), slice(begin, begin + length)
+        begin += length
+        out[rows] = attend(
+            query[0, :, rows],
+            keys[own].transpose(0, 1),
+            values[own].transpose(0, 1),
+            offset=call.start - call.first(options["window"]),
+            **options,
+        )
+    return out
+
+
+def _paged(kv: SequenceKV) -> PagedKV:
+    assert isinstance(kv, PagedKV)
+    return kv
 
 
 def _ragged_mask(*args: Any, **kwargs: Any) -> torch.Tensor | None:

@@ -21,6 +21,7 @@ from bigmodel.server.engine.compute.host_linear import (
     linear_of,
     probe_row_multiple,
 )
+from bigmodel.server.engine.compute.varlen import on_device
 from bigmodel.server.engine.kv.buffers import SequenceKV
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 
@@ -57,8 +58,9 @@ def input_device(model: torch.nn.Module) -> torch.device:
 
 
 def readable(logits: torch.Tensor) -> torch.Tensor:
-    """Logits where tokens can be sampled: left on CUDA, copied to the host from any other accelerator."""
-    return logits if logits.device.type in ("cpu", "cuda") else logits.cpu()
+    """Logits where tokens can be sampled: left on CUDA and on virtual accelerators, which stand in for it; copied to
+    the host from any other accelerator."""
+    return logits if logits.device.type in ("cpu", "cuda", "virtual") else logits.cpu()
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,11 @@ class PackedRunner:
     def _forward(self, tokens: list[int], positions: list[int], cache: RaggedCache, keep: list[int]) -> torch.Tensor:
         pad = -len(tokens) % self.row_multiple
         rows = keep + [0] * (max(1, -(-len(keep) // self.row_multiple)) * self.row_multiple - len(keep))
-        extra = {"logits_to_keep": torch.tensor(rows, device=self.device)} if self._keeps_rows else {}
+        extra = {"logits_to_keep": on_device(torch.tensor(rows), self.device)} if self._keeps_rows else {}
         with torch.inference_mode(), ragged_step(cache), computing_with(self.host_linear):
             logits: torch.Tensor = self.model(
-                input_ids=torch.tensor([tokens + [0] * pad], device=self.device),
-                position_ids=torch.tensor([positions + [0] * pad], device=self.device),
+                input_ids=on_device(torch.tensor([tokens + [0] * pad]), self.device),
+                position_ids=on_device(torch.tensor([positions + [0] * pad]), self.device),
                 past_key_values=cache,
                 use_cache=True,
                 **extra,

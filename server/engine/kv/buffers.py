@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -71,6 +71,23 @@ class SequenceKV:
     def layers(self) -> Seq[int]:
         """Indices of the layers written so far."""
         return list(self._layers)
+
+    def span(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [key-value heads, positions, dim] of positions ``start`` to ``end``."""
+        keys, values = self._layers[layer]
+        return keys[:, start:end], values[:, start:end]
+
+    def cut(self, index: int) -> object:
+        """What prompt block ``index`` holds, for `put`: copies, as views would keep the whole buffers alive."""
+        rows = slice(index * PROMPT_BLOCK, (index + 1) * PROMPT_BLOCK)
+        return {
+            layer: (keys[:, rows].clone(), values[:, rows].clone()) for layer, (keys, values) in self._layers.items()
+        }
+
+    def put(self, index: int, block: Any) -> None:
+        """Take over what another sequence's `cut` gave, as prompt block ``index``."""
+        for layer, (keys, values) in block.items():
+            self.write(layer, index * PROMPT_BLOCK, keys, values)
 
     def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store ``key`` and ``value`` [key-value heads, tokens, dim] at positions from ``start`` on."""

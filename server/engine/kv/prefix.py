@@ -6,8 +6,6 @@ import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-import torch
-
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV, TokenPool
 
 Key = tuple[int, tuple[int, ...]]  # serial of the parent block (0: none), and the tokens of this one
@@ -17,9 +15,9 @@ _serials = itertools.count(1)
 
 @dataclass
 class PrefixBlock:
-    """Keys and values of :data:`PROMPT_BLOCK` positions, per layer, and the block's place in the prefix tree."""
+    """Keys and values of :data:`PROMPT_BLOCK` positions, as `SequenceKV.cut` gave them, and the place in the tree."""
 
-    layers: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    content: object
     parent: PrefixBlock | None
     children: int = 0
     serial: int = field(default_factory=lambda: next(_serials))
@@ -49,10 +47,9 @@ class PrefixCache:
         return PROMPT_BLOCK * len(self._walk(prompt, (len(prompt) - 1) // PROMPT_BLOCK))
 
     def copy_into(self, kv: SequenceKV, prompt: list[int], tokens: int) -> None:
-        """Copy the first ``tokens`` cached positions of ``prompt`` into ``kv``."""
+        """Give ``kv`` the first ``tokens`` cached positions of ``prompt``."""
         for index, block in enumerate(self._walk(prompt, tokens // PROMPT_BLOCK)):
-            for layer, (keys, values) in block.layers.items():
-                kv.write(layer, index * PROMPT_BLOCK, keys, values)
+            kv.put(index, block.content)
 
     def insert(self, kv: SequenceKV, prompt: list[int]) -> None:
         """Cache the whole blocks of a computed ``prompt``, as far as the pool has free positions."""
@@ -109,7 +106,5 @@ def _key(parent: PrefixBlock | None, prompt: list[int], index: int) -> Key:
     return (parent.serial if parent else 0, tuple(prompt[index * PROMPT_BLOCK : (index + 1) * PROMPT_BLOCK]))
 
 
-def _cut(kv: SequenceKV, index: int) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    """Copies of the positions of block ``index``; views would keep the whole sequence's buffers alive."""
-    rows = slice(index * PROMPT_BLOCK, (index + 1) * PROMPT_BLOCK)
-    return {layer: (kv.layer(layer)[0][:, rows].clone(), kv.layer(layer)[1][:, rows].clone()) for layer in kv.layers()}
+def _cut(kv: SequenceKV, index: int) -> object:
+    return kv.cut(index)

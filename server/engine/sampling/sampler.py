@@ -1,6 +1,9 @@
 """Sampling: from the logits of a step to the next tokens of each sequence.
 
 :class:`Sampler` handles the batch; :func:`choose` samples one token by a sequence's own parameters and random numbers.
+
+Logits come to the host once in a step: as tokens, if all are greedy, else the rows of the whole batch together. Tokens
+are drawn on the host, whose sums do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ class Sampler:
 
         An error fails its own request only (a grammar that no token continues, logits that are NaN).
         """
+        if not all(_plainly_greedy(scheduled) and not _shows_logprobs(scheduled) for scheduled, _ in batch):
+            batch = _brought(batch)
         greedy = [(scheduled, rows[-1]) for scheduled, rows in batch if _plainly_greedy(scheduled)]
         known: dict[int, int | None] = {}
         if greedy:
@@ -134,6 +139,23 @@ class Sampler:
 def _plainly_greedy(scheduled: ScheduledTokens) -> bool:
     params = scheduled.sequence.params
     return params.greedy and not params.adjusts_logits and not scheduled.draft and params.max_tokens > 0
+
+
+def _shows_logprobs(scheduled: ScheduledTokens) -> bool:
+    return scheduled.sequence.params.logprobs is not None
+
+
+def _brought(batch: Seq[tuple[ScheduledTokens, torch.Tensor]]) -> Seq[tuple[ScheduledTokens, torch.Tensor]]:
+    """The batch with the rows that are sampled from, of all entries, brought to the host in one copy."""
+    if all(rows.device.type == "cpu" for _, rows in batch):
+        return batch
+    wanted = [rows[-1 - len(scheduled.draft) :] for scheduled, rows in batch]
+    try:
+        brought = torch.cat(wanted).cpu().split([len(rows) for rows in wanted])
+    except Exception:
+        logger.exception("logits of %d sequences could not be brought together; each is alone", len(batch))
+        return batch
+    return [(scheduled, rows) for (scheduled, _), rows in zip(batch, brought, strict=True)]
 
 
 # --- one token ----------------------------------------------------------------------------------------

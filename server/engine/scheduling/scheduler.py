@@ -7,7 +7,7 @@ key-value memory runs out, the youngest running sequence gives its memory back a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,12 +54,20 @@ def _on_behalf_of(sequence: Sequence) -> Iterator[None]:
 
 
 class Scheduler:
-    """Waiting and running sequences, and the key-value positions they hold.
+    """Waiting and running sequences, and the key-value positions they hold, in what ``new_kv`` makes for each.
 
     ``max_batch_tokens`` bounds the tokens of one step, ``max_sequences`` the sequences that run at once.
     """
 
-    def __init__(self, pool: TokenPool, prefix: PrefixCache, *, max_sequences: int, max_batch_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: TokenPool,
+        prefix: PrefixCache,
+        *,
+        max_sequences: int,
+        max_batch_tokens: int,
+        new_kv: Callable[[], SequenceKV] = SequenceKV,
+    ) -> None:
         if max_batch_tokens < max_sequences + PROMPT_BLOCK:
             raise ValueError(
                 f"max_batch_tokens={max_batch_tokens} must be at least max_sequences + {PROMPT_BLOCK} "
@@ -69,6 +77,7 @@ class Scheduler:
         self.prefix = prefix
         self.max_sequences = max_sequences
         self.max_batch_tokens = max_batch_tokens
+        self._new_kv = new_kv
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # oldest first
         self.preemptions = 0
@@ -160,7 +169,7 @@ class Scheduler:
         # One position beyond the tokens at hand: a new sequence is not preempted at its first token.
         capacity = min(round_up(len(sequence) + 1), self.pool.capacity)
         self.prefix.match(prompt)  # marks the blocks as recently used: `_extend` evicts others first
-        kv = SequenceKV()
+        kv = self._new_kv()
         if not self._extend(kv, capacity):
             return False
         try:

@@ -111,3 +111,12 @@ def test_ratios_are_taken_within_the_samples() -> None:
         samples.add("fast", fast)
         samples.add("slow", slow)
     assert samples.ratio("slow", "fast").median == 2.0
+
+
+def test_disturbed_rounds_are_not_run_again_when_they_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["bigmodel.benchmarks.harness.measure"], "PATIENT_SECONDS", 0.0)
+    neighbours(monkeypatch, iter(lambda: 0.5, None))
+    log: list[str] = []
+    samples = measure(counting(log), rounds=2, warmup=0)
+    assert samples.disturbed == 0
+    assert sum(entry in NAMES for entry in log) == 2 * len(NAMES)

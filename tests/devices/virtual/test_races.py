@@ -207,6 +207,12 @@ def test_a_gather_reads_the_rows_that_it_asks_for() -> None:
     expect_race("aten.index")
 
 
+def test_a_number_is_the_only_row_of_itself() -> None:
+    number, rows = torch.tensor(3.0, device=device), torch.tensor([0], device=device)
+    assert number.index_select(0, rows).cpu() == 3
+    assert number.index_add(0, rows, number).cpu() == 6
+
+
 def test_a_grouped_product_reads_the_groups_that_have_rows() -> None:
     weights, side = on_the_device(96).view(torch.bfloat16).view(3, 8, 8), side_stream()
     rows, ends = torch.ones(4, 8, device=device, dtype=torch.bfloat16), torch.tensor([0, 2, 4], device=device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -120,3 +120,23 @@ def test_events_that_are_timed_tell_the_time_of_their_work() -> None:
         end.record()
     assert begin.elapsed_time(end) >= 0
     assert elements(target) == [7] * 8
+
+
+def test_waits_of_the_host_are_counted_by_kind() -> None:
+    def waits(work: Callable[[], object]) -> virtual.HostWaits:
+        before = virtual.host_waits()
+        work()
+        return virtual.host_waits().since(before)
+
+    device = torch.ones(4, device="virtual:0")
+    pinned = virtual.pinned_memory.empty(16).view(torch.float32).fill_(1)
+    event = virtual.Event()
+    event.record()
+    assert waits(lambda: device.copy_(pinned, non_blocking=True)) == (0, 0, 0)
+    assert waits(lambda: device.copy_(torch.ones(4), non_blocking=True)) == (1, 0, 0)  # pageable memory
+    assert waits(lambda: device.copy_(pinned)) == (1, 0, 0)
+    assert waits(lambda: pinned.copy_(device, non_blocking=True)) == (0, 0, 0)
+    assert waits(device.cpu) == (0, 1, 0)
+    assert waits(device.sum().item) == (0, 1, 0)
+    assert waits(event.synchronize) == (0, 0, 1)
+    assert waits(virtual.current_stream(0).synchronize) == (0, 0, 1)

@@ -270,6 +270,11 @@ def test_conjugated_tensors_keep_their_sign_in_gradients() -> None:
 
 
 @pytest.mark.virtual_only("CUDA has sparse and nested tensors")
+def test_operations_that_conjugate_in_between_compute_what_the_cpu_computes() -> None:
+    values = torch.randn(3, 3, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(torch.linalg.pinv(values.to(DEVICE)).cpu(), torch.linalg.pinv(values))
+
+
 def test_sparse_and_nested_tensors_are_refused_before_anything_runs() -> None:
     ids = torch.tensor([1, 2], device=DEVICE)
     for refused in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,3 +228,36 @@ def test_a_tensor_that_is_given_twice_is_one_tensor_there_too() -> None:
     model = dispatch_model(nn.ModuleDict({"a": nn.Linear(2, 2), "b": Same()}), {"a": 0, "b": 1})
     x = torch.ones(1, 2, device=at(0))
     assert model["b"](x, [x, x]).shape == (1, 2)
+
+
+class Halves(nn.Module):
+    """Yields both halves of its weighted input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), 3.0))
+
+    def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield from (x * self.weight).chunk(2)
+
+
+class Joined(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Halves(), Halves()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in (self.first, self.second):
+            for half in part(x):
+                x = x + half
+        return x
+
+
+@two
+@pytest.mark.parametrize("device_map", [{"first": 0, "second": 1}, {"": "cpu"}, {"first": 1, "second": "cpu"}])
+def test_what_a_generator_yields_comes_back_as_outputs_do(device_map: dict[str, object]) -> None:
+    expected = Joined()(torch.ones(2, 2))
+    model = dispatch_model(Joined(), device_map, main_device=0)  # type: ignore[arg-type]
+    output = model(torch.ones(2, 2, device=at(0)))
+    assert output.device == torch.device(at(0))
+    assert torch.equal(output.cpu(), expected)

@@ -25,7 +25,7 @@ from tests.marks import pairwise
 
 from ...accelerators import at, exact, held
 from ..interrupting import Interrupt, interrupted_at
-from ..models import ids, llama, stack
+from ..models import Block, ids, llama, stack
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
 
@@ -735,3 +735,13 @@ def test_attention_of_pytorch_gives_the_bits_of_the_resident_model_where_gradien
     found.square().sum().backward()
     expected.square().sum().backward()
     assert_same(gradients(model), gradients(resident))
+
+
+@exact
+def test_gradients_of_a_block_come_to_the_host_with_one_wait() -> None:
+    torch.manual_seed(0)
+    model = dispatch_model(nn.Sequential(Block(8), Block(8), Block(8)), {"": "cpu"}, main_device=at(0))
+    loss = model(torch.randn(2, 8, device=at(0))).square().sum()
+    before = virtual.host_waits()
+    loss.backward()
+    assert virtual.host_waits().since(before) == (0, 0, len(dispatched(model).streamers[0].blocks))

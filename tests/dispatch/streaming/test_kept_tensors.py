@@ -64,6 +64,42 @@ def test_another_block_that_reads_what_a_block_has_kept_is_refused_in_backward()
         output.sum().backward()
 
 
+class GivingLater(Giving):
+    """Keeps nothing in its first two forwards."""
+
+    forwards = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forwards += not torch.is_grad_enabled()  # recomputed with gradients
+        return super().forward(x) if self.forwards > 2 else self.linear(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_what_a_block_begins_to_keep_in_a_later_forward_is_seen(detached: bool) -> None:
+    block = GivingLater(SimpleNamespace(), detached)
+    model = dispatch_model(
+        nn.Sequential(block), {"": "cpu"}, main_device=DEVICE, no_split_module_classes=["GivingLater"]
+    )
+    x = torch.ones(1, 4, device=DEVICE)
+    for _ in range(2):
+        model(x).sum().backward()
+    output = model(x) + block.shared.skip
+    if detached:
+        output.sum().backward()
+        return
+    with pytest.raises(DispatchError, match="'0', which is streamed, hands a tensor on in an attribute"):
+        output.sum().backward()
+
+
+def test_blocks_whose_attributes_stay_are_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pair("table", detached=True)
+    x = torch.ones(1, 4, device=DEVICE)
+    model(x).sum().backward()
+    monkeypatch.delattr(FollowedTensors, "__torch_dispatch__")
+    for _ in range(2):
+        model(x).sum().backward()
+
+
 def test_what_is_detached_may_be_kept() -> None:
     model = pair("skip", detached=True)
     model(torch.ones(1, 4, device=DEVICE)).sum().backward()

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from bigmodel.devices import virtual
 from bigmodel.dispatch.streaming.replay_state import Precision, ReplayState, refuse_hidden_tensors, unchanged_buffers
 from bigmodel.errors import DispatchError
 
@@ -47,6 +48,16 @@ def test_statistics_count_once() -> None:
     with unchanged_buffers(norm):
         norm(torch.randn(3, 4, device=at(0)))
     assert all(torch.equal(buffer, kept) for buffer, kept in zip(norm.buffers(), before))
+
+
+@pytest.mark.virtual_only("counts waits of the host")
+def test_the_host_waits_once_to_compare_all_statistics() -> None:
+    norms = nn.Sequential(*(nn.BatchNorm1d(4) for _ in range(5))).to(at(0))
+    before = virtual.host_waits()
+    with unchanged_buffers(norms):
+        norms(torch.randn(3, 4, device=at(0)))
+    assert virtual.host_waits().since(before) == (0, 1, 0)
+    assert all(int(norm.num_batches_tracked) == 0 for norm in norms)
 
 
 def test_a_tensor_in_an_object_of_another_kind_is_refused_unless_that_was_handed_through() -> None:

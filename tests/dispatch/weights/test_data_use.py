@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 from transformers import LlamaConfig, LlamaModel
 
 from bigmodel.dispatch.weights.data_use import checksums, uses_data
+
+from . import halving
 
 
 def renormalise(module: nn.Linear) -> None:
@@ -40,6 +43,44 @@ class SaysInAFunction(nn.Linear):
         return super().forward(input)
 
 
+class SaysInAnotherFile(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        halving.halve(self)
+        return super().forward(input)
+
+
+class SaysInAnImport(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        from .halving import halve
+
+        halve(self)
+        return super().forward(input)
+
+
+class SaysInAnObject(nn.Linear):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.halving = halving.Halving()
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self.halving.apply_to(self)
+        return super().forward(input)
+
+
+class SaysInAChild(nn.Sequential):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(Halved(inputs, outputs), Halved(outputs, outputs))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        self[1].halved()
+        return super().forward(input)  # type: ignore[no-any-return]
+
+
+class Halved(nn.Linear):
+    def halved(self) -> None:
+        self.weight.data.mul_(0.5)
+
+
 class SaysElsewhere(nn.Linear):
     def start(self) -> None:
         self.weight.data.zero_()
@@ -49,8 +90,19 @@ class SaysElsewhere(nn.Linear):
         return data * 2
 
 
-@pytest.mark.parametrize("kind", [Says, SaysInAMethod, SaysInAFunction])
-def test_a_forward_that_says_data_itself_or_in_what_it_calls_may_write_so(kind: type[nn.Linear]) -> None:
+CALLING: list[Any] = [
+    Says,
+    SaysInAMethod,
+    SaysInAFunction,
+    SaysInAnotherFile,
+    SaysInAnImport,
+    SaysInAnObject,
+    SaysInAChild,
+]
+
+
+@pytest.mark.parametrize("kind", CALLING)
+def test_a_forward_that_says_data_itself_or_in_what_it_calls_may_write_so(kind: type[nn.Module]) -> None:
     assert uses_data(kind(2, 2))
     assert uses_data(nn.Sequential(nn.Linear(2, 2), kind(2, 2)))
 

@@ -2,9 +2,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigmodel.devices.nested import storage_of
 from bigmodel.dispatch.weights.layout import Layout, largest
 from bigmodel.limits import ALIGNMENT
-from bigmodel.profile.model.tensors import storage_of
 
 shapes = st.lists(st.integers(0, 5), max_size=3).map(torch.Size)
 dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int8, torch.bool, torch.float64])

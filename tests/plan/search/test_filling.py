@@ -232,3 +232,12 @@ def test_items_that_fit_the_capacities_fit_the_caps(costs: list[int], capacities
     caps = balanced_caps(costs, capacities, low_zero)
     assert all(cap <= capacity for cap, capacity in zip(caps, capacities, strict=True))
     assert fill(costs, caps)[1] == fill(costs, capacities)[1]
+
+
+def test_a_group_whose_weights_others_read_is_on_no_accelerator_but_the_main_one() -> None:
+    lending = replace(group(4), lends=True)
+    options = options_of(lending, Capacity({0: 9, 1: 9, "cpu": 9}, main_device=1))
+    assert options == [(1, 1), ("cpu", 1), ("disk", 1)]
+    placement = place_greedily([group(4), group(4), lending], Capacity({0: 8, 1: 8, "cpu": 0, "disk": 0}))
+    assert placement is not None
+    assert placement.storage == (0, 1, 0)

@@ -16,6 +16,7 @@ from bigmodel.plan import Plan, make_plan
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace import generation
 from bigmodel.profile.trace.generation import encode_media, keeps_mask
+from bigmodel.profile.trace.padding import padding_mask
 from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.session import Session
 from bigmodel.profile.trace.workload import Workload
@@ -64,15 +65,20 @@ FURTHER_WINDOWED = ["qwen2", "gemma3", "cohere2", "gpt_oss", "phi3"]
 
 
 def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int) -> int:
-    """Return the peak bytes of the device while `generate` feeds `new_tokens` tokens, with ids and mask."""
+    """Return the peak bytes of the device while `generate` feeds `new_tokens` tokens, with ids and mask.
+
+    A batch of several texts is run with and without padding: it depends on the kernels which takes more.
+    """
     gc.collect()
     reset_peak_memory(DEVICE)
     ids = torch.arange(batch_size * prompt, device="cpu").reshape(batch_size, prompt).to(DEVICE) % 160
     # The token that generate returns last is not fed to the model.
     # The token that ends a text is one that never comes.
     asked = {"max_new_tokens": new_tokens + 1, "eos_token_id": 10**6, "pad_token_id": 0}
+    whole, padded = torch.ones(batch_size, prompt, dtype=torch.long), padding_mask(batch_size, prompt)
     with torch.inference_mode():
-        model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, **asked)
+        for mask in [whole] if batch_size == 1 else [whole, padded]:
+            model.generate(ids, attention_mask=mask.to(DEVICE), do_sample=False, **asked)
     return max_memory_allocated(DEVICE)
 
 

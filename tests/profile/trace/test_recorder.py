@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -42,6 +43,19 @@ def test_units_are_recorded_with_inputs_and_outputs() -> None:
     assert (leave.unit, leave.outputs) == (5, ((1, 32),))
 
 
+def test_inputs_in_containers_of_any_class_are_recorded() -> None:
+    class Reading(nn.Module):
+        def forward(self, states: UserDict[str, torch.Tensor]) -> torch.Tensor:
+            return states["key"] + 1
+
+    with FakeTensorMode():
+        recorder = Recorder(iter([]))
+        recorder.follow(module := Reading(), 0)
+        with recorder:
+            module(UserDict(key=torch.empty(4)))
+    assert next(event for event in recorder.events if isinstance(event, Enter)).inputs == ((0, 16),)
+
+
 def test_weights_of_units_that_other_operations_read_are_recorded() -> None:
     with FakeTensorMode():
         first, second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
@@ -54,6 +68,7 @@ def test_weights_of_units_that_other_operations_read_are_recorded() -> None:
             first.bias * 2  # runs where the weight lies
     uses = [event for event in recorder.events if isinstance(event, OutsideUse)]
     assert [event.weights for event in uses] == [((1, 256),), ((0, 32),)]
+    assert recorder.lent == {0, 1}
 
 
 def test_sources_of_operations_between_units_are_recorded_except_at_inputs() -> None:

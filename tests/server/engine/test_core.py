@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bigmodel.devices import virtual
 from bigmodel.server.engine import Done, EngineOptions, Failed, build_engine
 from bigmodel.server.engine.core import EngineCore, OutputStream
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
@@ -190,3 +191,25 @@ def test_a_stop_string_is_not_shown_and_its_beginning_only_if_it_is_not_complete
 def test_held_back_text_is_shown_at_the_end() -> None:
     deltas = Writer(stop=("end",), max_tokens=2).write("en")
     assert [(d.text, d.finish_reason) for d in deltas] == [("en", "length")]
+
+
+GREEDY, DRAWN, SHOWN = (
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 3, "top_p": 0.9},
+    {"temperature": 0, "logprobs": 2},
+)
+
+
+@pytest.mark.parametrize("asked", [[GREEDY] * 3, [DRAWN] * 3, [GREEDY, DRAWN, SHOWN]], ids=["greedy", "drawn", "mixed"])
+def test_logits_come_to_the_host_once_in_a_step(asked: list[dict[str, Any]], accelerators: None) -> None:
+    options = EngineOptions(kv_bytes=64 << 20, max_sequences=3, prefix_cache=False)
+    device = build_engine(tiny_model().to("virtual:0"), tiny_tokenizer(), options=options).core
+    host = core(max_sequences=3)
+    sinks = [[put(each, max_tokens=4, **params) for params in asked] for each in (device, host)]
+    assert device.step()
+    before = virtual.host_waits()
+    assert device.step()
+    assert virtual.host_waits().since(before).copies_to_host == 1
+    run(device)
+    run(host)
+    assert [sink.tokens() for sink in sinks[0]] == [sink.tokens() for sink in sinks[1]]

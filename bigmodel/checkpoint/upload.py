@@ -1,0 +1,145 @@
+"""Copies of a checkpoint's tensors to accelerators, through pinned memory filled by several threads.
+
+A copy of mapped or pageable memory holds the thread that asks for it, at a part of the link's speed. Here threads move
+pieces of tensors to pinned memory, cast on the way, and queue their copies: reading, casting and the link work at the
+same time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+
+import torch
+
+from ..devices import Event, copy_stream
+from ..devices.pinned import copies_from_pinned, empty_host
+from ..limits import ALIGNMENT, READERS, STAGING_BYTES
+from .pages import release
+
+PIECES = 6
+"""Pieces of pinned memory: two are being filled, two are full, two are being copied."""
+
+
+class _Piece:
+    """Pinned memory for one copy, and the event of the last copy from it."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory = memory
+        self.copied: Event | None = None
+
+
+class Uploads:
+    """Copies tensors to accelerators while others are read. Within the context copies are under way; after it, done.
+
+    Args:
+        bytes_ahead: Bytes that may wait for their copy: beyond, `copy` waits.
+    """
+
+    def __init__(self, bytes_ahead: int) -> None:
+        self._bytes_ahead = bytes_ahead
+        self._waiting: deque[tuple[torch.Tensor, list[Future[None]]]] = deque()
+        self._ahead = 0
+        self._devices: dict[torch.device, _DeviceUploads] = {}
+
+    def __enter__(self) -> Uploads:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for all copies; after an error, only for those that have begun.
+
+        Raises:
+            Exception: The error of a copy.
+        """
+        try:
+            if error is None:
+                while self._waiting:
+                    self._finish_first()
+        finally:
+            for device in self._devices.values():
+                device.close()
+
+    def takes(self, source: torch.Tensor, device: torch.device) -> bool:
+        """Whether a copy of `source`, a tensor on the host, to `device` goes through pinned memory."""
+        return copies_from_pinned(device) and source.is_contiguous() and source.numel() > 0
+
+    def copy(self, source: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return a tensor on `device` that will hold the elements of `source` as `dtype` when this context ends.
+
+        Pages of `source` are released once they are copied.
+
+        Raises:
+            Exception: The error of an earlier copy.
+        """
+        if device not in self._devices:
+            self._devices[device] = _DeviceUploads(device)
+        target, copies = self._devices[device].begin(source, dtype)
+        self._waiting.append((source, copies))
+        self._ahead += source.nbytes
+        while self._ahead > self._bytes_ahead:
+            self._finish_first()
+        return target
+
+    def _finish_first(self) -> None:
+        source, copies = self._waiting.popleft()
+        for each in copies:
+            each.result()
+        self._ahead -= source.nbytes
+        release(source)
+
+
+class _DeviceUploads:
+    """Pinned memory, threads and the stream of the copies to one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = copy_stream(device)
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=f"upload to {device}")
+        self._inference = torch.is_inference_mode_enabled()
+        self._piece_bytes = STAGING_BYTES // PIECES // ALIGNMENT * ALIGNMENT
+        memory = empty_host(PIECES * self._piece_bytes, pin=True)
+        self._pieces: queue.SimpleQueue[_Piece] = queue.SimpleQueue()
+        for part in memory.split(self._piece_bytes):
+            self._pieces.put(_Piece(part))
+
+    def begin(self, source: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, list[Future[None]]]:
+        """Return a new tensor on the device, and the copies of the pieces of `source` to it."""
+        target = torch.empty(source.shape, dtype=dtype, device=self._device)
+        self._stream.uses(target)
+        # The memory may have had an owner whose compute is still queued.
+        free = self._stream.compute_mark()
+        step = self._piece_bytes // dtype.itemsize
+        parts = zip(source.reshape(-1).split(step), target.view(-1).split(step), strict=True)
+        return target, [self._pool.submit(self._copy, part, into, free) for part, into in parts]
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor, free: Event) -> None:
+        piece = self._pieces.get()
+        try:
+            if piece.copied is not None:
+                piece.copied.synchronize()
+            with torch.inference_mode(self._inference), torch.no_grad():
+                staged = piece.memory[: target.nbytes].view(target.dtype).copy_(source)
+                with self._lock:
+                    piece.copied = self._stream.submit(partial(_queue, target, staged), [free], target.nbytes)
+        finally:
+            self._pieces.put(piece)
+
+    def close(self) -> None:
+        """Wait for the copies that have begun, drop the others, and let compute run after them."""
+        self._pool.shutdown(cancel_futures=True)
+        for _ in range(PIECES):
+            copied = self._pieces.get().copied
+            if copied is not None:
+                copied.wait()
+                copied.synchronize()
+
+
+def _queue(target: torch.Tensor, staged: torch.Tensor) -> None:
+    target.copy_(staged, non_blocking=True)

@@ -1,0 +1,121 @@
+"""Keys and values in pages of one arena, for accelerators: what grows never moves, and nothing fragments.
+
+An arena holds, for each layer, all positions that the engine may use, allocated once: exactly the bytes that the plan
+counts. A sequence holds pages of :data:`~bigmodel.server.engine.kv.buffers.PROMPT_BLOCK` positions, the same in every
+layer. Cached prefixes share pages with the sequences that begin with them: whole prompt blocks are never written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
+
+
+class Page:
+    """One page of an arena, held by sequences and cached prefixes. The last one that lets go of it frees it."""
+
+    def __init__(self, arena: KVArena, number: int) -> None:
+        self.number = number
+        self._arena = arena
+
+    def __del__(self) -> None:
+        self._arena.free.append(self.number)
+
+
+class KVArena:
+    """Pages for ``capacity`` positions, a multiple of PROMPT_BLOCK; memory of a layer is allocated at its first write.
+
+    ``free`` lists the numbers of pages that nobody holds.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.pages = capacity // PROMPT_BLOCK
+        self.free = list(range(self.pages - 1, -1, -1))
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def page(self) -> Page:
+        """A page that nobody holds. Raises RuntimeError when there is none: the token pool must be asked before."""
+        if not self.free:
+            raise RuntimeError(f"all {self.pages} pages of keys and values are held")
+        return Page(self, self.free.pop())
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of layer ``index`` [positions of all pages, key-value heads, dim]."""
+        return self._layers[index]
+
+    def layers(self) -> Seq[int]:
+        """Indices of the layers written so far."""
+        return list(self._layers)
+
+    def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store ``key`` and ``value`` [tokens, key-value heads, dim] at the positions ``rows`` of the arena."""
+        if layer not in self._layers:
+            self._layers[layer] = self._allocated(key), self._allocated(value)
+        keys, values = self._layers[layer]
+        keys.index_copy_(0, rows, key)
+        values.index_copy_(0, rows, value)
+
+    def _allocated(self, like: torch.Tensor) -> torch.Tensor:
+        return like.new_empty(self.pages * PROMPT_BLOCK, like.shape[1], like.shape[2])
+
+
+class PagedKV(SequenceKV):
+    """Keys and values of one sequence in pages of an arena."""
+
+    def __init__(self, arena: KVArena) -> None:
+        super().__init__()
+        self.arena = arena
+        self.pages: list[Page] = []
+        self._rows = torch.empty(0, dtype=torch.long)
+
+    def reserve(self, capacity: int) -> None:
+        """Take pages for up to ``capacity`` positions."""
+        while len(self.pages) * PROMPT_BLOCK < capacity:
+            self.pages.append(self.arena.page())
+        self.capacity = max(self.capacity, capacity)
+        self._find_rows()
+
+    def rows(self, start: int, end: int) -> torch.Tensor:
+        """Positions of the arena, on the host, at which positions ``start`` to ``end`` of the sequence are.
+
+        Raises RuntimeError where they are not reserved.
+        """
+        if end > self.capacity:
+            raise RuntimeError(f"position {end} is past the {self.capacity} positions reserved")
+        return self._rows[start:end]
+
+    def _find_rows(self) -> None:
+        begins = torch.tensor([page.number * PROMPT_BLOCK for page in self.pages])
+        self._rows = (begins[:, None] + torch.arange(PROMPT_BLOCK)).reshape(-1)
+
+    def layers(self) -> Seq[int]:
+        """Indices of the layers written so far."""
+        return self.arena.layers()
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A copy of what layer ``index`` holds, in the form of the contiguous buffers."""
+        return self.span(index, 0, self.capacity)
+
+    def span(self, layer: int, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [key-value heads, positions, dim] of positions ``start`` to ``end``, gathered from pages."""
+        keys, values = self.arena.layer(layer)
+        rows = self.rows(start, end).to(keys.device)
+        return keys[rows].transpose(0, 1), values[rows].transpose(0, 1)
+
+    def write(self, layer: int, start: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store ``key`` and ``value`` [key-value heads, tokens, dim] at positions from ``start`` on."""
+        rows = self.rows(start, start + key.shape[1]).to(key.device)
+        self.arena.write(layer, rows, key.transpose(0, 1), value.transpose(0, 1))
+
+    def cut(self, index: int) -> Page:
+        """The page of prompt block ``index``."""
+        return self.pages[index]
+
+    def put(self, index: int, block: object) -> None:
+        """Hold ``block``, a page of a cached prefix, as prompt block ``index``, in the place of the own page."""
+        assert isinstance(block, Page)
+        self.pages[index] = block
+        self._find_rows()

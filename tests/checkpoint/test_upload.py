@@ -1,0 +1,79 @@
+"""Tensors reach accelerators through pinned memory, in pieces, by several threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from bigmodel.checkpoint import upload
+from bigmodel.checkpoint.upload import Uploads
+from bigmodel.devices import virtual
+from tests.accelerators import at
+
+pytestmark = pytest.mark.usefixtures("every_accelerator")
+
+
+def sources() -> list[torch.Tensor]:
+    return [torch.arange(float(count)).reshape(-1, 5) for count in (5, 3000, 500, 10)]
+
+
+@pytest.mark.parametrize("staging_bytes", [2**20, 6 * 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_values_are_those_of_a_plain_copy(
+    staging_bytes: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "STAGING_BYTES", staging_bytes)
+    with Uploads(bytes_ahead=8000) as uploads:
+        found = [uploads.copy(source, dtype, torch.device(at(0))) for source in sources()]
+    for target, source in zip(found, sources(), strict=True):
+        assert torch.equal(target.cpu(), source.to(dtype))
+
+
+@pytest.mark.virtual_only("counts waits of the host")
+def test_no_copy_holds_the_host_and_pinned_memory_is_let_go() -> None:
+    before, reserved = virtual.host_waits(), virtual.pinned_memory.reserved
+    with Uploads(bytes_ahead=2**20) as uploads:
+        found = [uploads.copy(source, torch.float32, torch.device(at(0))) for source in sources()]
+    assert virtual.host_waits().since(before).copies_to_device == 0
+    del uploads
+    assert virtual.pinned_memory.reserved == reserved
+    assert torch.equal(found[1].cpu(), sources()[1])
+
+
+@pytest.mark.virtual_only("sees when copies are queued")
+def test_reading_goes_on_only_while_few_bytes_wait_for_their_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, begun = threading.Event(), threading.Event()
+
+    def held(*arguments: object) -> None:
+        begun.set()
+        go_on.wait()
+
+    monkeypatch.setattr(upload._DeviceUploads, "_copy", held)
+    with Uploads(bytes_ahead=100) as uploads:
+        uploads.copy(torch.ones(25), torch.float32, torch.device(at(0)))
+        begun.wait()
+        second = threading.Thread(target=uploads.copy, args=(torch.ones(1), torch.float32, torch.device(at(0))))
+        second.start()
+        assert second.is_alive()
+        go_on.set()
+        second.join()
+
+
+def test_the_error_of_a_copy_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments: object) -> None:
+        raise OSError("cannot be read")
+
+    monkeypatch.setattr(upload._DeviceUploads, "_copy", failing)
+    with pytest.raises(OSError, match="cannot be read"), Uploads(bytes_ahead=2**20) as uploads:
+        uploads.copy(torch.ones(3), torch.float32, torch.device(at(0)))
+
+
+def test_what_pinned_memory_does_not_help_is_left_to_others() -> None:
+    uploads = Uploads(bytes_ahead=1)
+    device = torch.device(at(0))
+    assert uploads.takes(torch.ones(2, 3), device)
+    assert not uploads.takes(torch.ones(2, 3).t(), device)
+    assert not uploads.takes(torch.ones(0), device)
+    assert not uploads.takes(torch.ones(2), torch.device("cpu"))
