@@ -142,11 +142,12 @@ class Builder:
         for tensor in tensors.values():
             key = storage_key(tensor)
             if key in found:
-                if key not in copies:
-                    copies[key] = aligned_copy(tensor)
-                if found[key]:
-                    result.aligned.append((tensor, tensor.data))
-                self.undo_log.replace_data(tensor, copies[key])
+                with torch.inference_mode(tensor.is_inference()):
+                    if key not in copies:
+                        copies[key] = aligned_copy(tensor)
+                    if found[key]:
+                        result.aligned.append((tensor, tensor.data))
+                    self.undo_log.replace_data(tensor, copies[key])
 
     def _device_between_forwards(self, placed: PlacedTensor) -> torch.device:
         if not placed.offloaded:

@@ -228,4 +228,5 @@ class UndoLog:
         for registry, key, tensor in reversed(self._replaced):
             registry[key] = tensor
         for changed, data in reversed(self._data):
-            changed.data = data
+            with torch.inference_mode(changed.is_inference()):
+                changed.data = data

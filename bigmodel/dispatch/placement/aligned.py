@@ -72,12 +72,12 @@ def with_aligned_copies(model: nn.Module, resolved: ResolvedMap) -> ResolvedMap:
 
 def put_back(tensor: torch.Tensor, view: torch.Tensor) -> None:
     """Have a tensor that has a copy view its file again; what was written to it is then private to the map."""
-    with torch.no_grad():
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         if torch.equal(tensor.detach().view(torch.uint8), view.view(torch.uint8)):
             release(view)
         else:
             view.copy_(tensor)
-    tensor.data = view
+        tensor.data = view
 
 
 def _copied(count: int, nbytes: int) -> str:

@@ -100,6 +100,18 @@ def test_undispatched_weights_view_their_file_again_with_what_was_written(tmp_pa
     assert get_plan(dispatch_model(model, {"": "disk"})).devices["cpu"].weights == nbytes(original)
 
 
+@pytest.mark.parametrize("device", ["cpu", "disk"])
+def test_a_model_that_is_loaded_in_inference_mode_runs_in_and_outside_of_it(tmp_path: Path, device: str) -> None:
+    original, x = small(), torch.randn(1, 67)
+    with torch.inference_mode():
+        model = loaded(written(original, tmp_path), {"": device})
+        assert torch.equal(model(x), original(x))
+    with torch.no_grad():
+        assert torch.equal(model(x.clone()), original(x.clone()))
+    undispatch(model)
+    assert torch.equal(model[0].weight, original[0].weight)
+
+
 def test_a_model_that_cannot_be_dispatched_keeps_its_views(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = undispatch(loaded(written(small(), tmp_path), {"": "disk"}))
     monkeypatch.setattr(Builder, "_read_ahead", lambda *_: 1 / 0)
