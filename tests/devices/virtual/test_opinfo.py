@@ -6,7 +6,7 @@ import pytest
 
 from tests.devices.virtual import opinfo
 
-SHARDS = 60
+SHARDS = 120
 """Of the database, each of the shards tested here is one in so many."""
 
 
