@@ -57,8 +57,12 @@ def meta_model(source: ModelSource, dtype: DtypeLike = "auto") -> nn.Module:
     with torch.device("meta"):
         model: nn.Module = model_class._from_config(config, dtype=wanted)
     if quantization_config(source.config_dict()) is not None:
-        entries = {name: entry for header in source.headers().values() for name, entry in header.items()}
-        use_stored_weights(model, source.config_dict(), entries, source.name)
+        sample = source.sampled_headers()
+        if sample is not None:
+            use_stored_weights(model, source.config_dict(), sample.entries, source.name, experts=sample.experts)
+        else:
+            entries = {name: entry for header in source.headers().values() for name, entry in header.items()}
+            use_stored_weights(model, source.config_dict(), entries, source.name)
     return model
 
 

@@ -5,10 +5,12 @@ The config's lists of modules that are not quantised are not read: what is store
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import CheckpointFormatError
@@ -34,6 +36,7 @@ def use_stored_weights(
     entries: Mapping[str, TensorEntry],
     source: str,
     read: Read | None = None,
+    experts: int = 1,
 ) -> Published | None:
     """Replace the modules of `model` whose weights its checkpoint stores quantised; all, or after an exception none.
 
@@ -44,6 +47,7 @@ def use_stored_weights(
         source: name of the checkpoint for messages.
         read: reads small tensors that describe a weight. None: only headers are at hand; modules then have the right
             bytes, but weights cannot be restored.
+        experts: how many experts each entry of an expert stands for; other than 1 without `read`.
 
     Returns:
         What the model remembers of its checkpoint; None if that is not quantised.
@@ -57,7 +61,7 @@ def use_stored_weights(
         raise CheckpointFormatError(f"{source}: {error}") from error
     if scheme is None:
         return None
-    replacement = _Replacement(model, scheme, source)
+    replacement = _Replacement(model, scheme, source, experts)
     weights = stored_weights(scheme, entries, source, read)
     replacement.find(weights.values(), entries)
     if read is not None:
@@ -68,8 +72,10 @@ def use_stored_weights(
 class _Replacement:
     """The modules of one model that are to be replaced."""
 
-    def __init__(self, model: nn.Module, scheme: Scheme, source: str) -> None:
+    def __init__(self, model: nn.Module, scheme: Scheme, source: str, experts: int) -> None:
         self._model, self._scheme, self._source = model, scheme, source
+        self._experts = experts  # that each entry of an expert stands for
+        self._known: dict[object, str | None] = {}  # by format, shape and layout of a weight: its problem
         self._modules = dict(model.named_modules())
         self._names: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
         self._linears: dict[str, StoredWeight] = {}
@@ -99,7 +105,7 @@ class _Replacement:
             name, pattern = (weight.name, None) if rules is None else rules.rename(weight.name)
             if name not in self._names:
                 continue
-            self._formats[weight.format.label] += 1
+            self._formats[weight.format.label] += 1 if pattern is None else self._experts
             if pattern is not None:
                 pieces[name][pattern].append(weight)
             elif name.endswith(".weight") and type(self._modules[name.removesuffix(".weight")]) is nn.Linear:
@@ -225,14 +231,12 @@ class _Replacement:
         places = fusion.parts() if shape and hasattr(owner, "num_experts") else None
         if places is None:
             raise self._refusal(first, f"and {name} is made of it in a way that is not supported for stored weights")
-        if len(places) != whole[0] * len(by_pattern):
+        found_parts = len(places) * self._experts
+        if found_parts != whole[0] * len(by_pattern):
             raise self._refusal(
-                first, f"and only {len(places)} of the {whole[0] * len(by_pattern)} parts of {name} are"
+                first, f"and only {found_parts} of the {whole[0] * len(by_pattern)} parts of {name} are"
             )
-        for weight in weights.values():
-            self._check(weight, shape)
-            if (weight.format, _layout(weight)) != (first.format, _layout(first)):
-                raise self._refusal(weight, f"and {first.name}, which is computed with beside it, is stored otherwise")
+        self._check_alike(weights.values(), first, shape)
         return [(place, weights[place.key]) for place in places]
 
     def _placed_parts(self, name: str, found: list[tuple[FusedPlace, StoredWeight]]) -> Parts:
@@ -243,17 +247,15 @@ class _Replacement:
         if len(whole) != 3 or [(each.expert, each.part) for each, _ in found] != every:
             raise self._refusal(first, f"and of the {len(every)} parts of {name} others are there, or some are not")
         shape = (whole[2] // place.parts, whole[1])
-        for _, weight in found:
-            self._check(weight, shape)
-            if (weight.format, _layout(weight)) != (first.format, _layout(first)):
-                raise self._refusal(weight, f"and {first.name}, which is computed with beside it, is stored otherwise")
+        self._check_alike((weight for _, weight in found), first, shape)
         rows = next(iter(first.tensors.values())).shape[0]
         return [(FusedPart(w.name, (p.expert, slice(p.part * rows, (p.part + 1) * rows))), w) for p, w in found]
 
     def _fused_weight(self, leaf: str, owner: str, parts: Parts, added: dict[str, Any]) -> FusedWeight:
         """Return the fused tensor `leaf` of the module `owner`; put shape and dtype of stored ones into `added`."""
         first = parts[0][1]
-        count = len(parts) // int(self._modules[owner].num_experts)
+        experts = int(self._modules[owner].num_experts)
+        count = len(parts) * self._experts // experts
         names = {}
         order: Counter[int] = Counter()
         places = []
@@ -269,7 +271,7 @@ class _Replacement:
                 for expert, number, weight in places
             )
             self._shapes[f"{owner}.{names[stored]}"] = entry.shape
-            added[names[stored]] = (len(order), count * rows, *entry.shape[1:]), entry.dtype
+            added[names[stored]] = (experts, count * rows, *entry.shape[1:]), entry.dtype
         shape = self._names[f"{owner}.{leaf}"].shape
         if f"{owner}.{leaf}" in self._interleaved:
             return FusedWeight(leaf, first.format, count, (shape[2] // count, shape[1]), True, names, True)
@@ -292,11 +294,23 @@ class _Replacement:
             added[names[stored]] = entry.shape, entry.dtype
         return FusedWeight(leaf, weight.format, 1, shape, transposed, names)
 
+    def _check_alike(self, weights: Iterable[StoredWeight], first: StoredWeight, shape: tuple[int, ...]) -> None:
+        """Check weights that are computed with as one."""
+        layout = _layout(first)
+        for weight in weights:
+            self._check(weight, shape)
+            if weight.format != first.format or _layout(weight) != layout:
+                raise self._refusal(weight, f"and {first.name}, which is computed with beside it, is stored otherwise")
+
     def _check(
         self, weight: StoredWeight, shape: tuple[int, ...], tensors: Mapping[str, TensorEntry] | None = None
     ) -> None:
         assert len(shape) == 2
-        problem = weight.format.problem((shape[0], shape[1]), weight.tensors if tensors is None else tensors)
+        found = weight.tensors if tensors is None else tensors
+        key = weight.format, shape, _layout_of(found)
+        if key not in self._known:
+            self._known[key] = weight.format.problem((shape[0], shape[1]), found)
+        problem = self._known[key]
         if problem is not None:
             raise self._refusal(weight, f"({shape[0]} x {shape[1]}, {weight.format.label}), but {problem}")
 
@@ -307,8 +321,16 @@ class _Replacement:
         return type(self._modules[name.rpartition(".")[0]]).__name__
 
 
-def _layout(weight: StoredWeight) -> list[tuple[str, tuple[int, ...], str]]:
-    return sorted((leaf, entry.shape, str(entry.dtype)) for leaf, entry in weight.tensors.items())
+Layout = frozenset[tuple[str, tuple[int, ...], torch.dtype]]
+"""Leaf, shape and dtype of each tensor of a weight."""
+
+
+def _layout(weight: StoredWeight) -> Layout:
+    return _layout_of(weight.tensors)
+
+
+def _layout_of(tensors: Mapping[str, TensorEntry]) -> Layout:
+    return frozenset((leaf, entry.shape, entry.dtype) for leaf, entry in tensors.items())
 
 
 def _of_one(entry: TensorEntry) -> TensorEntry:
@@ -322,5 +344,9 @@ def _fused_name(leaf: str, stored: str) -> str:
     return name.replace(".", "_")
 
 
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
+def _natural(name: str) -> list[str | int]:
+    """Return a key that orders numbers in names by value; words and numbers take turns in it."""
+    return [int(part) if part.isdigit() else part for part in _NUMBER.split(name)]
+
+
+_NUMBER = re.compile(r"(?<=\.)(\d+)(?=\.|$)")

@@ -274,6 +274,9 @@ def is_transformers_model(model: nn.Module) -> bool:
     return transformers is not None and isinstance(model, transformers.PreTrainedModel)
 
 
+_EXPERT = re.compile(r"(.*\.experts\.)(\d+)(\..*)")
+
+
 class KeyRules:
     """transformers' rules for the keys of a model's checkpoints.
 
@@ -291,9 +294,25 @@ class KeyRules:
         self._renamings = [rule for rule in self._mapping if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in self._mapping if isinstance(rule, WeightConverter)]
         self._by_pattern = {pattern: rule for rule in self._converters for pattern in rule.source_patterns}
+        self._of_experts: dict[str, tuple[str, str]] = {}  # by key of an expert without its number
 
     def rename(self, key: str) -> tuple[str, str | None]:
-        """Return the model's name for a key of the checkpoint, and the pattern of the fusion it belongs to, if any."""
+        """Return the model's name for a key of the checkpoint, and the pattern of the fusion it belongs to, if any.
+
+        The experts of a layer that are fused into one tensor are looked up once.
+        """
+        expert = _EXPERT.fullmatch(key)
+        if expert is None:
+            return self._renamed(key)
+        without_number = f"{expert[1]}*{expert[3]}"
+        if without_number in self._of_experts:
+            return self._of_experts[without_number]
+        name, pattern = self._renamed(key)
+        if pattern is not None and f".{expert[2]}." not in name:
+            self._of_experts[without_number] = name, pattern
+        return name, pattern
+
+    def _renamed(self, key: str) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key
 
         prefix = self._model.base_model_prefix

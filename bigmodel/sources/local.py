@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import CheckpointFormatError, CheckpointNotFoundError
 from .headers import SafetensorsHeader, TensorEntry, read_header
 from .index import find_checkpoint_file, merge_weight_map, read_index
+from .sampled import SampledHeaders, sample_headers
 
 CONFIG_FILE = "config.json"
 
@@ -41,6 +42,10 @@ class ModelSource(ABC):
     @abstractmethod
     def headers(self) -> Mapping[str, Mapping[str, TensorEntry]]:
         """Return the tensors of every shard by file name. Only headers are read, each once."""
+
+    def sampled_headers(self) -> SampledHeaders | None:
+        """Return the tensors with one expert of each layer standing for all; None if that is not possible."""
+        return None
 
     @abstractmethod
     def fetch_weights(self) -> Path:
@@ -85,6 +90,9 @@ class LocalSource(ModelSource):
 
     def headers(self) -> dict[str, SafetensorsHeader]:
         return self._headers
+
+    def sampled_headers(self) -> SampledHeaders | None:
+        return sample_headers(self.folder / file for file in self._files)
 
     def weight_map(self) -> dict[str, str]:
         return self._weight_map

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...quantized.formats.restoring import RESTORE
 from ..model.experts import RouterChoice
 
 aten = torch.ops.aten
@@ -137,6 +138,10 @@ def _convolve(data: torch.Tensor, weight: torch.Tensor, *rest: Any, **_: Any) ->
     return Work(kind, _dtype(weight), weight.numel(), data.shape[0] * positions, nbytes)
 
 
+def _restore(out: torch.Tensor, _stored: Any, moved: int) -> Work:
+    return Work(MOVE, _dtype(out), nbytes=moved)
+
+
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -156,6 +161,7 @@ _KINDS: dict[Any, Callable[..., Work]] = {
     aten._scaled_dot_product_flash_attention.default: _attend,
     aten._scaled_dot_product_efficient_attention.default: _attend,
     aten._scaled_dot_product_cudnn_attention.default: _attend,
+    RESTORE: _restore,
 }
 
 _VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default, aten.empty.memory_format, aten.empty_like.default}

@@ -15,7 +15,7 @@ import torch
 
 from ...sources.headers import TensorEntry
 from .format import Read, Scheme, Stored, Tensors, WeightFormat, refuse_config, whole_number
-from .nibbles import unpack_words
+from .nibbles import cast, unpack_words
 
 _PER_WORD = 8
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -56,7 +56,8 @@ class Awq(WeightFormat):
         integers = _in_order(tensors["qweight"][:, words]).to(scales.dtype)
         zeros = _in_order(tensors["qzeros"][:, words]).to(scales.dtype)
         grouped = integers.unflatten(0, (scales.shape[0], -1))
-        return grouped.sub_(zeros.unsqueeze(1)).mul_(scales.unsqueeze(1)).flatten(0, 1).transpose(0, 1)
+        values = grouped.sub_(zeros.unsqueeze(1)).mul_(scales.unsqueeze(1)).flatten(0, 1)
+        return cast(values, dtype).transpose(0, 1)
 
 
 def _in_order(words: torch.Tensor) -> torch.Tensor:

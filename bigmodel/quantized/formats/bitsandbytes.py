@@ -81,8 +81,7 @@ class Codes(WeightFormat):
     def rows(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         first, last = start * shape[1], stop * shape[1]
         octets = tensors["weight"].view(torch.uint8).view(-1)[first // 2 : ceil_div(last, 2)]
-        codes = torch.stack((octets >> 4, octets & 15), dim=-1).view(-1)[: last - first]
-        values = tensors["weight.quant_map"][codes.to(torch.int32)]
+        values = _looked_up(tensors["weight.quant_map"], octets)[: last - first]
         factors = self._factors(tensors, first // self.block, ceil_div(last, self.block))
         whole = values.numel() // self.block * self.block
         values[:whole].view(-1, self.block).mul_(factors[: whole // self.block].unsqueeze(1))
@@ -97,6 +96,12 @@ class Codes(WeightFormat):
         blocks = torch.arange(first, last, device=stored.device) // _NESTED_BLOCK
         values = tensors["weight.nested_quant_map"][stored.to(torch.int32)]
         return values * tensors["weight.nested_absmax"][blocks] + self.offset
+
+
+def _looked_up(values: torch.Tensor, octets: torch.Tensor) -> torch.Tensor:
+    """Return the float32 values of the codes in bytes, the high half first, by a table of pairs for all 256 bytes."""
+    pairs = torch.stack((values.repeat_interleave(16), values.repeat(16)), dim=-1).view(torch.int64).view(-1)
+    return pairs.index_select(0, octets.to(torch.int32)).view(torch.float32)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,8 @@ class Int8(WeightFormat):
         }
 
     def rows(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        return tensors["weight"][start:stop] * tensors["SCB"][start:stop].unsqueeze(1) * _ONE_127TH
+        values = tensors["weight"][start:stop].to(torch.float32)
+        return values.mul_(tensors["SCB"][start:stop].unsqueeze(1)).mul_(_ONE_127TH)
 
 
 @dataclass(frozen=True)

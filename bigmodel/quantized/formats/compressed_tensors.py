@@ -20,7 +20,7 @@ import torch
 
 from ...sources.headers import TensorEntry
 from .format import Read, Scheme, Stored, Tensors, WeightFormat, ceil_div, refuse_config, whole_number
-from .nibbles import float4_pairs, unpack_dense
+from .nibbles import float4_pairs, float8, power_of_two, unpack_dense
 
 _SCALES = (torch.bfloat16, torch.float16, torch.float32)
 _INTEGERS = (torch.int8, torch.int32, torch.int64)
@@ -92,14 +92,17 @@ class ScaledIntegers(WeightFormat):
         return 32 if self.packed and not self.symmetric else self.block[0]
 
     def rows(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        scale = tensors["weight_scale"]
+        # A product of 8 bits with a scale is exact in float32: rounded to the scale's dtype, it is the product in that.
+        kind = tensors["weight_scale"].dtype
+        scale = self._part(tensors["weight_scale"], start, stop).to(torch.float32)
         if self.packed:
-            codes = unpack_dense(tensors["weight_packed"][start:stop], self.bits, shape[1])
-            values = codes.to(scale.dtype).sub_(1 << (self.bits - 1))
+            values = unpack_dense(tensors["weight_packed"][start:stop], self.bits, shape[1]).to(torch.float32)
+            values.sub_(1 << (self.bits - 1))
+        elif self.is_float:
+            values = float8(tensors["weight"][start:stop])
         else:
-            values = tensors["weight"][start:stop].to(scale.dtype)
+            values = tensors["weight"][start:stop].to(torch.float32)
         zero = None if self.symmetric else self._zeros(tensors["weight_zero_point"], shape, start, stop)
-        scale = self._part(scale, start, stop)
         if self.strategy == "group" and "weight_g_idx" in tensors:
             groups = tensors["weight_g_idx"].long()
             groups = torch.where(groups < 0, torch.arange(shape[1], device=groups.device) // self.block[1], groups)
@@ -111,8 +114,11 @@ class ScaledIntegers(WeightFormat):
             scale = self._spread(scale, stop - start, shape[1])
             zero = None if zero is None else self._spread(zero, stop - start, shape[1])
         if zero is not None:
-            values = values - zero.to(scale.dtype)
-        return (values * scale).reshape(stop - start, shape[1])
+            values.sub_(zero.to(torch.float32))
+            if self.is_float:
+                values = values.to(kind).to(torch.float32)
+        values = values.mul_(scale).reshape(stop - start, shape[1])
+        return values if kind in (torch.float32, dtype) else values.to(kind)
 
     def _zeros(self, stored: torch.Tensor, shape: tuple[int, int], start: int, stop: int) -> torch.Tensor:
         if not self.packed or self.strategy not in ("group", "channel"):
@@ -156,9 +162,9 @@ class Nvfp4(WeightFormat):
     def rows(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
         # The library divides the scales, as bfloat16, in float32, and returns bfloat16.
         scale = tensors["weight_scale"][start:stop].to(torch.float32) / tensors["weight_global_scale"].reshape(1)
-        values = float4_pairs(tensors["weight_packed"][start:stop]).to(torch.float32)
+        values = float4_pairs(tensors["weight_packed"][start:stop])
         values = values.unflatten(-1, (-1, 16)).mul_(scale.unsqueeze(-1))
-        return values.reshape(stop - start, shape[1]).to(torch.bfloat16)
+        return _as_bfloat16(values.reshape(stop - start, shape[1]), dtype)
 
 
 @dataclass(frozen=True)
@@ -179,10 +185,14 @@ class Mxfp4Packed(WeightFormat):
         }
 
     def rows(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        scale = torch.pow(2.0, tensors["weight_scale"][start:stop].to(torch.float32) - 127)
-        values = float4_pairs(tensors["weight_packed"][start:stop]).to(torch.float32)
-        values = values.unflatten(-1, (-1, 32)).mul_(scale.unsqueeze(-1))
-        return values.reshape(stop - start, shape[1]).to(torch.bfloat16)
+        values = float4_pairs(tensors["weight_packed"][start:stop]).unflatten(-1, (-1, 32))
+        values.mul_(power_of_two(tensors["weight_scale"][start:stop]).unsqueeze(-1))
+        return _as_bfloat16(values.reshape(stop - start, shape[1]), dtype)
+
+
+def _as_bfloat16(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return float32 values as the library does, in bfloat16, unless they are cast to it in any case."""
+    return values if dtype == torch.bfloat16 else values.to(torch.bfloat16)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
+from ...devices import HOST
 from ...errors import CheckpointFormatError
 from ...sources.headers import TensorEntry
+from .restoring import record_restoring
 
 Tensors = Mapping[str, torch.Tensor]
 """The stored tensors of one weight by leaf."""
@@ -24,8 +27,11 @@ Tensors = Mapping[str, torch.Tensor]
 Read = Callable[[TensorEntry], torch.Tensor]
 """Returns a tensor of the checkpoint."""
 
-CHUNK = 2**23
-"""Elements of a weight that are restored at once. It bounds the memory of intermediate results."""
+CHUNK = 2**22
+"""Elements of a weight that are restored at once on an accelerator. It bounds the memory of intermediate results."""
+
+HOST_CHUNK = 2**20
+"""As `CHUNK`, on the host: intermediate results stay in the processor's caches."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +80,17 @@ class WeightFormat(ABC):
     def restore_into(self, out: torch.Tensor, tensors: Tensors) -> None:
         """Restore a weight into `out`, (out, in), of any strides."""
         shape = (int(out.shape[0]), int(out.shape[1]))
-        step = self.step(shape)
-        chunk = max(1, CHUNK // max(shape[1], 1) // step) * step
+        chunk = self._rows_at_once(shape, out.device)
+        if isinstance(out, FakeTensor):  # a dry run
+            record_restoring(self, out, tensors, min(chunk, shape[0]))
+            return
         for start in range(0, shape[0], chunk):
             stop = min(start + chunk, shape[0])
             out[start:stop] = self.rows(tensors, shape, start, stop, out.dtype)
+
+    def _rows_at_once(self, shape: tuple[int, int], device: torch.device) -> int:
+        step, elements = self.step(shape), HOST_CHUNK if device.type == HOST else CHUNK
+        return max(1, elements // max(shape[1], 1) // step) * step
 
     def restore(self, tensors: Tensors, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
         """Return the weight of `shape` in `dtype`, on the device of its stored tensors.

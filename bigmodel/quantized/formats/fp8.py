@@ -15,6 +15,7 @@ import torch
 
 from ...sources.headers import TensorEntry
 from .format import CHUNK, Read, Scheme, Stored, Tensors, WeightFormat, ceil_div, refuse_config
+from .nibbles import float8
 
 _SCALES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e8m0fnu)
 _INPUT_SCALES = ("activation_scale", "input_scale")
@@ -44,7 +45,7 @@ class Fp8(WeightFormat):
         return 1 if self.block is None else self.block[0]
 
     def rows(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        values = tensors["weight"][start:stop].to(torch.float32)
+        values = float8(tensors["weight"][start:stop])
         scales = tensors["weight_scale_inv"].to(torch.float32)
         if self.block is None:
             return values.mul_(scales)

@@ -19,6 +19,7 @@ import torch
 from ...sources.gguf.types import TYPES, GgmlType
 from ...sources.headers import TensorEntry
 from .format import FusedPlace, Read, Scheme, Stored, Tensors, WeightFormat, refuse_config
+from .nibbles import float4_pairs
 
 METHOD = "gguf"
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
@@ -110,12 +111,9 @@ def _mxfp4(blocks: torch.Tensor) -> torch.Tensor:
     # Elements are twice the value, and the power of two half of it, as in llama.cpp: the smallest have no exponent.
     exponent = blocks[:, :1].to(torch.int32)
     bits = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1).clamp(min=0) << 23)
-    codes = _halves(blocks[:, 1:], 16).flatten(1).to(torch.int32)
-    doubled = torch.tensor(_E2M1_TWICE, dtype=torch.float32, device=blocks.device)[codes]
-    return bits.view(torch.float32) * doubled
+    doubled = float4_pairs(blocks[:, 1:]).mul_(2).unflatten(1, (16, 2)).transpose(1, 2)
+    return doubled * bits.view(torch.float32).unsqueeze(-1)
 
-
-_E2M1_TWICE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 _RESTORE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "Q8_0": _q8_0,

@@ -16,7 +16,7 @@ import torch
 
 from ...sources.headers import TensorEntry
 from .format import Read, Scheme, Stored, Tensors, WeightFormat, ceil_div, refuse_config, whole_number
-from .nibbles import unpack_words
+from .nibbles import cast, unpack_words
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,15 @@ class Gptq(WeightFormat):
         integers = unpack_words(tensors["qweight"][:, start:stop], self.bits, dim=0).to(scales.dtype)
         words = tensors["qzeros"][:, start // per_word : ceil_div(stop, per_word)]
         zeros = unpack_words(words, self.bits, dim=1).to(scales.dtype) + self.added
-        if "g_idx" in tensors:
-            groups = tensors["g_idx"].long()
+        group = self.group or shape[1]
+        if "g_idx" in tensors or shape[1] % group:  # inputs of a group need not be consecutive
+            consecutive = torch.arange(shape[1], device=scales.device) // group
+            groups = tensors.get("g_idx", consecutive).long()
+            values = integers.sub_(zeros.index_select(0, groups)).mul_(scales.index_select(0, groups))
         else:
-            groups = torch.arange(shape[1], device=scales.device) // (self.group or shape[1])
-        return (integers.sub_(zeros[groups]).mul_(scales[groups])).transpose(0, 1)
+            grouped = integers.unflatten(0, (scales.shape[0], -1))
+            values = grouped.sub_(zeros.unsqueeze(1)).mul_(scales.unsqueeze(1)).flatten(0, 1)
+        return cast(values, dtype).transpose(0, 1)
 
 
 @dataclass(frozen=True)

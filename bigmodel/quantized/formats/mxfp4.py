@@ -14,10 +14,9 @@ import torch
 
 from ...sources.headers import TensorEntry
 from .format import Read, Scheme, Stored, Tensors, WeightFormat
-from .nibbles import float4_pairs
+from .nibbles import float4_pairs, power_of_two
 
 GROUP = 32
-_BIAS = 127
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class Mxfp4(WeightFormat):
         return f"its {leaf} has values of 255, which stand for NaN" if bool((tensor == 255).any()) else None
 
     def rows(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int, dtype: torch.dtype) -> torch.Tensor:
-        values = float4_pairs(tensors["weight_blocks"][start:stop]).to(torch.float32)
-        scales = torch.pow(2.0, tensors["weight_scales"][start:stop].to(torch.int32) - _BIAS)
+        values = float4_pairs(tensors["weight_blocks"][start:stop])
+        scales = power_of_two(tensors["weight_scales"][start:stop])
         return values.mul_(scales.unsqueeze(-1)).reshape(stop - start, shape[1])
 
 
