@@ -15,6 +15,7 @@ from .dispatch import place_and_attach
 from .placement.fused_checkpoint import load_in_place
 from .placement.options import Options, PlanArguments, dtype_of
 from .placement.resolve import DeviceMap, resolve_device_map, whole_classes
+from .placement.stored_weights import hold_as_stored
 
 
 def load_checkpoint_and_dispatch(
@@ -42,7 +43,8 @@ def load_checkpoint_and_dispatch(
 ) -> nn.Module:
     """Load `checkpoint` into `model` by a device map, and dispatch it.
 
-    Weights mapped to ``"disk"`` are not read: they become views of the memory-mapped checkpoint.
+    Weights mapped to ``"disk"`` are not read: they become views of the memory-mapped checkpoint. Weights that the
+    checkpoint stores quantised, by the ``config.json`` beside it, stay as stored: `model` then has the modules for it.
 
     Args:
         model: Any module; usually built within `init_empty_weights`.
@@ -75,6 +77,7 @@ def load_checkpoint_and_dispatch(
         PlanError: The map does not cover the model, the model does not fit the budgets, or an argument is invalid.
     """
     wanted = None if dtype is None else torch_dtype(dtype)
+    hold_as_stored(model, checkpoint, wanted)
     classes = whole_classes(model, no_split_module_classes, preload_module_classes)
     resolved = None
     if device_map is not None:

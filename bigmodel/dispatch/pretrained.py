@@ -21,8 +21,6 @@ from ..plan import Plan
 from ..profile.model.tensors import torch_dtype
 from ..profile.source import model_config
 from ..profile.trace.dry_run import SampleInputs
-from ..quantized.recognise import quantization_config
-from ..quantized.replace import use_stored_weights
 from ..sources.gguf.model import SUFFIX as GGUF_SUFFIX
 from ..sources.resolve import open_source
 from .attach.dispatched import dispatched
@@ -30,6 +28,7 @@ from .dispatch import place_and_attach
 from .placement.fused_checkpoint import load_in_place
 from .placement.options import Options, PlanArguments, dtype_of
 from .placement.resolve import DeviceMap, resolve_device_map
+from .placement.stored_weights import hold_as_stored
 
 
 def from_pretrained(
@@ -162,7 +161,7 @@ def build_on_meta(folder: Path, dtype: str | torch.dtype = "auto", trust_remote_
     with init_empty_weights():
         model: PreTrainedModel = builder(config, dtype=wanted or torch.float32)
     model.tie_weights()
-    _use_stored(model, folder)
+    hold_as_stored(model, folder)
     if model.can_generate() and (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     model.config.name_or_path = str(folder)
@@ -216,13 +215,3 @@ def _class_of(config: Any, trust_remote_code: bool) -> Any:
     if trust_remote_code:
         return lambda config, dtype: AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=True)
     return AutoModelForCausalLM.from_config
-
-
-def _use_stored(model: PreTrainedModel, folder: Path) -> None:
-    """Let `model`, on meta, hold its weights as the checkpoint in `folder` stores them, if that is quantised."""
-    content = open_source(folder).config_dict()
-    if quantization_config(content) is None:
-        return
-    saved = Checkpoint.open(folder)
-    entries = {name: saved.entry(name) for name in saved}
-    use_stored_weights(model, content, entries, str(folder), read=lambda entry: saved[entry.name])

@@ -5,6 +5,7 @@ The config's lists of modules that are not quantised are not read: what is store
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..devices import format_size
 from ..errors import CheckpointFormatError
 from ..sources.conversion import FusedPart, Fusion, KeyRules, is_transformers_model
 from ..sources.headers import TensorEntry
@@ -23,8 +25,12 @@ from .linear import QuantizedLinear
 from .published import Published, remember
 from .recognise import StoredWeight, read_scheme, stored_weights
 
-CHECKED_BYTES = 256 * 2**20
-"""Scales that are read and checked before a model is loaded: all those of an fp8 checkpoint of 700 billion weights."""
+CHECKED_BYTES = 4 * 2**30
+"""Scales that are read and checked before a model is loaded: all those of fp8 checkpoints, and of mxfp4 ones of 120
+billion weights. Of larger ones the rest is not looked at: reading it would take as long as reading a tenth of a
+checkpoint, of which most may stay on disk."""
+
+logger = logging.getLogger(__name__)
 
 Parts = list[tuple[FusedPart, StoredWeight]]
 """The matrices of a fused tensor, each with its place in it."""
@@ -126,17 +132,24 @@ class _Replacement:
             self._interleaved.add(name)
 
     def check_values(self, weights: Iterable[StoredWeight], read: Read) -> None:
-        """Check the values of scales, up to `CHECKED_BYTES` of them."""
-        left = CHECKED_BYTES
+        """Check the values of scales, up to `CHECKED_BYTES` of them. They are read one after another, and not kept."""
+        left, skipped = CHECKED_BYTES, 0
         for weight in weights:
             for leaf in weight.format.checked:
                 entry = weight.tensors.get(leaf)
-                if entry is None or entry.nbytes > left:
+                if entry is None:
+                    continue
+                if entry.nbytes > left:
+                    skipped += entry.nbytes
                     continue
                 left -= entry.nbytes
                 problem = weight.format.broken(leaf, read(entry))
                 if problem is not None:
                     raise self._refusal(weight, f"({weight.format.label}), but {problem}")
+        if skipped:
+            logger.warning(
+                "%s: %s of scales are used without being checked for NaN", self._source, format_size(skipped)
+            )
 
     def _find_beside(self, rules: KeyRules, entries: Mapping[str, TensorEntry]) -> None:
         """Note the keys of whole tensors that have other names in the model, or are fused from several."""

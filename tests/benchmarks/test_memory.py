@@ -16,6 +16,8 @@ from bigmodel.checkpoint import Checkpoint
 from bigmodel.devices import memory as devices_memory
 from bigmodel.devices import virtual
 
+from ..quantized.checkpoints import published
+from ..quantized.twins import packed
 from .answering import answer, rows
 
 
@@ -52,6 +54,19 @@ def test_what_a_poor_host_cannot_tell_is_left_out_and_said(workdir: Path, monkey
     measured = {device["name"]: set(device["measured"]) for device in found["devices"]}
     assert measured == {"virtual:0": {"weights", "allocated after load", "peak of a generation"}, "cpu": {"weights"}}
     assert sum("not measured on this host" in note for note in found["notes"]) == 2
+
+
+@pytest.mark.slow
+def test_a_quantised_checkpoint_takes_its_stored_bytes(
+    workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    published(tmp_path / "q", packed())
+    total = Checkpoint.open(tmp_path / "q").total_bytes()
+    options = ["--device", "virtual", "--max-memory", "0=150KB,cpu=1GB", "--context", "32"]
+    found = answer(["memory", str(tmp_path / "q"), *options], workdir, capsys)
+    assert sum(weights(found).values()) == total
+    assert set(weights(found)) == {"virtual:0", "cpu"}
+    assert all(limit["kept"] for limit in found["limits"])
 
 
 def test_tied_weights_count_once_and_views_of_files_as_disk(workdir: Path) -> None:

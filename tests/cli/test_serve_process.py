@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bigmodel.cli.main import run
 from tests.cli.serve_command import BREAKS
 from tests.preloaded import Program
 from tests.server.tiny import tiny_model, tiny_tokenizer
@@ -25,6 +26,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny"
     tiny_model().save_pretrained(path)
     tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def quantised(folder: Path) -> Path:
+    """The same model, quantised by the command."""
+    path = folder.parent / "quantised" / "tiny"
+    path.parent.mkdir()
+    assert run(["quantize", str(folder), str(path), "--to", "int8"]) == 0
     return path
 
 
@@ -102,8 +112,10 @@ def test_an_engine_failure_is_an_error_for_clients_and_health_and_exit_code_1(fo
 
 
 @pytest.mark.slow
-def test_a_running_request_finishes_after_sigterm_and_the_exit_code_is_0(folder: Path, tmp_path: Path) -> None:
-    with serving(folder, tmp_path / "log", "--drain-timeout", "60") as served:
+def test_a_running_request_of_a_quantised_model_finishes_after_sigterm_and_the_exit_code_is_0(
+    quantised: Path, tmp_path: Path
+) -> None:
+    with serving(quantised, tmp_path / "log", "--drain-timeout", "60") as served:
         body = {"model": "tiny", "prompt": "the cat", "ignore_eos": True, "max_tokens": 400, "stream": True}
         with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as stream:
             lines = stream.iter_lines()

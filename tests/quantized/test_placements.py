@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
-from bigmodel.dispatch import from_pretrained, get_plan, undispatch
+from bigmodel.devices.empty import init_empty_weights
+from bigmodel.dispatch import from_pretrained, get_plan, load_checkpoint_and_dispatch, undispatch
 
 from ..accelerators import at, exact
 from ..marks import slow_but
@@ -69,6 +70,23 @@ def _same_bits(twin: Twin, make: Callable[..., Any], placement: str, folder: Pat
     for name, tensor in model.state_dict().items():
         assert tensor.dtype == before[name].dtype
         assert torch.equal(tensor.contiguous().view(-1).view(torch.uint8), before[name].view(-1).view(torch.uint8))
+
+
+@pytest.mark.usefixtures("accelerators")
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_model_on_meta_is_loaded_and_dispatched_with_stored_weights(
+    dtype: torch.dtype | None, tmp_path: Path
+) -> None:
+    whole = published(tmp_path / "q", packed()).to(at(0))
+    whole = whole.float() if dtype is None else whole
+    with init_empty_weights():
+        model = type(whole)(whole.config).to(torch.float32)
+    device_map = PLACEMENTS["streamed from disk"]
+    load_checkpoint_and_dispatch(model, tmp_path / "q", device_map, offload_folder=tmp_path, dtype=dtype)
+    saved = load_file(tmp_path / "q" / "model.safetensors")
+    assert model.state_dict().keys() == saved.keys()
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS.to(at(0))).logits, whole(TOKENS.to(at(0))).logits)
 
 
 @pytest.mark.usefixtures("accelerators")

@@ -18,6 +18,8 @@ from bigmodel.verify.verify import Finding, peaks_of_accelerator
 from tests.preloaded import run
 
 from ..dispatch.mixtures import mixtral
+from ..quantized.checkpoints import published
+from ..quantized.twins import packed
 
 SCRIPT = """
 import contextlib, dataclasses, io, json, os, sys
@@ -50,6 +52,8 @@ results = {"llama": from_command_line(f"{folder}/llama", "--max-memory", "0=900K
 for budget in ("720KB", "1100KB"):
     options = ["--max-memory", f"0={budget},cpu=1GB", "--context", "32", "--batch-size", "2"]
     results[f"mixtral {budget}"] = from_command_line(f"{folder}/mixtral", *options)
+quantised = ["--max-memory", "0=120KB,cpu=1GB", "--context", "32"]
+results["quantised"] = from_command_line(f"{folder}/quantised", *quantised)
 # The link of this machine pays for a prompt and not for a step.
 use_machine(machine(link=1e8, host=4e-9), f"{folder}/slow_link")
 shapes = {"context_length": 256, "new_tokens": 2, "objective": "throughput"}
@@ -79,6 +83,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     LlamaForCausalLM(llama).save_pretrained(folder / "llama")
     LlamaForCausalLM(long).save_pretrained(folder / "long")
     mixtral(num_hidden_layers=8).save_pretrained(folder / "mixtral")
+    published(folder / "quantised", packed(), vocab_size=256)
     environment = {**os.environ, "BIGMODEL_VIRTUAL": "1", "OMP_NUM_THREADS": "1"}
     done = run(["-c", SCRIPT, folder], environment, modules=["bigmodel.verify.verify"])
     assert done.returncode == 0, done.stderr
@@ -107,6 +112,13 @@ def test_the_peak_of_a_streamed_mixture_is_predicted(results: dict[str, Any], bu
     """Its first weights are on the host, where transformers decodes with another function than on an accelerator."""
     found = peak(results[f"mixtral {budget}"]["findings"])
     assert found["predicted"] == found["measured"]
+
+
+@pytest.mark.slow
+def test_the_peak_of_a_quantised_model_is_predicted(results: dict[str, Any]) -> None:
+    found = peak(results["quantised"]["findings"])
+    assert found["predicted"] == found["measured"]
+    assert results["quantised"]["exit_code"] == 0
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...devices import HOST, virtual
 from ...devices.nested import iter_tensors, spanned_elements
 from ...quantized.experts import QuantizedExperts
+from ...quantized.formats.restoring import RESTORE
 from ..model.experts import RouterChoice, expert_names
 from .trace import (
     OUTSIDE,
@@ -330,6 +331,8 @@ class Recorder(TorchDispatchMode):
 
 def run_fake(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation on fake tensors, also where PyTorch's fake kernel refuses what the real one accepts."""
+    if func is RESTORE:
+        return None
     if func is aten._grouped_mm.default:
         return _grouped_mm(*args, **kwargs)
     output = func(*args, **kwargs)

@@ -124,8 +124,11 @@ class WeightFormat(ABC):
 
     def broken(self, leaf: str, tensor: torch.Tensor) -> str | None:
         """Return what is wrong with the values of a checked tensor; None if nothing is."""
-        values = tensor.to(torch.float32) if tensor.is_floating_point() else tensor
-        return None if bool(torch.isfinite(values).all()) else f"its {leaf} has values that are not finite"
+        for piece in tensor.flatten().split(CHUNK):
+            values = piece.to(torch.float32) if piece.is_floating_point() else piece
+            if not bool(torch.isfinite(values).all()):
+                return f"its {leaf} has values that are not finite"
+        return None
 
 
 @dataclass(frozen=True)
