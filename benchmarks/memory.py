@@ -182,21 +182,23 @@ def weights_by_device(model: nn.Module) -> dict[str, int]:
 
 
 def generate(model: Any, batch_size: int, context: int, main_device: int | str) -> None:
-    """Generate from a prompt one token short of the context: its last forward takes the token that fills it."""
+    """Generate from a prompt that fills the context, and from one a token short of it, whose last forward takes the
+    token that fills it. The plan is for either."""
     import torch
 
     from bigmodel.devices import torch_device
 
-    prompt = torch.arange(batch_size * (context - 1)).reshape(batch_size, -1) % model.config.vocab_size
-    with torch.inference_mode():
-        model.generate(
-            prompt.to(torch_device(main_device)),
-            attention_mask=torch.ones_like(prompt).to(torch_device(main_device)),
-            max_new_tokens=2,
-            min_new_tokens=2,
-            do_sample=False,
-            pad_token_id=0,
-        )
+    for new in (1, 2):
+        prompt = torch.arange(batch_size * (context - new + 1)).reshape(batch_size, -1) % model.config.vocab_size
+        with torch.inference_mode():
+            model.generate(
+                prompt.to(torch_device(main_device)),
+                attention_mask=torch.ones_like(prompt).to(torch_device(main_device)),
+                max_new_tokens=new,
+                min_new_tokens=new,
+                do_sample=False,
+                pad_token_id=0,
+            )
 
 
 def mapped_resident(model: nn.Module) -> int:

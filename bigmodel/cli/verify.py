@@ -64,7 +64,7 @@ def verify(
     for each in findings:
         if each.unit == "seconds":
             typer.echo(time_verdict(each, time_tolerance), err=True)
-    if any(abs(each.error) > tolerance for each in findings if each.unit == "bytes"):
+    if any(each.is_past(tolerance) for each in findings if each.unit == "bytes"):
         typer.echo("memory is past the tolerance", err=True)
         raise typer.Exit(1)
 

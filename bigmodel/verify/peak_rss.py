@@ -25,6 +25,14 @@ DEFAULT_MMAP_THRESHOLD = 2**25
 
 SAMPLE_SECONDS = 0.0005
 
+PAGES_BEHIND = 30
+"""Pages by which the kernel's peak may lag behind, for each processor."""
+
+
+def resolution() -> int:
+    """Return the bytes by which a measured peak of the resident set may be off."""
+    return PAGES_BEHIND * os.sysconf("SC_PAGE_SIZE") * (os.cpu_count() or 1)
+
 
 def return_freed_memory_at_once() -> None:
     """Make malloc return freed memory to the system at once, so that the resident set shows what is in use.
@@ -74,7 +82,7 @@ def host_bytes(model: nn.Module, device_map: Mapping[str, Any]) -> int:
 class PeakRSS:
     """Measures by how much the resident set peaks above its initial size within a context.
 
-    The peak is the kernel's own (``VmHWM``), which lags by up to 30 pages per processor. The kernel loads and evicts
+    The peak is the kernel's own (``VmHWM``), which lags (`resolution`). The kernel loads and evicts
     pages of mapped files at will. With weights on disk, a thread therefore samples the resident set: file pages that
     were resident at the peak are subtracted, as far as they exceed the initial ones. Anonymous memory may peak at
     another moment; its own peak is a lower bound of the result.

@@ -32,7 +32,7 @@ from ..plan import Plan, plan
 from ..profile.machine.probe import known_machine
 from ..profile.machine.timing import synchronize
 from ..sources.resolve import open_source
-from .peak_rss import PeakRSS, host_bytes, keep_freed_memory, return_freed_memory_at_once
+from .peak_rss import PeakRSS, host_bytes, keep_freed_memory, resolution, return_freed_memory_at_once
 from .planned_use import PlannedUse, Run, planned_use
 
 BYTES, SECONDS = "bytes", "seconds"
@@ -55,6 +55,7 @@ class Finding:
         measured: the measured value; of seconds, the median of the runs.
         spread: the largest deviation of a single run from the median, relative to it: how busy the machine was.
         bound: the value in the plan is not to be passed; it need not be reached.
+        resolution: how far off the measured value may be: that of the resident set is counted in pages.
     """
 
     device: str
@@ -64,6 +65,11 @@ class Finding:
     measured: float
     spread: float = 0.0
     bound: bool = False
+    resolution: float = 0.0
+
+    def is_past(self, tolerance: float) -> bool:
+        """Whether the relative error is larger than `tolerance`, and than what can be measured."""
+        return abs(self.error) > tolerance and abs(self.predicted - self.measured) > self.resolution
 
     @property
     def error(self) -> float:
@@ -181,7 +187,7 @@ def _peaks(found: Plan, model: nn.Module, use: PlannedUse, before: Mapping[str, 
         host = found.devices.get(HOST)
         if host is not None and host.total:
             # Host slots hold file pages of weights on disk, which `PeakRSS` subtracts.
-            findings.append(Finding(HOST, "peak memory", BYTES, host.total - host.slots, peak))
+            findings.append(Finding(HOST, "peak memory", BYTES, host.total - host.slots, peak, resolution=resolution()))
     return findings
 
 

@@ -60,9 +60,10 @@ def test_what_a_poor_host_cannot_tell_is_left_out_and_said(workdir: Path, monkey
 def test_a_quantised_checkpoint_takes_its_stored_bytes(
     workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    published(tmp_path / "q", packed())
+    published(tmp_path / "q", packed(), vocab_size=256)
+    capsys.readouterr()
     total = Checkpoint.open(tmp_path / "q").total_bytes()
-    options = ["--device", "virtual", "--max-memory", "0=150KB,cpu=1GB", "--context", "32"]
+    options = ["--device", "virtual", "--max-memory", "0=200KB,cpu=1GB", "--context", "32"]
     found = answer(["memory", str(tmp_path / "q"), *options], workdir, capsys)
     assert sum(weights(found).values()) == total
     assert set(weights(found)) == {"virtual:0", "cpu"}

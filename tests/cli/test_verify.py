@@ -45,11 +45,12 @@ def test_a_time_is_judged_against_the_spread_of_its_runs(predicted: float, sprea
     assert f"runs varied by {spread:.0%}" in line
 
 
-@pytest.mark.parametrize(("measured", "code"), [(100, 0), (90, 1)])
-def test_memory_alone_decides_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: int, code: int
+@pytest.mark.parametrize(("measured", "resolution", "code"), [(100, 0, 0), (90, 0, 1), (90, 9, 1), (90, 10, 0)])
+def test_memory_alone_decides_the_exit_code_as_far_as_it_can_be_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measured: int, resolution: int, code: int
 ) -> None:
-    findings = [Finding("cpu", "peak memory", "bytes", 100, measured), Finding("", "step", "seconds", 1.0, 9.0, 0.1)]
+    memory = Finding("cpu", "peak memory", "bytes", 100, measured, resolution=resolution)
+    findings = [memory, Finding("", "step", "seconds", 1.0, 9.0, 0.1)]
     monkeypatch.setattr(verify, "verify", lambda *arguments, **options: (SimpleNamespace(notes=[]), findings))
     assert run(["verify", "any/model"]) == code
     said = capsys.readouterr().err
