@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+from bigmodel.devices import cgroup, max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.dispatch import dispatch_model
 from bigmodel.plan import plan, read_ahead_window, staging
 from bigmodel.plan.memory.assignment import (
     Assignment,
     assemble,
+    default_pinned_memory,
     device_uses,
     expert_capacities,
     host_only,
@@ -126,6 +127,11 @@ def test_blocks_streamed_from_disk_are_staged_on_a_host_that_stores_none() -> No
     staged = staging([unit.weights for unit in profile.units if not unit.is_lookup])
     assert device_uses(profile, Assignment(storage, (0,) * len(storage), 0))["cpu"].slots == staged
     assert device_uses(profile, Assignment(storage, (0,) * len(storage), 0, staging_bytes=100))["cpu"].slots == 100
+
+
+def test_half_of_what_a_control_group_allows_may_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup, "limit_bytes", lambda: 2000)
+    assert default_pinned_memory() == 1000
 
 
 def test_usage_over_a_budget_is_reported_in_bytes() -> None:
