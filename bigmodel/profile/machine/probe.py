@@ -79,9 +79,10 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
     for name in [HOST, *names]:
         logger.info("measuring %s", name)
         twin = next((known for known in devices if _same(known, name)), None)
-        with _unlimited(torch_device(name)):
+        peer = _peer_of(name, names)
+        with _unlimited(torch_device(name)), _unlimited(peer):
             devices[name] = devices[twin] if twin else probe_device(torch_device(name), effort)
-            links[name] = probe_links(torch_device(name), effort, _peer_of(name, names))
+            links[name] = probe_links(torch_device(name), effort, peer)
             memory = None if name == HOST else measured_caching(torch_device(name))
             if memory is not None:
                 caching[name] = memory
@@ -105,9 +106,9 @@ def measure(effort: Effort, folder: Path, key: str = "") -> MachineProfile:
 
 
 @contextmanager
-def _unlimited(device: torch.device) -> Iterator[None]:
+def _unlimited(device: torch.device | None) -> Iterator[None]:
     """Remove the capacity limit of a virtual accelerator within the context; restore it and the peak afterwards."""
-    if device.type != virtual.TYPE:
+    if device is None or device.type != virtual.TYPE:
         yield
         return
     arena = virtual.board.arena(device.index)
