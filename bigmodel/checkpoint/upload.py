@@ -8,7 +8,6 @@ same time.
 from __future__ import annotations
 
 import queue
-import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -100,7 +99,6 @@ class _DeviceUploads:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = copy_stream(device)
-        self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix=f"upload to {device}")
         self._inference = torch.is_inference_mode_enabled()
         self._piece_bytes = STAGING_BYTES // PIECES // ALIGNMENT * ALIGNMENT
@@ -126,18 +124,16 @@ class _DeviceUploads:
                 piece.copied.synchronize()
             with torch.inference_mode(self._inference), torch.no_grad():
                 staged = piece.memory[: target.nbytes].view(target.dtype).copy_(source)
-                with self._lock:
-                    piece.copied = self._stream.submit(partial(_queue, target, staged), [free], target.nbytes)
+                piece.copied = self._stream.submit(partial(_queue, target, staged), [free], target.nbytes)
         finally:
             self._pieces.put(piece)
 
     def close(self) -> None:
-        """Wait for the copies that have begun, drop the others, and let compute run after them."""
+        """Wait for the copies that have begun, so that all later work runs after them, and drop the others."""
         self._pool.shutdown(cancel_futures=True)
         for _ in range(PIECES):
             copied = self._pieces.get().copied
             if copied is not None:
-                copied.wait()
                 copied.synchronize()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 
 import pytest
@@ -40,6 +41,13 @@ def test_no_copy_holds_the_host_and_pinned_memory_is_let_go() -> None:
     del uploads
     assert virtual.pinned_memory.reserved == reserved
     assert torch.equal(found[1].cpu(), sources()[1])
+
+
+def test_a_tensor_may_be_let_go_while_its_copy_is_under_way() -> None:
+    with Uploads(bytes_ahead=1) as uploads:
+        uploads.copy(torch.ones(1000), torch.float32, torch.device(at(0)))  # it is queued on return
+        gc.collect()
+        torch.zeros(1000, device=at(0))
 
 
 @pytest.mark.virtual_only("sees when copies are queued")

@@ -1,6 +1,6 @@
 """Takes out one piece of synchronisation at a time, and looks whether a test fails.
 
-    python -m tests.tools.mutants [--only TEXT] [--list]
+    python -m tests.tools.mutants [--only TEXT ...] [--list]
 
 A mutant lacks one wait, one event that is recorded or waited for, one thing said to the allocator, or one lock, in the
 modules that move weights. Each runs in a forked process, in which the mutant is imported in the place of the module.
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
+    "bigmodel.checkpoint.upload",
     "bigmodel.devices.streams",
     "bigmodel.dispatch.transfer.disk_reader",
     "bigmodel.dispatch.transfer.fetcher",
@@ -30,12 +31,14 @@ MODULES = (
     "bigmodel.dispatch.transfer.read_job",
     "bigmodel.dispatch.transfer.speculative_reads",
     "bigmodel.dispatch.transfer.staging",
+    "bigmodel.dispatch.transfer.to_host",
     "bigmodel.dispatch.streaming.slots",
     "bigmodel.dispatch.streaming.streamer",
     "bigmodel.dispatch.experts.cache",
     "bigmodel.dispatch.experts.lazy_tensors",
 )
 TESTS = (
+    ("tests/checkpoint/test_upload.py", "tests/dispatch/transfer/test_to_host.py"),
     ("tests/dispatch/test_locks.py", "tests/dispatch/test_strict.py"),
     ("-m", "not slow", *(f"tests/dispatch/{room}" for room in ("streaming", "transfer", "experts"))),
     ("-m", "not slow", "tests/devices/test_streams.py", "tests/dispatch/test_dispatch.py"),
@@ -163,14 +166,16 @@ def is_caught(mutant: Mutant | None, tests: Sequence[Sequence[str]] = TESTS) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="only mutants whose module or text contains this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="only mutants whose module, line or text has one of these"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     arguments = parser.parse_args()
     found = [
         mutant
         for module in MODULES
         for mutant in mutants(module)
-        if arguments.only in f"{mutant.module}:{mutant.line} {mutant.what}"
+        if any(text in f"{mutant.module}:{mutant.line} {mutant.what}" for text in arguments.only)
     ]
     if not arguments.list:
         # What every child needs is imported once; nothing of the library may be, so that mutants are.
