@@ -7,6 +7,8 @@ import threading
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bigmodel.checkpoint import upload
 from bigmodel.checkpoint.upload import Uploads
@@ -85,3 +87,17 @@ def test_what_pinned_memory_does_not_help_is_left_to_others() -> None:
     assert not uploads.takes(torch.ones(2, 3).t(), device)
     assert not uploads.takes(torch.ones(0), device)
     assert not uploads.takes(torch.ones(2), torch.device("cpu"))
+
+
+@pytest.mark.virtual_only("schedules")
+@pytest.mark.slow
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.one_of(st.none(), st.integers(0, 2**16)), staging=st.sampled_from([6 * 512, 2**20]))
+def test_values_are_the_same_however_late_copies_arrive(seed: int | None, staging: int) -> None:
+    virtual.enable(count=2, strict=True, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upload, "STAGING_BYTES", staging)
+        with Uploads(bytes_ahead=4000) as uploads:
+            devices = [torch.device(at(index % 2)) for index in range(len(sources()))]
+            found = [uploads.copy(*each) for each in zip(sources(), [torch.float32] * 4, devices, strict=True)]
+    assert all(torch.equal(target.cpu(), source) for target, source in zip(found, sources(), strict=True))

@@ -4,6 +4,11 @@ Computation is done when it is launched; the race detector checks that the progr
 CUDA does behind the program's back are done later, when something that is ordered after them needs them, or at any time
 before: copies from pinned memory on other streams than the default one, and copies to the host that do not block.
 What reads them too early gets garbage, as it may on a GPU. How late they are is decided by the schedule.
+
+Late computation would show nothing more: its results reach other streams only where an event orders them, which is
+checked, and the host only through copies, which are late. It would cost more than all else: its results must have
+shapes at launch, and deriving those takes five times as long as computing (112 ms for the 446 operations of a small
+Llama's forward, which takes 21 ms here, on one core of an EPYC).
 """
 
 from __future__ import annotations

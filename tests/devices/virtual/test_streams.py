@@ -93,6 +93,21 @@ def test_what_comes_to_the_host_without_blocking_is_garbage_until_it_waits() -> 
     assert arrived.tolist() == list(range(8))
 
 
+def test_a_value_that_is_read_waits_for_its_stream_and_for_no_other() -> None:
+    targets = [torch.zeros(8, dtype=torch.uint8, device=device) for _ in range(2)]
+    sides = [virtual.Stream(device) for _ in targets]
+    for target, side in zip(targets, sides, strict=True):
+        side.wait_stream(virtual.current_stream(device))
+        target.record_stream(side)
+        with virtual.stream(side):
+            target.copy_(pinned(7), non_blocking=True)
+    with virtual.stream(sides[0]):
+        assert targets[0][3].item() == 7
+    assert elements(targets[1]) == [0] * 8
+    sides[1].synchronize()
+    assert elements(targets[1]) == [7] * 8
+
+
 def test_into_pageable_memory_a_copy_always_blocks() -> None:
     target = torch.zeros(8)
     target.copy_(torch.ones(8, device=device), non_blocking=True)

@@ -6,8 +6,11 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from bigmodel.devices import virtual
+from bigmodel.dispatch import dispatch_model
 from bigmodel.server.engine import Done, EngineOptions, Failed, build_engine
 from bigmodel.server.engine.core import EngineCore, OutputStream
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
@@ -212,4 +215,26 @@ def test_logits_come_to_the_host_once_in_a_step(asked: list[dict[str, Any]], acc
     assert virtual.host_waits().since(before).copies_to_host == 1
     run(device)
     run(host)
+    assert [sink.tokens() for sink in sinks[0]] == [sink.tokens() for sink in sinks[1]]
+
+
+@pytest.fixture
+def streamed_and_on_host(accelerators: None) -> tuple[EngineCore, EngineCore]:
+    """An engine whose layers are streamed to an accelerator, which holds their keys and values, and one on the host."""
+    layers = {"": "virtual:0", "model.layers": "cpu"}
+    model = dispatch_model(tiny_model(), layers, main_device="virtual:0")
+    options = EngineOptions(kv_bytes=16 << 20, max_sequences=2, prefix_cache=False, row_multiple=1)
+    return build_engine(model, tiny_tokenizer(), options=options).core, core(row_multiple=1)
+
+
+@pytest.mark.slow
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.one_of(st.none(), st.integers(0, 2**16)), asked=st.sampled_from([[GREEDY, GREEDY], [GREEDY, DRAWN]]))
+def test_tokens_are_the_same_however_late_copies_arrive(
+    seed: int | None, asked: list[dict[str, Any]], streamed_and_on_host: tuple[EngineCore, EngineCore]
+) -> None:
+    virtual.enable(count=2, strict=True, seed=seed)
+    sinks = [[put(each, max_tokens=3, **params) for params in asked] for each in streamed_and_on_host]
+    for each in streamed_and_on_host:
+        run(each)
     assert [sink.tokens() for sink in sinks[0]] == [sink.tokens() for sink in sinks[1]]
