@@ -143,7 +143,16 @@ def _run(engine: Engine, request: Request, sink: _Events) -> str:
 
 def _peaks(model: Any) -> str:
     """Return the peak memory of every device that stores or computes part of the model, as text."""
-    from bigmodel.devices import accelerators, format_size, max_memory_allocated
+    from bigmodel.devices import accelerators
 
-    devices = [*accelerators(), "cpu"]
-    return "peak " + ", ".join(f"{device} {format_size(max_memory_allocated(device))}" for device in devices)
+    return "peak " + ", ".join(f"{device} {_peak(device)}" for device in [*accelerators(), "cpu"])
+
+
+def _peak(device: str) -> str:
+    from bigmodel.devices import format_size, max_memory_allocated
+    from bigmodel.errors import DeviceError
+
+    try:
+        return format_size(max_memory_allocated(device))
+    except DeviceError:  # it records none: mps, or a host with a poor /proc
+        return "unknown"

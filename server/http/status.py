@@ -9,6 +9,7 @@ import torch
 
 from bigmodel.checkpoint.mapping import mapped_region
 from bigmodel.devices import max_memory_allocated, memory_allocated, normalize_device
+from bigmodel.errors import DeviceError
 from bigmodel.server.engine.budget import plan_devices
 from bigmodel.server.http.state import ServerState
 
@@ -140,4 +141,8 @@ def _kv(state: ServerState, name: str) -> dict[str, int]:
 def _counters(name: str) -> dict[str, int | None]:
     if name == "disk":
         return {"allocated": None, "peak": None}
-    return {"allocated": memory_allocated(name), "peak": max_memory_allocated(name)}
+    try:
+        peak = max_memory_allocated(name)
+    except DeviceError:  # the device records none: mps, or a host with a poor /proc
+        return {"allocated": memory_allocated(name), "peak": None}
+    return {"allocated": memory_allocated(name), "peak": peak}

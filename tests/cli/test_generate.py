@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 import bigmodel.server.loading
-from bigmodel.cli.generate import generate
+from bigmodel.cli.generate import _peak, generate
 from bigmodel.errors import ServeError
 from bigmodel.server import Loaded
 from bigmodel.server.engine.kv.buffers import GROWTH
@@ -121,3 +121,10 @@ def test_what_becomes_of_parts_that_do_not_fit_is_passed_on(loaded: dict[str, An
     run("the cat", "--max-tokens", "1", "--offload", "compute", *quantised)
     assert (loaded["offload"], loaded["offload_dtype"]) == ("compute", "int8")
     assert loaded["offload_folder"] == "scratch"
+
+
+def test_a_peak_that_the_host_does_not_record_is_said_to_be_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bigmodel.devices.memory._STATUS", tmp_path / "no status")
+    assert _peak("cpu") == "unknown"

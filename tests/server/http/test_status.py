@@ -63,3 +63,11 @@ def test_views_of_a_checkpoint_are_on_disk(tmp_path: Path) -> None:
     placed = from_pretrained(tmp_path, device_map={"": "disk"})
     found = weight_bytes(placed)
     assert found["disk"] == sum(p.nbytes for p in model.parameters())
+
+
+def test_a_peak_that_the_host_does_not_record_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bigmodel.devices.memory._STATUS", tmp_path / "no status")
+    engine = build_engine(tiny_model(), tiny_tokenizer(), None, EngineOptions(kv_bytes=1 << 20))
+    (cpu,) = view(ServerState(Settings("tiny"), engine=engine, model=engine.core.runner.model))["devices"]
+    assert cpu["peak"] is None
+    assert cpu["allocated"] > 0
