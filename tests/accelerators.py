@@ -23,6 +23,8 @@ from bigmodel.devices import accelerators, memory_allocated
 NEEDS_VIRTUAL = re.compile(r"""["']virtual["':]""")
 """What tests say that are about virtual accelerators alone."""
 
+_MAKES_VIRTUAL = re.compile(r"\bvirtual\.(enable|disable|configure|link|host_waits|races)\(")
+
 exact = pytest.mark.virtual_only("limits and counters that are exact to the byte")
 two = pytest.mark.two_accelerators
 
@@ -56,7 +58,7 @@ def is_about_virtual(item: pytest.Item) -> bool:
     if item.get_closest_marker("virtual_only") is not None:
         return True
     names = set(getattr(item, "fixturenames", ()))
-    if "accelerators" in names and "every_accelerator" not in names:
+    if "accelerators" in names:
         return True
     given = getattr(getattr(item, "callspec", None), "params", {})
     if NEEDS_VIRTUAL.search(repr([value for name, value in given.items() if name != "every_accelerator"])):
@@ -78,4 +80,4 @@ def _names_virtual(function: object) -> bool:
     except (OSError, TypeError):
         return False
     own = text[text.index("def ") :] if "def " in text else text  # parameters in decorators concern some cases only
-    return NEEDS_VIRTUAL.search(own) is not None or "virtual.enable(" in own
+    return NEEDS_VIRTUAL.search(own) is not None or _MAKES_VIRTUAL.search(own) is not None

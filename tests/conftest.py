@@ -19,6 +19,8 @@ from bigmodel.devices import memory_allocated, virtual
 from .accelerators import is_about_virtual, skip_what_is_missing
 from .examples import register_profiles
 
+STAND_INS = 2
+"""Virtual accelerators that stand in for CUDA's."""
 VIRTUAL_ROOM = Path(__file__).parent / "devices" / "virtual"
 
 torch.set_num_threads(1)
@@ -40,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the device type of virtual accelerators, which modules of tests name before any test runs."""
     kind = config.getoption("--device")
     if kind != "cuda":
-        virtual.enable(count=2)
+        virtual.enable(count=STAND_INS)
     if kind == "virtual":
         virtual.disable()
     elif kind == "cuda" and not (torch.cuda.is_available() or config.getoption("collectonly")):
@@ -105,6 +107,18 @@ def _no_races() -> Iterator[None]:
     virtual.races()
     yield
     assert not virtual.races()
+
+
+@pytest.fixture(autouse=True)
+def _kind_of_accelerators_stays(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Fail a test that makes virtual accelerators where CUDA's are tested, or takes those away that stand in."""
+    yield
+    kind = pytestconfig.getoption("--device")
+    wanted = {"cuda": 0, "stand-in": STAND_INS}.get(kind)
+    if wanted is not None and virtual.count() != wanted:
+        found = virtual.count()
+        virtual.enable(count=wanted)
+        pytest.fail(f"{found} virtual accelerators are left, of {wanted}: mark the test with virtual_only")
 
 
 def _in_use() -> bool:

@@ -76,15 +76,23 @@ def flash_varlen(
     """
     from torch.nn.attention.varlen import varlen_attn
 
-    known = inspect.signature(varlen_attn).parameters
-    wanted = {"enable_gqa": True, **({"num_splits": 1} if one_split else {})}
-    options: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
+    options = _options(one_split)
     left = -1 if window is None else window - 1
     out: Any = varlen_attn(
         query, key, value, queries, keys, PROMPT_BLOCK, longest, scale=scale, window_size=(left, 0), **options
     )
     attended: torch.Tensor = out
     return attended
+
+
+@cache
+def _options(one_split: bool) -> dict[str, Any]:
+    """Options of `varlen_attn` that this PyTorch has: the oldest has none of them, and groups heads by itself."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    wanted = {"enable_gqa": True, **({"num_splits": 1} if one_split else {})}
+    known = inspect.signature(varlen_attn).parameters
+    return {name: value for name, value in wanted.items() if name in known}
 
 
 KERNELS: dict[str, tuple[Kernel, ...]] = {"cuda": (flash_varlen, partial(flash_varlen, one_split=False))}
