@@ -58,7 +58,7 @@ def test_a_reader_ahead_is_left(tmp_path: Path, budget: int | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("accelerators")
+@pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize("device_map", [{"": 0, "model.layers": "cpu"}, {"": "cpu", "model.layers.1": 0}])
 def test_a_generation_is_stopped_and_the_next_one_is_right(device_map: dict[str, object]) -> None:
     prompt = torch.arange(6).view(1, 6)

@@ -10,9 +10,10 @@ from bigmodel.devices.empty import init_empty_weights
 from bigmodel.dispatch import load_checkpoint_and_dispatch, undispatch
 from bigmodel.errors import CheckpointMismatchError, PlanError
 
+from ..accelerators import exact
 from .models import Stack, ids, stack
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 @pytest.fixture
@@ -85,6 +86,7 @@ def test_a_dtype_is_what_runs_wherever_the_weights_lie(
     torch.testing.assert_close(output, expected, rtol=0.05, atol=0.05)
 
 
+@exact
 def test_a_planned_load_keeps_to_the_budgets(checkpoint: Path) -> None:
     weights = sum(p.nbytes for p in stack().parameters())
     model = load_checkpoint_and_dispatch(
@@ -94,6 +96,7 @@ def test_a_planned_load_keeps_to_the_budgets(checkpoint: Path) -> None:
     assert torch.equal(model(ids()), stack()(ids()))
 
 
+@exact
 def test_a_bad_checkpoint_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     save_model(nn.Linear(2, 2), tmp_path)
     model = empty()

@@ -44,7 +44,7 @@ TOKENS = torch.arange(8).view(2, 4)
 
 
 def test_on_the_host_the_model_is_the_one_transformers_loads(folder: Path) -> None:
-    model = from_pretrained(folder, context_length=16)
+    model = from_pretrained(folder, max_memory={"cpu": "1GiB"}, context_length=16)
     assert type(model).__name__ == "LlamaForCausalLM"
     assert torch.equal(model(TOKENS).logits, llama()(TOKENS).logits)
     assert not any("forward" in m.__dict__ for m in model.modules())

@@ -8,9 +8,10 @@ import torch
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.attach.dispatched import Dispatched, dispatched
 
+from ...accelerators import at, two
 from ..models import ids, llama, stack
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 def carried(model: torch.nn.Module, device_map: dict[str, object], **options: object) -> Dispatched:
@@ -24,23 +25,27 @@ def test_on_one_device_nothing_is_brought_unless_it_is_asked_for() -> None:
     assert set(carried(stack(), {"": 0}, force_hooks=True).attachments) == {""}
 
 
+@two
 def test_the_model_brings_its_inputs_and_returns_where_they_came_from() -> None:
     found = carried(stack(), {"": 0, "blocks.1": 1})
     root = found.attachments[""]
-    assert (str(root.device), root.returns_to_input) == ("virtual:0", True)
+    assert (str(root.device), root.returns_to_input) == (at(0), True)
 
 
+@two
 def test_each_piece_brings_its_inputs_to_where_it_runs() -> None:
     found = carried(stack(), {"": 0, "blocks.1": 1, "blocks.2": "cpu"})
-    assert str(found.attachments["blocks.1"].device) == "virtual:1"
-    assert str(found.attachments["blocks.2"].device) == "virtual:0"
+    assert str(found.attachments["blocks.1"].device) == at(1)
+    assert str(found.attachments["blocks.2"].device) == at(0)
 
 
+@two
 def test_outputs_come_back_to_a_module_that_computes_with_them() -> None:
     attachment = carried(stack(), {"": 0, "blocks.1": 1}).attachments["blocks.1"]
-    assert str(attachment.output_device) == "virtual:0"
+    assert str(attachment.output_device) == at(0)
 
 
+@two
 def test_outputs_go_on_by_themselves_where_the_model_says_that_it_may_be_split() -> None:
     attachment = carried(llama(), {"": 0, "model.layers.1": 1}).attachments["model.layers.1"]
     assert attachment.output_device is None
@@ -49,12 +54,13 @@ def test_outputs_go_on_by_themselves_where_the_model_says_that_it_may_be_split()
 def test_a_part_around_streamed_blocks_may_be_called_by_itself() -> None:
     model = llama()
     found = carried(model, {"": "cpu"}, main_device=0)
-    assert str(found.attachments["model"].device) == "virtual:0"
+    assert str(found.attachments["model"].device) == at(0)
     with torch.no_grad():
         hidden = model.model(torch.arange(4).view(1, 4)).last_hidden_state
     assert torch.isfinite(hidden.cpu()).all()
 
 
+@two
 def test_skip_keys_are_known_to_every_attached_module() -> None:
     found = carried(stack(), {"": 0, "blocks.1": 1}, skip_keys="fail_at")
     assert all(attachment.skip_keys == {"fail_at"} for attachment in found.attachments.values())

@@ -14,9 +14,10 @@ from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.attach.dispatched import UndoLog, dispatched, quantization_errors
 from bigmodel.errors import DispatchError
 
+from ...accelerators import at
 from ..models import ids, stack
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 def test_a_plain_model_carries_nothing() -> None:
@@ -27,7 +28,7 @@ def test_a_plain_model_carries_nothing() -> None:
 def test_a_dispatched_model_knows_its_map_its_names_and_its_ties() -> None:
     found = dispatched(dispatch_model(stack(), {"": 0, "blocks": "cpu"}))
     assert found is not None
-    assert str(found.main_device) == "virtual:0"
+    assert str(found.main_device) == at(0)
     assert found.resolved.keys == {"": 0, "blocks": "cpu"}
     assert found.plan.device_map["blocks.3"] == "cpu"
     assert found.ties == {"head.weight": "embed.weight"}
@@ -38,8 +39,8 @@ def test_moved_bytes_are_counted_by_the_tier_they_moved_to() -> None:
     model = dispatch_model(stack(), {"": 0, "blocks": "cpu"})
     model(ids())
     stats = model.dispatch_stats()
-    assert set(stats) == {"virtual:0"}
-    assert stats["virtual:0"]["bytes_from_ram"] >= sum(p.nbytes for p in model.blocks.parameters())
+    assert set(stats) == {at(0)}
+    assert stats[at(0)]["bytes_from_ram"] >= sum(p.nbytes for p in model.blocks.parameters())
 
 
 def test_detached_and_released_the_model_is_plain_and_the_device_free() -> None:

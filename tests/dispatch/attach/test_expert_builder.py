@@ -9,9 +9,10 @@ import pytest
 from bigmodel.dispatch import dispatch_model
 from bigmodel.dispatch.attach.dispatched import Dispatched, dispatched
 
+from ...accelerators import at
 from ..mixtures import mixtral
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 def carried(device_map: dict[str, Any], **options: Any) -> Dispatched:
@@ -37,7 +38,7 @@ def test_resident_ones_are_left_alone() -> None:
 def test_layers_of_one_kind_share_a_cache_on_their_device() -> None:
     found = carried({"": 0, "model.layers": "cpu"})
     (cache,) = found.expert_caches
-    assert str(cache.device) == "virtual:0"
+    assert str(cache.device) == at(0)
     assert len(cache.layers) > 1
 
 

@@ -14,7 +14,7 @@ from bigmodel.dispatch.placement.resolve import resolve_given
 
 from ..models import stack
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 def carried(model: nn.Module, below: dict[str, int] | None = None, **arguments: object) -> Dispatched:

@@ -15,7 +15,7 @@ from bigmodel.dispatch import dispatch_model, from_pretrained
 
 from ..models import ids, llama, stack
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 TOKENS = torch.arange(12).view(2, 6)
 
@@ -35,7 +35,7 @@ def streamed(tmp_path: Path) -> LlamaForCausalLM:
 
 
 @pytest.fixture
-def streamed_to_accelerator(accelerators: None) -> LlamaForCausalLM:
+def streamed_to_accelerator(every_accelerator: str) -> LlamaForCausalLM:
     return dispatch_model(llama(layers=2), {"": 0, "model.layers": "cpu"})
 
 

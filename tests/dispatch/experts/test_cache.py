@@ -13,13 +13,14 @@ from bigmodel.dispatch.experts.cache import Chosen, ExpertCache, expert_stats
 from bigmodel.dispatch.experts.layer import ExpertLayer
 from bigmodel.dispatch.weights.block import HostTensor
 
+from ...accelerators import at
 from ..interrupting import interrupted_at
 from .test_layer import layer
 
 EXPERT = 512
 """Bytes of one expert."""
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 def layers(count: int = 2, experts: int = 4) -> list[ExpertLayer]:
@@ -32,7 +33,7 @@ def layers(count: int = 2, experts: int = 4) -> list[ExpertLayer]:
 
 
 def cache_of(made: list[ExpertLayer], slots: int) -> ExpertCache:
-    return ExpertCache(torch.device("virtual:0"), made, slots)
+    return ExpertCache(torch.device(at(0)), made, slots)
 
 
 def acquired(cache: ExpertCache, layer: ExpertLayer, experts: list[int], **options: Any) -> list[int]:
@@ -82,7 +83,7 @@ def test_hits_misses_and_bytes_are_counted() -> None:
     visit(cache, first, [0, 1])
     visit(cache, second, [2])
     visit(cache, first, [1, 3])
-    counters = expert_stats([cache])["virtual:0"]
+    counters = expert_stats([cache])[at(0)]
     assert (counters["hits"], counters["misses"], counters["fetches"]) == (1, 4, 4)
     assert counters["bytes_fetched"] == counters["bytes_from_ram"] == 4 * EXPERT
     assert counters["cache_bytes"] == 4 * EXPERT

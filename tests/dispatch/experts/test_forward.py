@@ -18,13 +18,12 @@ from bigmodel.dispatch import dispatch_model, undispatch
 from bigmodel.limits import MOST_GROUPS
 from tests.preloaded import run
 
+from ...accelerators import at, two
 from ..mixtures import EXPERT_BYTES, MIXTURES, chosen_by, deepseek_v3, experts_of, mixtral, qwen2_moe, tokens
 
 IMPLEMENTATIONS = ["grouped_mm", "batched_mm", "eager"]
 CACHES = [None, 1, 4 * EXPERT_BYTES, 1 << 30]
-DEVICE = "virtual:0"
-
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 def logits(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -35,17 +34,17 @@ def logits(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 def resident(build: Callable[[], nn.Module], implementation: str = "grouped_mm") -> nn.Module:
     model = build()
     model.set_experts_implementation(implementation)
-    return model.to(DEVICE)
+    return model.to(at(0))
 
 
 def offloaded(build: Callable[[], nn.Module], implementation: str = "grouped_mm", **options: object) -> nn.Module:
     model = build()
     model.set_experts_implementation(implementation)
-    return dispatch_model(model, {"": "cpu"}, main_device=DEVICE, **options)
+    return dispatch_model(model, {"": "cpu"}, main_device=at(0), **options)
 
 
 def stats(model: nn.Module) -> dict[str, float]:
-    return model.dispatch_stats()["experts"][DEVICE]
+    return model.dispatch_stats()["experts"][at(0)]
 
 
 @pytest.mark.slow
@@ -58,7 +57,7 @@ def stats(model: nn.Module) -> dict[str, float]:
 )
 def test_outputs_are_those_of_the_resident_model(build: Callable[[], nn.Module], implementation: str) -> None:
     expected = resident(build, implementation)
-    prompt = tokens().to(DEVICE)
+    prompt = tokens().to(at(0))
     found = logits(expected, prompt)
     for cache in CACHES if build is mixtral else (None, 4 * EXPERT_BYTES):
         model = offloaded(build, implementation, expert_cache=cache)
@@ -75,7 +74,7 @@ def test_bytes_fetched_are_those_of_the_chosen_experts_and_nothing_else() -> Non
     link = virtual.link(0)
     seen: set[tuple[int, int]] = set()
     for number, tensor in enumerate(inputs):
-        before, streamed = stats(model)["bytes_fetched"], model.dispatch_stats()[DEVICE]["bytes_from_ram"]
+        before, streamed = stats(model)["bytes_fetched"], model.dispatch_stats()[at(0)]["bytes_from_ram"]
         crossed = link.bytes_to_device
         logits(model, tensor)
         new = {(layer, e) for layer in range(3) for e in chosen[3 * number + layer]} - seen
@@ -83,7 +82,7 @@ def test_bytes_fetched_are_those_of_the_chosen_experts_and_nothing_else() -> Non
         fetched = stats(model)["bytes_fetched"] - before
         assert fetched == len(new) * EXPERT_BYTES
         # What crossed the link beside experts and streamed blocks is a few token ids and indices.
-        streamed = model.dispatch_stats()[DEVICE]["bytes_from_ram"] - streamed
+        streamed = model.dispatch_stats()[at(0)]["bytes_from_ram"] - streamed
         assert 0 <= link.bytes_to_device - crossed - fetched - streamed < 4096
     assert stats(model)["misses"] == len(seen)
     assert stats(model)["hits"] == sum(len(experts) for experts in chosen) - len(seen)
@@ -102,7 +101,7 @@ def test_the_cache_holds_its_budget_and_the_rest_of_the_layer_streams_beside_it(
     model = offloaded(mixtral, expert_cache=4 * EXPERT_BYTES)
     logits(model, tokens())
     assert stats(model)["cache_bytes"] == 4 * EXPERT_BYTES
-    streamed = model.dispatch_stats()[DEVICE]["bytes_from_ram"]
+    streamed = model.dispatch_stats()[at(0)]["bytes_from_ram"]
     layers = sum(p.nbytes for n, p in model.model.layers.named_parameters() if "experts" not in n)
     head = model.lm_head.weight.nbytes + model.model.norm.weight.nbytes
     # Beside each layer once, the first one or two of the next round may have been fetched ahead.
@@ -117,17 +116,18 @@ def test_by_default_experts_take_no_more_than_streaming_their_layers_would() -> 
 def test_experts_alone_can_be_offloaded() -> None:
     device_map = {"": 0, **{f"model.layers.{n}.mlp.experts": "cpu" for n in range(3)}}
     model = dispatch_model(mixtral(), device_map, expert_cache=6 * EXPERT_BYTES)
-    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(DEVICE)))
-    assert str(model.model.layers[0].self_attn.q_proj.weight.device) == DEVICE
+    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(at(0))))
+    assert str(model.model.layers[0].self_attn.q_proj.weight.device) == at(0)
     assert set(model.dispatch_stats()) == {"experts"}
 
 
+@two
 def test_experts_run_where_their_layer_lives_each_device_with_a_cache_of_its_own() -> None:
     layers = {f"model.layers.{n}": n % 2 for n in range(3)}
     device_map = {"": 0, **layers, **{f"model.layers.{n}.mlp.experts": "cpu" for n in range(3)}}
     model = dispatch_model(mixtral(), device_map)
-    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(DEVICE)))
-    assert set(model.dispatch_stats()["experts"]) == {"virtual:0", "virtual:1"}
+    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(at(0))))
+    assert set(model.dispatch_stats()["experts"]) == {at(0), at(1)}
 
 
 def test_parameters_stay_on_the_host_readable_during_and_after_a_forward() -> None:
@@ -150,7 +150,7 @@ def test_changed_and_replaced_weights_are_seen_by_the_next_forward() -> None:
             experts_of(changed, 1).down_proj.mul_(0.5)
     experts_of(model, 2).gate_up_proj = nn.Parameter(experts_of(model, 2).gate_up_proj.detach() + 1)
     experts_of(expected, 2).gate_up_proj = nn.Parameter(experts_of(expected, 2).gate_up_proj.detach() + 1)
-    assert torch.equal(logits(model, tokens()), logits(expected, tokens().to(DEVICE)))
+    assert torch.equal(logits(model, tokens()), logits(expected, tokens().to(at(0))))
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_changed_and_replaced_weights_are_seen_by_the_next_forward() -> None:
 def test_threads_share_the_cache(implementation: str, slots: int) -> None:
     expected = resident(mixtral, implementation)
     inputs = [(tokens(count) + count) % 64 for count in (1, 2, 5, 9)]
-    outputs = [logits(expected, tensor.to(DEVICE)) for tensor in inputs]
+    outputs = [logits(expected, tensor.to(at(0))) for tensor in inputs]
     model = offloaded(mixtral, implementation, expert_cache=slots * EXPERT_BYTES)
     wrong: list[int] = []
 
@@ -216,7 +216,7 @@ def test_a_fetch_that_fails_is_raised_and_tried_again_the_next_time(monkeypatch:
         # What was on its way when the link broke is reported by the first forward that needs it, once.
         with contextlib.suppress(OSError):
             logits(model, tokens())
-    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(DEVICE)))
+    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(at(0))))
 
 
 def test_undispatch_gives_the_plain_model_back() -> None:
@@ -234,7 +234,7 @@ def test_a_registered_experts_function_is_used(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, "counted", counted)
     model = offloaded(mixtral, "counted", expert_cache=16 * EXPERT_BYTES)
-    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(DEVICE)))
+    assert torch.equal(logits(model, tokens()), logits(resident(mixtral), tokens().to(at(0))))
     assert calls[:3] == [16, 16, 16]  # It works on the slots of the cache.
 
 
@@ -245,7 +245,7 @@ def test_more_slots_than_one_call_can_take_are_used_in_groups(monkeypatch: pytes
     for build in (mixtral, qwen2_moe, deepseek_v3):
         model = offloaded(build, expert_cache=1 << 30)
         for _ in range(2):
-            assert torch.equal(logits(model, tokens(9)), logits(resident(build), tokens(9).to(DEVICE)))
+            assert torch.equal(logits(model, tokens(9)), logits(resident(build), tokens(9).to(at(0))))
 
 
 def test_a_long_prompt_fetches_the_next_layer_ahead() -> None:
@@ -262,9 +262,9 @@ def test_experts_cast_on_their_way_are_those_of_the_cast_model(tmp_path: Path) -
     from bigmodel.dispatch.pretrained import from_pretrained
 
     mixtral().save_pretrained(tmp_path)
-    expected = mixtral().to(DEVICE, torch.bfloat16)
+    expected = mixtral().to(at(0), torch.bfloat16)
     model = from_pretrained(tmp_path, {"": 0, "model.layers": "disk"}, dtype=torch.bfloat16)
-    assert torch.equal(logits(model, tokens()), logits(expected, tokens().to(DEVICE)))
+    assert torch.equal(logits(model, tokens()), logits(expected, tokens().to(at(0))))
     assert stats(model)["bytes_fetched"] % EXPERT_BYTES == 0
 
 
@@ -277,7 +277,7 @@ def test_experts_on_disk_may_be_seen_first_in_inference_mode_and_later_without(t
     with torch.inference_mode():
         first = model(tokens()).logits.cpu()
     assert torch.equal(logits(model, tokens()), first)
-    assert torch.equal(first, logits(resident(mixtral), tokens().to(DEVICE)))
+    assert torch.equal(first, logits(resident(mixtral), tokens().to(at(0))))
 
 
 @pytest.mark.slow

@@ -11,16 +11,16 @@ from torch import nn
 from bigmodel.devices import memory_allocated
 from bigmodel.dispatch import dispatch_model
 
+from ...accelerators import at
 from ..mixtures import EXPERT_BYTES, MIXTURES, experts_of, mixtral, tokens
 
-DEVICE = "virtual:0"
 IMPLEMENTATIONS = ["grouped_mm", "batched_mm", "eager"]
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
-    labels = tokens().to(DEVICE)
+    labels = tokens().to(at(0))
     model(labels, labels=labels).loss.backward()
     return {name: None if p.grad is None else p.grad.cpu() for name, p in model.named_parameters()}
 
@@ -48,20 +48,20 @@ def test_gradients_are_those_of_the_resident_model(build: Callable[[], nn.Module
     resident, streamed = build().train(), build().train()
     for model in (resident, streamed):
         model.set_experts_implementation(implementation)
-    expected = gradients(resident.to(DEVICE))
+    expected = gradients(resident.to(at(0)))
     # A class's own function uses the hidden states once for each expert. Their gradients are added up here before
     # those of other uses, a shared expert's for one, and there in between, which rounds differently.
     exact = implementation != "eager" or build is mixtral
-    assert_same(gradients(dispatch_model(streamed, {"": "cpu"}, main_device=DEVICE)), expected, exact)
+    assert_same(gradients(dispatch_model(streamed, {"": "cpu"}, main_device=at(0))), expected, exact)
 
 
 def test_gradients_are_computed_in_the_precision_of_the_forward() -> None:
-    resident = mixtral().train().to(DEVICE)
-    streamed = dispatch_model(mixtral().train(), {"": "cpu"}, main_device=DEVICE)
-    labels = tokens().to(DEVICE)
+    resident = mixtral().train().to(at(0))
+    streamed = dispatch_model(mixtral().train(), {"": "cpu"}, main_device=at(0))
+    labels = tokens().to(at(0))
     found = []
     for model in (resident, streamed):
-        with torch.autocast("virtual", dtype=torch.bfloat16):
+        with torch.autocast(torch.device(at(0)).type, dtype=torch.bfloat16):
             loss = model(labels, labels=labels).loss
         loss.backward()
         found.append({name: None if p.grad is None else p.grad.cpu() for name, p in model.named_parameters()})
@@ -74,14 +74,14 @@ def test_frozen_experts_get_none_and_what_lies_before_them_gets_its_own() -> Non
             parameter.requires_grad_("experts" not in name)
         return model.train()
 
-    expected = gradients(freeze(mixtral()).to(DEVICE))
-    model = dispatch_model(freeze(mixtral()), {"": "cpu"}, main_device=DEVICE)
+    expected = gradients(freeze(mixtral()).to(at(0)))
+    model = dispatch_model(freeze(mixtral()), {"": "cpu"}, main_device=at(0))
     assert_same(gradients(model), expected)
     assert experts_of(model, 0).down_proj.grad is None
 
 
 def test_experts_leave_the_device_between_forward_and_backward() -> None:
-    model = dispatch_model(mixtral().train(), {"": "cpu"}, main_device=DEVICE, expert_cache=EXPERT_BYTES)
+    model = dispatch_model(mixtral().train(), {"": "cpu"}, main_device=at(0), expert_cache=EXPERT_BYTES)
     held = memory_allocated(0)
     loss = model(tokens(), labels=tokens()).loss
     assert memory_allocated(0) - held < EXPERT_BYTES

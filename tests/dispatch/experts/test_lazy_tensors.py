@@ -13,6 +13,7 @@ from bigmodel.dispatch.experts.cache import Chosen, ExpertCache
 from bigmodel.dispatch.experts.layer import ExpertLayer
 from bigmodel.dispatch.experts.lazy_tensors import ExpertQueue, LazyTensor, split, wave_size
 
+from ...accelerators import at
 from .test_layer import layer
 
 
@@ -52,17 +53,17 @@ def test_several_experts_at_once_are_a_copy(slots: int) -> None:
     assert copied[:, 0, 0].tolist() == [6, 1, 1, 4]
 
 
-@pytest.mark.usefixtures("accelerators")
+@pytest.mark.usefixtures("every_accelerator")
 @pytest.mark.parametrize("slots", [1, 3])
 def test_several_experts_at_once_take_the_memory_of_the_copies_alone(slots: int) -> None:
     made = layer(experts=8)
-    cache = ExpertCache(torch.device("virtual:0"), [made], slots)
+    cache = ExpertCache(torch.device(at(0)), [made], slots)
     with asked(cache, made, [1, 4, 6]) as up:
-        before = memory_allocated("virtual:0")
-        reset_peak_memory("virtual:0")
+        before = memory_allocated(at(0))
+        reset_peak_memory(at(0))
         copied = up[torch.tensor([6, 1, 1, 4])]
         assert copied.cpu()[:, 0, 0].tolist() == [6, 1, 1, 4]
-        assert max_memory_allocated("virtual:0") - before == 4 * made.expert_bytes
+        assert max_memory_allocated(at(0)) - before == 4 * made.expert_bytes
 
 
 def test_a_lazy_tensor_has_the_device_and_dtype_of_what_it_stands_for() -> None:

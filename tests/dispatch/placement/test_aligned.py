@@ -14,7 +14,7 @@ from bigmodel.checkpoint import mapped_region
 from bigmodel.dispatch.attach.builder import Builder
 from bigmodel.limits import HOST_ALIGNMENT
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 def small() -> nn.Module:

@@ -15,7 +15,7 @@ from bigmodel.dispatch.placement.resolve import ResolvedMap, map_of_plan
 from bigmodel.limits import UNKNOWN_SHARE
 from bigmodel.profile.trace.measured import MeasuredForward
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 LAYER = 4 * (16 * 16 + 16)
 

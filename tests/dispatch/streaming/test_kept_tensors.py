@@ -12,9 +12,9 @@ from bigmodel import dispatch_model
 from bigmodel.dispatch.streaming.kept_tensors import FollowedTensors
 from bigmodel.errors import DispatchError
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+from ...accelerators import at
 
-DEVICE = "virtual:0"
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 class Giving(nn.Module):
@@ -45,21 +45,21 @@ def pair(name: str, detached: bool = False) -> nn.Module:
     """Return two blocks, streamed, of which the second reads what the first keeps."""
     shared = SimpleNamespace()
     model = nn.Sequential(Giving(shared, detached), Taking(shared, name))
-    return dispatch_model(model, {"": "cpu"}, main_device=DEVICE, no_split_module_classes=["Giving", "Taking"])
+    return dispatch_model(model, {"": "cpu"}, main_device=at(0), no_split_module_classes=["Giving", "Taking"])
 
 
 def test_a_gradient_that_reaches_what_a_block_has_kept_is_refused() -> None:
     model = pair("skip")
     with torch.no_grad():
-        assert model(torch.ones(1, 4, device=DEVICE)).shape == (1, 4)
+        assert model(torch.ones(1, 4, device=at(0))).shape == (1, 4)
     for _ in range(2):
-        output = model[0](torch.ones(1, 4, device=DEVICE))
+        output = model[0](torch.ones(1, 4, device=at(0)))
         with pytest.raises(DispatchError, match="'0', which is streamed, hands a tensor on in an attribute"):
             (output + model[0].shared.skip).sum().backward()
 
 
 def test_another_block_that_reads_what_a_block_has_kept_is_refused_in_backward() -> None:
-    output = pair("skip")(torch.ones(1, 4, device=DEVICE))
+    output = pair("skip")(torch.ones(1, 4, device=at(0)))
     with pytest.raises(DispatchError, match="'0', which is streamed, hands a tensor on in an attribute"):
         output.sum().backward()
 
@@ -78,9 +78,9 @@ class GivingLater(Giving):
 def test_what_a_block_begins_to_keep_in_a_later_forward_is_seen(detached: bool) -> None:
     block = GivingLater(SimpleNamespace(), detached)
     model = dispatch_model(
-        nn.Sequential(block), {"": "cpu"}, main_device=DEVICE, no_split_module_classes=["GivingLater"]
+        nn.Sequential(block), {"": "cpu"}, main_device=at(0), no_split_module_classes=["GivingLater"]
     )
-    x = torch.ones(1, 4, device=DEVICE)
+    x = torch.ones(1, 4, device=at(0))
     for _ in range(2):
         model(x).sum().backward()
     output = model(x) + block.shared.skip
@@ -93,7 +93,7 @@ def test_what_a_block_begins_to_keep_in_a_later_forward_is_seen(detached: bool) 
 
 def test_blocks_whose_attributes_stay_are_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = pair("table", detached=True)
-    x = torch.ones(1, 4, device=DEVICE)
+    x = torch.ones(1, 4, device=at(0))
     model(x).sum().backward()
     monkeypatch.delattr(FollowedTensors, "__torch_dispatch__")
     for _ in range(2):
@@ -102,19 +102,19 @@ def test_blocks_whose_attributes_stay_are_followed_once(monkeypatch: pytest.Monk
 
 def test_what_is_detached_may_be_kept() -> None:
     model = pair("skip", detached=True)
-    model(torch.ones(1, 4, device=DEVICE)).sum().backward()
+    model(torch.ones(1, 4, device=at(0))).sum().backward()
     assert model[0].linear.weight.grad is not None
 
 
 def test_what_depends_on_no_weight_may_be_kept() -> None:
     model = pair("table")
-    model(torch.ones(1, 4, device=DEVICE)).sum().backward()
+    model(torch.ones(1, 4, device=at(0))).sum().backward()
     assert model[0].linear.weight.grad is not None
 
 
 def test_what_no_gradient_reaches_may_be_kept() -> None:
     model = pair("table")
-    kept = model(torch.ones(1, 4, device=DEVICE)).sum()
+    kept = model(torch.ones(1, 4, device=at(0))).sum()
     assert model[0].shared.skip.shape == (1, 4)
     kept.backward()
     assert model[0].linear.weight.grad is not None

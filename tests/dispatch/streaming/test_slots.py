@@ -171,7 +171,7 @@ def test_in_a_child_the_host_tensors_are_shown_of_what_is_shown_on_the_device(st
     assert found[1] is shown[1], "what somebody else put there is left alone"
 
 
-@pytest.mark.usefixtures("accelerators")
+@pytest.mark.usefixtures("every_accelerator")
 def test_tensors_in_the_slots_memory_are_copied_out_of_it_and_others_left() -> None:
     slot, other = BlockSlot(torch.zeros(16)), torch.zeros(4)
     value = {"part": slot.memory[2:6], "deep": [(slot.memory[8:], other)], "number": 3}

@@ -13,9 +13,10 @@ from bigmodel.dispatch.streaming.streamer import Streamer
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.errors import CheckpointFormatError
 
+from ...accelerators import at
 from ..mapped_files import Registry, streamed_blocks
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 def mixed_blocks(folder: Path, count: int = 6, elements: int = 3000) -> tuple[list[Block], list[Registry]]:
@@ -28,7 +29,7 @@ def mixed_blocks(folder: Path, count: int = 6, elements: int = 3000) -> tuple[li
 
 
 def streamer_of(blocks: list[Block]) -> Streamer:
-    return Streamer(torch.device("virtual:0"), blocks)
+    return Streamer(torch.device(at(0)), blocks)
 
 
 def seen(streamer: Streamer, block: Block, registry: Registry) -> list[float]:

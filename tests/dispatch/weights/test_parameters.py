@@ -11,7 +11,7 @@ from torch import nn
 from bigmodel.dispatch import cpu_offload_with_hook, dispatch_model, undispatch
 from bigmodel.dispatch.weights.parameters import like, moved_like, refresh_second_places, second_places
 
-from ...accelerators import at
+from ...accelerators import at, two
 
 
 class Marked(nn.Parameter):
@@ -46,7 +46,7 @@ def test_moving_may_cast() -> None:
     assert moved.dtype == torch.bfloat16
 
 
-pytestmark = pytest.mark.usefixtures("accelerators")
+pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 
 class Looking(nn.GRU):
@@ -67,6 +67,7 @@ def model_of() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), Looking(8, 8, num_layers=2, bidirectional=True))
 
 
+@two
 @pytest.mark.parametrize("device_map", [{"": 0}, {"": "cpu"}, {"0": 0, "1": 1}, {"0": 0, "1": "cpu"}])
 def test_a_dispatched_layer_computes_with_the_parameters_it_shows_and_so_it_does_afterwards(
     device_map: dict[str, Any],
