@@ -59,21 +59,21 @@ def qwen3(**changes: Any) -> PreTrainedModel:
 
 
 def mixtral(**changes: Any) -> PreTrainedModel:
-    """4 experts, 2 for each token, whose checkpoint has other names than the model."""
-    return MixtralForCausalLM(MixtralConfig(**{**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, **changes}))
+    """8 experts, 2 for each token, whose checkpoint has other names than the model."""
+    return MixtralForCausalLM(MixtralConfig(**{**SIZES, "num_local_experts": 8, "num_experts_per_tok": 2, **changes}))
 
 
 def qwen3_moe(**changes: Any) -> PreTrainedModel:
-    """4 experts, 3 for each token."""
-    sizes = {**SIZES, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 3, **changes}
+    """8 experts, 3 for each token."""
+    sizes = {**SIZES, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3, **changes}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes))
 
 
 def deepseek_v3(**changes: Any) -> PreTrainedModel:
-    """4 experts in 2 groups beside a shared one, after a dense layer; low-rank attention of odd sizes."""
+    """8 experts in 2 groups beside a shared one, after a dense layer; low-rank attention of odd sizes."""
     sizes = {key: value for key, value in SIZES.items() if key != "head_dim"}
     heads = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 32, "kv_lora_rank": 32}
-    groups = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+    groups = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
     more = {"num_key_value_heads": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
     return DeepseekV3ForCausalLM(DeepseekV3Config(**{**sizes, **heads, **groups, **more, **changes}))
 
