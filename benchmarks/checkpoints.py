@@ -72,11 +72,15 @@ SPECS: dict[str, Spec] = {
     "llama-40": Spec("llama", _llama(512, 40, 1408, 8, 4, 4096), shard_bytes=10**8),
     "llama-8b": Spec("llama", _llama(4096, 32, 14336, 32, 8, 128256), dtype="bfloat16", shard_bytes=5 * 10**9),
     "mixtral": Spec("mixtral", _mixtral(1024, 8, 3584, 16, 8192)),
+    "llama-half": Spec("llama", _llama(1024, 8, 2816, 16, 8, 4096), dtype="bfloat16"),
+    "mixtral-half": Spec("mixtral", _mixtral(1024, 4, 2048, 16, 4096), dtype="bfloat16"),
+    "tiny-half": Spec("llama", _llama(64, 4, 128, 4, 2, 256), dtype="bfloat16"),
+    "tiny-mixtral-half": Spec("mixtral", _mixtral(64, 2, 96, 4, 256), dtype="bfloat16"),
     "tiny": Spec("llama", _llama(64, 4, 128, 4, 2, 256), shard_bytes=300_000),
     "tiny-mixtral": Spec("mixtral", _mixtral(64, 2, 96, 4, 256), shard_bytes=500_000),
 }
 """Specifications by name. ``llama-1b`` has 1.1 billion parameters (4.4 GB), ``llama-8b`` the shapes of Llama 3 8B (16
-GB).
+GB). Those named "half" are of bfloat16: what is quantised is measured beside them.
 """
 
 

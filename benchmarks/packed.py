@@ -1,0 +1,198 @@
+"""How much sooner does a step end when the weights that cross the link are quantised as published?
+
+Layers of a model in bfloat16 and of the same model quantised by `bigmodel quantize` lie in host memory and are streamed
+over a virtual link. The bound of a step is the link's time for the stored bytes; restoring should hide behind it. Of a
+mixture only the chosen experts cross the link, through a cache of the same bytes for both. Last, the resident set of a
+process that loads and runs each model on the host is compared with its file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, measure, run_isolated
+from .harness.report import Cell
+
+if TYPE_CHECKING:
+    from torch import nn
+
+WHOLE = "bfloat16"
+SHARES = {"fp8": 0.54, "int4": 0.30, "mxfp4": 0.28}
+"""Largest share of the link's time for bfloat16, by what the model is quantised to."""
+
+STEP, RSS = 1.05, 1.02
+MIXTURE, FASTER, MORE_EXPERTS = "mxfp4", 3.4, 3.5
+CACHE_SHARE = 0.25
+"""Bytes of the experts' cache, as a share of the mixture's experts in bfloat16."""
+
+DEVICES = ("virtual",)
+"""Devices that this benchmark supports."""
+
+ONLY = "its marks are for one set speed of the link; `quantized` measures links of accelerators"
+"""Why it supports no others."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark."""
+    parser.add_argument("--link", type=float, default=0.25, help="GB/s of the virtual link")
+    parser.add_argument("--steps", type=int, default=3, help="decode steps behind each value")
+    parser.set_defaults(device="virtual")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure streamed steps, steps of a mixture, and the resident set, of each format beside bfloat16."""
+    import torch
+
+    from bigmodel.devices import virtual
+
+    torch.set_num_threads(options.threads or 1)
+    dense = quantised("tiny-half" if options.quick else "llama-half", list(SHARES), options.workdir)
+    mixture = quantised("tiny-mixtral-half" if options.quick else "mixtral-half", [MIXTURE], options.workdir)
+    rate = options.link * 1e9
+    virtual.enable(count=1, bandwidth=rate)
+    streamed, moved = _streamed(dense, options)
+    experts, capacities = _mixture(mixture, options)
+    virtual.disable()
+    grown = {name: run_isolated(grown_by, folder=str(folder)) for name, folder in dense.items()}
+    rows = [_row(name, streamed, moved, rate) for name in dense]
+    columns = [Column("weights"), Column("bytes moved", "bytes"), Column("share of bfloat16", "ratio")]
+    columns += [Column("step", "seconds"), Column("step over its transfer", "ratio")]
+    of_experts = [Column("experts"), Column("experts in the cache", "count"), Column("step", "seconds")]
+    kept: list[list[Cell]] = [[name, capacities[name], experts.median(name)] for name in mixture]
+    memory = [Column("weights"), Column("planned", "bytes"), Column("resident set", "bytes")]
+    return Report(
+        "packed",
+        options.device,
+        settings={"link": rate, "steps": options.steps, "threads": torch.get_num_threads()},
+        tables=[
+            Table("A step with all layers streamed", columns, rows),
+            Table("A step of a mixture, with caches of the same bytes", of_experts, kept),
+            Table("Loading and running on the host", memory, [[name, *found] for name, found in grown.items()]),
+        ],
+        limits=limits(rows, experts.ratio(WHOLE, MIXTURE).median, capacities, grown),
+        samples={"streamed": streamed, "experts": experts},
+    )
+
+
+def limits(
+    rows: Sequence[Sequence[Any]], faster: float, capacities: dict[str, int], grown: dict[str, list[int]]
+) -> list[Limit]:
+    """Return the limits on the rows of the first table, on the mixture, and on the resident set."""
+    found = [
+        Limit(f"{row[0]}: bytes over those of bfloat16", row[2], "<=", SHARES[row[0]])
+        for row in rows
+        if row[0] in SHARES
+    ]
+    found += [Limit(f"{row[0]}: step over its transfer", row[4], "<=", STEP) for row in rows]
+    found.append(Limit("mixture: step of bfloat16 over that of mxfp4", faster, ">=", FASTER))
+    more = capacities[MIXTURE] / max(capacities[WHOLE], 1)
+    found.append(Limit("mixture: experts of mxfp4 in the cache over those of bfloat16", more, ">=", MORE_EXPERTS))
+    for name, (planned, measured) in grown.items():
+        found.append(Limit(f"{name}: resident set over its plan", measured / planned, "<=", RSS))
+    return found
+
+
+def quantised(name: str, targets: Sequence[str], workdir: Path) -> dict[str, Path]:
+    """Return the folders of a checkpoint and of its quantised selves, after writing those that do not exist."""
+    from bigmodel.checkpoint.quantize import quantize_checkpoint
+
+    from .checkpoints import checkpoint
+
+    found = {WHOLE: checkpoint(name, workdir)}
+    for target in targets:
+        folder = workdir / f"{found[WHOLE].name}-{target}"
+        if not folder.exists():
+            quantize_checkpoint(str(found[WHOLE]), folder, target, 32 if target == "int4" else None)
+        found[target] = folder
+    return found
+
+
+def _streamed(folders: dict[str, Path], options: argparse.Namespace) -> tuple[Samples, dict[str, int]]:
+    """Return samples of a step with all layers streamed from host memory, and the bytes that a step moves."""
+    from .steps import Decoder
+
+    models = {name: _offloaded(folder) for name, folder in folders.items()}
+    decoders = {name: Decoder(model, "virtual:0") for name, model in models.items()}
+    samples = measure(
+        [Variant(name, partial(_seconds, decoder, options.steps)) for name, decoder in decoders.items()],
+        options.rounds,
+        seed=options.seed,
+    )
+    return samples, {name: _moved(models[name], decoder) for name, decoder in decoders.items()}
+
+
+def _mixture(folders: dict[str, Path], options: argparse.Namespace) -> tuple[Samples, dict[str, int]]:
+    """Return samples of a step with chosen experts fetched into a cache, and the experts that the cache holds."""
+    from bigmodel.profile import profile_source
+
+    from .steps import Decoder
+
+    profiles = {name: profile_source(folder, context_length=0) for name, folder in folders.items()}
+    cache = int(CACHE_SHARE * sum(unit.expert_weights for unit in profiles[WHOLE].units))
+    slot = {
+        name: next(unit.experts[0].nbytes for unit in found.units if unit.experts) for name, found in profiles.items()
+    }
+    decoders = {name: Decoder(_offloaded(folder, expert_cache=cache), "virtual:0") for name, folder in folders.items()}
+    samples = measure(
+        [Variant(name, partial(_seconds, decoder, options.steps)) for name, decoder in decoders.items()],
+        options.rounds,
+        seed=options.seed,
+    )
+    return samples, {name: cache // nbytes for name, nbytes in slot.items()}
+
+
+def _seconds(decoder: Any, steps: int) -> float:
+    seconds: float = decoder.seconds_per_step(steps)
+    return seconds
+
+
+def _offloaded(folder: Path, **how: Any) -> nn.Module:
+    """Return the model with its layers in host memory and the rest on the accelerator."""
+    import json
+
+    from bigmodel.dispatch import from_pretrained
+
+    layers = json.loads((folder / "config.json").read_text())["num_hidden_layers"]
+    ends: dict[str, Any] = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), 0)
+    return from_pretrained(folder, {**ends, **{f"model.layers.{n}": "cpu" for n in range(layers)}}, **how)
+
+
+def _moved(model: Any, decoder: Any) -> int:
+    """Return the bytes that cross the link in a step."""
+    decoder.start()
+    decoder.step()
+    before = sum(device["bytes_from_ram"] for device in model.dispatch_stats().values())
+    decoder.step()
+    after: int = sum(device["bytes_from_ram"] for device in model.dispatch_stats().values())
+    return after - before
+
+
+def _row(name: str, samples: Samples, moved: dict[str, int], rate: float) -> list[Cell]:
+    step = samples.median(name)
+    return [name, moved[name], moved[name] / moved[WHOLE], step, step * rate / moved[name]]
+
+
+def grown_by(folder: str) -> list[int]:
+    """Return the bytes that the plan has on the host, and those by which the resident set grows as the model is loaded
+    and run. Called in a fresh process."""
+    import torch
+
+    from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+    from bigmodel.dispatch import from_pretrained, get_plan
+
+    from . import models
+    from .steps import Decoder
+
+    models.warm_up()
+    reset_peak_memory("cpu")
+    before = memory_allocated("cpu")
+    model = from_pretrained(folder, {"": "cpu"}, context_length=32)
+    with torch.inference_mode():
+        Decoder(model).start()
+    plan = get_plan(model)
+    assert plan is not None
+    return [plan.devices["cpu"].total, max_memory_allocated("cpu") - before]
