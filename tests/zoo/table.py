@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import transformers
 
+from .kept import KEPT
 from .placements import DTYPES, PLACEMENTS, Examined
 
 UNITS = {
@@ -45,7 +46,8 @@ def keep(folder: str | None, name: str, dtype: str, found: Mapping[str, Examined
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """Return the result: a row for each placement and dtype, the exceptions by name, and what has no tiny model."""
+    """Return the result: a row for each placement and dtype, the exceptions by name, what has no tiny model, and the
+    architectures by family if all are of those that the guide keeps."""
     kept = {path.stem.rpartition("-")[::2]: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     skipped = {name: each["skipped"] for (name, _), each in kept.items() if "skipped" in each}
     exceptions = [
@@ -61,6 +63,8 @@ def result_of(folder: Path) -> dict[str, Any]:
         for dtype in DTYPES
         if any(of == dtype and placement in each for (_, of), each in kept.items())
     ]
+    families = [[family, ", ".join(names)] for family, names in KEPT.items()]
+    only_kept = {name for name, _ in kept} <= {name for names in KEPT.values() for name in names}
     tables: list[tuple[str, dict[str, str], list[Any]]] = [
         ("Tiny models of transformers' architectures on each placement", UNITS, rows),
         ("Exceptions", dict.fromkeys(("architecture", "dtype", "placement", "what"), ""), exceptions),
@@ -69,9 +73,10 @@ def result_of(folder: Path) -> dict[str, Any]:
             dict.fromkeys(("architecture", "reason"), ""),
             [list(each) for each in skipped.items()],
         ),
+        ("Architectures", dict.fromkeys(("family", "architectures"), ""), families if only_kept else []),
     ]
     return {
-        "command": "make zoo",
+        "command": "make zoo ONLY=kept" if only_kept else "make zoo",
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "tables": [{"title": title, "units": units, "rows": lines} for title, units, lines in tables],
