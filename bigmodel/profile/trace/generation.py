@@ -165,7 +165,7 @@ class _Loop:
         self, session: Session, config: Any, prompt: int, given: Prompt | None = None, is_padded: bool = False
     ) -> None:
         self.session = session
-        self.prompt, self.is_padded = prompt, is_padded
+        self.prompt, self.covered, self.is_padded = prompt, prompt, is_padded
         with real_tensors():
             ids = token_ids(config, session.workload.batch_size, prompt) if given is None else given.ids
         self.media = {} if given is None else given.media
@@ -212,14 +212,22 @@ class _Loop:
         """Append `tokens` chosen tokens to the text."""
         self.chosen, more = self.session.tokens(1), self.session.tokens(tokens)
         self.ids = torch.cat([self.ids, more], 1)
+        self._cover(self.ids.shape[1])
+
+    def _cover(self, tokens: int) -> None:
+        """Let position ids and mask cover the first `tokens` tokens; `generate` lengthens them as soon as a forward has
+        returned, before it chooses the next token."""
+        if tokens <= self.covered:
+            return
+        more, self.covered = self.session.tokens(tokens - self.covered), tokens
         if self.positions is not None:
             self.positions = torch.cat([self.positions, more.expand(*self.positions.shape[:-1], -1)], -1)
             with real_tensors():
-                order = self._order(self.positions.shape[-1]).expand(self.positions.shape)
+                order = self._order(tokens).expand(self.positions.shape)
             self.session.recorder.values.give(self.positions, order)
         if self.mask is not None:
             self.mask = torch.cat([self.mask, more], 1)
-            self.session.recorder.values.give(self.mask, self._mask(self.mask.shape[1]))
+            self.session.recorder.values.give(self.mask, self._mask(tokens))
 
     def can_resize(self) -> bool:
         """Return whether the cache holds keys and values of the whole text: no sliding windows or recurrent states."""
@@ -282,6 +290,8 @@ class _Loop:
         kept = [*tensors_in(media), *([] if self.positions is None else [self.positions])]
         kept, unread = ([*kept, *mask], []) if self.is_padded else (kept, mask)
         output = self.session.generate_with(kept, unread, **inputs)
+        del inputs, masked, order, mask, kept, unread, positions
+        self._cover(self.ids.shape[1] + 1)
         self.scores = next_token_scores(self.session, output)
         returned = cache_in(output)
         self.cache = self.cache if returned is None else returned
