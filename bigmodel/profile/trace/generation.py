@@ -242,6 +242,7 @@ class _Loop:
                 with self.session.recorder.as_unit_of(held):
                     setattr(layer, name, held.new_empty((*held.shape[:-2], tokens, held.shape[-1])))
                 del held
+        self._cover(tokens + 1)
         if self.scores is not None:
             with self.session.recorder.at_inputs():
                 self.scores = torch.empty_like(self.scores)

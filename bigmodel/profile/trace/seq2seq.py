@@ -52,7 +52,7 @@ class _Loop:
         self.source = source
         # The caller's mask of the source stays alive; the model is called without it if it is all ones.
         self.mask = session.tokens(next(iter(source.values())).shape[1]) if "input_ids" in source else None
-        self.masks: dict[str, torch.Tensor] = {}
+        self.masks: dict[str, Any] = {}
         if is_padded and self.mask is not None:
             with real_tensors():
                 session.recorder.values.give(self.mask, padding_mask(*self.mask.shape))
