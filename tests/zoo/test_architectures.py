@@ -41,9 +41,9 @@ META = "its forward decides by buffers, which have no values on meta"
 EXCEPTIONS = {
     **dict.fromkeys(
         [
-            "bamba", "blenderbot", "blip-2", "blt", "deepseek_v2", "depth_pro", "dpt", "glm46v", "glm4v", "glm4v_moe",
+            "bamba", "blenderbot", "blip-2", "blt", "deepseek_v2", "glm46v", "glm4v", "glm4v_moe",
             "glm4v_moe_text", "glm4v_text", "glm_image", "glm_image_text", "glmga", "granitemoehybrid", "hrm_text",
-            "instructblip", "instructblipvideo", "step3p7", "xmod",
+            "instructblip", "instructblipvideo", "qwen3_omni_moe_thinker", "step3p7", "xmod",
         ],
         INCONSISTENT,
     ),
@@ -60,12 +60,12 @@ EXCEPTIONS = {
     ),
     **dict.fromkeys(
         [
-            "blip_2_qformer", "decision_transformer", "fun_asr_nano_encoder", "gemma3n_audio", "gemma4_vision",
-            "glm_image_vqmodel", "granite_speech5_ctc", "granite_speech5_encoder", "idefics", "inkling2_vision",
-            "kyutai_speech_to_text", "lw_detr", "lxmert", "minicpm_ocr_vision", "minicpmv4_7_vision",
+            "blip_2_qformer", "decision_transformer", "depth_pro", "fun_asr_nano_encoder", "gemma3n_audio",
+            "gemma4_vision", "glm_image_vqmodel", "granite_speech5_ctc", "granite_speech5_encoder", "idefics",
+            "inkling2_vision", "kyutai_speech_to_text", "lw_detr", "lxmert", "minicpm_ocr_vision", "minicpmv4_7_vision",
             "muse_glimmer_assistant", "muse_spark_audio", "nemotron3_5_asr", "nemotron3_5_transcribe_word_timestamp",
             "nemotron_asr_streaming", "neucodec", "oneformer", "parakeet_rnnt", "parakeet_tdt", "perceiver", "pi0",
-            "pp_ocrv6_small_det", "qwen3_asr_encoder", "qwen3_omni_moe_thinker", "rf_detr", "seggpt",
+            "pp_ocrv6_small_det", "rf_detr", "seggpt",
             "speech-encoder-decoder", "timesfm", "tvp", "udop", "uvdoc", "vibevoice_acoustic_tokenizer_decoder",
             "vibevoice_acoustic_tokenizer_encoder", "voxtral_realtime", "xcodec2",
         ],
