@@ -34,7 +34,7 @@ _UNKNOWN = 2**64 - 1
 
 def has_context(index: int) -> bool:
     """Whether this process has a context on CUDA device `index`."""
-    return torch.cuda.is_initialized() and bool(torch._C._cuda_hasPrimaryContext(index))
+    return torch.cuda.is_initialized() and bool(torch._C._cuda_hasPrimaryContext(index))  # type: ignore[attr-defined]
 
 
 def free_without_context(index: int) -> int | None:

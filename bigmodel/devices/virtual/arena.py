@@ -179,5 +179,5 @@ class Arena:
 
 def _is_read_still(storage: torch.UntypedStorage, address: int) -> bool:
     """Whether somebody beside its arena holds a storage that is freed, which lies where it lay when it was claimed."""
-    users: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    users: int = torch._C._storage_Use_Count(storage._cdata)
     return users > 1 and storage.data_ptr() == address

@@ -132,4 +132,6 @@ def replay_reserved(profile: Profile, memories: Mapping[Key, ReservedMemory], op
             for device, memory in memories.items():
                 units = options["execution_devices"]
                 memory.begin([held for held in trace.initial if units.get(held.unit, main) == device])
-            replay(trace, **{**options, "input_device": inputs}, watch=watch)
+            where = options.copy()
+            where["input_device"] = inputs
+            replay(trace, **where, watch=watch)
