@@ -14,8 +14,11 @@ FILE_ALIGNMENT = 4096
 """Alignment in bytes of reads that bypass the page cache. Checkpoints are written with tensors aligned to it."""
 
 HOST_ALIGNMENT = 64
-"""Alignment in bytes of tensors that torch allocates on the host. For other alignments kernels take other code paths,
-whose last bits differ."""
+"""Alignment in bytes of tensors that torch allocates on the host, and of those in files written for offloading."""
+
+VECTOR_BYTES = 16
+"""Alignment in bytes that weights need which the host computes with: kernels for less take other code paths, whose last
+bits differ."""
 
 DEFAULT_SLOTS = 2
 """Streamed parts that are on the main device at once by default: one runs while the next arrives."""

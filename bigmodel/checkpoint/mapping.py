@@ -19,7 +19,7 @@ import torch
 
 from ..devices.forks import new_rlock
 from ..errors import CheckpointError, CheckpointFormatError
-from ..limits import HOST_ALIGNMENT
+from ..limits import VECTOR_BYTES
 
 _MAP_NORESERVE = {"linux": 0x4000, "darwin": 0x0040}.get(sys.platform, 0)
 """Reserve no memory for copy-on-write. The value is the same on all architectures that torch supports."""
@@ -146,8 +146,8 @@ def mapped_region(tensor: torch.Tensor) -> MappedRegion | None:
 
 
 def is_misaligned(tensor: torch.Tensor) -> bool:
-    """Whether any map backs `tensor`, also one that counts as memory, and its file does not align it as torch would."""
-    return _file_of(tensor) is not None and tensor.data_ptr() % HOST_ALIGNMENT != 0
+    """Whether a map backs `tensor`, also one that counts as memory, and the file does not align it for the host."""
+    return _file_of(tensor) is not None and tensor.data_ptr() % VECTOR_BYTES != 0
 
 
 def _file_of(tensor: torch.Tensor) -> _Tracked | None:

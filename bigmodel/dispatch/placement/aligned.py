@@ -1,6 +1,6 @@
 """Weights that the host computes with lie at addresses that torch would choose for them.
 
-Files of others begin tensors anywhere. At addresses that are no multiple of `HOST_ALIGNMENT` kernels of the host take
+Files of others begin tensors anywhere. At addresses that are no multiple of `VECTOR_BYTES` kernels of the host take
 other code paths, and outputs would differ in their last bits from those of the same model in memory. Such weights are
 copied once: those mapped to RAM always, for a copy takes what the mapped pages took, and those mapped to disk as far as
 RAM has room for them beside the rest of the plan. Weights that are streamed, looked up by rows or restored are aligned
@@ -20,7 +20,7 @@ from ...checkpoint import release
 from ...checkpoint.mapping import is_misaligned
 from ...devices import DISK, HOST, format_size
 from ...devices.memory import free_memory_bytes
-from ...limits import HOST_ALIGNMENT
+from ...limits import VECTOR_BYTES
 from ...plan.result.plan import DevicePlan
 from ...profile import storage_key
 from ...profile.model.units import is_lookup
@@ -87,7 +87,7 @@ def _copied(count: int, nbytes: int) -> str:
 def _left_there(left: Sequence[PlacedTensor]) -> str:
     nbytes = sum({storage_key(each.tensor): each.tensor.nbytes for each in left}.values())
     return (
-        f"{left[0].name} and {len(left) - 1} other weights on disk do not begin at multiples of {HOST_ALIGNMENT} bytes "
+        f"{left[0].name} and {len(left) - 1} other weights on disk do not begin at multiples of {VECTOR_BYTES} bytes "
         f"in their file, and RAM has no room for aligned copies ({format_size(nbytes)}): outputs may differ in their "
         "last bits from those of the model in memory"
     )

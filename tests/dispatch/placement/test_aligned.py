@@ -12,7 +12,7 @@ from torch import nn
 from bigmodel import dispatch_model, get_plan, load_checkpoint_and_dispatch, undispatch
 from bigmodel.checkpoint import mapped_region
 from bigmodel.dispatch.attach.builder import Builder
-from bigmodel.limits import HOST_ALIGNMENT
+from bigmodel.limits import VECTOR_BYTES
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
 
@@ -42,7 +42,7 @@ def loaded(path: Path, device_map: object, **options: object) -> nn.Module:
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
-    return tensor.data_ptr() % HOST_ALIGNMENT == 0
+    return tensor.data_ptr() % VECTOR_BYTES == 0
 
 
 @pytest.mark.parametrize("shift", [36, 40])
@@ -83,7 +83,7 @@ def test_copies_take_the_budget_to_its_last_byte_and_what_has_no_room_is_named(
     assert get_plan(model).devices["cpu"].free >= 0  # type: ignore[operator]
     (left,) = [name for name, parameter in model.named_parameters() if mapped_region(parameter)]
     (message,) = caplog.messages
-    assert message.startswith(f"{left} and 0 other weights on disk do not begin at multiples of 64 bytes")
+    assert message.startswith(f"{left} and 0 other weights on disk do not begin at multiples of 16 bytes")
 
 
 def test_undispatched_weights_view_their_file_again_with_what_was_written(tmp_path: Path) -> None:
