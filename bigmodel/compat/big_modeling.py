@@ -69,7 +69,9 @@ def dispatch_model(
                 **arguments,
             ),
         )
-        options = Options(skip_keys=skip_keys, no_split_module_classes=classes, force_hooks=force_hooks)
+        options = Options(
+            skip_keys=skip_keys, no_split_module_classes=classes, force_hooks=force_hooks, align_memory=False
+        )
         fill_meta(model, state_dict)
         place_and_attach(model, resolved, options, offload_dir)
     else:

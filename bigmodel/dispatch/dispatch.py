@@ -127,7 +127,8 @@ def place_and_attach(
     if resolved.plan.guarded and offload_dir is None:
         resolved = kept_in_memory(model, resolved)
     refuse_unsupported(model, resolved.placement)
-    resolved = with_aligned_copies(model, resolved)
+    if options.align_memory:
+        resolved = with_aligned_copies(model, resolved)
     with lasting_tensors():
         write_to_disk(model, resolved.placement, offload_dir)
         if offload_dir is not None:
@@ -152,8 +153,10 @@ def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
     before = found.resolved
     arguments = replace(PlanArguments.of(before.plan), no_split_module_classes=found.options.no_split_module_classes)
     moved = resolve_given(model, device_map, arguments, before.execution, before.computed_below)
+    if found.options.align_memory:
+        moved = with_aligned_copies(model, moved)
     with lasting_tensors():
-        _attach(model, with_aligned_copies(model, moved), found.options)
+        _attach(model, moved, found.options)
 
 
 def _place_anew(model: nn.Module, plan: Plan) -> None:

@@ -129,7 +129,9 @@ def from_pretrained(
         read_later=resolved.reads_ahead,
     )
     options = Options(
-        skip_keys=getattr(model, "_skip_keys_device_placement", None), no_split_module_classes=no_split_module_classes
+        skip_keys=getattr(model, "_skip_keys_device_placement", None),
+        no_split_module_classes=no_split_module_classes,
+        align_memory=False,
     )
     if offload_folder is None and initialised:
         offload_folder = tempfile.gettempdir()  # what no checkpoint holds may be mapped to disk all the same

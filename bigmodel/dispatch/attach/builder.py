@@ -64,7 +64,8 @@ class Builder:
             self._refuse_torn_modules()
             result.hold_allocators()
             self._move_residents()
-            self._align(result)
+            if self.options.align_memory:
+                self._align(result)
             refresh_second_places(self.model)
             # A local: as an attribute it would make a reference cycle, which keeps replaced weights alive.
             experts = ExpertBuilder(

@@ -4,7 +4,8 @@ Files of others begin tensors anywhere. At addresses that are no multiple of `VE
 other code paths, and outputs would differ in their last bits from those of the same model in memory. Such weights are
 copied once: those mapped to RAM always, for a copy takes what the mapped pages took, and those mapped to disk as far as
 RAM has room for them beside the rest of the plan. Weights that are streamed, looked up by rows or restored are aligned
-where they are computed with.
+where they are computed with. Models that transformers loads are left alone: it maps files as they are, so that its own
+models compute with misaligned weights, too.
 """
 
 from __future__ import annotations

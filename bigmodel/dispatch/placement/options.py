@@ -30,6 +30,8 @@ class Options:
         no_split_module_classes: Classes whose modules are never split; None detects them.
         force_hooks: Attach to the root module even if no attachment is needed.
         offload_folder: Folder for quantised weights that are mapped to disk.
+        align_memory: Whether weights that the host computes with are copied where their file misaligns them. The models
+            that transformers loads compute with them as the file has them.
         observer: Called with the model each time it has been dispatched; returns what is called when that is undone.
     """
 
@@ -37,6 +39,7 @@ class Options:
     no_split_module_classes: Collection[str] | None = None
     force_hooks: bool = False
     offload_folder: Path | None = None
+    align_memory: bool = True
     observer: Callable[[nn.Module], Callable[[], None]] | None = None
 
 
