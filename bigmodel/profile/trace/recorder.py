@@ -283,6 +283,7 @@ class Recorder(TorchDispatchMode):
         Follow the unit after its experts: it may be the same module.
         """
         arguments = inspect.signature(type(module).forward)
+        shares = tuple(module.get_parameter(name).nbytes // count for name in expert_names(module))
 
         def before(args: Any, kwargs: Any) -> None:
             _, tokens, index, weights = arguments.bind(module, *args, **kwargs).args
@@ -290,7 +291,6 @@ class Recorder(TorchDispatchMode):
             implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
             if isinstance(module, QuantizedExperts):  # whatever computes them, they are restored one by one
                 implementation = None
-            shares = tuple(module.get_parameter(name).nbytes // count for name in expert_names(module))
             route = Route(
                 position,
                 self._choice,

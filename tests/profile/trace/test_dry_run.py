@@ -6,11 +6,13 @@ from typing import ClassVar
 import pytest
 import torch
 from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from bigmodel.devices import virtual
 from bigmodel.profile import Workload, profile_units
 from bigmodel.profile.trace.dry_run import dry_run
 from bigmodel.profile.trace.ledger import replay
+from bigmodel.profile.trace.trace import Route
 
 from ..models import Stack, on_meta, tiny_llama
 
@@ -43,6 +45,16 @@ def test_logits_of_every_token_are_counted_with_all_logits() -> None:
     few = run(tiny_llama(vocab_size=4096, num_hidden_layers=1), Workload(1, 65, 1))
     all_ = run(tiny_llama(vocab_size=4096, num_hidden_layers=1), Workload(1, 65, 1, all_logits=True))
     assert all_["prefill"] >= 64 * 4096 * 4 > few["prefill"]
+
+
+@pytest.mark.slow
+def test_a_routing_names_the_bytes_of_an_expert_in_each_fused_tensor() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads, num_local_experts=4))
+    phases = dry_run(model, profile_units(model), Workload(2, 9, 1), CPU)
+    routes = [event for phase in phases for event in phase.trace.events if isinstance(event, Route)]
+    assert {route.expert_tensors for route in routes} == {(2 * 48 * 32 * 4, 48 * 32 * 4)}
 
 
 class Choosy(Stack):
