@@ -31,3 +31,10 @@ def pinned_copy(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous copy of a host tensor in pinned memory."""
     copied = empty_host(tensor.nbytes, pin=True).view(tensor.dtype).view(tensor.shape)
     return copied.copy_(tensor)
+
+
+def on_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return `host` on `device`; the host does not wait for the copy where pinned memory allows that."""
+    if not copies_from_pinned(device) or not host.numel():
+        return host.to(device)
+    return pinned_copy(host).to(device, non_blocking=True)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from bigmodel.devices.pinned import on_device
 from bigmodel.server.engine.compute.attention import NAME, RaggedCache, Span, ragged_step, register
 from bigmodel.server.engine.compute.host_linear import (
     HostLinear,
@@ -21,7 +22,6 @@ from bigmodel.server.engine.compute.host_linear import (
     linear_of,
     probe_row_multiple,
 )
-from bigmodel.server.engine.compute.varlen import on_device
 from bigmodel.server.engine.kv.buffers import SequenceKV
 from bigmodel.server.engine.scheduling.scheduler import ScheduledTokens
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bigmodel.devices.pinned import copies_from_pinned, empty_host
+from bigmodel.devices.pinned import on_device
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK
 
 logger = logging.getLogger(__name__)
@@ -175,14 +175,6 @@ def _computed(
 
 def _begins(lengths: Seq[int], device: torch.device) -> torch.Tensor:
     return on_device(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
-
-
-def on_device(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``host`` on ``device``; the host does not wait for the copy where pinned memory allows that."""
-    if not copies_from_pinned(device) or not host.numel():
-        return host.to(device)
-    pinned = empty_host(host.nbytes, pin=True).view(host.dtype).view(host.shape)
-    return pinned.copy_(host).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
