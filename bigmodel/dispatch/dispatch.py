@@ -127,8 +127,6 @@ def place_and_attach(
     if resolved.plan.guarded and offload_dir is None:
         resolved = kept_in_memory(model, resolved)
     refuse_unsupported(model, resolved.placement)
-    if options.align_memory:
-        resolved = with_aligned_copies(model, resolved)
     with lasting_tensors():
         write_to_disk(model, resolved.placement, offload_dir)
         if offload_dir is not None:
@@ -153,8 +151,6 @@ def redispatch(model: nn.Module, device_map: Mapping[str, DeviceLike]) -> None:
     before = found.resolved
     arguments = replace(PlanArguments.of(before.plan), no_split_module_classes=found.options.no_split_module_classes)
     moved = resolve_given(model, device_map, arguments, before.execution, before.computed_below)
-    if found.options.align_memory:
-        moved = with_aligned_copies(model, moved)
     with lasting_tensors():
         _attach(model, moved, found.options)
 
@@ -182,6 +178,8 @@ def _place_anew(model: nn.Module, plan: Plan) -> None:
 
 
 def _attach(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
+    if options.align_memory and not resolved.aligned:
+        resolved = with_aligned_copies(model, resolved)
     result = Builder(model, resolved, options).build()
     result.attach(model)
     if result.attachments:
