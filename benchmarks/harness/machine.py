@@ -14,7 +14,8 @@ def describe_machine() -> dict[str, Any]:
     """Return processor, usable cores, bytes of memory, accelerators, system and versions as plain data."""
     import psutil
 
-    from bigmodel.profile.machine.probe import processor_name, usable_cores
+    from bigmodel.devices.cgroup import usable_cores
+    from bigmodel.profile.machine.probe import processor_name
 
     return {
         "cpu": processor_name(),

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from ..errors import CheckpointMismatchError
-from ..quantized.published import published
-from ..quantized.stored import stored_names
+from ..quantized.stored import published, stored_names
 from ..sources.conversion import Conversion, TensorSource, convert_keys, is_transformers_model
 from .checkpoint import Checkpoint
 from .device_lookup import DeviceLookup

@@ -15,7 +15,7 @@ from torch import nn
 from ..devices import parse_size
 from ..errors import CheckpointError
 from ..profile import storage_key
-from ..quantized.published import published
+from ..quantized.stored import published
 from ..sources.conversion import is_transformers_model
 from .model_tensors import find_model_tensors
 from .progress import byte_progress

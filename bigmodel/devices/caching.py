@@ -63,7 +63,7 @@ def caching_memory(device: DeviceLike) -> CachingMemory | None:
     if target.type == "cuda":
         return CachingMemory(NOMINAL_WORKSPACE, NOMINAL_CONTEXT)
     if target.type == virtual.TYPE and target.index < virtual.count():
-        arena = virtual.board.arena(target.index)
+        arena = virtual.board.arenas[target.index]
         return CachingMemory(arena.workspace, arena.memory.context) if arena.is_caching else None
     return None
 

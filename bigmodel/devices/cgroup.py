@@ -1,7 +1,8 @@
-"""Free memory under the limits of this process's control groups (Linux cgroups v2 and v1), as in containers."""
+"""Memory and cores that the control groups of this process leave it (Linux cgroups v2 and v1), as in containers."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,11 @@ def limit_bytes(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
         for folder in _folders(root / version.mounted, version, membership)
     )
     return min((limit for limit in found if limit is not None), default=None)
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on: those of its cpuset, as its affinity leaves them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _folders(mount: Path, version: _Version, membership: Path) -> Iterator[Path]:

@@ -15,22 +15,30 @@ from torch import nn
 from ..arguments import check_choice, check_flags, shown, whole_number
 from ..devices import HOST, DeviceLike, accelerators, format_size, free_memory_bytes, memory_allocated, virtual
 from ..devices.caching import CachingMemory, caching_memory
+from ..devices.cgroup import usable_cores
 from ..devices.sizes import size_or_none
 from ..errors import PlanError
 from ..limits import DEFAULT_SLOTS, MOST_READERS, READERS
 from ..profile import DtypeLike, Profile, profile_model, profile_source
 from ..profile.machine.machine import MachineProfile, nominal_machine
-from ..profile.machine.probe import known_machine, usable_cores
+from ..profile.machine.probe import known_machine
 from ..profile.machine.probe import machine as measured_machine
-from ..profile.model.quantized import check_offload_dtype, refuse_twice
+from ..profile.model.quantized import OFFLOAD_DTYPES, refuse_twice
 from ..profile.trace.dry_run import SampleInputs
 from .memory.assignment import assemble
-from .result.budgets import Key, device_type_of, is_accelerator, read_budgets, with_headroom, without_accelerators
+from .result.budgets import (
+    Key,
+    device_name,
+    device_type_of,
+    is_accelerator,
+    read_budgets,
+    with_headroom,
+    without_accelerators,
+)
 from .result.plan import Plan
 from .search.items import Capacity
 from .search.searcher import OFFLOADS, Searcher, capacity_around, checked_main, greedy_assignment, least_resident
 from .time.cost import CostModel, Objective
-from .time.unit_cost import device_name
 
 STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 """Strategies of filling devices. "auto" searches; the others fill accelerators in order, evenly or to their budgets."""
@@ -150,8 +158,10 @@ def plan(
     if strict and profile.unknown:
         raise PlanError(f"{profile.name}: {profile.unknown}; give sample_inputs, the arguments of its forward")
     offload_dtype = profile.offload_dtype if offload_dtype is None else offload_dtype
-    profile = replace(profile, offload_dtype=check_offload_dtype(offload_dtype))
-    refuse_twice(offload_dtype, profile.stored_as)
+    if offload_dtype is not None:
+        check_choice("offload_dtype", offload_dtype, (*OFFLOAD_DTYPES, None))
+        refuse_twice(offload_dtype, profile.stored_as)
+        profile = replace(profile, offload_dtype=offload_dtype)
     if max_memory is None:
         budgets = with_headroom(budgets)
     predicted = objective is not None or machine is not None

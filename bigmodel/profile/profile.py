@@ -11,8 +11,7 @@ from torch import nn
 
 from ..arguments import check_model, optional_whole_number, whole_number
 from ..devices import torch_device
-from ..quantized.published import published
-from ..quantized.stored import stored_names
+from ..quantized.stored import published, stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
 from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample

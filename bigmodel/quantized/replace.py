@@ -22,8 +22,8 @@ from .embedding import become_embedding
 from .experts import FusedWeight, QuantizedExperts, quantized_class
 from .formats.format import FusedPlace, Read, Scheme
 from .linear import QuantizedLinear
-from .published import Published, remember
 from .recognise import StoredWeight, read_scheme, stored_weights
+from .stored import Published, remember
 
 CHECKED_BYTES = 4 * 2**30
 """Scales that are read and checked before a model is loaded: all those of fp8 checkpoints, and of mxfp4 ones of 120

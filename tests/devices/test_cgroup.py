@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from bigmodel.devices.cgroup import free_bytes, limit_bytes
+from bigmodel.devices.cgroup import free_bytes, limit_bytes, usable_cores
 
 
 def second(folder: Path, limit: str, used: int, stat: str | None = None) -> Path:
@@ -90,3 +91,7 @@ def test_a_limit_holds_for_the_groups_within_whatever_is_used(tmp_path: Path) ->
     assert limit_bytes(tmp_path, member(tmp_path, "0::/inner")) == 1000
     second(tmp_path / "inner", "400", 300)
     assert limit_bytes(tmp_path, member(tmp_path, "0::/inner")) == 400
+
+
+def test_no_more_cores_are_usable_than_there_are() -> None:
+    assert 1 <= usable_cores() <= (os.cpu_count() or 1)

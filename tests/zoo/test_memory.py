@@ -12,8 +12,7 @@ from torch import nn
 from bigmodel import dispatch_model, get_plan
 from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
 from bigmodel.profile import Profile, profile_model
-from bigmodel.profile.trace.inputs import parameters_of
-from bigmodel.profile.trace.padding import padding_mask, padding_of
+from bigmodel.profile.trace.inputs import padding_mask, padding_of, parameters_of
 from bigmodel.profile.trace.uses import uses_of
 
 from .families import FORWARD, GENERATING, HEARING, ROUTING, SEEING

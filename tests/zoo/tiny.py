@@ -19,8 +19,7 @@ import transformers
 from torch import nn
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from bigmodel.profile.trace.inputs import parameters_of
-from bigmodel.profile.trace.padding import MASK, padding_mask, padding_of
+from bigmodel.profile.trace.inputs import MASK, padding_mask, padding_of, parameters_of
 from bigmodel.profile.trace.prompt import Prompt
 from bigmodel.profile.trace.uses import uses_of
 from bigmodel.profile.trace.workload import Workload

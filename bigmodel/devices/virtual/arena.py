@@ -58,11 +58,13 @@ class Arena:
         strict: Whether accesses to its memory are checked for their order.
         memory: Counts its bytes.
         workspace: Bytes that matrix products allocate once for each stream.
+        is_caching: Whether memory is given out by a caching allocator.
     """
 
     def __init__(self, index: int, capacity: int | None = None, caching: Caching | None = None) -> None:
         self.index = index
         self.strict = False
+        self.is_caching = caching is not None
         self.workspace = 0 if caching is None else caching.workspace
         self.memory: ExactAllocator | CachingAllocator = (
             ExactAllocator(capacity) if caching is None else CachingAllocator(capacity, caching.context)
@@ -79,11 +81,6 @@ class Arena:
     @capacity.setter
     def capacity(self, nbytes: int | None) -> None:
         self.memory.capacity = nbytes
-
-    @property
-    def is_caching(self) -> bool:
-        """Whether memory is given out by a caching allocator."""
-        return isinstance(self.memory, CachingAllocator)
 
     @property
     def allocated(self) -> int:

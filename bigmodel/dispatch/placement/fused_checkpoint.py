@@ -19,7 +19,7 @@ from ...checkpoint import Checkpoint, Conversion, TensorSource, convert_keys, lo
 from ...checkpoint.checkpoint import Shard
 from ...checkpoint.device_lookup import DeviceLookup
 from ...devices import DISK, DeviceLike
-from ...quantized.published import published
+from ...quantized.stored import published
 from ...sources.headers import TensorEntry
 from ..weights.fused_view import FusedView, PartOfTensor
 

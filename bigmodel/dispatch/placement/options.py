@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ...arguments import check_flags
+from ...arguments import check_choice, check_flags
 from ...devices import HOST, DeviceLike, device_key, format_size, get_max_memory
 from ...devices.sizes import size_or_none
 from ...errors import PlanError
 from ...limits import DEFAULT_SLOTS
 from ...plan import OFFLOADS, Plan
-from ...profile.model.quantized import check_offload_dtype
+from ...profile.model.quantized import OFFLOAD_DTYPES
 from ...profile.model.tensors import torch_dtype
 
 
@@ -98,13 +98,14 @@ class PlanArguments:
             raise PlanError(f"offload is {offload!r}; use one of {', '.join(OFFLOADS)}")
         if offload_buffers is not None:
             check_flags(offload_buffers=offload_buffers)
+        check_choice("offload_dtype", offload_dtype, (*OFFLOAD_DTYPES, None))
         return cls(
             main_device=main_device,
             max_memory=None if max_memory is None else get_max_memory(max_memory),
             no_split_module_classes=no_split_module_classes,
             offload=offload,
             offload_buffers=offload_buffers,
-            offload_dtype=check_offload_dtype(offload_dtype),
+            offload_dtype=offload_dtype,
             expert_cache=size_or_none(expert_cache),
             pinned_memory=size_or_none(pinned_memory),
             dtype=dtype,

@@ -15,7 +15,7 @@ from ...plan import STRATEGIES, Plan, check_device_map, plan
 from ...profile import find_no_split_classes, profile_units
 from ...profile.model.quantized import refuse_twice
 from ...profile.model.units import is_lookup
-from ...quantized.published import published
+from ...quantized.stored import published
 from .map_plan import plan_of_map
 from .options import PlanArguments
 from .tensors import DeviceMapLookup
@@ -119,7 +119,8 @@ def resolve_given(
     """
     asked = arguments or PlanArguments()
     stored = published(model)
-    refuse_twice(asked.offload_dtype, "" if stored is None else stored.label)
+    if asked.offload_dtype is not None and stored is not None:
+        refuse_twice(asked.offload_dtype, stored.label)
     placement = DeviceMapLookup(devices, asked.main_device, execution, computed_below)
     _check_present(placement)
     plan = plan_of_map(model, placement, asked)

@@ -9,10 +9,9 @@ from torch import nn
 
 from ...checkpoint.checkpoint import Checkpoint
 from ...errors import CheckpointNotFoundError
-from ...quantized.published import published
 from ...quantized.recognise import quantization_config
 from ...quantized.replace import use_stored_weights
-from ...quantized.stored import StoredModule
+from ...quantized.stored import StoredModule, published
 from ...sources.resolve import open_source
 
 

@@ -77,13 +77,16 @@ def passing_unit(
         with_buffers: its buffers are streamed with it.
         reads: False if its execution is unknown, so memory for reading it from disk is not counted.
     """
-    arriving, scratch = (0, 0) if unit.is_tensor else restored_bytes(unit, offload_dtype)
+    stored, arriving, scratch = unit.weights, 0, 0
+    if offload_dtype is not None:
+        stored = offloaded_bytes(unit, offload_dtype)
+        arriving, scratch = (0, 0) if unit.is_tensor else restored_bytes(unit, offload_dtype)
     return PassingUnit(
         slot=0 if unit.is_tensor else unit.slot_bytes_without_experts(with_buffers),
         experts=tuple((experts.slots, experts.count) for experts in unit.experts),
         arriving=arriving,
         scratch=scratch,
-        staged=offloaded_bytes(unit, offload_dtype) if reads else 0,
+        staged=stored if reads else 0,
         viewed=unit.weights - unit.expert_weights if reads else 0,
     )
 

@@ -19,6 +19,15 @@ def is_accelerator(key: Key) -> bool:
     return key not in (HOST, DISK, "meta")
 
 
+def device_name(key: Key) -> str:
+    """Return the canonical name of a device key; `cuda:N` for number N where this machine has no accelerator."""
+    if key in (HOST, DISK):
+        return HOST
+    if isinstance(key, int) and not accelerators():
+        return f"cuda:{key}"
+    return normalize_device(key)
+
+
 def read_budgets(max_memory: Mapping[DeviceLike, int | str] | None = None) -> dict[Key, int]:
     """Return bytes by device key: accelerators ascending, then "mps", "cpu", "disk".
 

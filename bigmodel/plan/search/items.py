@@ -84,22 +84,23 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool 
     units = [profile.units[index] for index in group.members]
     moved = [unit for unit in units if not unit.is_lookup and unit.nbytes]
     kv_cache = sum(profile.kv_cache[index] for index in group.members)
+    offload_dtype = profile.offload_dtype
     return Item(
         weights=group.nbytes if stream_buffers else group.weights,
         working=kv_cache if stream_buffers else kv_cache + group.buffers,
-        units=tuple(passing_unit(unit, profile.offload_dtype, stream_buffers, bool(profile.phases)) for unit in moved),
+        units=tuple(passing_unit(unit, offload_dtype, stream_buffers, bool(profile.phases)) for unit in moved),
         can_stream=streams or not moved,
         pinned=any(unit.is_tensor for unit in units),
         lends=not profile.lending.isdisjoint(group.members),
-        offloaded=_offloaded(group, profile, stream_buffers) if profile.offload_dtype is not None else None,
+        offloaded=_offloaded(group, profile, stream_buffers, offload_dtype) if offload_dtype is not None else None,
     )
 
 
-def _offloaded(group: Group, profile: Profile, stream_buffers: bool) -> int:
-    """Return the bytes of a streamed group where it is held, quantised as the profile says."""
+def _offloaded(group: Group, profile: Profile, stream_buffers: bool, offload_dtype: str) -> int:
+    """Return the bytes of a streamed group where it is held, quantised."""
     units = [profile.units[index] for index in group.members]
     lookups = sum(unit.weights for unit in units if unit.is_lookup)
-    streamed = sum(offloaded_bytes(unit, profile.offload_dtype) for unit in units if not unit.is_lookup)
+    streamed = sum(offloaded_bytes(unit, offload_dtype) for unit in units if not unit.is_lookup)
     return lookups + streamed + (group.buffers if stream_buffers else 0)
 
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...devices import DISK, HOST, accelerators, normalize_device
+from ...devices import DISK
 from ...limits import CACHED_SHARE
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ...profile.model.quantized import offloaded_bytes
 from ...profile.trace.trace import OUTSIDE, Allocate, Enter, Leave, Trace
 from ...profile.trace.work import Work
-from ..result.budgets import Key, is_accelerator
+from ..result.budgets import Key, device_name, is_accelerator
 
 Option = tuple[Key, Key]
 """Storage and execution device of a unit."""
@@ -99,7 +99,9 @@ class UnitCost:
                 choice.wanted * profile.experts[position].nbytes
                 for position, choice in self.choices[phase].get(unit, {}).items()
             )
-        weights = offloaded_bytes(profile, self.profile.offload_dtype) - profile.expert_weights + experts
+        offload_dtype = self.profile.offload_dtype
+        stored = profile.weights if offload_dtype is None else offloaded_bytes(profile, offload_dtype)
+        weights = stored - profile.expert_weights + experts
         nbytes = weights + (profile.buffers if with_buffers else 0)
         if not nbytes:
             return 0.0
@@ -170,15 +172,6 @@ class UnitCost:
         if key not in self._names:
             self._names[key] = device_name(key)
         return self._names[key]
-
-
-def device_name(key: Key) -> str:
-    """Return the canonical name of a device key; `cuda:N` for number N where this machine has no accelerator."""
-    if key in (HOST, DISK):
-        return HOST
-    if isinstance(key, int) and not accelerators():
-        return f"cuda:{key}"
-    return normalize_device(key)
 
 
 Producer = tuple[int, bool]

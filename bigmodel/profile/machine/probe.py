@@ -19,6 +19,7 @@ from filelock import FileLock
 from ...atomic_files import write_text
 from ...devices import HOST, accelerators, torch_device, virtual
 from ...devices.caching import CachingMemory
+from ...devices.cgroup import usable_cores
 from ...errors import PlanError
 from . import machine as machine_json
 from .machine import DeviceLinks, DeviceSpeed, MachineProfile
@@ -180,11 +181,6 @@ def processor_name() -> str:
         if match:
             return match.group(1).strip()
     return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def last_cache_bytes() -> int:

@@ -13,7 +13,6 @@ from math import prod
 
 import torch
 
-from ...arguments import check_choice
 from ...errors import PlanError
 from ...limits import ALIGNMENT
 from .tensors import DtypeLike, TensorSpec, dtype_bits, normalize_dtype
@@ -33,23 +32,13 @@ PartOfWeight = tuple[torch.dtype, tuple[int, int]]
 _WHOLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def check_offload_dtype(offload_dtype: str | None) -> str | None:
-    """Return `offload_dtype` if it is one of `OFFLOAD_DTYPES` or None.
-
-    Raises:
-        PlanError: it is neither.
-    """
-    check_choice("offload_dtype", offload_dtype, (*OFFLOAD_DTYPES, None))
-    return offload_dtype
-
-
-def refuse_twice(offload_dtype: str | None, stored_as: str) -> None:
+def refuse_twice(offload_dtype: str, stored_as: str) -> None:
     """Refuse to quantise for the link what is stored quantised.
 
     Raises:
-        PlanError: both are given.
+        PlanError: the weights are `stored_as` a quantised format.
     """
-    if offload_dtype is not None and stored_as:
+    if stored_as:
         raise PlanError(
             f"offload_dtype={offload_dtype!r}: the weights are stored quantised already, as {stored_as}, and cross the "
             "link so; leave it out"
@@ -83,20 +72,16 @@ def scratch_bytes(groups: int, offload_dtype: str) -> int:
     return min(groups, UNPACK_GROUPS) * GROUP // 2 if offload_dtype == "int4" else 0
 
 
-def offloaded_bytes(unit: UnitProfile, offload_dtype: str | None) -> int:
-    """Return the bytes of a streamed unit's parameters on its storage device."""
-    if offload_dtype is None:
-        return unit.weights
+def offloaded_bytes(unit: UnitProfile, offload_dtype: str) -> int:
+    """Return the bytes of a streamed unit's parameters on its storage device, quantised."""
     return sum(quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in _parameters(unit))
 
 
-def restored_bytes(unit: UnitProfile, offload_dtype: str | None) -> tuple[int, int]:
+def restored_bytes(unit: UnitProfile, offload_dtype: str) -> tuple[int, int]:
     """Return the bytes of the buffer that receives a quantised unit, and of the scratch memory for restoring it.
 
     Both are 0 if none of its weights is quantised. Experts that are fetched one by one are not quantised.
     """
-    if offload_dtype is None:
-        return 0, 0
     specs = _parameters(unit, experts=False)
     found = [quantized_parts(spec.shape, spec.dtype, offload_dtype) for spec in specs]
     if not any(found):

@@ -28,11 +28,10 @@ from ...arguments import check_names, shown
 from ...devices import HOST
 from ...errors import PlanError
 from ..model.units import UnitProfile
-from .cached_results import without_cached_results
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
-from .session import ConstantsThroughHost, Session, fake_clone, let_parts_convert
+from .session import ConstantsThroughHost, Session, fake_clone, let_parts_convert, without_cached_results
 from .trace import Trace, cut
 from .uses import Use, use_sample, uses_of
 from .values import Values, read_as_real

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from .inputs import modalities, token_ids
-from .padding import MASK, may_be_padded, padding_mask
+from .inputs import MASK, modalities, padding_mask, token_ids
 from .prompt import Prompt
 from .session import Session
 from .values import real_tensors
@@ -49,7 +48,7 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     work = session.workload
     given = None if media is None else Prompt.with_media(session, config, media, work.prompt_length)
     prompt = max(work.prompt_length, 1) if given is None else given.ids.shape[1]
-    pads = may_be_padded(work) and session.accepts(MASK)
+    pads = work.may_be_padded and session.accepts(MASK)
     if pads:
         session.phase(FURTHER, prompt, _Loop(session, config, prompt, given, is_padded=True).prefill)
     loop = _Loop(session, config, prompt, given)

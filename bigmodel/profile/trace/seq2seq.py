@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .generation import ALTERNATIVE, FURTHER, cache_in, kept_ids, next_token_scores
-from .padding import MASK, may_be_padded, padding_mask
+from .inputs import MASK, padding_mask
 from .session import Session
 from .values import real_tensors
 from .work import tensors_in
@@ -29,7 +29,7 @@ def generate_seq2seq(session: Session, config: Any, source: dict[str, torch.Tens
     if new_tokens is None:
         new_tokens = 2 if "input_ids" in source else session.workload.context_length
     length = max(session.workload.prompt_length, 1)
-    pads = "input_ids" in source and may_be_padded(session.workload) and session.accepts(MASK)
+    pads = "input_ids" in source and session.workload.may_be_padded and session.accepts(MASK)
     if pads:
         session.phase(FURTHER, length, _Loop(session, config, source, is_padded=True).begin)
     loop = _Loop(session, config, source)

@@ -21,12 +21,12 @@ from .inputs import (
     image_model_inputs,
     main_input,
     modalities,
+    padding_of,
     parameters_of,
     text_inputs,
     token_ids,
 )
 from .media_inputs import media_inputs
-from .padding import may_be_padded, padding_of
 from .prompt import Prompt
 from .seq2seq import generate_seq2seq
 from .session import Session
@@ -144,7 +144,7 @@ def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], to
     texts = {name: kwargs[name] for name in kwargs if name == "input_ids"}  # with placeholders
     with real_tensors():
         masks = padding_of({**inputs, **texts}, parameters_of(session.model))
-    if masks and may_be_padded(session.workload):
+    if masks and session.workload.may_be_padded:
         session.attempt(FURTHER, tokens, lambda: run(session.fake(masks, session.dtype)))
     session.phase("forward", tokens, lambda: run({}))
 

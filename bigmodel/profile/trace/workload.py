@@ -43,6 +43,11 @@ class Workload:
         check_flags(all_logits=self.all_logits)
 
     @property
+    def may_be_padded(self) -> bool:
+        """Whether a batch has several sequences, whose lengths may differ."""
+        return self.batch_size > 1
+
+    @property
     def prompt_length(self) -> int:
         """Tokens of the longest prompt."""
         return self.context_length - (self.new_tokens or 0)

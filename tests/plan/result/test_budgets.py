@@ -11,6 +11,7 @@ from bigmodel.errors import BudgetError, DeviceError, SizeError
 from bigmodel.plan import make_plan
 from bigmodel.plan.result.budgets import (
     budget_error,
+    device_name,
     device_type_of,
     is_accelerator,
     read_budgets,
@@ -76,3 +77,7 @@ def test_the_error_names_every_single_sufficient_budget() -> None:
 def test_the_error_says_if_no_single_budget_is_sufficient() -> None:
     with pytest.raises(BudgetError, match="raise several"):
         raise budget_error({0: 5, "cpu": 30}, 1000, lambda budgets: False)
+
+
+def test_disk_has_the_device_name_of_the_host() -> None:
+    assert [device_name(key) for key in (1, "cpu", "disk")] == ["virtual:1", "cpu", "cpu"]

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from bigmodel.plan.time.unit_cost import Inputs, InputTransfers, UnitCost, device_name
+from bigmodel.plan.time.unit_cost import Inputs, InputTransfers, UnitCost
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.machine import ExpertOverhead, LinkSpeed
 from bigmodel.profile.trace.trace import OUTSIDE, Allocate, Enter, InitialStorage, Leave, Trace
@@ -80,10 +80,6 @@ def test_experts_fetched_on_demand_add_their_transfer_time() -> None:
     assert cost.fetch_on_demand(0, STREAMED, 0) == 0
     assert cost.fetch_on_demand(1e6, STREAMED, 0) == pytest.approx(1e-6 + 1e6 / 1e8)
     assert cost.fetch_on_demand(1e6, ("disk", 0), 2**40) == pytest.approx(1e6 / MACHINE.disk_cold)
-
-
-def test_disk_has_the_device_name_of_the_host() -> None:
-    assert [device_name(key) for key in (1, "cpu", "disk")] == ["virtual:1", "cpu", "cpu"]
 
 
 @pytest.mark.slow

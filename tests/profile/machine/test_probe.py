@@ -14,7 +14,7 @@ from bigmodel.devices import virtual
 from bigmodel.profile.machine import machine as machine_json
 from bigmodel.profile.machine import probe
 from bigmodel.profile.machine.machine import MachineProfile
-from bigmodel.profile.machine.probe import last_cache_bytes, processor_name, usable_cores
+from bigmodel.profile.machine.probe import last_cache_bytes, processor_name
 from bigmodel.profile.machine.timing import QUICK
 from tests.preloaded import run
 
@@ -129,10 +129,6 @@ def test_the_command_shows_what_is_known(tmp_path: Path) -> None:
 def test_the_processor_has_a_name_on_one_line() -> None:
     assert processor_name().strip() == processor_name() != ""
     assert "\n" not in processor_name()
-
-
-def test_no_more_cores_are_usable_than_there_are() -> None:
-    assert 1 <= usable_cores() <= (os.cpu_count() or 1)
 
 
 def test_the_last_level_cache_is_larger_than_a_page() -> None:

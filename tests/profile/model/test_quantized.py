@@ -2,8 +2,7 @@
 
 import pytest
 
-from bigmodel.errors import PlanError
-from bigmodel.profile.model.quantized import GROUP, check_offload_dtype, quantized_bytes, quantized_parts
+from bigmodel.profile.model.quantized import GROUP, quantized_bytes, quantized_parts
 
 
 def test_a_matrix_takes_a_byte_or_half_of_one_for_each_element_and_five_for_each_group() -> None:
@@ -30,10 +29,3 @@ def test_without_an_offload_dtype_bytes_are_unchanged() -> None:
 def test_tensors_that_cannot_be_quantised_or_would_not_shrink_are_unchanged(shape: tuple[int, ...], dtype: str) -> None:
     assert quantized_parts(shape, dtype, "int8") is None
     assert quantized_bytes(shape, dtype, "int8") == quantized_bytes(shape, dtype, None)
-
-
-def test_other_names_are_refused() -> None:
-    assert check_offload_dtype("int4") == "int4"
-    assert check_offload_dtype(None) is None
-    with pytest.raises(PlanError, match=r"'fp4'.*int8, int4"):
-        check_offload_dtype("fp4")

@@ -16,7 +16,7 @@ from bigmodel.plan import Plan, make_plan
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace import generation
 from bigmodel.profile.trace.generation import encode_media, keeps_mask
-from bigmodel.profile.trace.padding import padding_mask
+from bigmodel.profile.trace.inputs import padding_mask
 from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.session import Session
 from bigmodel.profile.trace.workload import Workload

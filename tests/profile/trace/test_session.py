@@ -1,16 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache, wraps
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from bigmodel.profile import profile_units
+from bigmodel.profile import profile_model, profile_units
 from bigmodel.profile.trace.extrapolate import find_layer_samples
 from bigmodel.profile.trace.recorder import Recorder
-from bigmodel.profile.trace.session import ConstantsThroughHost, Session, fake_clone
+from bigmodel.profile.trace.session import ConstantsThroughHost, Session, caches_of, fake_clone, without_cached_results
 from bigmodel.profile.trace.trace import Call
 from bigmodel.profile.trace.workload import Workload
 
@@ -130,3 +132,52 @@ def test_long_lists_of_blocks_are_cut() -> None:
     clone = fake_clone(model, FakeTensorMode(), torch.device("cpu"), {}, [sample])
     assert len(clone.blocks) == sample.count < 9
     assert len(model.blocks) == 9
+
+
+@lru_cache(maxsize=4)
+def positions(count: int) -> torch.Tensor:
+    return torch.arange(count).float()
+
+
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    cached = lru_cache(maxsize=4)(function)
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        return cached(*args)
+
+    return call
+
+
+class Positioned(nn.Linear):
+    """Adds positions that two functions compute once for each length."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + positions(x.shape[-1]) + self.shift(x.shape[-1])
+
+    @staticmethod
+    @wrapped
+    def shift(count: int) -> torch.Tensor:
+        return torch.ones(count)
+
+
+def test_a_forward_after_a_dry_run_computes_with_real_tensors() -> None:
+    model, x = Positioned(8, 8), torch.ones(2, 8)
+    profile_model(model, sample_inputs=(x,))
+    assert not isinstance(positions(8), FakeTensor)
+    assert not isinstance(model(x), FakeTensor)
+
+
+def test_what_a_forward_has_computed_before_is_allocated_in_the_dry_run() -> None:
+    model, x = Positioned(8, 8), torch.ones(2, 8)
+    first = profile_model(model, sample_inputs=(x,)).activations
+    model(x)
+    assert profile_model(model, sample_inputs=(x,)).activations == first
+
+
+def test_caches_of_the_files_of_a_models_classes_are_cleared() -> None:
+    model = nn.Sequential(Positioned(8, 8))
+    model(torch.ones(2, 8))
+    assert len(list(caches_of(model))) == 2
+    with without_cached_results(model):
+        assert [cache.cache_info().currsize for cache in caches_of(model)] == [0, 0]
