@@ -6,13 +6,16 @@ weights; that each format restores them rightly is tested on its own.
 
 from __future__ import annotations
 
+import copy
 import json
+import tempfile
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
@@ -89,24 +92,38 @@ def published(
 ) -> PreTrainedModel:
     """Write the checkpoint of a model whose linear layers and experts are stored as `twin` does; return the model that
     it stands for, in bfloat16."""
+    files, whole = _published(twin, make, tuple(changes.items()))
+    for name, content in files.items():
+        file = folder.parent / name.format(folder.name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return copy.deepcopy(whole)
+
+
+@lru_cache(maxsize=8)
+def _published(
+    twin: Twin, make: Callable[..., PreTrainedModel], changes: tuple[tuple[str, Any], ...]
+) -> tuple[dict[str, bytes], PreTrainedModel]:
+    """Return the contents of the files of `published`, by path with {} for the folder's name, and the model."""
     torch.manual_seed(0)
-    whole = folder.parent / f"{folder.name}-whole"
-    make(**changes).to(torch.bfloat16).save_pretrained(whole)
-    tensors = load_file(whole / "model.safetensors")
-    stored: Tensors = {}
-    for key, weight in tensors.items():
-        if is_quantised(key, weight):
-            found, restored = _stored(twin, key, weight)
-            stored |= found
-            tensors[key] = restored.to(torch.bfloat16)
-        else:
-            stored[key] = weight
-    save_file(tensors, whole / "model.safetensors", {"format": "pt"})
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(stored, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((whole / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": twin.config}))
-    return AutoModelForCausalLM.from_pretrained(whole, dtype=torch.bfloat16).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder)
+        make(**dict(changes)).to(torch.bfloat16).save_pretrained(whole)
+        tensors = load_file(whole / "model.safetensors")
+        stored: Tensors = {}
+        for key, weight in tensors.items():
+            if is_quantised(key, weight):
+                found, restored = _stored(twin, key, weight)
+                stored |= found
+                tensors[key] = restored.to(torch.bfloat16)
+            else:
+                stored[key] = weight
+        save_file(tensors, whole / "model.safetensors", {"format": "pt"})
+        config = json.loads((whole / "config.json").read_text())
+        files = {f"{{}}-whole/{file.name}": file.read_bytes() for file in whole.iterdir()}
+        files["{}/model.safetensors"] = save(stored, {"format": "pt"})
+        files["{}/config.json"] = json.dumps({**config, "quantization_config": twin.config}).encode()
+        return files, AutoModelForCausalLM.from_pretrained(whole, dtype=torch.bfloat16).eval()
 
 
 def is_quantised(key: str, weight: torch.Tensor) -> bool:

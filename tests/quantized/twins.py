@@ -25,7 +25,7 @@ NF4 = [
 FP4 = [value / 12 for value in [0, 0.0625, 8, 12, 4, 6, 2, 3, -0.0, -0.0625, -8, -12, -4, -6, -2, -3]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Twin:
     """One way of storing weights.
 

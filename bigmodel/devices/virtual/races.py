@@ -85,7 +85,6 @@ class _Entry(NamedTuple):
     begin: int
     end: int
     access: Access
-    writes: bool
 
     def overlaps(self, other: Range) -> bool:
         return self.begin < other.end and other.begin < self.end
@@ -101,17 +100,19 @@ class History:
         nbytes: Its bytes.
         home: The stream that it was allocated on.
         users: Further streams that the allocator was told of, by number.
-        entries: The accesses. The first is the allocation itself, since work of the memory's previous owner, launched
-            on the same stream before, may still use it.
+        writes: Those that write. The first is the allocation itself, since work of the memory's previous owner,
+            launched on the same stream before, may still use it.
+        reads: Those that read, since the last write of the same bytes: the last of each stream and range.
     """
 
-    __slots__ = ("entries", "home", "nbytes", "users")
+    __slots__ = ("home", "nbytes", "reads", "users", "writes")
 
     def __init__(self, nbytes: int, allocated: Access) -> None:
         self.nbytes = nbytes
         self.home = allocated.stream
         self.users: dict[int, Queue] = {}
-        self.entries = [_Entry(0, nbytes, allocated, True)]
+        self.writes = [_Entry(0, nbytes, allocated)]
+        self.reads: dict[tuple[int, int, int], _Entry] = {}
 
 
 class Detector:
@@ -159,7 +160,7 @@ class Detector:
     def freed(self, history: History) -> None:
         """Report work of other streams that may still use memory which is free now. Nothing is raised."""
         with self.lock:
-            for entry in history.entries:
+            for entry in (*history.writes, *history.reads.values()):
                 access = entry.access
                 if access.stream.number not in history.users and not self.is_ordered(access, history.home):
                     self.reports.append(
@@ -187,28 +188,22 @@ class Detector:
         return RaceError(message)
 
     def _read(self, access: Access, read: Range) -> None:
-        entries, kept = read.history.entries, []
-        for entry in entries:
-            if entry.writes:
-                if entry.overlaps(read):
-                    self._check(access, "reads", read, entry)
-                    entry.access.used = True
-            elif entry.access.stream is access.stream and entry.is_within(read):
-                continue
-            kept.append(entry)
-        kept.append(_Entry(read.begin, read.end, access, False))
-        read.history.entries = kept
+        history, begin, end = read
+        for entry in history.writes:
+            if entry.overlaps(read):
+                self._check(access, "reads", read, entry)
+                entry.access.used = True
+        history.reads[access.stream.number, begin, end] = _Entry(begin, end, access)
 
     def _write(self, access: Access, written: Range) -> None:
-        kept = []
-        for entry in written.history.entries:
+        history, begin, end = written
+        for entry in (*history.writes, *history.reads.values()):
             if entry.overlaps(written):
                 self._check(access, "writes", written, entry)
-                if entry.is_within(written):
-                    continue
-            kept.append(entry)
-        kept.append(_Entry(written.begin, written.end, access, True))
-        written.history.entries = kept
+        history.writes = [entry for entry in history.writes if not entry.is_within(written)]
+        history.writes.append(_Entry(begin, end, access))
+        if history.reads:
+            history.reads = {key: entry for key, entry in history.reads.items() if not entry.is_within(written)}
 
     def _check(self, access: Access, does: str, where: Range, entry: _Entry) -> None:
         earlier = entry.access
