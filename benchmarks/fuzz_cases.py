@@ -162,7 +162,7 @@ def random_case(draw: random.Random, model: Any, reserved: bool = False) -> Fuzz
 def _room() -> int:
     """Return the bytes that budgets of reserved bytes have beyond those of tensors: for two segments that are not full,
     and for that of the workspace."""
-    from bigmodel.devices.caching import caching_memory
+    from bigmodel.devices.memory import caching_memory
     from bigmodel.devices.virtual.allocator import SMALL_SEGMENT, segment_bytes
 
     memory = caching_memory(0)

@@ -332,9 +332,13 @@ def _is_abandoned(users: int) -> bool:
 
 
 def _import(names: Sequence[str]) -> None:
-    """Import modules, and exempt the objects that exist now from the programs' garbage collections."""
+    """Import modules, and exempt the objects that exist now from the programs' garbage collections.
+
+    What cannot be imported fails in the program that imports it, and not in the server, which others use.
+    """
     for name in names:
-        import_module(name)
+        with suppress(ImportError):
+            import_module(name)
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Devices whose allocator gives memory out rounded and in segments that it keeps, as PyTorch's does for CUDA.
+"""Peaks and limits of allocators that give memory out rounded and in segments which they keep, as PyTorch's for CUDA.
 
 requested   bytes of the tensors
 allocated   bytes of the blocks that they were given
@@ -18,25 +18,6 @@ import torch
 from . import virtual
 from .names import DeviceLike, is_accelerator, normalize_device, torch_device
 
-NOMINAL_CONTEXT = 512 * 2**20
-"""Bytes of CUDA's context on a device that was not measured: about that of PyTorch's kernels on a data-centre GPU."""
-
-NOMINAL_WORKSPACE = 32 * 2**20
-"""Bytes of cuBLAS's workspace on a device that was not measured: that of Hopper, the largest."""
-
-
-@dataclass(frozen=True)
-class CachingMemory:
-    """Bytes that a device with a caching allocator takes beside tensors.
-
-    Attributes:
-        workspace: those that libraries allocate once for products of matrices, for each stream that computes.
-        context: those that no tensor gets: of the driver. They are not reserved by the allocator.
-    """
-
-    workspace: int = 0
-    context: int = 0
-
 
 @dataclass(frozen=True)
 class MemoryPeaks:
@@ -51,21 +32,6 @@ class MemoryPeaks:
         return MemoryPeaks(
             self.requested - held.requested, self.allocated - held.allocated, self.reserved - held.reserved
         )
-
-
-def caching_memory(device: DeviceLike) -> CachingMemory | None:
-    """Return what a device of this machine takes beside tensors, as far as it is known without measuring it.
-
-    Returns:
-        None if its allocator does not cache.
-    """
-    target = torch_device(device)
-    if target.type == "cuda":
-        return CachingMemory(NOMINAL_WORKSPACE, NOMINAL_CONTEXT)
-    if target.type == virtual.TYPE and target.index < virtual.count():
-        arena = virtual.board.arenas[target.index]
-        return CachingMemory(arena.workspace, arena.memory.context) if arena.is_caching else None
-    return None
 
 
 def memory_peaks(device: DeviceLike) -> MemoryPeaks:

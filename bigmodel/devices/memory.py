@@ -6,6 +6,7 @@ import gc
 import logging
 import re
 from collections.abc import ItemsView, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,7 +15,6 @@ import torch
 
 from ..errors import DeviceError, SizeError
 from . import cgroup, nvml, virtual
-from .caching import NOMINAL_CONTEXT
 from .names import DISK, HOST, DeviceLike, accelerators, device_key, is_accelerator, torch_device
 from .sizes import parse_size
 
@@ -22,8 +22,27 @@ logger = logging.getLogger(__name__)
 
 Budget: TypeAlias = "int | str"
 
+NOMINAL_CONTEXT = 512 * 2**20
+"""Bytes of CUDA's context on a device that was not measured: about that of PyTorch's kernels on a data-centre GPU."""
+
+NOMINAL_WORKSPACE = 32 * 2**20
+"""Bytes of cuBLAS's workspace on a device that was not measured: that of Hopper, the largest."""
+
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class CachingMemory:
+    """Bytes that a device with a caching allocator takes beside tensors.
+
+    Attributes:
+        workspace: those that libraries allocate once for products of matrices, for each stream that computes.
+        context: those that no tensor gets: of the driver. They are not reserved by the allocator.
+    """
+
+    workspace: int = 0
+    context: int = 0
 
 
 def memory_allocated(device: DeviceLike) -> int:
@@ -110,6 +129,21 @@ def free_memory_bytes(device: DeviceLike) -> int:
     if hasattr(module, "memory_reserved"):
         free += int(module.memory_reserved(target.index)) - int(module.memory_allocated(target.index))
     return free
+
+
+def caching_memory(device: DeviceLike) -> CachingMemory | None:
+    """Return what a device of this machine takes beside tensors, as far as it is known without measuring it.
+
+    Returns:
+        None if its allocator does not cache.
+    """
+    target = torch_device(device)
+    if target.type == "cuda":
+        return CachingMemory(NOMINAL_WORKSPACE, NOMINAL_CONTEXT)
+    if target.type == virtual.TYPE and target.index < len(virtual.board.arenas):
+        arena = virtual.board.arenas[target.index]
+        return CachingMemory(arena.workspace, arena.memory.context) if arena.is_caching else None
+    return None
 
 
 def total_host_bytes() -> int:

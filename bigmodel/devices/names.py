@@ -25,12 +25,10 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 def accelerator_type() -> str | None:
     """Return the device type that an int refers to: ``"virtual"`` if enabled, else the machine's; None without any."""
-    if virtual.count():
-        return virtual.TYPE
-    if torch.cuda.is_available():
-        return "cuda"
-    if hasattr(torch, "xpu") and torch.xpu.is_available():
-        return "xpu"
+    for kind in (virtual.TYPE, "cuda", "xpu"):
+        backend = getattr(torch, kind, None)
+        if backend is not None and backend.is_available():
+            return kind
     return None
 
 
@@ -129,8 +127,6 @@ def _is_present(name: str) -> bool:
         return True
     if kind == "mps":
         return torch.backends.mps.is_available()
-    if kind == virtual.TYPE:
-        return int(index) < virtual.count()
     try:
         return int(index) < int(torch.get_device_module(kind).device_count())
     except RuntimeError:  # this build of PyTorch does not support the device type

@@ -14,8 +14,8 @@ from torch import nn
 
 from ..arguments import check_choice, check_flags, shown, whole_number
 from ..devices import HOST, DeviceLike, accelerators, format_size, free_memory_bytes, memory_allocated, virtual
-from ..devices.caching import CachingMemory, caching_memory
 from ..devices.cgroup import usable_cores
+from ..devices.memory import CachingMemory, caching_memory
 from ..devices.sizes import size_or_none
 from ..errors import PlanError
 from ..limits import DEFAULT_SLOTS, MOST_READERS, READERS

@@ -28,8 +28,8 @@ from .source import profile_source as profile_source
 from .trace.dry_run import Phase as Phase
 from .trace.generation import as_when_decoding as as_when_decoding
 from .trace.image_inputs import image_shape as image_shape
+from .trace.inputs import padding_mask as padding_mask
 from .trace.media_inputs import sound_shape as sound_shape
-from .trace.padding import padding_mask as padding_mask
 from .trace.trace import Trace as Trace
 from .trace.workload import Workload as Workload
 from .trace.workload import max_context as max_context

@@ -26,7 +26,8 @@ from ..devices import (
     torch_device,
     virtual,
 )
-from ..devices.caching import MemoryPeaks, caching_memory, memory_now, memory_peaks
+from ..devices.caching import MemoryPeaks, memory_now, memory_peaks
+from ..devices.memory import caching_memory
 from ..dispatch.pretrained import from_pretrained
 from ..plan import Plan, plan
 from ..profile.machine.probe import known_machine

@@ -1,4 +1,4 @@
-"""Devices whose allocators cache: what they take, and limits of what they reserve."""
+"""Allocators that cache: their peaks, and limits of what they reserve."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import torch
 
 from bigmodel.devices import reset_peak_memory, virtual
 from bigmodel.devices.caching import (
-    NOMINAL_CONTEXT,
-    NOMINAL_WORKSPACE,
-    CachingMemory,
     MemoryPeaks,
-    caching_memory,
     hold_to,
     limit_reserved,
     memory_now,
@@ -36,14 +32,6 @@ def _caching() -> Iterator[None]:
 
 def filled(mebibytes: int) -> torch.Tensor:
     return torch.ones(mebibytes * MiB, dtype=torch.uint8, device=DEVICE)
-
-
-def test_what_a_device_takes_beside_tensors_is_known_of_those_that_cache() -> None:
-    assert caching_memory(DEVICE) == CachingMemory(workspace=200, context=100)
-    assert caching_memory("cuda:0") == CachingMemory(NOMINAL_WORKSPACE, NOMINAL_CONTEXT)
-    assert caching_memory("cpu") is None
-    virtual.enable(2)
-    assert caching_memory("virtual:5") is None
 
 
 def test_peaks_are_of_tensors_their_blocks_and_their_segments() -> None:

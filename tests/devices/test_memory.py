@@ -10,6 +10,7 @@ from bigmodel.devices import (
     reset_peak_memory,
     virtual,
 )
+from bigmodel.devices.memory import NOMINAL_CONTEXT, NOMINAL_WORKSPACE, CachingMemory, caching_memory
 from bigmodel.errors import DeviceError, SizeError
 
 from .conftest import Ended
@@ -97,3 +98,14 @@ def test_a_peak_meter_measures_what_is_taken_beyond_the_start(accelerators: None
     del more
     assert meter.grown() == 300
     assert max_memory_allocated("virtual:0") == held.nbytes + 300
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_what_a_device_takes_beside_tensors_is_known_of_those_that_cache() -> None:
+    virtual.enable(1, caching=virtual.Caching(context=100, workspace=200))
+    assert caching_memory("virtual:0") == CachingMemory(workspace=200, context=100)
+    virtual.enable(1)
+    assert caching_memory("virtual:0") is None
+    assert caching_memory("virtual:5") is None
+    assert caching_memory("cpu") is None
+    assert caching_memory("cuda:0") == CachingMemory(NOMINAL_WORKSPACE, NOMINAL_CONTEXT)

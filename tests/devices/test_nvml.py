@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bigmodel.devices import memory, nvml
-from bigmodel.devices.caching import NOMINAL_CONTEXT
+from bigmodel.devices.memory import NOMINAL_CONTEXT
 
 GIB = 2**30
 

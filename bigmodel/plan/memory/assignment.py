@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...devices import DISK, HOST, total_host_bytes
-from ...devices.caching import CachingMemory
+from ...devices.memory import CachingMemory
 from ...devices.virtual.allocator import SMALL_SEGMENT
 from ...limits import PINNED_SHARE, READERS, STAGING_BYTES
 from ...profile import Profile, UnitProfile

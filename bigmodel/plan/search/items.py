@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ...devices import HOST
-from ...devices.caching import CachingMemory
+from ...devices.memory import CachingMemory
 from ...limits import DEFAULT_SLOTS, READERS, STAGING_BYTES
 from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import offloaded_bytes

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...devices.caching import CachingMemory
+from ...devices.memory import CachingMemory
 from ...errors import PlanError
 from ...limits import NEARLY_ALL_EXPERTS
 from ..model.experts import RouterChoice

@@ -18,8 +18,8 @@ from filelock import FileLock
 
 from ...atomic_files import write_text
 from ...devices import HOST, accelerators, torch_device, virtual
-from ...devices.caching import CachingMemory
 from ...devices.cgroup import usable_cores
+from ...devices.memory import CachingMemory
 from ...errors import PlanError
 from . import machine as machine_json
 from .machine import DeviceLinks, DeviceSpeed, MachineProfile

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from ...devices import nvml
-from ...devices.caching import CachingMemory, caching_memory, memory_now
+from ...devices.caching import memory_now
+from ...devices.memory import CachingMemory, caching_memory
 
 WIDTH = 512
 """Rows and columns of the product that makes a library allocate its workspace: its result is a whole block."""

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigmodel.devices import reset_peak_memory, virtual
-from bigmodel.devices.caching import CachingMemory, MemoryPeaks, memory_peaks
+from bigmodel.devices.caching import MemoryPeaks, memory_peaks
+from bigmodel.devices.memory import CachingMemory
 from bigmodel.dispatch import dispatch_model, get_plan, undispatch
 from bigmodel.plan import Plan, plan
 from bigmodel.plan.memory.reserved import ReservedMemory, block_bytes

@@ -79,5 +79,6 @@ def test_the_error_says_if_no_single_budget_is_sufficient() -> None:
         raise budget_error({0: 5, "cpu": 30}, 1000, lambda budgets: False)
 
 
+@pytest.mark.usefixtures("accelerators")
 def test_disk_has_the_device_name_of_the_host() -> None:
     assert [device_name(key) for key in (1, "cpu", "disk")] == ["virtual:1", "cpu", "cpu"]

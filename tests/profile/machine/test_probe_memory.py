@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bigmodel.devices import virtual
-from bigmodel.devices.caching import CachingMemory
+from bigmodel.devices.memory import CachingMemory
 from bigmodel.profile.machine.probe_memory import measured_caching
 
 
