@@ -65,19 +65,32 @@ def _most_left(total: int) -> float:
 
 
 def warm(files: Iterable[Path]) -> None:
-    """Read `files` once into the page cache, and verify that they are cached.
+    """Read `files` into the page cache, and verify that they are cached.
 
     Raises:
         BenchmarkError: They were evicted again: there is too little memory.
     """
-    buffer = bytearray(8 * 2**20)
     for file in files:
+        cached, total = _read_in(file), file.stat().st_size
+        if cached < _enough(total):
+            raise BenchmarkError(f"only {cached:,} of {total:,} bytes of {file.name} stay in the page cache")
+
+
+def _read_in(file: Path) -> int:
+    """Read `file`, again if the kernel has reclaimed pages meanwhile (DAMON does so early); return its cached bytes."""
+    buffer = bytearray(8 * 2**20)
+    for _ in range(_ATTEMPTS):
         with file.open("rb", buffering=0) as source:
             while source.readinto(buffer):
                 pass
-        cached, total = cached_bytes(file), file.stat().st_size
-        if cached < (1 - _TRACE) * total - mmap.PAGESIZE:
-            raise BenchmarkError(f"only {cached:,} of {total:,} bytes of {file.name} stay in the page cache")
+        cached = cached_bytes(file)
+        if cached >= _enough(file.stat().st_size):
+            break
+    return cached
+
+
+def _enough(total: int) -> float:
+    return (1 - _TRACE) * total - mmap.PAGESIZE
 
 
 def cached_bytes(file: Path) -> int:
