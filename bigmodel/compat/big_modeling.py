@@ -16,7 +16,7 @@ from torch import nn
 
 from .. import dispatch
 from ..checkpoint import Checkpoint
-from ..devices import DeviceLike
+from ..devices import DISK, HOST, DeviceLike
 from ..dispatch.attach.dispatched import dispatched
 from ..dispatch.dispatch import place_and_attach
 from ..dispatch.load import load_checkpoint_and_dispatch as load_and_dispatch
@@ -190,9 +190,15 @@ def refuse_recurrent_layers(model: Any) -> None:
 
 
 def with_hooks(model: nn.Module) -> nn.Module:
-    """Let the modules of a dispatched model show hooks, now and after it is dispatched anew."""
+    """Let the modules of a dispatched model show hooks, now and after it is dispatched anew.
+
+    In its map accelerators come first: pipelines of transformers make their inputs on the first device of the map, and
+    "disk" is none.
+    """
     found = dispatched(model)
     assert found is not None
+    shown: dict[str, Any] = model.__dict__["hf_device_map"]
+    model.__dict__["hf_device_map"] = dict(sorted(shown.items(), key=lambda entry: entry[1] in (HOST, DISK)))
     found.options = replace(found.options, observer=show_hooks)
     found.observe(model)
     return model

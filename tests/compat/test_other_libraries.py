@@ -13,7 +13,7 @@ def test_peft_adapters_of_an_offloaded_model() -> None:
     pytest.importorskip("peft")
     found = answers("adapters")
     assert found == dict.fromkeys(found, True)
-    assert len(found) == 8
+    assert len(found) == 9
 
 
 def test_offloading_of_diffusers_pipelines() -> None:

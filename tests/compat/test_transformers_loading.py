@@ -46,6 +46,11 @@ def test_weights_on_disk_keep_the_files_dtype_and_are_cast_where_they_run() -> N
     assert found()["tokens in bfloat16"]
 
 
+def test_pipelines_take_it() -> None:
+    assert found()["pipeline"]
+    assert found()["pipeline from disk"]
+
+
 def test_the_trainer_trains_and_resumes() -> None:
     assert len(found()["losses"]) == 4
     assert found()["resumed"]

@@ -84,6 +84,8 @@ class AttachedForward:
         """Decides the device of each call; None: always `device`."""
         self.ahead: tuple[ReadAhead, MappedBlock] | None = None
         """Pages in mapped weights before the module computes with them."""
+        self.before: Callable[[], None] | None = None
+        """Called at the beginning of each call."""
         self.weights_on_host = False
         """Whether the module's own weights stay on the host beside an accelerator, as offloaded tensors."""
         self.returns_to_input = False
@@ -115,6 +117,8 @@ class AttachedForward:
         self._own = forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.before is not None:
+            self.before()
         source = first_tensor((args, kwargs)) if self.returns_to_input else None
         if self.host_or_device is not None:
             output = self._run_on_chosen_device(self.host_or_device, args, kwargs)

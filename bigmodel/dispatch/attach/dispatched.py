@@ -24,6 +24,7 @@ from ..weights.block import Registry
 from ..weights.outside_use import mark_offloaded, unmark_offloaded
 from ..weights.packing import WeightError
 from ..weights.stats import StreamStats, together
+from .additions import Additions
 from .attached_forward import AttachedForward
 from .decoding import METHOD, DecodeAsResident
 from .refusals import RefuseConversion, refuse_copy
@@ -39,7 +40,7 @@ class Dispatched:
         main_device: Execution device of its offloaded modules.
         resolved: The resolved device map and its plan.
         options: The options of the dispatch.
-        names: The names of its tensors; tensors added later are not dispatched.
+        names: The names of its tensors; those added later are in no block (`additions`).
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Dispatched:
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.attach()
         self._mark_offloaded(model)
+        self._find_additions(model)
         model.__dict__[ATTRIBUTE] = self
         model.__dict__["hf_device_map"] = self.resolved.keys
         model.__dict__["dispatch_stats"] = self.stats
@@ -114,6 +116,15 @@ class Dispatched:
             if attachment.host_or_device is None and id(module) not in probed:
                 streamed = (block for streamer, block in attachment.blocks if is_accelerator(streamer.device))
                 mark_offloaded(tensor.value for block in streamed for tensor in block.tensors)
+
+    def _find_additions(self, model: nn.Module) -> None:
+        """Have calls of the model look for tensors that were added to it."""
+        offloads = any(each.blocks or each.weights_on_host for each in self.attachments.values())
+        if not offloads or not is_accelerator(self.main_device):
+            return
+        additions = Additions(model, self.attachments, self.main_device)
+        for start in (self.attachments[""], *(each for each in self.outside if each.module is model)):
+            start.before = additions.find
 
     def observe(self, model: nn.Module) -> None:
         """Tell the observer of the options that `model` has been dispatched."""

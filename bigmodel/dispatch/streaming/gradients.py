@@ -208,13 +208,13 @@ class _BlockCall(RecomputedCall):
             args, kwargs = self.arguments_again(inputs)
             with torch.enable_grad(), self._replay_state.restored():
                 outputs = self.tensors_of(self._compute(args, kwargs))
-            # Tensors that are fetched separately, such as experts, take part as host tensors.
+            # Tensors that are fetched separately, such as experts and adapters, take part as host tensors.
             elsewhere = [*[tensor.value for tensor in block.nested], *self._borrowed]
             sources = [*inputs, *weights, *elsewhere]
             _refuse_other_parameters(self._streamer, block, outputs, sources)
             refuse_kept_in(outputs)
             # Offloaded tensors would have autograd.grad copy its sources to one device.
-            plain = DisableTorchFunctionSubclass() if self._borrowed else nullcontext()
+            plain = DisableTorchFunctionSubclass() if any(map(is_marked, elsewhere)) else nullcontext()
             with _reentrant_checkpoints_named(), plain:
                 found = gradients_of(outputs, received, sources)
         with DisableTorchFunctionSubclass():

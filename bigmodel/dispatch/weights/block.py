@@ -91,7 +91,7 @@ class Block:
         self.attributes_with_tensors: frozenset[tuple[str, ...]] = frozenset()
         """The attributes of its modules that held tensors after the last forward that was followed to see that."""
         self.nested: list[HostTensor] = []
-        """Tensors of the module that are fetched separately, such as experts; not part of `tensors`."""
+        """Parameters of the module that are fetched separately: experts, adapters; not part of `tensors`."""
 
     def __repr__(self) -> str:
         return f"Block({self.name!r}, {len(self.tensors)} tensors, {self.layout.nbytes} bytes)"
@@ -121,6 +121,11 @@ class Block:
                 return sum([t.value._version for t in self.tensors])
             except RuntimeError:
                 return sum(version_of(t.value) for t in self.tensors)
+
+    def take_separately(self, parameters: list[HostTensor]) -> None:
+        """Have `parameters` be those that are fetched separately, as the module has other parts now."""
+        self.nested = parameters
+        self.registries_of_buffers = self.written_buffers = self.keeps_tensors = None
 
     def adopt_replaced(self) -> bool:
         """Adopt parameters by which the user has replaced host tensors; return whether there were any.

@@ -1,4 +1,4 @@
-"""Loads, merges, saves and deletes adapters of peft on a model that transformers has loaded offloaded."""
+"""Loads, merges, saves, deletes and trains adapters of peft on a model that transformers has loaded offloaded."""
 
 import json
 import tempfile
@@ -43,6 +43,22 @@ def logits(model: Callable[..., object]) -> torch.Tensor:
     return model(IDS).logits.cpu()
 
 
+def losses(model: PeftModel) -> list[float]:
+    """Train new adapters by a plain loop."""
+    torch.manual_seed(1)
+    model = get_peft_model(model, LORA)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    ids = IDS.to(model.device)
+    found = []
+    for _ in range(3):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
 def main(base: str, adapter: str, saved: str) -> None:
     torch.manual_seed(0)
     whole = LlamaForCausalLM(CONFIG).eval()
@@ -53,9 +69,11 @@ def main(base: str, adapter: str, saved: str) -> None:
     with reference.disable_adapter():
         plain = logits(reference)
 
+    def load(places: dict[str, object]) -> LlamaForCausalLM:
+        return AutoModelForCausalLM.from_pretrained(base, device_map=dict(places))
+
     def loaded() -> PeftModel:
-        model = AutoModelForCausalLM.from_pretrained(base, device_map=dict(PLACES))
-        return PeftModel.from_pretrained(model, adapter).eval()
+        return PeftModel.from_pretrained(load(PLACES), adapter).eval()
 
     def same(model: Callable[..., object], values: torch.Tensor = expected) -> bool:
         return bool(torch.allclose(logits(model), values, atol=1e-5))
@@ -78,6 +96,8 @@ def main(base: str, adapter: str, saved: str) -> None:
     model.set_adapter("second")
     say("first of two deleted", same(model))
     say("merged safely", same(loaded().merge_and_unload(safe_merge=True)))
+    found, expected_losses = losses(load(PLACES)), losses(load({"": 0}))
+    say("trained without prepare", torch.allclose(torch.tensor(found), torch.tensor(expected_losses)))
 
 
 with tempfile.TemporaryDirectory() as root:

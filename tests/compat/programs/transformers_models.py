@@ -1,4 +1,4 @@
-"""Loads a small Llama through transformers under the stand-in, and trains one with its Trainer."""
+"""Loads a small Llama through transformers under the stand-in, puts it into a pipeline, and trains one by its Trainer."""
 
 import json
 import os
@@ -15,12 +15,15 @@ bigmodel.compat.install()
 virtual.enable(count=1)
 torch.set_num_threads(1)
 
-from transformers import (  # noqa: E402 (after installing)
+from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402 (after installing)
+from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
+    pipeline,
 )
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
@@ -60,6 +63,25 @@ def loading(folder: str, whole: LlamaForCausalLM) -> None:
     say("tokens in bfloat16", generated(model) == generated(load(folder, dtype=torch.bfloat16)))
 
 
+def pipelines(folder: str, whole: LlamaForCausalLM) -> None:
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(128)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0").save_pretrained(folder)
+    text = " ".join(f"w{i}" for i in IDS[0].tolist())
+
+    def tokens(**arguments: object) -> list[int]:
+        made = pipeline("text-generation", model=folder, **arguments)
+        found = made([text, text], batch_size=2, max_new_tokens=6, do_sample=False, return_tensors=True)
+        one, other = (each[0]["generated_token_ids"] for each in found)
+        assert one == other
+        return one
+
+    budgets = {"max_memory": {0: "700KB", "cpu": "1GB"}}
+    say("pipeline", tokens(device_map="auto", model_kwargs=budgets) == generated(whole))
+    places = {"model": "disk", "lm_head": 0}
+    say("pipeline from disk", tokens(device_map=places) == generated(whole))
+
+
 def training(folder: str) -> None:
     data = [{"input_ids": IDS[0] + i, "labels": IDS[0] + i} for i in range(16)]
 
@@ -87,6 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         whole.save_pretrained(folder)
         loading(folder, whole)
+        pipelines(folder, whole)
     with tempfile.TemporaryDirectory() as folder:
         training(folder)
     say("report", bigmodel.compat.report())
