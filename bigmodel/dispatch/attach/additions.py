@@ -27,14 +27,12 @@ class Additions:
     """Finds what is added to one dispatched model.
 
     Args:
-        model: The model, dispatched just now. It is referenced weakly, and so are its modules, to avoid reference cycles.
+        model: The model, dispatched just now. It and its modules are referenced weakly, to avoid reference cycles.
         attachments: Its attachments by module name.
         main_device: Where modules run that are in no block.
     """
 
-    def __init__(
-        self, model: nn.Module, attachments: Mapping[str, AttachedForward], main_device: torch.device
-    ) -> None:
+    def __init__(self, model: nn.Module, attachments: Mapping[str, AttachedForward], main_device: torch.device) -> None:
         self._model = weakref.ref(model)
         self._main = main_device
         self._known = weakref.WeakKeyDictionary(

@@ -1,4 +1,4 @@
-"""Loads a small Llama through transformers under the stand-in, puts it into a pipeline, and trains one by its Trainer."""
+"""Loads a small Llama through transformers under the stand-in, runs it in pipelines, and trains one by a Trainer."""
 
 import json
 import os
