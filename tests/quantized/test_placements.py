@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.devices.empty import init_empty_weights
 from bigmodel.dispatch import from_pretrained, get_plan, load_checkpoint_and_dispatch, undispatch
+from bigmodel.plan import make_plan
 
 from ..accelerators import at, exact
-from ..marks import slow_but
 from .checkpoints import TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published, qwen3_moe
 from .twins import LINEAR, Twin, bnb4, fp8, mxfp4, packed
 
 FEW = [twin for twin in LINEAR if twin.name in ("fp8", "int4-group", "nf4-nested")]
+FURTHER = [twin for twin in LINEAR if twin not in FEW]
 MIXTURES = [(fp8(), mixtral), (fp8(), deepseek_v3), (packed(), qwen3_moe), (mxfp4(), gpt_oss)]
 LAYERS = [f"model.layers.{n}" for n in range(3)]
 ENDS: dict[str, Any] = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), 0)
@@ -31,21 +32,36 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
     "on disk, computed on the host": {"": "disk"},
     "over two accelerators": {**ENDS, LAYERS[0]: 0, LAYERS[1]: 1, LAYERS[2]: "cpu"},
 }
+RESTORED = ("streamed from disk", "on disk, computed on the host")
+"""Placements of all formats: restored in a slot, and on the host. What else differs, no format sees."""
+
+
+def _name(each: Any) -> str:
+    return getattr(each, "name", None) or getattr(each, "__name__", None) or str(each)
 
 
 @pytest.mark.usefixtures("every_accelerator")
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("twin", slow_but(FEW, LINEAR), ids=lambda twin: twin.name)
+@pytest.mark.parametrize(
+    ("twin", "placement"),
+    [
+        *((twin, placement) for twin in FEW for placement in PLACEMENTS),
+        *(pytest.param(twin, placement, marks=pytest.mark.slow) for twin in FURTHER for placement in RESTORED),
+    ],
+    ids=_name,
+)
 def test_every_placement_gives_the_same_bits(twin: Twin, placement: str, tmp_path: Path) -> None:
     _same_bits(twin, llama, placement, tmp_path)
 
 
 @pytest.mark.usefixtures("every_accelerator")
-@pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize(
-    ("twin", "make"),
-    [*MIXTURES, (bnb4(), qwen3_moe)],
-    ids=lambda each: getattr(each, "name", None) or each.__name__,
+    ("twin", "make", "placement"),
+    [
+        *((twin, make, placement) for twin, make in MIXTURES if make in (mixtral, gpt_oss) for placement in PLACEMENTS),
+        *((fp8(), deepseek_v3, placement) for placement in RESTORED),
+        *((twin, qwen3_moe, placement) for twin in (packed(), bnb4()) for placement in RESTORED),
+    ],
+    ids=_name,
 )
 def test_every_placement_of_a_mixture_gives_the_same_bits(
     twin: Twin, make: Callable[..., Any], placement: str, tmp_path: Path
@@ -89,24 +105,36 @@ def test_a_model_on_meta_is_loaded_and_dispatched_with_stored_weights(
         assert torch.equal(model(TOKENS.to(at(0))).logits, whole(TOKENS.to(at(0))).logits)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("twin", LINEAR, ids=_name)
+def test_planned_weights_are_the_stored_bytes(twin: Twin, tmp_path: Path) -> None:
+    published(tmp_path / "q", twin)
+    found = make_plan(tmp_path / "q", max_memory={"cpu": "1GB"}, context_length=0)
+    assert any("stored as" in note and twin.label in note for note in found.notes)
+    assert found.devices["cpu"].weights == _stored_bytes(tmp_path / "q")
+
+
+def _stored_bytes(folder: Path) -> int:
+    stored = load_file(folder / "model.safetensors").items()
+    return sum(tensor.nbytes for name, tensor in stored if not name.endswith("e_score_correction_bias"))  # a buffer
+
+
 @pytest.mark.usefixtures("accelerators")
 @exact
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("twin", "make", "share"),
     [
-        *((twin, llama, 0.6) for twin in LINEAR),
-        *((twin, llama, 3.0) for twin in FEW),
+        *((twin, llama, share) for twin in FEW for share in (0.6, 3.0)),
         *((twin, make, share) for twin, make in MIXTURES for share in (0.6, 3.0)),
     ],
-    ids=lambda each: getattr(each, "name", None) or getattr(each, "__name__", None) or str(each),
+    ids=_name,
 )
 def test_a_plan_counts_stored_and_restored_bytes(
     twin: Twin, make: Callable[..., Any], share: float, tmp_path: Path
 ) -> None:
     published(tmp_path / "q", twin, make, vocab_size=256)
-    stored = load_file(tmp_path / "q" / "model.safetensors").items()
-    nbytes = sum(tensor.nbytes for name, tensor in stored if not name.endswith("e_score_correction_bias"))  # a buffer
+    nbytes = _stored_bytes(tmp_path / "q")
     prompt = torch.arange(32).view(1, 32)
     model = from_pretrained(
         tmp_path / "q",

@@ -15,7 +15,6 @@ from bigmodel.checkpoint import save_model
 from bigmodel.dispatch import from_pretrained
 from bigmodel.quantized.stored import stored_names
 
-from ..marks import slow_but
 from .checkpoints import TOKENS, deepseek_v3, gpt_oss, llama, mixtral, published, qwen3_moe
 from .twins import LINEAR, Twin, bnb4, fp8, mxfp4, packed
 
@@ -73,12 +72,17 @@ MODELS: list[tuple[Twin, Callable[..., Any]]] = [
     (mxfp4(), gpt_oss),
 ]
 QUICK = [(twin, make) for twin, make in MODELS if (twin.name, make) in (("nf4-nested", llama), ("fp8", mixtral))]
+FURTHER = [each for each in MODELS if each not in QUICK]
 
 
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("device", ["cpu", "disk", "streamed"])
 @pytest.mark.parametrize(
-    ("twin", "make"), slow_but(QUICK, MODELS), ids=lambda each: getattr(each, "name", None) or each.__name__
+    ("twin", "make", "device"),
+    [
+        *((twin, make, device) for twin, make in QUICK for device in ("cpu", "disk", "streamed")),
+        *(pytest.param(twin, make, "streamed", marks=pytest.mark.slow) for twin, make in FURTHER),
+    ],
+    ids=lambda each: getattr(each, "name", None) or getattr(each, "__name__", None) or each,
 )
 def test_saving_writes_the_published_tensors(twin: Twin, make: Callable[..., Any], device: str, tmp_path: Path) -> None:
     whole = published(tmp_path / "q", twin, make)

@@ -17,7 +17,7 @@ from bigmodel.dispatch import dispatch_model, from_pretrained
 from bigmodel.quantized.linear import QuantizedLinear
 
 from ..accelerators import at, exact
-from ..marks import needs, slow_but
+from ..marks import needs
 from .checkpoints import TOKENS, gpt_oss, llama, mixtral, published
 from .twins import Twin, awq, bnb4, fp8, gptq, mxfp4, nvfp4, packed
 
@@ -44,15 +44,15 @@ def gradients(model: nn.Module, tokens: torch.Tensor) -> dict[str, torch.Tensor]
 
 @needs("peft")
 @pytest.mark.usefixtures("every_accelerator")
-@pytest.mark.parametrize("placement", ["resident", "streamed"])
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("twin", "make"),
-    slow_but(
-        [],
-        [(t, llama) for t in (fp8(), packed(), nvfp4(), gptq(), awq(), bnb4(nested=True))]
-        + [(mxfp4(), gpt_oss), (fp8(), mixtral)],
-    ),
-    ids=lambda each: getattr(each, "name", None) or each.__name__,
+    ("twin", "make", "placement"),
+    [
+        *((t, llama, "streamed") for t in (fp8(), packed(), nvfp4(), gptq(), awq(), bnb4(nested=True))),
+        *((t, make, "streamed") for t, make in ((mxfp4(), gpt_oss), (fp8(), mixtral))),
+        *((t, make, "resident") for t, make in ((fp8(), llama), (mxfp4(), gpt_oss))),
+    ],
+    ids=lambda each: getattr(each, "name", None) or getattr(each, "__name__", None) or each,
 )
 def test_adapters_get_the_gradients_that_the_dequantised_model_gives_them(
     twin: Twin, make: Callable[..., Any], placement: str, tmp_path: Path

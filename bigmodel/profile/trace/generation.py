@@ -113,9 +113,10 @@ def _filled_layers(cache: Any) -> list[Any]:
 
 
 def _windows(cache: Any) -> list[int]:
-    """Return the sliding windows of a cache's layers, in tokens, ascending."""
+    """Return the sliding windows of a cache's layers, in tokens, ascending. Static layers have room for just these."""
     layers = [layer for layer in _filled_layers(cache) if getattr(layer, "is_sliding", False)]
-    return sorted({layer.sliding_window for layer in layers if isinstance(layer.sliding_window, int)})
+    windows = {getattr(layer, "sliding_window", None) or getattr(layer, "max_cache_len", None) for layer in layers}
+    return sorted(window for window in windows if isinstance(window, int))
 
 
 def _keeps_every_token(cache: Any) -> bool:

@@ -55,7 +55,7 @@ class Use:
 
     Attributes:
         record: records its forwards.
-        without: kinds of inputs that the model accepts and this use leaves out: "images or sounds"; empty: none.
+        without: what the model takes and this use leaves out: "images or sounds", "a KV cache"; empty: nothing.
     """
 
     record: Callable[[Session], None]
@@ -87,7 +87,8 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
         sources = [*sources, {"input_ids": token_ids(config, batch_size, max(workload.prompt_length, 1))}]
         for source in sources:
             yield Use(partial(_use_seq2seq, source=source))
-    if _generates(model, workload):
+    generates = _generates(model, workload)
+    if generates:
         for inputs in media:
             yield Use(partial(generate, config=config, media=inputs))
         yield Use(partial(generate, config=config), WITHOUT_MEDIA if media else "")
@@ -98,7 +99,7 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
         for chosen in [*alone, both] if "text" not in modalities(model) else [both, *alone]:
             if chosen:
                 tokens_run = tokens if "input_ids" in chosen else 1
-                without = WITHOUT_MEDIA if media and not inputs else ""
+                without = WITHOUT_CACHE if generates else WITHOUT_MEDIA if media and not inputs else ""
                 yield Use(partial(_use_forward, inputs=chosen, tokens=tokens_run), without)
 
 
@@ -106,6 +107,7 @@ MEDIA = (*IMAGES, *SOUNDS, *SERIES)
 """Inputs other than text whose shapes are known."""
 
 WITHOUT_MEDIA = "images or sounds"
+WITHOUT_CACHE = "a KV cache"
 
 KNOWN = (*TEXT, *MEDIA, "hidden_states")
 """Main inputs whose shapes are known; "hidden_states" are patches of images."""

@@ -9,7 +9,7 @@ import torch
 import transformers as t
 from torch import nn
 
-from bigmodel.profile import profile_units
+from bigmodel.profile import profile_model, profile_units
 from bigmodel.profile.trace.dry_run import dry_run
 from bigmodel.profile.trace.workload import Workload
 
@@ -50,6 +50,22 @@ def test_a_decoder_below_its_head_does_not_generate() -> None:
 
 def test_a_decoder_without_a_cache_and_an_encoder_of_texts_see_the_whole_context_at_once() -> None:
     assert phases(tiny_llama(), cache=None) == phases(bert()) == [("forward", 8)]
+
+
+class NoSecondForward(t.LlamaForCausalLM):
+    """Cannot be run with keys and values of earlier tokens."""
+
+    def forward(self, input_ids: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        if past_key_values is not None:
+            raise AttributeError("has no attribute that forwards with a cache read")
+        return super().forward(input_ids, **kwargs)
+
+
+def test_a_generation_that_cannot_be_recorded_is_not_counted_as_one_forward_without_a_word() -> None:
+    model = NoSecondForward(tiny_llama().config)
+    profile = profile_model(model, context_length=8, new_tokens=2)
+    assert profile.unknown == "memory is known for inputs without a KV cache"
+    assert sum(profile.kv_cache) == 0
 
 
 def test_images_need_no_context_and_sounds_are_transcribed() -> None:
