@@ -28,6 +28,7 @@ from ...arguments import check_names, shown
 from ...devices import HOST
 from ...errors import PlanError
 from ..model.units import UnitProfile
+from .brought import BroughtToWeights
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
@@ -236,7 +237,7 @@ class _Clone:
         missing = self._watch_ends()
         session = Session(clone, recorder, workload, self._device)
         try:
-            with self._mode, recorder, ConstantsThroughHost(), torch.no_grad():
+            with self._mode, recorder, ConstantsThroughHost(), BroughtToWeights(recorder, clone), torch.no_grad():
                 use.record(session)
         finally:
             recorder.unfollow()

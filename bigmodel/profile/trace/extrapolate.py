@@ -229,7 +229,8 @@ def renamed(event: Event, names: Mapping[int, int], units: Mapping[int, int]) ->
     """Return `event` with its storages and units renumbered by `names` and `units`; those in neither stay."""
     if isinstance(event, Allocate):
         source = names.get(event.source, event.source)
-        return Allocate(names.get(event.storage, event.storage), event.nbytes, source, _named(event.others, names))
+        to = None if event.brought_to is None else units.get(event.brought_to, event.brought_to)
+        return Allocate(names.get(event.storage, event.storage), event.nbytes, source, _named(event.others, names), to)
     if isinstance(event, Free):
         return Free(names.get(event.storage, event.storage))
     if isinstance(event, OutsideUse):

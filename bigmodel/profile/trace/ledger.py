@@ -112,6 +112,7 @@ class Ledger(Generic[D]):
         self._input_device = main if input_device is None else input_device
         self._calls: list[_MovedInputs[D]] = []
         self._alive: dict[int, tuple[D, int]] = {}
+        self._sharing: dict[int, list[int]] = {}  # by storage: those that are the same memory, of which one is counted
         self._running: list[tuple[int, D, list[int]]] = []  # each running unit: index, device, inputs copied there
 
     def start_with(self, held: InitialStorage) -> None:
@@ -126,8 +127,7 @@ class Ledger(Generic[D]):
         elif isinstance(event, Allocate):
             self._allocate(event)
         elif isinstance(event, Free):
-            device, nbytes = self._alive.pop(event.storage, (self._main, 0))
-            self._add(device, -nbytes, event.storage)
+            self._free(event.storage)
         elif isinstance(event, Burst):
             device = self._running[-1][1]
             self._add(device, event.peak)
@@ -190,7 +190,30 @@ class Ledger(Generic[D]):
                 self._copy(self._input_device, [nbytes])
                 self._drop(self._input_device, [nbytes])
 
+    def _free(self, storage: int) -> None:
+        device, nbytes = self._alive.pop(storage, (self._main, 0))
+        self._add(device, -nbytes, storage)
+        sharing = self._sharing.pop(storage, [])
+        if sharing:
+            sharing.remove(storage)
+        if sharing and nbytes:
+            self._take(sharing[0], device, nbytes)
+
+    def _bring(self, event: Allocate, unit: int) -> None:
+        """Copy the source of `event` to the device of a unit's weights; where it lies there, it is shared."""
+        device = self._offloaded.get(unit, self._execution_devices.get(unit, self._main))
+        if self._alive.get(event.source, (device, 0))[0] != device:
+            self._take(event.storage, device, self._taken(device, event.nbytes))
+            return
+        self._take(event.storage, device, 0)
+        sharing = self._sharing.setdefault(event.source, [event.source])
+        sharing.append(event.storage)
+        self._sharing[event.storage] = sharing
+
     def _allocate(self, event: Allocate) -> None:
+        if event.brought_to is not None:
+            self._bring(event, event.brought_to)
+            return
         device = self._device_of(event.source)
         elsewhere = [nbytes for storage, nbytes in event.others if self._alive.get(storage, (device, 0))[0] != device]
         self._copy(device, elsewhere)

@@ -12,6 +12,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -159,6 +160,26 @@ class Recorder(TorchDispatchMode):
             self.on_host.add(number)
         self.events.append(Allocate(number, nbytes, read[0][0] if read else OUTSIDE, read[1:]))
         self._references[number] = weakref.ref(storage, self._death_of(key, number))
+
+    def unit_of(self, weight: torch.Tensor) -> int | None:
+        """Return the unit that `weight` belongs to; None if it is no weight of a unit that is followed."""
+        return self._owners.get(weight.untyped_storage()._cdata)
+
+    def bring(self, tensor: torch.Tensor, unit: int) -> torch.Tensor:
+        """Return `tensor` as brought to the device of a unit's weights by an operation between units."""
+        source = self.number_of(tensor)
+        if self._units or self._at_inputs or source == OUTSIDE:
+            return tensor
+        value, before = self.values.of(tensor), len(self.events)
+        brought = torch.empty_like(tensor)
+        if value is None:
+            self.values.forget(brought)
+        else:
+            self.values.give(brought, value)
+        made = [event for event in self.events[before:] if isinstance(event, Allocate)]
+        self.events[before:] = [replace(event, source=source, brought_to=unit) for event in made]
+        self._places.update((event.storage, unit) for event in made)
+        return brought
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """Return the number of the storage of `tensor` in the events; `OUTSIDE` if it is not recorded."""

@@ -25,12 +25,17 @@ class Allocate:
     Outside units its device is that of `source`, an input of the operation. Without an input (`OUTSIDE`) it is that of
     the last unit's output, as with `torch.ones(..., device=embedded.device)`. Further inputs, `others` as (storage,
     bytes of the tensor), are copied there if they lie elsewhere.
+
+    A model that brings a tensor to the device of a weight, as in `x.to(self.conv.weight.device)`, allocates only where
+    the two lie on different devices. Such an event names the unit of the weight, `brought_to`; elsewhere the storage is
+    that of `source`.
     """
 
     storage: int
     nbytes: int
     source: int = OUTSIDE
     others: tuple[tuple[int, int], ...] = ()
+    brought_to: int | None = None
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,22 @@ def test_offloaded_weights_that_are_read_between_units_are_copied_for_the_operat
     assert replay(trace, {0: "cpu"}, 0, offloaded={0: "cpu"}).peak == {"cpu": 110}
 
 
+def test_a_tensor_brought_to_a_weight_is_copied_only_where_that_lies_elsewhere() -> None:
+    trace = Trace((Allocate(0, 10), Allocate(1, 10, 0, brought_to=0), Free(0), Enter(0, ((1, 10),)), Leave(0), Free(1)))
+    assert replay(trace, {}, 0).peak == {0: 10}
+    assert replay(trace, {0: 1}, 0).peak == {0: 10, 1: 10}
+    assert replay(trace, {}, 0, offloaded={0: "cpu"}).peak == {0: 10, "cpu": 10}
+    for device in (0, 1):
+        assert set(replay(trace, {0: device}, 0).now.values()) == {0}
+
+
+def test_memory_that_is_shared_is_freed_with_the_last_storage_that_shares_it() -> None:
+    shared = (Allocate(0, 10), Allocate(1, 10, 0, brought_to=0), Allocate(2, 10, 1, brought_to=0))
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)):
+        alive = [replay(Trace((*shared, *map(Free, order[:count]))), {}, 0).now[0] for count in range(4)]
+        assert alive == [10, 10, 10, 0]
+
+
 def test_a_host_that_runs_everything_has_no_copies() -> None:
     assert replay(CHAIN, {0: "cpu", 1: "cpu"}, "cpu").peak == {"cpu": 230}
 
