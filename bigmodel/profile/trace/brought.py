@@ -45,9 +45,9 @@ class BroughtToWeights(TorchFunctionMode):
     ) -> Any:
         output = func(*args, **(kwargs or {}))
         for tensor in output if isinstance(output, (tuple, list)) else (output,):
-            if isinstance(tensor, FakeTensor) and id(tensor.fake_device) in self._units:
-                if id(tensor) not in self._weights:
-                    tensor.fake_device = self._device
+            computed = isinstance(tensor, FakeTensor) and id(tensor) not in self._weights
+            if computed and id(tensor.fake_device) in self._units:
+                tensor.fake_device = self._device
         if func is torch.Tensor.to:
             given = (*args[1:], *(kwargs or {}).values())
             units = [self._units[id(each)][1] for each in given if id(each) in self._units]

@@ -269,6 +269,8 @@ class ConstantsThroughHost(TorchFunctionMode):
         device = kwargs.get("device")
         if func not in (torch.tensor, torch.as_tensor) or device is None or torch.device(device).type == "cpu":
             return func(*args, **kwargs)
+        if func is torch.as_tensor and isinstance(args[0], torch.Tensor):
+            return args[0].to(device, kwargs.get("dtype"))
         return func(*args, **{**kwargs, "device": "cpu"}).to(device)
 
 

@@ -13,7 +13,7 @@ from bigmodel.profile import profile_model, profile_units
 from bigmodel.profile.trace.extrapolate import find_layer_samples
 from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.session import ConstantsThroughHost, Session, caches_of, fake_clone, without_cached_results
-from bigmodel.profile.trace.trace import Call
+from bigmodel.profile.trace.trace import Allocate, Call
 from bigmodel.profile.trace.workload import Workload
 
 from ..models import Stack
@@ -102,6 +102,14 @@ def test_constants_for_a_device_are_fake_too(make: object) -> None:
         constant = make([1.5, 2.5], device="virtual:0")  # type: ignore[operator]
     assert isinstance(constant, FakeTensor)
     assert (str(constant.device), tuple(constant.shape), constant.dtype) == ("virtual:0", (2,), torch.float32)
+
+
+def test_a_tensor_that_is_on_its_device_is_not_copied_there() -> None:
+    recorder = Recorder(iter([]))
+    with FakeTensorMode(allow_non_fake_inputs=True), recorder, ConstantsThroughHost():
+        made = torch.zeros(3)
+        assert torch.as_tensor(made, device="cpu") is made
+    assert len([event for event in recorder.events if isinstance(event, Allocate)]) == 1
 
 
 def test_a_clone_is_fake_and_tied_and_the_model_is_unchanged() -> None:
