@@ -90,6 +90,7 @@ class LoadOptions(TypedDict, total=False):
     trust_remote_code: bool
     offload: str
     offload_dtype: str | None
+    host_kernels: str
     offload_folder: str | None
     batch_size: int
     context_length: int | None

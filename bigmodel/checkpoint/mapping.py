@@ -145,6 +145,11 @@ def mapped_region(tensor: torch.Tensor) -> MappedRegion | None:
     return MappedRegion(found.path, offset, span * tensor.element_size(), found.device, found.inode)
 
 
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """Whether a map backs `tensor`, also one that counts as memory."""
+    return _file_of(tensor) is not None
+
+
 def is_misaligned(tensor: torch.Tensor) -> bool:
     """Whether a map backs `tensor`, also one that counts as memory, and the file does not align it for the host."""
     return _file_of(tensor) is not None and tensor.data_ptr() % VECTOR_BYTES != 0

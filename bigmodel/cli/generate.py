@@ -34,6 +34,7 @@ def generate(
     dtype: shared.DType = "auto",
     offload: shared.Offload = "stream",
     offload_dtype: shared.OffloadDType = None,
+    host_kernels: shared.HostKernels = "exact",
     offload_folder: shared.OffloadFolder = None,
     revision: shared.Revision = None,
     trust_remote_code: shared.RemoteCode = False,
@@ -57,6 +58,7 @@ def generate(
         trust_remote_code=trust_remote_code,
         offload=offload,
         offload_dtype=offload_dtype,
+        host_kernels=host_kernels,
         offload_folder=offload_folder,
         context_length=None if context is None else -(-context // GROWTH) * GROWTH,  # keys and values grow by so many
     )

@@ -10,6 +10,10 @@ _OFFLOAD = typer.Option(
     help="Weights that do not fit the accelerator: stream them to it, compute on the CPU, or auto: the faster of both."
 )
 _OFFLOAD_DTYPE = typer.Option(help="int8 or int4: quantise weights streamed to the accelerator; results are not exact.")
+_HOST_KERNELS = typer.Option(
+    help="exact: the CPU restores quantised weights; packed: it computes with int4 and int8 as they are, which is faster; "
+    "results are not exact."
+)
 _OFFLOAD_FOLDER = typer.Option(
     help="Folder for weights on disk that the checkpoint lacks in the needed form, such as quantised ones."
 )
@@ -23,6 +27,7 @@ Budgets: TypeAlias = Annotated[str | None, typer.Option(help="Budget per device,
 DeviceMap: TypeAlias = Annotated[str, typer.Option(help="Strategy, or one device for everything.")]
 Offload: TypeAlias = Annotated[str, _OFFLOAD]
 OffloadDType: TypeAlias = Annotated[str | None, _OFFLOAD_DTYPE]
+HostKernels: TypeAlias = Annotated[str, _HOST_KERNELS]
 OffloadFolder: TypeAlias = Annotated[str | None, _OFFLOAD_FOLDER]
 DraftModel: TypeAlias = Annotated[str | None, _DRAFT]
 BatchSize: TypeAlias = Annotated[int, typer.Option(min=1, help="Sequences per batch.")]

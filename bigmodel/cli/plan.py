@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .model_options import AsJson, BatchSize, Budgets, DType, Model, OffloadDType, Revision
+from .model_options import AsJson, BatchSize, Budgets, DType, HostKernels, Model, OffloadDType, Revision
 from .tables import print_tables
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def plan(
     as_json: AsJson = False,
     explain: Annotated[bool, typer.Option(help="Also explain the plan in sentences.")] = False,
     offload_dtype: OffloadDType = None,
+    host_kernels: HostKernels = "exact",
     train: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +100,7 @@ def plan(
         new_tokens=new_tokens,
         sample_inputs=parse_inputs(inputs) if inputs else None,
         device_type=device_type_of(read_budgets(budgets)),
+        host_kernels=host_kernels,
     )
     found = make_plan(
         profile,

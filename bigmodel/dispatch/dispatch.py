@@ -22,6 +22,7 @@ from .placement.aligned import with_aligned_copies
 from .placement.measured import kept_in_memory
 from .placement.offload_files import fill_meta, write_to_disk
 from .placement.options import Options, PlanArguments, dtype_of
+from .placement.packed import with_unmapped_tensors
 from .placement.resolve import DeviceMap, ResolvedMap, map_of_plan, resolve_device_map, resolve_given, whole_classes
 from .placement.unsupported import refuse_unsupported
 from .weights.parameters import moved_like, parts_with_dtype, refresh_second_places
@@ -44,6 +45,7 @@ def dispatch_model(
     pinned_memory: int | str | None = None,
     offload: str | None = None,
     offload_dtype: str | None = None,
+    host_kernels: str | None = None,
     sample_inputs: SampleInputs | None = None,
 ) -> nn.Module:
     """Distribute `model` over devices and return it; its calls and outputs stay the same.
@@ -88,6 +90,10 @@ def dispatch_model(
             returns the error of each weight. The model's own weights stay exact for `state_dict`, saving and
             `undispatch`. Quantised copies take host memory in addition, or, for weights mapped to ``"disk"``, a file
             in `offload_dir`. Experts fetched one by one, lookup tables, buffers and vectors are not quantised.
+        host_kernels: ``"packed"``: modules mapped to ``"cpu"`` that the host computes in every call compute with
+            weights published in int4 or int8 by kernels that take them packed, and do not restore them in each step of
+            generation: several times faster. Outputs are those of the kernels, not bit for bit those of restored
+            weights. ``"exact"``: they are restored. None: as a given `Plan` has it, else ``"exact"``.
 
     Returns:
         The same `model`, with `hf_device_map` set. `undispatch` restores the plain model.
@@ -109,6 +115,7 @@ def dispatch_model(
         offload=offload,
         offload_buffers=offload_buffers,
         offload_dtype=offload_dtype,
+        host_kernels=host_kernels,
         expert_cache=expert_cache,
         pinned_memory=pinned_memory,
     )
@@ -180,6 +187,7 @@ def _place_anew(model: nn.Module, plan: Plan) -> None:
 def _attach(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
     if options.align_memory and not resolved.aligned:
         resolved = with_aligned_copies(model, resolved)
+    resolved = with_unmapped_tensors(model, resolved)
     result = Builder(model, resolved, options).build()
     result.attach(model)
     if result.attachments:

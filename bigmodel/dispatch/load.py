@@ -39,6 +39,7 @@ def load_checkpoint_and_dispatch(
     pinned_memory: int | str | None = None,
     offload: str | None = None,
     offload_dtype: str | None = None,
+    host_kernels: str | None = None,
     sample_inputs: SampleInputs | None = None,
 ) -> nn.Module:
     """Load `checkpoint` into `model` by a device map, and dispatch it.
@@ -67,6 +68,7 @@ def load_checkpoint_and_dispatch(
         pinned_memory: As for `dispatch_model`.
         offload: As for `dispatch_model`.
         offload_dtype: As for `dispatch_model`.
+        host_kernels: As for `dispatch_model`.
         sample_inputs: As for `dispatch_model`.
 
     Returns:
@@ -88,6 +90,7 @@ def load_checkpoint_and_dispatch(
             offload=offload,
             offload_buffers=offload_buffers,
             offload_dtype=offload_dtype,
+            host_kernels=host_kernels,
             expert_cache=expert_cache,
             pinned_memory=pinned_memory,
             dtype=wanted,

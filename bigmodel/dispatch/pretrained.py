@@ -48,6 +48,7 @@ def from_pretrained(
     pinned_memory: int | str | None = None,
     offload: str | None = None,
     offload_dtype: str | None = None,
+    host_kernels: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
@@ -76,6 +77,7 @@ def from_pretrained(
         pinned_memory: As for `dispatch_model`.
         offload: As for `dispatch_model`.
         offload_dtype: As for `dispatch_model`.
+        host_kernels: As for `dispatch_model`.
         token: Access token for the Hub.
         cache_dir: Folder of downloads; None: huggingface_hub's cache.
         local_files_only: Use only the cache; send no request.
@@ -104,6 +106,7 @@ def from_pretrained(
         offload=offload,
         offload_buffers=offload_buffers,
         offload_dtype=offload_dtype,
+        host_kernels=host_kernels,
         expert_cache=expert_cache,
         pinned_memory=pinned_memory,
         dtype=None if dtype == "auto" else torch_dtype(dtype),

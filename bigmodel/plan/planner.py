@@ -25,6 +25,7 @@ from ..profile.machine.probe import known_machine
 from ..profile.machine.probe import machine as measured_machine
 from ..profile.model.quantized import OFFLOAD_DTYPES, refuse_twice
 from ..profile.trace.dry_run import SampleInputs
+from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
 from .memory.assignment import assemble
 from .result.budgets import (
     Key,
@@ -76,6 +77,7 @@ def plan(
     new_tokens: int | None = None,
     offload_buffers: bool = False,
     offload_dtype: str | None = None,
+    host_kernels: str | None = None,
     slots: int = DEFAULT_SLOTS,
     expert_cache: int | str | None = None,
     pinned_memory: int | str | None = None,
@@ -115,6 +117,9 @@ def plan(
         new_tokens: number of the context's tokens that are generated; None: any number, so the prompt may fill it.
         offload_buffers: buffers of a streamed part are streamed, too, and not kept where it runs.
         offload_dtype: dtype that streamed weights are quantised to on the link, `"int8"` or `"int4"`; None: none.
+        host_kernels: "packed": the host computes with quantised weights that RAM holds as they are packed, where it has
+            kernels for them (int4, int8); outputs are then those kernels'. "exact", or None: it restores them bit for
+            bit. A profile has its own.
         slots: maximum number of streamed parts on the main device at once.
         expert_cache: bytes of each device (a number, or text such as "4GiB") for experts that are fetched one by one;
             None: as many as streaming whole layers of them would take.
@@ -140,6 +145,7 @@ def plan(
         CheckpointError: `model` is a folder or id that holds no model.
     """
     _check_choices(strategy, objective, offload, machine)
+    check_choice("host_kernels", host_kernels, (*HOST_KERNELS, None))
     check_flags(offload_buffers=offload_buffers, per_pass=per_pass, strict=strict)
     slots = whole_number("slots", slots, least=1)
     budgets = read_budgets(max_memory)
@@ -154,6 +160,7 @@ def plan(
         context_length=context_length,
         new_tokens=new_tokens,
         sample_inputs=sample_inputs,
+        host_kernels=host_kernels,
     )
     if strict and profile.unknown:
         raise PlanError(f"{profile.name}: {profile.unknown}; give sample_inputs, the arguments of its forward")
@@ -178,7 +185,7 @@ def plan(
     )
     capacity = Capacity(
         budgets,
-        profile.activations,
+        profile.activations if any(map(is_accelerator, budgets)) else profile.packed_activations,
         slots,
         checked_main(main_device, budgets),
         host_compute=offload != "stream",
@@ -299,12 +306,20 @@ def _measured(name: str) -> CachingMemory | None:
     return None if known is None else known.caching_memory(name)
 
 
-def _profile(model: nn.Module | Profile | str | os.PathLike[str], dtype: DtypeLike | None, **options: Any) -> Profile:
+def _profile(
+    model: nn.Module | Profile | str | os.PathLike[str],
+    dtype: DtypeLike | None,
+    host_kernels: str | None,
+    **options: Any,
+) -> Profile:
     """Return the profile of a module, or of the model in a folder or repository; a profile as it is."""
     if isinstance(model, Profile):
         if options["sample_inputs"] is not None:
             raise PlanError("a profile fixes the inputs: give sample_inputs to profile_model, or the model itself")
+        if host_kernels is not None and (host_kernels == PACKED) != bool(model.packing):
+            raise PlanError("a profile fixes what the host computes: give host_kernels to profile_model")
         return model
+    options["host_kernels"] = host_kernels or EXACT
     if isinstance(model, (str, os.PathLike)):
         return profile_source(model, dtype="auto" if dtype is None else dtype, **options)
     return profile_model(model, dtype=dtype, **options)

@@ -9,12 +9,13 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from ..arguments import check_model, optional_whole_number, whole_number
-from ..devices import torch_device
+from ..arguments import check_choice, check_model, optional_whole_number, whole_number
+from ..devices import HOST, torch_device
+from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED, packing_note
 from ..quantized.stored import published, stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units
-from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample
+from .trace.dry_run import Phase, SampleInputs, dry_run, read_sample, with_packed
 from .trace.extrapolate import renamed
 from .trace.ledger import D, Rounding, replay
 from .trace.measured import MeasuredForward
@@ -40,6 +41,7 @@ class Profile:
         stored_as: the formats that weights are published in, if that is quantised; empty otherwise.
         returning: positions of the units whose outputs are moved to the main device: embeddings, and those whose
             outputs operations between units combine with other tensors. None: not known.
+        packing: a sentence about the weights that the host computes packed; empty: it restores all.
         lending: positions of the units whose weights are read by operations between units. Such a unit is on no
             accelerator but the main device.
     """
@@ -56,6 +58,7 @@ class Profile:
     returning: frozenset[int] | None = None
     stored_as: str = ""
     lending: frozenset[int] = frozenset()
+    packing: str = ""
 
     @cached_property
     def weights(self) -> int:
@@ -89,6 +92,11 @@ class Profile:
         """Peak bytes of activations beside the final KV cache, when everything executes on one device."""
         return self.dynamic_peaks({}, main=None)[None] - sum(self.kv_cache)
 
+    @cached_property
+    def packed_activations(self) -> int:
+        """As `activations`, where the host computes all weights packed that it can."""
+        return self.dynamic_peaks({}, main=None, packed=True)[None] - sum(self.kv_cache)
+
     def dynamic_peaks(
         self,
         execution_devices: Mapping[int, D],
@@ -97,6 +105,7 @@ class Profile:
         input_device: D | None = None,
         experts: Mapping[tuple[int, int], int] | None = None,
         offloaded: Mapping[int, D] | None = None,
+        packed: bool = False,
     ) -> dict[D, int]:
         """Return the peak bytes of activations and KV cache on each device, over all phases.
 
@@ -107,9 +116,11 @@ class Profile:
             input_device: device of the weights of unit `first`; None: `main`.
             experts: slots of each cache of experts, by (unit, position of the experts in it).
             offloaded: device whose memory holds the weights of each unit that has them elsewhere than where it runs.
+            packed: the host computes all weights packed that it can.
         """
         peaks: dict[D, int] = {main: 0}
-        for phase in self.phases:
+        for recorded in self.phases:
+            phase = recorded.packed if packed and recorded.packed is not None else recorded
             # Only `generate` moves inputs: those of a plain forward lie on the main device, and its outputs go there.
             inputs = main if phase.name == "forward" else input_device
             for trace in (phase.trace_on(main), *phase.also):
@@ -131,6 +142,7 @@ def profile_model(
     device_type: str = "cpu",
     sample_inputs: SampleInputs | None = None,
     measured: MeasuredForward | None = None,
+    host_kernels: str = EXACT,
 ) -> Profile:
     """Return the profile of `model`, without reading or allocating a weight.
 
@@ -149,6 +161,8 @@ def profile_model(
         sample_inputs: arguments of forward, for a model whose inputs follow no known convention: a mapping by name, or
             a tuple of positional ones. Their tensors may be on meta.
         measured: the activations of a forward that has run; then there is no dry run.
+        host_kernels: "packed": the host computes with quantised weights as they are packed, where it has kernels for
+            them; "exact": it restores them.
 
     Raises:
         PlanError: the context is longer than the model allows, or an argument is invalid.
@@ -167,7 +181,10 @@ def profile_model(
         cache,
         all_logits,
     )
-    units = profile_units(model, dtype, special_dtypes, no_split_module_classes)
+    check_choice("host_kernels", host_kernels, HOST_KERNELS)
+    packed = host_kernels == PACKED
+    packing = packing_note(model) if packed else ""
+    units = profile_units(model, dtype, special_dtypes, no_split_module_classes, packed=packed)
     wanted = None if dtype is None else normalize_dtype(dtype)
     phases: list[Phase] = []
     unknown = ""
@@ -176,6 +193,9 @@ def profile_model(
         unknown = "activations are those of the first forward; larger inputs take more"
     elif context_length != 0 or example is not None:
         phases = dry_run(model, units, work, torch_device(device_type), _cast(model, wanted), example)
+        if packed:
+            on_host = dry_run(model, units, work, torch_device(HOST), _cast(model, wanted), example, packed=True)
+            phases = with_packed(phases, on_host)
         unknown = _unknown(phases)
     order = execution_order(units, phases)
     returning = _returning_units(model, units, phases)
@@ -194,6 +214,7 @@ def profile_model(
         returning=frozenset(place for place, index in enumerate(order) if index in returning),
         stored_as="" if stored is None else stored.label,
         lending=frozenset(place for place, index in enumerate(order) if index in lent),
+        packing=packing,
     )
 
 

@@ -1,6 +1,7 @@
 """A linear layer that holds its weight as a checkpoint stores it, and restores it in each forward.
 
-Its output is bitwise that of `torch.nn.Linear` with the restored weight. No forward keeps the restored weight: the
+Its output is bitwise that of `torch.nn.Linear` with the restored weight, unless it is `packed` for a kernel of the host
+(`host_kernels`). No forward keeps the restored weight: the
 backward, which only passes gradients on to the inputs, restores it again.
 """
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from ..sources.headers import TensorEntry
 from .formats.format import Tensors, WeightFormat
+from .host_kernels import HostKernel, HostProduct, PackedWeight, kernel_of
 from .stored import StoredModule
 
 
@@ -29,14 +31,17 @@ class QuantizedLinear(StoredModule, nn.Linear):
 
     Attributes:
         format: as given.
+        packed: what computes products on the host that need no gradient; None: the restored weight.
     """
+
+    packed: HostProduct | None
 
     def __init__(self, linear: nn.Linear, format: WeightFormat, tensors: Mapping[str, TensorEntry]) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.format = format
         self.compute_dtype = linear.weight.dtype
-        self.stored = {}
+        self.stored, self.packed = {}, None
         for leaf, entry in tensors.items():
             self.add_stored(leaf, entry.shape, entry.dtype)
         self.register_parameter("bias", linear.bias)
@@ -46,9 +51,26 @@ class QuantizedLinear(StoredModule, nn.Linear):
         """Return the weight, (out, in), in `compute_dtype`, on the device of the stored tensors."""
         return self.format.restore(self._tensors(), (self.out_features, self.in_features), self.compute_dtype)
 
+    def kernel(self) -> HostKernel:
+        """Return the kernel that can compute it on the host.
+
+        Raises:
+            ValueError: there is none; the message is a clause about its weight.
+        """
+        shape = self.out_features, self.in_features
+        return kernel_of(self.format, shape, self.stored.values(), self.compute_dtype)
+
+    def pack(self) -> PackedWeight:
+        """Pack the weight for its kernel, from then on until `packed` is None; the stored tensors stay as they are."""
+        tensors = self._tensors()
+        self.packed = found = self.kernel().pack(self.format, tensors).of(tensors)
+        return found
+
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         wanted = input.requires_grad or (self.bias is not None and self.bias.requires_grad)
         if not (torch.is_grad_enabled() and wanted):
+            if self.packed is not None and self.packed.takes(input, self._tensors()):
+                return self.packed.product(input, self.bias)
             return F.linear(input, self.restored(), self.bias)
         tensors = self._tensors()
         shape = (self.out_features, self.in_features)

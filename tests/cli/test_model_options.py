@@ -15,6 +15,7 @@ SHARED = {
     "max_memory": model_options.Budgets,
     "dtype": model_options.DType,
     "offload_dtype": model_options.OffloadDType,
+    "host_kernels": model_options.HostKernels,
     "revision": model_options.Revision,
 }
 

@@ -24,6 +24,7 @@ from ..mapped.readahead import ReadAhead
 from ..placement.aligned import misaligned
 from ..placement.dispatch_units import dispatch_units_of_parts
 from ..placement.options import Options, dtype_of
+from ..placement.packed import pack, packed_layers
 from ..placement.resolve import ResolvedMap
 from ..placement.tensors import PlacedTensor
 from ..transfer.files import SourceFiles
@@ -79,9 +80,11 @@ class Builder:
             streams.attach(blocks, result)
             experts.attach(layers, result, self.plan, self.pinned)
             Aligner(self.modules, self.placed, self.placement, self.units, self.plan, self.options).align(result)
+            self._pack(result)
             self._read_ahead(blocks, result)
         except BaseException:
             self.undo_log.undo()
+            result.unpack()
             refresh_second_places(self.model)
             raise
         return result
@@ -149,6 +152,11 @@ class Builder:
                     if found[key]:
                         result.aligned.append((tensor, tensor.data))
                     self.undo_log.replace_data(tensor, copies[key])
+
+    def _pack(self, result: Dispatched) -> None:
+        """Pack the weights that the host computes packed."""
+        for name, layer, _ in packed_layers(self.model, self.placed, self.plan):
+            result.packed[name] = layer, pack(layer)
 
     def _device_between_forwards(self, placed: PlacedTensor) -> torch.device:
         if not placed.offloaded:
@@ -232,6 +240,8 @@ class Builder:
         moved = {name for name, p in self.placed.items() if (id(p.registry), p.key) in streamed}
         fetched = [name for name, forward in result.attachments.items() if forward.compute is not None]
         moved |= {f"{name}.{key}" for name in fetched for key in self.modules[name]._parameters}
+        packed = {id(tensor) for _, weight in result.packed.values() for tensor in weight.displaced}
+        moved |= {name for name, placed in self.placed.items() if id(placed.registry[placed.key]) in packed}
         attach_read_ahead(self.units, self.modules, self.placed, moved, result, self.plan)
 
 

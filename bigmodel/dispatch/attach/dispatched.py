@@ -14,6 +14,8 @@ from ...devices import HOST, is_accelerator
 from ...devices.caching import hold_to, memory_peaks
 from ...errors import DispatchError
 from ...plan import Plan
+from ...quantized.host_kernels import PackedWeight
+from ...quantized.linear import QuantizedLinear
 from ..experts.cache import ExpertCache, expert_stats
 from ..mapped.readahead import ReadAhead
 from ..placement.aligned import put_back
@@ -62,6 +64,8 @@ class Dispatched:
         """For each further name of a tied tensor, its first name."""
         self.aligned: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Tensors on disk that have a copy in memory, and their views of the file."""
+        self.packed: dict[str, tuple[QuantizedLinear, PackedWeight]] = {}
+        """Layers that kernels of the host compute, each with its packed weight, by name."""
         self.on_detach: Callable[[], None] | None = None
         """What else has to be removed with the attachments."""
         self.limits: list[Callable[[], object]] = []
@@ -185,10 +189,17 @@ class Dispatched:
         for tensor, view in self.aligned:
             put_back(tensor, view)
         self.aligned.clear()
+        self.unpack()
         for module in model.modules():
             module.__dict__.pop("_apply", None)
         for name in (ATTRIBUTE, METHOD, *_PUBLIC):
             model.__dict__.pop(name, None)
+
+    def unpack(self) -> None:
+        """Have packed layers restore their weights again."""
+        for layer, _ in self.packed.values():
+            layer.packed = None
+        self.packed.clear()
 
     def release(self) -> None:
         """Release device memory and threads, after `detach`."""

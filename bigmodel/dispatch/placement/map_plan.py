@@ -15,6 +15,7 @@ from ...profile import Profile, UnitProfile, profile_units
 from ...profile.model.tensors import dtype_name
 from ...profile.model.units import UnitModule, is_lookup
 from ...profile.trace.workload import Workload
+from ...quantized.host_kernels import PACKED, packing_note
 from .dispatch_units import DispatchUnit, find_dispatch_units
 from .options import PlanArguments
 from .tensors import DeviceMapLookup, PlacedTensor
@@ -41,13 +42,15 @@ def plan_of_map(model: nn.Module, placement: DeviceMapLookup, asked: PlanArgumen
     found = find_dispatch_units(model, modules, placed, asked.no_split_module_classes)
     units = [each for each in found if each.tensors]
     modules_of_units = [_as_unit(each, modules[each.name]) for each in units]
+    packed = asked.host_kernels == PACKED
     profile = Profile(
         name=type(model).__name__,
-        units=tuple(profile_units(model, asked.dtype, units=modules_of_units)),
+        units=tuple(profile_units(model, asked.dtype, units=modules_of_units, packed=packed)),
         workload=Workload(),
         phases=(),
         dtype=None if asked.dtype is None else dtype_name(asked.dtype),
         offload_dtype=asked.offload_dtype,
+        packing=packing_note(model) if packed else "",
     )
     budgets = asked.max_memory or {}
     plan = assemble(
@@ -62,7 +65,7 @@ def plan_of_map(model: nn.Module, placement: DeviceMapLookup, asked: PlanArgumen
     cache_bytes = max(plan.expert_cache.values(), default=None)
     # On every device: experts are fetched to the device of their router.
     expert_cache = {} if cache_bytes is None else dict.fromkeys(plan.devices, cache_bytes)
-    return replace(plan, expert_cache=expert_cache, notes=(NOTE,))
+    return replace(plan, expert_cache=expert_cache, notes=(NOTE, *((profile.packing,) if packed else ())))
 
 
 def _as_unit(each: DispatchUnit, module: nn.Module) -> UnitModule:

@@ -41,6 +41,7 @@ def plan_measured(model: nn.Module, guarded: ResolvedMap, measured: MeasuredForw
         asked.no_split_module_classes,
         device_type=device_type_of(budgets),
         measured=measured,
+        host_kernels=before.host_kernels,
     )
     for allowed, slots in _from_roomy_to_tight(budgets):
         try:

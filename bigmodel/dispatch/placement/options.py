@@ -19,6 +19,7 @@ from ...limits import DEFAULT_SLOTS
 from ...plan import OFFLOADS, Plan
 from ...profile.model.quantized import OFFLOAD_DTYPES
 from ...profile.model.tensors import torch_dtype
+from ...quantized.host_kernels import HOST_KERNELS
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class PlanArguments:
         offload: One of `OFFLOADS`.
         offload_buffers: Whether buffers of offloaded modules are stored with their weights and streamed.
         offload_dtype: Integer dtype to which streamed weights are quantised for the link.
+        host_kernels: One of `HOST_KERNELS`.
         expert_cache: Bytes of each device for experts that are fetched one by one.
         pinned_memory: Bytes of host memory that may be pinned.
         dtype: Dtype of floating-point weights on their execution device.
@@ -68,6 +70,7 @@ class PlanArguments:
     offload: str | None = None
     offload_buffers: bool | None = None
     offload_dtype: str | None = None
+    host_kernels: str | None = None
     expert_cache: int | None = None
     pinned_memory: int | None = None
     dtype: torch.dtype | None = None
@@ -83,6 +86,7 @@ class PlanArguments:
         offload: str | None = None,
         offload_buffers: bool | None = None,
         offload_dtype: str | None = None,
+        host_kernels: str | None = None,
         expert_cache: int | str | None = None,
         pinned_memory: int | str | None = None,
         dtype: torch.dtype | None = None,
@@ -99,6 +103,7 @@ class PlanArguments:
         if offload_buffers is not None:
             check_flags(offload_buffers=offload_buffers)
         check_choice("offload_dtype", offload_dtype, (*OFFLOAD_DTYPES, None))
+        check_choice("host_kernels", host_kernels, (*HOST_KERNELS, None))
         return cls(
             main_device=main_device,
             max_memory=None if max_memory is None else get_max_memory(max_memory),
@@ -106,6 +111,7 @@ class PlanArguments:
             offload=offload,
             offload_buffers=offload_buffers,
             offload_dtype=offload_dtype,
+            host_kernels=host_kernels,
             expert_cache=size_or_none(expert_cache),
             pinned_memory=size_or_none(pinned_memory),
             dtype=dtype,
@@ -120,6 +126,7 @@ class PlanArguments:
             max_memory=budgets or None,
             offload_buffers=plan.offload_buffers,
             offload_dtype=plan.offload_dtype,
+            host_kernels=plan.host_kernels,
             expert_cache=max(plan.expert_cache.values(), default=None),
             pinned_memory=plan.pinned_memory,
             dtype=dtype_of(plan),
@@ -142,7 +149,7 @@ class PlanArguments:
                 yield f"max_memory[{key!r}]", format_size(size), _size(budget)
         if self.offload not in (None, "auto", offload_of(plan)) and offload_of(plan) is not None:
             yield "offload", repr(self.offload), f"parts with offload={offload_of(plan)!r}"
-        for name in ("offload_buffers", "offload_dtype"):
+        for name in ("offload_buffers", "offload_dtype", "host_kernels"):
             given, planned = getattr(self, name), getattr(plan, name)
             if given not in (None, planned):
                 yield name, repr(given), repr(planned)

@@ -134,6 +134,7 @@ def _make_plan(model: nn.Module, strategy: str, asked: PlanArguments, planned: d
         "no_split_module_classes": asked.no_split_module_classes,
         "offload_buffers": bool(asked.offload_buffers),
         "offload_dtype": asked.offload_dtype,
+        "host_kernels": asked.host_kernels,
         "expert_cache": asked.expert_cache,
         "pinned_memory": asked.pinned_memory,
         "dtype": asked.dtype,

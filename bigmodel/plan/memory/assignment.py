@@ -14,6 +14,7 @@ from ...devices.virtual.allocator import SMALL_SEGMENT
 from ...limits import PINNED_SHARE, READERS, STAGING_BYTES
 from ...profile import Profile, UnitProfile
 from ...profile.model.quantized import quantized_bytes
+from ...quantized.host_kernels import EXACT, PACKED
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan, Part, Plan, Prediction
 from .reserved import ReplayOptions, ReservedMemory, block_bytes, replay_reserved
@@ -75,6 +76,10 @@ class Assignment:
             return self
         execution = tuple(HOST if index in self.computed_below else key for index, key in enumerate(self.execution))
         return replace(self, execution=execution, computed_below={})
+
+    def packed(self, index: int) -> bool:
+        """Whether RAM holds unit `index` and the host computes it in every call, packed if that is asked for."""
+        return self.storage[index] == self.execution[index] == HOST
 
     def streamed(self, index: int) -> bool:
         """Whether unit `index` is copied to an accelerator each time it runs."""
@@ -179,12 +184,20 @@ def _kv_cache(profile: Profile, assignment: Assignment) -> dict[Key, int]:
 def _peaks(profile: Profile, assignment: Assignment) -> dict[Key, int]:
     """Return the peak bytes of activations and KV cache by device."""
     found: dict[Key, int] = {}
+    packed = all_packed(profile, assignment)
     for of, over, accelerators_alone in passes_of(profile, assignment):
-        peaks = over.dynamic_peaks(**replay_options(over, of))
+        peaks = over.dynamic_peaks(**replay_options(over, of), packed=packed)
         for key, peak in peaks.items():
             if is_accelerator(key) or not accelerators_alone:
                 found[key] = max(found.get(key, 0), peak)
     return found
+
+
+def all_packed(profile: Profile, assignment: Assignment) -> bool:
+    """Whether every unit that the host can compute packed is computed so. Otherwise activations count restored weights
+    for all, which is more."""
+    able = [index for index, unit in enumerate(profile.units) if unit.can_pack]
+    return bool(able) and all(map(assignment.packed, able))
 
 
 def passes_of(profile: Profile, assignment: Assignment) -> list[tuple[Assignment, Profile, bool]]:
@@ -249,6 +262,7 @@ def stored_tensors(profile: Profile, assignment: Assignment) -> Iterator[tuple[K
             if (device, storage, quantized) not in seen:
                 seen.add((device, storage, quantized))
                 own = quantized_bytes(spec.shape, spec.dtype, profile.offload_dtype) if quantized else spec.nbytes
+                own = spec.packed if spec.packed is not None and assignment.packed(index) else own
                 taken = block_bytes(own) if device in assignment.caching else own
                 yield device, BUFFERS if is_buffer else WEIGHTS, taken
 
@@ -292,6 +306,7 @@ def assemble(
         slots=assignment.slots,
         slot_bytes=assignment.slot_bytes,
         offload_dtype=profile.offload_dtype,
+        host_kernels=PACKED if profile.packing else EXACT,
         offload_buffers=assignment.stream_buffers,
         expert_cache=passing_usage(profile.units, assignment).expert_cache,
         staging_bytes=assignment.staging_bytes,
@@ -360,7 +375,10 @@ GUARDED = "nothing is resident that can be streamed, until the first forward has
 
 
 def _notes(profile: Profile, guarded: bool) -> tuple[str, ...]:
-    stored = (f"weights are stored as {profile.stored_as}, and restored where they run",) if profile.stored_as else ()
+    stored: tuple[str, ...] = (
+        (f"weights are stored as {profile.stored_as}, and restored where they run",) if profile.stored_as else ()
+    )
+    stored += (profile.packing,) if profile.packing else ()
     if not profile.unknown:
         return stored
     known = f"{profile.unknown}; plan with sample_inputs to count all"

@@ -16,7 +16,7 @@ from ...errors import PlanError
 from ...limits import READ_AHEAD_BYTES, READERS, STAGING_BYTES
 from .budgets import Key, is_accelerator
 
-FORMAT = 5
+FORMAT = 6
 """Format of a plan's JSON, raised whenever a field is added or removed: a plan that lacks one could not be obeyed."""
 
 
@@ -133,6 +133,9 @@ class Plan:
         slots: number of slots on the main device, in which streamed parts take turns.
         slot_bytes: bytes of one slot.
         offload_dtype: dtype that streamed weights are quantised to on the link, `"int8"` or `"int4"`; None: not at all.
+        host_kernels: `"packed"`: of parts that RAM holds and the host computes in every call, weights that its kernels
+            take are computed as they are packed; what is copied for that counts as weights instead of stored tensors,
+            which stay readable in their file. `"exact"`: they are restored in each forward, bit for bit.
         offload_buffers: buffers of parts off the accelerators lie with their weights and are streamed with them;
             otherwise they lie where the part runs.
         expert_cache: bytes by device key for experts that are fetched one by one to that device.
@@ -160,6 +163,7 @@ class Plan:
     slots: int = 0
     slot_bytes: int = 0
     offload_dtype: str | None = None
+    host_kernels: str = "exact"
     offload_buffers: bool = False
     expert_cache: Mapping[Key, int] = field(default_factory=dict)
     pinned_memory: int = 0

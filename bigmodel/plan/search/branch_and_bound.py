@@ -153,7 +153,7 @@ def _host_holds_all(items: Sequence[Item], capacity: Capacity) -> bool:
     """
     if any(unit.experts for item in items for unit in item.units):
         return False
-    held = sum(max(item.weights, item.offloaded or 0) + item.working for item in items)
+    held = sum(max(item.weights, item.offloaded or 0, item.packed or 0) + item.working for item in items)
     return held + capacity.activations <= capacity.budgets.get(HOST, 0)
 
 

@@ -93,6 +93,7 @@ def item_of(group: Group, profile: Profile, stream_buffers: bool, streams: bool 
         pinned=any(unit.is_tensor for unit in units),
         lends=not profile.lending.isdisjoint(group.members),
         offloaded=_offloaded(group, profile, stream_buffers, offload_dtype) if offload_dtype is not None else None,
+        packed=_packed(group, profile, stream_buffers) if profile.packing else None,
     )
 
 
@@ -102,6 +103,13 @@ def _offloaded(group: Group, profile: Profile, stream_buffers: bool, offload_dty
     lookups = sum(unit.weights for unit in units if unit.is_lookup)
     streamed = sum(offloaded_bytes(unit, offload_dtype) for unit in units if not unit.is_lookup)
     return lookups + streamed + (group.buffers if stream_buffers else 0)
+
+
+def _packed(group: Group, profile: Profile, stream_buffers: bool) -> int:
+    """Return the bytes of a group in RAM where the host computes it, packed."""
+    specs = {number: spec for index in group.members for number, spec in profile.units[index].storages.items()}
+    more = sum(spec.packed - spec.nbytes for spec in specs.values() if spec.packed is not None)
+    return more + (group.nbytes if stream_buffers else group.weights)
 
 
 def assignment_of(
@@ -166,6 +174,7 @@ class Item:
         pinned: it must be resident on the main device wherever there is one.
         lends: operations on the main device read its weights, so it must not be resident on another accelerator.
         offloaded: bytes on the device that it is streamed from if its weights are quantised on the link; None if not.
+        packed: bytes in RAM if the host computes it packed; None if it does not.
     """
 
     weights: int
@@ -175,6 +184,7 @@ class Item:
     pinned: bool = False
     lends: bool = False
     offloaded: int | None = None
+    packed: int | None = None
 
     def may_take(self, option: tuple[Key, Key], main: Key) -> bool:
         """Return whether it may be stored and run on the devices of an option."""
@@ -183,6 +193,8 @@ class Item:
     def stored_bytes(self, option: tuple[Key, Key]) -> int:
         """Return the bytes on the storage device under an option: a storage and an execution device."""
         storage, execution = option
+        if self.packed is not None and storage == execution == HOST:
+            return self.packed
         streamed = is_accelerator(execution) and not is_accelerator(storage)
         return self.offloaded if streamed and self.offloaded is not None else self.weights
 
@@ -193,8 +205,8 @@ class Item:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on a device that both stores and runs it."""
-        return self.weights + self.working
+        """Bytes on a device that both stores and runs it, at most."""
+        return max(self.weights, self.packed or 0) + self.working
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...devices import DISK
+from ...devices import DISK, HOST
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
 from ...profile.trace.trace import OUTSIDE
@@ -218,7 +218,8 @@ class CostModel:
     def _new_unit_time(self, phase: int, unit: int, storage: Key, execution: Key, shared: _SharedState) -> _UnitTime:
         units, option, on_disk = self.units, (storage, execution), shared.on_disk
         caches, choices = shared.caches.get(unit, ()), units.choices[phase].get(unit, {})
-        compute = taken = units.compute(phase, unit, execution, shared.from_host)
+        packed = storage == execution == HOST
+        compute = taken = units.compute(phase, unit, execution, shared.from_host, packed)
         ahead = on_demand = 0.0
         for position, choice in choices.items():
             cache = caches[position] if caches else None

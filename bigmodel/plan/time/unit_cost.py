@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...devices import DISK
+from ...devices import DISK, HOST
 from ...limits import CACHED_SHARE
 from ...profile import Profile
 from ...profile.machine.machine import MachineProfile
@@ -35,8 +35,9 @@ class UnitCost:
         self._works_from_host = [
             None if phase.from_host is None else phase.from_host.work() for phase in profile.phases
         ]
+        self._works_packed = [None if phase.packed is None else phase.packed.trace.work() for phase in profile.phases]
         self.input_transfers = [InputTransfers(phase.trace) for phase in profile.phases]
-        self._known: dict[tuple[int, int, Key, bool], float] = {}
+        self._known: dict[tuple[int, int, Key, bool, bool], float] = {}
         self._names: dict[Key, str] = {}
 
     @cached_property
@@ -45,7 +46,7 @@ class UnitCost:
         cache = max(self.machine.cache_bytes, 1)
         return min(1.0, max(0.0, 2.0 - self.profile.weights / (0.75 * cache)))
 
-    def compute(self, phase: int, unit: int, execution: Key, from_host: bool = False) -> float:
+    def compute(self, phase: int, unit: int, execution: Key, from_host: bool = False, packed: bool = False) -> float:
         """Return the seconds that `unit` computes on a device that already has its weights.
 
         Args:
@@ -53,9 +54,13 @@ class UnitCost:
             unit: position of the unit; `OUTSIDE`: operations between units.
             execution: the device it runs on.
             from_host: the model's main device is the host: see `Phase.from_host`.
+            packed: the host computes it packed, if that was recorded: see `Phase.packed`.
         """
-        other = self._works_from_host[phase] if from_host else None
-        key = (phase, unit, execution, other is not None)
+        other = self._works_packed[phase] if packed else None
+        packed = other is not None
+        if other is None and from_host:
+            other = self._works_from_host[phase]
+        key = (phase, unit, execution, other is not None, packed)
         if key not in self._known:
             works = self.works[phase] if other is None else other
             self._known[key] = self.of_works(works.get(unit, ()), execution)
@@ -63,7 +68,8 @@ class UnitCost:
 
     def least_compute(self, phase: int, unit: int, execution: Key) -> float:
         """Return a lower bound of `compute`, wherever other units are held."""
-        return min(self.compute(phase, unit, execution, from_host) for from_host in (False, True))
+        least = min(self.compute(phase, unit, execution, from_host) for from_host in (False, True))
+        return min(least, self.compute(phase, unit, execution, packed=True)) if execution == HOST else least
 
     def of_works(self, works: Sequence[Work], execution: Key) -> float:
         """Return the seconds of a sequence of operations on a device."""

@@ -6,7 +6,7 @@ import bisect
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -52,8 +52,9 @@ class DeviceSpeed:
 
     Attributes:
         curves: "product:float32": rows -> seconds per element of the matrix, read from memory, or with the suffix
-            ":cached" from the processor's cache; likewise "attention:float32". "move": bytes -> seconds per byte.
-            "route": seconds that sorting a few tokens by expert takes beyond its operations.
+            ":cached" from the processor's cache; likewise "attention:float32". On the host also "product:int4" and
+            "product:int8", of packed weights. "move": bytes -> seconds per byte. "route": seconds that sorting a few
+            tokens by expert takes beyond its operations.
         call: overhead of one operation in seconds: Python, dispatch, launch.
         call_cached: the same for models whose weights do not evict code and data from the processor's cache.
         asynchronous: operations are queued, so the overhead of a call overlaps with the work of earlier ones.
@@ -210,7 +211,7 @@ class MachineProfile:
         return DeviceLinks(memory, memory, memory, memory)
 
 
-FORMAT = 4
+FORMAT = 5
 """Raised whenever the measured quantities change: a profile of another format is measured again."""
 
 
@@ -244,7 +245,7 @@ def nominal_machine() -> MachineProfile:
     return MachineProfile(
         name="nominal figures, not measured",
         key="nominal",
-        devices={"cpu": _device(2e-10, 2e11, 5e-6), "cuda:0": _device(1e-12, 4e14, 5e-6)},
+        devices={"cpu": _host(), "cuda:0": _device(1e-12, 4e14, 5e-6)},
         links={"cuda:0": DeviceLinks(link, LinkSpeed(12e9, 10e-6), link, LinkSpeed(12e9, 10e-6), to_peer=link)},
         memory_rate=1e11,
         disk_cold=5e9,
@@ -255,11 +256,24 @@ def nominal_machine() -> MachineProfile:
     )
 
 
+def _host() -> DeviceSpeed:
+    """Return a host that reads packed weights of 4 bits an eighth as long as float32, and of 8 bits a quarter."""
+    read, operations = 2e-10, 2e11
+    speed = _device(read, operations, 5e-6)
+    packed = {f"{PRODUCT}:int{bits}": _product(read * bits / 32, operations / 2) for bits in (4, 8)}
+    return replace(speed, curves={**speed.curves, **packed})
+
+
 def _device(read: float, operations: float, call: float) -> DeviceSpeed:
     """Return a device that reads an element in `read` seconds and computes `operations` per second."""
-    per_row = 2 / operations
-    rows = (1.0, 256.0)
-    curve = Curve(rows, (max(read, per_row), max(read, per_row * rows[-1])), grows=True)
+    curve = _product(read, operations)
     return DeviceSpeed(
         {f"{PRODUCT}:float32": curve, f"{ATTENTION}:float32": curve, MOVE: Curve((1.0,), (read,))}, call, call
     )
+
+
+def _product(read: float, operations: float) -> Curve:
+    """Return the seconds of a product per element of its matrix, by rows."""
+    per_row = 2 / operations
+    rows = (1.0, 256.0)
+    return Curve(rows, (max(read, per_row), max(read, per_row * rows[-1])), grows=True)

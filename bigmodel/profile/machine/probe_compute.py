@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ...devices import HOST
+from ...quantized.host_kernels import DTYPE, HostKernel, PackedWeight
 from ..trace.work import ATTENTION, CONVOLUTION, MOVE, POINTWISE, PRODUCT, ROUTE
 from .calibrate import calibrated, works_of
 from .machine import CACHED, Curve, DeviceSpeed
@@ -32,6 +34,9 @@ def probe_device(device: torch.device, effort: Effort, dtypes: Sequence[torch.dt
             curves[f"{PRODUCT}:{name}{CACHED}"] = _products(device, dtype, effort, 0)
             curves[f"{ATTENTION}:{name}"] = _attention(device, dtype, effort)
             curves[f"{CONVOLUTION}:{name}"], curves[f"{POINTWISE}:{name}"] = _convolutions(device, dtype, effort)
+        if device.type == HOST:
+            for kernel in (HostKernel(4, 32, (effort.width,) * 2), HostKernel(8, effort.width, (effort.width,) * 2)):
+                curves[f"{PRODUCT}:{kernel.name}"] = _packed_products(kernel, effort)
     return with_routing(calibrated(curves, device, effort), device, effort)
 
 
@@ -69,6 +74,25 @@ def _products(device: torch.device, dtype: torch.dtype, effort: Effort, spread: 
     least = timed(tiny, itertools.repeat(tiny))
     values = [_beyond(least, timed(_filled((rows, width), dtype, device), turn), device) for rows in effort.rows]
     return Curve(tuple(map(float, effort.rows)), tuple(value / width**2 for value in values), grows=True)
+
+
+def _packed_products(kernel: HostKernel, effort: Effort) -> Curve:
+    """Return rows -> seconds per element of packed weights, up to the rows that their kernel is used for."""
+    width, device = kernel.shape[1], torch.device(HOST)
+    row, (rows, columns) = _filled((1, width), DTYPE, device), kernel.integers_shape
+    integers = torch.ones(rows, columns, dtype=kernel.integers_dtype)
+    weight = PackedWeight(kernel, integers, _filled(kernel.scales_shape, DTYPE, device))
+    count = max(1, effort.spread // integers.nbytes)
+    turn = itertools.cycle([PackedWeight(kernel, integers.clone(), weight.scales) for _ in range(count)])
+    least = _timed(row.clone, device, effort)
+    sizes = [rows for rows in effort.rows if rows <= kernel.most_inputs]
+
+    def multiply(inputs: torch.Tensor) -> torch.Tensor:
+        return next(turn).product(inputs, None)
+
+    inputs = [row.expand(size, width).contiguous() for size in sizes]
+    values = [_beyond(least, _timed(partial(multiply, each), device, effort), device) / width**2 for each in inputs]
+    return Curve(tuple(map(float, sizes)), tuple(values), grows=True)
 
 
 def _attention(device: torch.device, dtype: torch.dtype, effort: Effort) -> Curve:

@@ -137,6 +137,8 @@ class TensorSpec:
         is_buffer: it is a buffer, not a parameter.
         persistent: it is in the state dict (parameters always are).
         storage: specs with the same number share one storage (tied).
+        packed: its bytes where the host computes with it by a kernel for packed weights: what is kept in memory then
+            instead of it. None: it is not packed.
     """
 
     name: str
@@ -146,6 +148,7 @@ class TensorSpec:
     is_buffer: bool
     persistent: bool
     storage: int
+    packed: int | None = None
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool, bool]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
@@ -22,6 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from ...arguments import check_model, shown
 from ...errors import PlanError
 from ...limits import ALIGNMENT
+from ...quantized.host_kernels import packed_bytes
 from .experts import ExpertsProfile, profile_experts
 from .tensors import DtypeLike, TensorSpec, owner_of, tensor_specs, with_ancestors
 
@@ -236,6 +237,11 @@ class UnitProfile:
         """Bytes of its buffers."""
         return sum(spec.nbytes for spec in self.storages.values() if spec.is_buffer)
 
+    @cached_property
+    def can_pack(self) -> bool:
+        """Whether the host can compute some of its weights packed."""
+        return any(spec.packed is not None for spec in self.tensors)
+
     @property
     def nbytes(self) -> int:
         """Bytes of its parameters and buffers."""
@@ -277,6 +283,7 @@ def profile_units(
     no_split_module_classes: Iterable[str] | str | None = None,
     as_loaded: bool = True,
     units: Sequence[UnitModule] | None = None,
+    packed: bool = False,
 ) -> list[UnitProfile]:
     """Return the units of `model` in registration order, each with its tensors as they will be loaded.
 
@@ -287,11 +294,14 @@ def profile_units(
         no_split_module_classes: as for `find_units`.
         as_loaded: as for `tensor_specs`.
         units: other units than those of `find_units`; each tensor belongs to the innermost one that contains it.
+        packed: the host computes with packed weights where it can.
     """
     if units is None:
         units = find_units(model, no_split_module_classes)
     inside: dict[str, list[TensorSpec]] = {unit.name: [] for unit in units}
+    copies = packed_bytes(model) if packed else {}
     for spec in tensor_specs(model, dtype, special_dtypes, as_loaded):
+        spec = replace(spec, packed=copies[spec.name]) if spec.name in copies else spec
         owner = owner_of(spec.name, inside)
         assert owner is not None, "units cover the model"
         inside[owner].append(spec)

@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from ...arguments import check_names, shown
 from ...devices import HOST
 from ...errors import PlanError
+from ...quantized.host_kernels import plan_products
 from ..model.units import UnitProfile
 from .brought import BroughtToWeights
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
@@ -59,6 +60,7 @@ class Phase:
             same as `trace`.
         also: further forwards of this kind that may take more memory: of a padded batch, or the step before a sliding
             window is full.
+        packed: the same forward on the host, which computes weights packed where it can. None: it restores them.
         without: as `Use.without`.
         combined: as `Recorder.combined`, over all phases of the use; None: not known.
         lent: as `Recorder.lent`, over all phases of the use.
@@ -72,11 +74,14 @@ class Phase:
     without: str = ""
     combined: frozenset[int] | None = None
     lent: frozenset[int] = frozenset()
+    packed: Phase | None = None
 
     def with_traces(self, changed: Callable[[Trace], Trace]) -> Phase:
         """Return the same phase with each of its traces changed."""
         from_host = None if self.from_host is None else changed(self.from_host)
-        return replace(self, trace=changed(self.trace), from_host=from_host, also=tuple(map(changed, self.also)))
+        packed = None if self.packed is None else self.packed.with_traces(changed)
+        also = tuple(map(changed, self.also))
+        return replace(self, trace=changed(self.trace), from_host=from_host, also=also, packed=packed)
 
     def without_workspace(self) -> Phase:
         """Return the same phase without the workspace of kernels."""
@@ -85,6 +90,13 @@ class Phase:
     def trace_on(self, main: object) -> Trace:
         """Return the trace for a model whose main device is `main`."""
         return self.from_host if main == HOST and self.from_host is not None else self.trace
+
+
+def with_packed(phases: Sequence[Phase], on_host: Sequence[Phase]) -> list[Phase]:
+    """Return phases with those of the same forwards on the host, whose weights are packed, if these were recorded."""
+    if [phase.name for phase in phases] != [phase.name for phase in on_host]:
+        return list(phases)
+    return [replace(phase, packed=packed) for phase, packed in zip(phases, on_host, strict=True)]
 
 
 def read_sample(sample_inputs: object) -> Example | None:
@@ -127,6 +139,7 @@ def dry_run(
     dtypes: Mapping[int, torch.dtype] | None = None,
     example: Example | None = None,
     every_layer: bool = False,
+    packed: bool = False,
 ) -> list[Phase]:
     """Record what a model allocates at the shapes of `workload`, or on `example`. No memory is taken.
 
@@ -139,13 +152,14 @@ def dry_run(
         example: arguments of forward, for a model whose config does not describe its inputs. Values of floating point
             samples are not read.
         every_layer: run every layer of a deep model instead of extrapolating from a few; slower, same result.
+        packed: weights are computed packed where the host can.
 
     Returns:
         The phases in order: prefill and decode for a model that generates, else one forward. Empty if the inputs
         are unknown, or if the forward depends on values.
     """
     with _quiet(), without_cached_results(model), read_as_real():
-        return _dry_run(model, units, workload, device, dtypes or {}, example, every_layer)
+        return _dry_run(model, units, workload, device, dtypes or {}, example, every_layer, packed)
 
 
 def _dry_run(
@@ -156,6 +170,7 @@ def _dry_run(
     dtypes: Mapping[int, torch.dtype],
     example: Example | None,
     every_layer: bool,
+    packed: bool,
 ) -> list[Phase]:
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         logger.warning(
@@ -164,7 +179,7 @@ def _dry_run(
         return []
     samples = [] if every_layer else find_layer_samples(model, units)
     given = None if example is None else Use(partial(use_sample, args=example[0], kwargs=example[1]))
-    clones = [_Clone(model, units, device, dtypes, chosen) for chosen in ([samples, []] if samples else [[]])]
+    clones = [_Clone(model, units, device, dtypes, chosen, packed) for chosen in ([samples, []] if samples else [[]])]
     errors: list[Exception] = []
     not_sampling: set[str] = set()  # errors of a sample of layers that the whole model raised too
     for use in uses_of(model, workload) if given is None else [given]:
@@ -213,8 +228,10 @@ class _Clone:
         device: torch.device,
         dtypes: Mapping[int, torch.dtype],
         samples: Sequence[LayerSample],
+        packed: bool,
     ) -> None:
         self._model, self._units, self._device, self._dtypes, self._samples = model, units, device, dtypes, samples
+        self._packed = packed
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._missed = True
 
@@ -227,6 +244,8 @@ class _Clone:
     def _clone(self) -> nn.Module:
         clone = fake_clone(self._model, self._mode, self._device, self._dtypes, self._samples)
         let_parts_convert(clone)
+        if self._packed:
+            plan_products(clone)
         return clone
 
     def record(self, use: Use, workload: Workload, values: Values) -> list[Phase]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ...quantized.formats.restoring import PRODUCT as PACKED_PRODUCT
 from ...quantized.formats.restoring import RESTORE
 from ..model.experts import RouterChoice
 
@@ -32,7 +33,7 @@ class Work:
         kind: "product", "attention", "convolution", "pointwise" (a convolution that spans one position), "move",
             "call" (a view, or another operation without a new storage), or "route": the sorting of tokens by expert,
             which takes longer than the moves it consists of.
-        dtype: dtype that it computes in, as in "float32".
+        dtype: dtype that it computes in, as in "float32"; of products with packed weights their kernel, as "int4".
         elements: elements of the matrices that it multiplies with.
         rows: rows that it multiplies with them.
         nbytes: bytes that it reads and writes.
@@ -142,6 +143,12 @@ def _restore(out: torch.Tensor, _stored: Any, moved: int) -> Work:
     return Work(MOVE, _dtype(out), nbytes=moved)
 
 
+def _packed(input: torch.Tensor, rows: int, kernel: str) -> Work:
+    """The dtype is the kernel's, `"int4"` or `"int8"`, whose speeds are measured."""
+    elements = input.shape[-1] * rows
+    return Work(PRODUCT, kernel, elements, input.numel() // max(input.shape[-1], 1), _nbytes(input) + elements)
+
+
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
@@ -162,6 +169,7 @@ _KINDS: dict[Any, Callable[..., Work]] = {
     aten._scaled_dot_product_efficient_attention.default: _attend,
     aten._scaled_dot_product_cudnn_attention.default: _attend,
     RESTORE: _restore,
+    PACKED_PRODUCT: _packed,
 }
 
 _VIEWS = {aten._unsafe_view.default, aten.lift_fresh.default, aten.empty.memory_format, aten.empty_like.default}

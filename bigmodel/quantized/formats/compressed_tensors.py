@@ -12,14 +12,14 @@ A weight is (integer - zero point) * scale, computed in the dtype of the scale. 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ...sources.headers import TensorEntry
-from .format import Read, Scheme, Stored, Tensors, WeightFormat, ceil_div, refuse_config, whole_number
+from .format import Read, Scheme, SignedIntegers, Stored, Tensors, WeightFormat, ceil_div, refuse_config, whole_number
 from .nibbles import float4_pairs, float8, power_of_two, unpack_dense
 
 _SCALES = (torch.bfloat16, torch.float16, torch.float32)
@@ -119,6 +119,20 @@ class ScaledIntegers(WeightFormat):
                 values = values.to(kind).to(torch.float32)
         values = values.mul_(scale).reshape(stop - start, shape[1])
         return values if kind in (torch.float32, dtype) else values.to(kind)
+
+    def signed_integers(self, shape: tuple[int, int], leaves: Collection[str]) -> SignedIntegers | None:
+        if self.is_float or not self.symmetric or "weight_g_idx" in leaves or self.strategy not in ("group", "channel"):
+            return None
+        return SignedIntegers(self.bits, self.block[1] if self.strategy == "group" else shape[1])
+
+    def integers(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int) -> torch.Tensor:
+        if not self.packed:
+            return tensors["weight"][start:stop]
+        codes = unpack_dense(tensors["weight_packed"][start:stop], self.bits, shape[1])
+        return (codes.to(torch.int16) - (1 << (self.bits - 1))).to(torch.int8)
+
+    def scales(self, tensors: Tensors) -> torch.Tensor:
+        return tensors["weight_scale"]
 
     def _zeros(self, stored: torch.Tensor, shape: tuple[int, int], start: int, stop: int) -> torch.Tensor:
         if not self.packed or self.strategy not in ("group", "channel"):

@@ -9,7 +9,7 @@ Tensors of one weight are called by their *leaf*: the key without the module's n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,6 +47,19 @@ class Stored:
     shape: tuple[int, ...] | None
     dtypes: tuple[torch.dtype, ...]
     optional: bool = False
+
+
+@dataclass(frozen=True)
+class SignedIntegers:
+    """A weight of signed integers, each times the scale of its group, without zero points.
+
+    Attributes:
+        bits: bits of an integer.
+        group: consecutive elements of a row that share a scale.
+    """
+
+    bits: int
+    group: int
 
 
 class WeightFormat(ABC):
@@ -101,6 +114,19 @@ class WeightFormat(ABC):
         out = torch.empty(shape, dtype=dtype, device=device)
         self.restore_into(out, tensors)
         return out
+
+    def signed_integers(self, shape: tuple[int, int], leaves: Collection[str]) -> SignedIntegers | None:
+        """Return what a weight of `shape` whose tensors have these leaves consists of, if it is scaled integers, which
+        `integers` and `scales` return; else None."""
+        return None
+
+    def integers(self, tensors: Tensors, shape: tuple[int, int], start: int, stop: int) -> torch.Tensor:
+        """Return the integers of the rows from `start` to `stop`: int8, (stop - start, in)."""
+        raise NotImplementedError
+
+    def scales(self, tensors: Tensors) -> torch.Tensor:
+        """Return the scales, (out, groups)."""
+        raise NotImplementedError
 
     def problem(self, shape: tuple[int, int], found: Mapping[str, TensorEntry]) -> str | None:
         """Return why the tensors `found` in a header, by leaf, are not a weight of `shape`; None if they are."""

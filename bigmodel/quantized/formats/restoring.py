@@ -1,4 +1,5 @@
-"""Restoring a weight in a dry run: one operation, ``bigmodel::restore``, with the memory and the work of all of them.
+"""Restoring a weight in a dry run: one operation, ``bigmodel::restore``, with the memory and the work of all of them. A
+product with a packed weight is one, too.
 
 A dry run of a large mixture would spend most of its time on the many small operations of restoring. What they take
 depends on the format and the shapes only, so it is measured once for each of these, on fake tensors, and kept.
@@ -22,9 +23,19 @@ _library = torch.library.Library("bigmodel", "DEF")
 _library.define("restore(Tensor(a!) out, Tensor[] stored, int moved) -> ()")
 torch.library.register_fake("bigmodel::restore", lambda out, stored, moved: None, lib=_library)
 
+_library.define("packed_product(Tensor input, int rows, str kernel) -> Tensor")
+torch.library.register_fake(
+    "bigmodel::packed_product",
+    lambda input, rows, kernel: input.new_empty((*input.shape[:-1], rows)),
+    lib=_library,
+)
+
 RESTORE: Any = torch.ops.bigmodel.restore.default
 """restore(out, stored, moved): stands for restoring a weight, in dry runs. `moved` is the bytes that are read and
 written."""
+
+PRODUCT: Any = torch.ops.bigmodel.packed_product.default
+"""packed_product(input, rows, kernel): stands for a product with a packed weight of so many rows, in dry runs."""
 
 
 class Restores(Protocol):

@@ -68,7 +68,7 @@ def test_a_profile_is_equal_after_json() -> None:
     assert machine_json.load(machine_json.dump(MACHINE)) == MACHINE
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", '{"format": 4, "machine": {"name": 3}}'])
+@pytest.mark.parametrize("text", ["", "{}", "[]", "3", "null", '{"format": 5, "machine": {"name": 3}}'])
 def test_text_that_is_not_a_profile_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match="not a machine profile"):
         machine_json.load(text)

@@ -1,0 +1,311 @@
+"""Products on the host with quantised weights as they are packed, by PyTorch's kernels.
+
+A weight that is restored in each forward is read, written and read again. PyTorch's kernels read its integers alone.
+They sum in float32 and round once to bfloat16, but in another order than a product with the restored weight, and they
+do not round the products of integers and scales: outputs differ from that in their last bits.
+
+Weights of 4 bits are copied once into the layout of their kernel; those of 8 bits are used where they lie, or copied
+once if their file does not align them. Calls of many rows, such as prompts, restore the weight once and are exact: the
+kernels are slower for these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from ..devices import HOST
+from ..errors import PlanError
+from ..limits import VECTOR_BYTES
+from .formats.format import HOST_CHUNK, Tensors, WeightFormat
+from .formats.restoring import PRODUCT
+
+if TYPE_CHECKING:
+    from .linear import QuantizedLinear
+
+EXACT, PACKED = "exact", "packed"
+HOST_KERNELS = (EXACT, PACKED)
+"""How the host computes with quantised weights: restored in each forward, bit for bit; or packed."""
+
+GROUPS = (32, 64, 128, 256)
+"""Elements that may share a scale in the kernel for 4 bits."""
+
+ROWS, COLUMNS = 16, 32
+"""Rows of which the kernel for 4 bits takes multiples, and columns of which that for 8 bits does. The latter does not
+check them, reads beyond the end of rows of other lengths, and loads vectors from addresses that must be aligned."""
+
+DTYPE = torch.bfloat16
+"""Dtype of inputs. For float32 and float16 the kernels have no vector code, and are slower than restoring."""
+
+MOST_INPUTS = {4: 64, 8: 16}
+"""Rows of inputs, by bits, up to which the kernels are faster than restoring the weight: `benchmarks host-kernels`."""
+
+BLOCK = 64
+"""Rows that its layout keeps together at most: parts of so many rows may be packed one after another."""
+
+
+@dataclass(frozen=True)
+class HostKernel:
+    """The kernel for weights of one shape and kind.
+
+    Attributes:
+        bits: bits of an integer, 4 or 8.
+        group: consecutive elements of a row that share a scale.
+        shape: of the weight, (out, in).
+    """
+
+    bits: int
+    group: int
+    shape: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """Name of its speed in the profile of a machine."""
+        return f"int{self.bits}"
+
+    @property
+    def integers_shape(self) -> tuple[int, int]:
+        """Shape of the integers as it takes them."""
+        return self.shape[0], self.shape[1] * self.bits // 8
+
+    @property
+    def integers_dtype(self) -> torch.dtype:
+        """Dtype of the integers as it takes them: two of 4 bits in a byte."""
+        return torch.uint8 if self.bits == 4 else torch.int8
+
+    @property
+    def scales_shape(self) -> tuple[int, ...]:
+        """Shape of the scales as it takes them: of 4 bits each beside a zero point."""
+        return (self.shape[1] // self.group, self.shape[0], 2) if self.bits == 4 else (self.shape[0],)
+
+    @property
+    def most_inputs(self) -> int:
+        """Rows of inputs up to which it is faster than restoring the weight."""
+        return MOST_INPUTS[self.bits]
+
+    @property
+    def copied(self) -> tuple[str, ...]:
+        """Leaves of the stored tensors that are not read any more once the weight is packed, as it has copies of them: of
+        8 bits there are none, unless a file does not align them."""
+        return ("weight_packed", "weight_scale") if self.bits == 4 else ()
+
+    def kept_bytes(self, leaf: str, stored: torch.Tensor) -> int:
+        """Return the bytes that are kept in memory for a stored tensor once the weight is packed, by its leaf."""
+        if leaf == "weight_scale":
+            if self.bits == 4:
+                return 2 * stored.numel() * DTYPE.itemsize  # each beside a zero point
+            return stored.nbytes + (0 if stored.dtype == DTYPE else stored.numel() * DTYPE.itemsize)
+        return self.shape[0] * self.shape[1] // 2 if leaf == "weight_packed" else stored.nbytes
+
+    def takes(self, input: torch.Tensor) -> bool:
+        """Return whether it is the fastest way to compute a product with `input`."""
+        few = input.numel() <= self.most_inputs * input.shape[-1]
+        return few and input.device.type == HOST and input.dtype == DTYPE
+
+    def pack(self, format: WeightFormat, tensors: Tensors) -> PackedWeight:
+        """Return the weight as it computes with it. The stored tensors are read in parts."""
+        scales = format.scales(tensors).to(DTYPE)
+        if self.bits == 8:
+            return PackedWeight(
+                self, _aligned(format.integers(tensors, self.shape, 0, self.shape[0])), scales.flatten()
+            )
+        pack: Any = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        packed = torch.empty(self.integers_shape, dtype=self.integers_dtype)
+        step = max(HOST_CHUNK // self.shape[1] // BLOCK, 1) * BLOCK
+        for start in range(0, self.shape[0], step):
+            stop = min(start + step, self.shape[0])
+            codes = format.integers(tensors, self.shape, start, stop).to(torch.int32).add_(8)
+            packed[start:stop] = pack(codes, 1)
+        both = torch.zeros(self.scales_shape, dtype=DTYPE)
+        both[..., 0] = scales.t()
+        return PackedWeight(self, packed, both)
+
+
+def kernel_of(format: WeightFormat, shape: tuple[int, int], leaves: Iterable[str], dtype: torch.dtype) -> HostKernel:
+    """Return the kernel for a weight.
+
+    Args:
+        format: how it is stored.
+        shape: (out, in).
+        leaves: its stored tensors.
+        dtype: dtype that it would be restored to, which is that of its inputs.
+
+    Raises:
+        ValueError: there is none; the message is a clause about the weight.
+    """
+    leaves = frozenset(leaves)
+    found = format.signed_integers(shape, leaves)
+    taken = {*((4, group) for group in GROUPS), (8, shape[1])}
+    if found is None or (found.bits, found.group) not in taken or ("weight_packed" in leaves) != (found.bits == 4):
+        groups = ", ".join(map(str, GROUPS))
+        raise ValueError(
+            f"it is stored as {format.label}, and the host's kernels take int4 in groups of {groups} and int8 with a "
+            "scale for each row, without zero points"
+        )
+    if found.bits == 4 and shape[0] % ROWS:
+        raise ValueError(f"it has {shape[0]} rows, and the host's kernel for int4 takes multiples of {ROWS}")
+    if found.bits == 8 and shape[1] % COLUMNS:
+        raise ValueError(
+            f"its rows have {shape[1]} elements, and the host's kernel for int8 takes multiples of {COLUMNS}"
+        )
+    if dtype != DTYPE:
+        raise ValueError(f"the model computes in {_name(dtype)}, and the host's kernels are fast in bfloat16 only")
+    return HostKernel(found.bits, found.group, shape)
+
+
+_COPIED = ("weight", "weight_packed", "weight_scale")
+"""Leaves of the tensors that a weight is made of."""
+
+
+class HostProduct(Protocol):
+    """What a `QuantizedLinear` computes with on the host instead of its restored weight."""
+
+    def takes(self, input: torch.Tensor, tensors: Tensors) -> bool:
+        """Return whether the product with `input` may be computed so; `tensors` are the layer's present ones."""
+        ...
+
+    def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Return ``input @ weight.T + bias``."""
+        ...
+
+
+class PackedWeight:
+    """A weight as its kernel takes it.
+
+    Attributes:
+        kernel: the kernel.
+        integers: in its layout.
+        scales: in `DTYPE`.
+    """
+
+    def __init__(self, kernel: HostKernel, integers: torch.Tensor, scales: torch.Tensor) -> None:
+        self.kernel, self.integers, self.scales = kernel, integers, scales
+        self._source: dict[str, tuple[torch.Tensor, int]] = {}
+
+    def of(self, tensors: Tensors) -> PackedWeight:
+        """Note the stored tensors that it was made of: once one is replaced or written to, it is not used any more."""
+        self._source = {leaf: (tensor, _version(tensor)) for leaf, tensor in tensors.items()}
+        return self
+
+    @property
+    def displaced(self) -> list[torch.Tensor]:
+        """Stored tensors that are not read any more, as it computes with copies of them."""
+        kept = {self.integers.data_ptr(), self.scales.data_ptr()}
+        return [
+            tensor for leaf, (tensor, _) in self._source.items() if leaf in _COPIED and tensor.data_ptr() not in kept
+        ]
+
+    def __deepcopy__(self, memo: dict[int, object]) -> None:
+        return None  # copies of a layer have other stored tensors, and restore them
+
+    def takes(self, input: torch.Tensor, tensors: Tensors) -> bool:
+        return self.kernel.takes(input) and all(
+            tensors[leaf] is tensor and _version(tensor) == version for leaf, (tensor, version) in self._source.items()
+        )
+
+    def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        rows, kernel = _aligned(input.reshape(-1, input.shape[-1]).contiguous()), self.kernel
+        aten: Any = torch.ops.aten
+        if kernel.bits == 8:
+            output: torch.Tensor = aten._weight_int8pack_mm(rows, self.integers, self.scales)
+        else:
+            output = aten._weight_int4pack_mm_for_cpu(rows, self.integers, kernel.group, self.scales)
+        if bias is not None:
+            output += bias
+        return output.view(*input.shape[:-1], kernel.shape[0])
+
+
+class PlannedProduct:
+    """Stands for a `PackedWeight` in dry runs: nothing is packed, and nothing is computed."""
+
+    def __init__(self, kernel: HostKernel) -> None:
+        self._kernel = kernel
+
+    def takes(self, input: torch.Tensor, tensors: Tensors) -> bool:
+        return self._kernel.takes(input)
+
+    def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        output: torch.Tensor = PRODUCT(input, self._kernel.shape[0], self._kernel.name)
+        return output if bias is None else output.add_(bias)
+
+
+def packable(model: nn.Module) -> dict[str, tuple[QuantizedLinear, HostKernel]]:
+    """Return the layers of `model` that a kernel of the host can compute, by name.
+
+    Layers that share a stored tensor with another module, as a head with its embedding, are left out: that restores it.
+    """
+    from .linear import QuantizedLinear
+
+    owners = Counter(id(tensor) for module in model.modules() for tensor in module._parameters.values())
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear) and all(owners[id(getattr(module, own))] == 1 for own in module.stored):
+            try:
+                found[name] = module, module.kernel()
+            except ValueError:
+                continue
+    return found
+
+
+def plan_products(model: nn.Module) -> None:
+    """Have all layers of a copy of a model for dry runs compute packed that a kernel of the host can compute."""
+    for layer, kernel in packable(model).values():
+        layer.packed = PlannedProduct(kernel)
+
+
+def packed_bytes(model: nn.Module) -> dict[str, int]:
+    """Return the bytes that are kept in memory for each stored tensor of the layers that can be packed, by its name.
+
+    They are those of its share of the copy, or of itself where it is used as it is.
+    """
+    found = {}
+    for name, (layer, kernel) in packable(model).items():
+        for own, leaf in layer.stored.items():
+            stored = getattr(layer, own)
+            found[f"{name}.{own}"] = kernel.kept_bytes(leaf, stored)
+    return found
+
+
+def packing_note(model: nn.Module) -> str:
+    """Return a sentence about what the host computes packed, for the notes of a plan.
+
+    Raises:
+        PlanError: no weight of the model can be packed; the message says why the first cannot.
+    """
+    from .linear import QuantizedLinear
+
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
+    count = len(packable(model))
+    if not count:
+        raise PlanError(f"host_kernels='packed': {_reason(layers)}; leave it out")
+    return (
+        f"{count} of {len(layers)} quantised linear layers are computed packed where RAM holds them and the host "
+        "computes: outputs are those of its kernels, not bit for bit those of restored weights"
+    )
+
+
+def _reason(layers: Mapping[str, QuantizedLinear]) -> str:
+    for name, layer in layers.items():
+        try:
+            layer.kernel()
+        except ValueError as error:
+            return f"{name} cannot be computed so: {error}"
+    return "no linear layer of this model has quantised weights of its own"
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor, or a copy if it does not begin where vectors can be loaded."""
+    return tensor.clone() if tensor.data_ptr() % VECTOR_BYTES else tensor
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
