@@ -11,7 +11,7 @@ _OFFLOAD = typer.Option(
 )
 _OFFLOAD_DTYPE = typer.Option(help="int8 or int4: quantise weights streamed to the accelerator; results are not exact.")
 _HOST_KERNELS = typer.Option(
-    help="exact: the CPU restores quantised weights; packed: it computes with int4 and int8 as they are, which is faster; "
+    help="exact: the CPU restores quantised weights; packed: it computes with int4 and int8 as they are, faster; "
     "results are not exact."
 )
 _OFFLOAD_FOLDER = typer.Option(

@@ -90,8 +90,8 @@ class HostKernel:
 
     @property
     def copied(self) -> tuple[str, ...]:
-        """Leaves of the stored tensors that are not read any more once the weight is packed, as it has copies of them: of
-        8 bits there are none, unless a file does not align them."""
+        """Leaves of the stored tensors that are not read any more once the weight is packed, as it has copies of them.
+        Of 8 bits there are none, unless a file does not align them."""
         return ("weight_packed", "weight_scale") if self.bits == 4 else ()
 
     def kept_bytes(self, leaf: str, stored: torch.Tensor) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from ...devices import HOST
-from ...quantized.host_kernels import DTYPE, HostKernel, PackedWeight
+from ...quantized.host_kernels import COLUMNS, DTYPE, GROUPS, MOST_INPUTS, ROWS, HostKernel, PackedWeight
 from ..trace.work import ATTENTION, CONVOLUTION, MOVE, POINTWISE, PRODUCT, ROUTE
 from .calibrate import calibrated, works_of
 from .machine import CACHED, Curve, DeviceSpeed
@@ -35,8 +35,8 @@ def probe_device(device: torch.device, effort: Effort, dtypes: Sequence[torch.dt
             curves[f"{ATTENTION}:{name}"] = _attention(device, dtype, effort)
             curves[f"{CONVOLUTION}:{name}"], curves[f"{POINTWISE}:{name}"] = _convolutions(device, dtype, effort)
         if device.type == HOST:
-            for kernel in (HostKernel(4, 32, (effort.width,) * 2), HostKernel(8, effort.width, (effort.width,) * 2)):
-                curves[f"{PRODUCT}:{kernel.name}"] = _packed_products(kernel, effort)
+            for bits in MOST_INPUTS:
+                curves[f"{PRODUCT}:int{bits}"] = _packed_products(bits, effort)
     return with_routing(calibrated(curves, device, effort), device, effort)
 
 
@@ -76,22 +76,23 @@ def _products(device: torch.device, dtype: torch.dtype, effort: Effort, spread: 
     return Curve(tuple(map(float, effort.rows)), tuple(value / width**2 for value in values), grows=True)
 
 
-def _packed_products(kernel: HostKernel, effort: Effort) -> Curve:
+def _packed_products(bits: int, effort: Effort) -> Curve:
     """Return rows -> seconds per element of packed weights, up to the rows that their kernel is used for."""
-    width, device = kernel.shape[1], torch.device(HOST)
-    row, (rows, columns) = _filled((1, width), DTYPE, device), kernel.integers_shape
-    integers = torch.ones(rows, columns, dtype=kernel.integers_dtype)
-    weight = PackedWeight(kernel, integers, _filled(kernel.scales_shape, DTYPE, device))
-    count = max(1, effort.spread // integers.nbytes)
-    turn = itertools.cycle([PackedWeight(kernel, integers.clone(), weight.scales) for _ in range(count)])
-    least = _timed(row.clone, device, effort)
-    sizes = [rows for rows in effort.rows if rows <= kernel.most_inputs]
+    width, device = effort.width, torch.device(HOST)
 
-    def multiply(inputs: torch.Tensor) -> torch.Tensor:
-        return next(turn).product(inputs, None)
+    def packed(rows: int, columns: int) -> PackedWeight:
+        kernel = HostKernel(bits, min(GROUPS) if bits == 4 else columns, (rows, columns))
+        integers = torch.ones(kernel.integers_shape, dtype=kernel.integers_dtype)
+        return PackedWeight(kernel, integers, _filled(kernel.scales_shape, DTYPE, device))
 
-    inputs = [row.expand(size, width).contiguous() for size in sizes]
-    values = [_beyond(least, _timed(partial(multiply, each), device, effort), device) / width**2 for each in inputs]
+    def timed(rows: int, weights: Iterator[PackedWeight], columns: int) -> float:
+        inputs = _filled((rows, columns), DTYPE, device)
+        return _timed(lambda: next(weights).product(inputs, None), device, effort)
+
+    turn = itertools.cycle([packed(width, width) for _ in range(max(1, 8 * effort.spread // (bits * width**2)))])
+    least = timed(1, itertools.repeat(packed(ROWS, COLUMNS)), COLUMNS)
+    sizes = [rows for rows in effort.rows if rows <= MOST_INPUTS[bits]]
+    values = [_beyond(least, timed(rows, turn, width), device) / width**2 for rows in sizes]
     return Curve(tuple(map(float, sizes)), tuple(values), grows=True)
 
 

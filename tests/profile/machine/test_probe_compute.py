@@ -30,6 +30,7 @@ def uncorrected(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("uncorrected")
 def test_figures_exclude_the_call_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     each = {"product": 2e-6, "attention": 3e-6, "convolution": 5e-6, "pointwise": 7e-6}
+    packed = {"int4": 13e-6, "int8": 17e-6}
 
     def seconds(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> float:
         if func is aten.linear.default:
@@ -39,11 +40,20 @@ def test_figures_exclude_the_call_overhead(monkeypatch: pytest.MonkeyPatch) -> N
         if func is aten.conv2d.default:
             spanning = args[1].shape[-1] > 1
             return CALL + each["convolution" if spanning else "pointwise"] * args[1].numel()
+        if func is aten._weight_int4pack_mm_for_cpu.default:
+            return CALL + packed["int4"] * 2 * args[1].numel()
+        if func is aten._weight_int8pack_mm.default:
+            return CALL + packed["int8"] * args[1].numel()
         return CALL + 11e-9 * 3 * output.nbytes if func is aten.add.Tensor else 0.0
 
     with Clock(monkeypatch, seconds):
         found = probe_device(CPU, replace(QUICK, rows=(1, 128), at_least=0.0), [torch.float32]).curves
-    assert set(found) == {"move", "product:float32:cached", *(f"{kind}:float32" for kind in each)}
+    of_weights = {f"product:{kind}" for kind in packed}
+    assert set(found) == {"move", "product:float32:cached", *(f"{kind}:float32" for kind in each), *of_weights}
+    for kind, expected in packed.items():
+        assert found[f"product:{kind}"].at(1) == pytest.approx(
+            expected, rel=0.15
+        )  # a small product is taken for a call
     assert found["move"].at(1e6) == pytest.approx(11e-9, rel=0.01)
     for kind, expected in each.items():  # of a convolution the call is a part
         tolerance = 0.01 if kind in ("product", "attention") else 0.2
