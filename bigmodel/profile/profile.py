@@ -11,7 +11,8 @@ from torch import nn
 
 from ..arguments import check_choice, check_model, optional_whole_number, whole_number
 from ..devices import HOST, torch_device
-from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED, packing_note
+from ..quantized.host_kernels import EXACT, HOST_KERNELS, PACKED
+from ..quantized.packable import packing_note
 from ..quantized.stored import published, stored_names
 from .model.tensors import CustomDtype, DtypeLike, dtype_name, named_tensors, normalize_dtype, planned_dtype
 from .model.units import UnitProfile, combining_module, find_no_split_classes, profile_units

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from bigmodel.quantized.formats.compressed_tensors import ScaledIntegers
 from bigmodel.quantized.formats.format import WeightFormat
-from bigmodel.quantized.host_kernels import MOST_INPUTS, packable, packed_bytes
+from bigmodel.quantized.host_kernels import MOST_INPUTS
 from bigmodel.quantized.linear import QuantizedLinear
+from bigmodel.quantized.packable import packable, packed_bytes
 from bigmodel.sources.headers import TensorEntry
 
 from .twins import Tensors, Twin, packed, plain

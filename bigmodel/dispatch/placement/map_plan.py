@@ -15,7 +15,8 @@ from ...profile import Profile, UnitProfile, profile_units
 from ...profile.model.tensors import dtype_name
 from ...profile.model.units import UnitModule, is_lookup
 from ...profile.trace.workload import Workload
-from ...quantized.host_kernels import PACKED, packing_note
+from ...quantized.host_kernels import PACKED
+from ...quantized.packable import packing_note
 from .dispatch_units import DispatchUnit, find_dispatch_units
 from .options import PlanArguments
 from .tensors import DeviceMapLookup, PlacedTensor

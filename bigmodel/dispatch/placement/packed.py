@@ -19,8 +19,9 @@ from ...devices.memory import free_memory_bytes
 from ...errors import BudgetError
 from ...plan import Plan
 from ...plan.result.plan import DevicePlan
-from ...quantized.host_kernels import PACKED, HostKernel, PackedWeight, packable
+from ...quantized.host_kernels import PACKED, HostKernel, PackedWeight
 from ...quantized.linear import QuantizedLinear
+from ...quantized.packable import packable
 from .resolve import ResolvedMap
 from .tensors import PlacedTensor
 

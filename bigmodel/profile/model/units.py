@@ -22,7 +22,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from ...arguments import check_model, shown
 from ...errors import PlanError
 from ...limits import ALIGNMENT
-from ...quantized.host_kernels import packed_bytes
+from ...quantized.packable import packed_bytes
 from .experts import ExpertsProfile, profile_experts
 from .tensors import DtypeLike, TensorSpec, owner_of, tensor_specs, with_ancestors
 

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 from ...arguments import check_names, shown
 from ...devices import HOST
 from ...errors import PlanError
-from ...quantized.host_kernels import plan_products
+from ...quantized.packable import plan_products
 from ..model.units import UnitProfile
 from .brought import BroughtToWeights
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
