@@ -21,8 +21,16 @@ def test_offloading_of_diffusers_pipelines() -> None:
     found = answers("pipelines")
     assert found["whole models"] == [True, True]
     assert found["execution device"] == "virtual:0"
-    assert found["after the pipeline"] == ["cpu"]
+    on_host = {"transformer": ["cpu"], "vae": ["cpu"]}
+    assert found["after the pipeline"] == on_host
     assert found["block by block"] == [True, True]
     assert found["weights are real"]
     assert found["changed back"]
     assert found["without hooks"]
+    on_both = {"transformer": ["virtual:0"], "vae": ["virtual:1"]}
+    assert found["balanced"] == [{"transformer": 0, "vae": 1}, on_both, True, True]
+    assert found["reset"] == on_host
+    assert found["balanced, then block by block"]
+    streamed = {"transformer": ["cpu"], "vae": ["virtual:0"]}
+    assert found["balanced over one device and the host"] == [{"transformer": "cpu", "vae": 0}, streamed, True, True]
+    assert found["balanced, then whole models"]

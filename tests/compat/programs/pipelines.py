@@ -1,6 +1,7 @@
-"""Runs a small pipeline of diffusers under its two ways of offloading, and changes between them."""
+"""Runs a small pipeline of diffusers offloaded in its three ways, twice each, and changes between them."""
 
 import json
+import tempfile
 
 import torch
 
@@ -8,7 +9,7 @@ import bigmodel.compat
 from bigmodel.devices import virtual
 
 bigmodel.compat.install()
-virtual.enable(count=1)
+virtual.enable(count=2)
 torch.set_num_threads(1)
 
 from diffusers import (  # noqa: E402 (after installing)
@@ -50,11 +51,16 @@ def same(made: DiTPipeline) -> bool:
     return bool(torch.allclose(image(made), expected, atol=1e-5))
 
 
+def devices(made: DiTPipeline) -> dict[str, list[str]]:
+    parts = {"transformer": made.transformer, "vae": made.vae}
+    return {name: sorted({str(p.device) for p in part.parameters()}) for name, part in parts.items()}
+
+
 made = pipeline()
 made.enable_model_cpu_offload(device="virtual:0")
 say("whole models", [same(made), same(made)])
 say("execution device", str(made._execution_device))
-say("after the pipeline", sorted({p.device.type for part in (made.transformer, made.vae) for p in part.parameters()}))
+say("after the pipeline", devices(made))
 made.enable_sequential_cpu_offload(device="virtual:0")
 say("block by block", [same(made), same(made)])
 say("weights are real", not any(parameter.is_meta for parameter in made.transformer.parameters()))
@@ -62,3 +68,23 @@ made.enable_model_cpu_offload(device="virtual:0")
 say("changed back", same(made))
 made.remove_all_hooks()
 say("without hooks", same(made.to("cpu")))
+
+with tempfile.TemporaryDirectory() as folder:
+    pipeline().save_pretrained(folder)
+
+    def load(*budgets: int) -> DiTPipeline:
+        made = DiTPipeline.from_pretrained(folder, device_map="balanced", max_memory=dict(enumerate(budgets)))
+        made.set_progress_bar_config(disable=True)
+        return made
+
+    made = load(10_000_000, 9_000_000)
+    say("balanced", [made.hf_device_map, devices(made), same(made), same(made)])
+    made.reset_device_map()
+    say("reset", devices(made))
+    made.enable_sequential_cpu_offload(device="virtual:1")
+    say("balanced, then block by block", same(made))
+    made = load(sum(p.nbytes for p in made.vae.parameters()))
+    say("balanced over one device and the host", [made.hf_device_map, devices(made), same(made), same(made)])
+    made.reset_device_map()
+    made.enable_model_cpu_offload(device="virtual:0")
+    say("balanced, then whole models", same(made))
