@@ -43,6 +43,7 @@ from .errors import PlanError as PlanError
 from .errors import ServeError as ServeError
 from .errors import SizeError as SizeError
 from .errors import TrainError as TrainError
+from .inference import prepare_pippy as prepare_pippy
 from .launch import debug_launcher as debug_launcher
 from .launch import notebook_launcher as notebook_launcher
 from .launch.config_file import write_basic_config as write_basic_config

@@ -35,6 +35,7 @@ _MODULES = (
     "commands.launch",
     "data_loader",
     "hooks",
+    "inference",
     "launchers",
     "local_sgd",
     "logging",

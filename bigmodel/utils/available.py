@@ -42,6 +42,7 @@ is_megatron_lm_available = partial(_installed, "megatron")
 is_mlflow_available = partial(_installed, "mlflow")
 is_pandas_available = partial(_installed, "pandas")
 is_peft_available = partial(_installed, "peft")
+is_pippy_available = partial(_installed, "torch.distributed.pipelining")
 is_pynvml_available = partial(_installed, "pynvml")
 is_rich_available = partial(_installed, "rich")
 is_sagemaker_available = partial(_installed, "sagemaker")
@@ -65,9 +66,7 @@ is_numpy_available = partial(_installed, "numpy")
 is_pytest_available = partial(_installed, "pytest")
 is_tqdm_available = partial(_installed, "tqdm")
 
-is_habana_gaudi1 = is_msamp_available = is_neuron_available = is_pippy_available = (
-    is_transformer_engine_mxfp8_available
-) = _unsupported
+is_habana_gaudi1 = is_msamp_available = is_neuron_available = is_transformer_engine_mxfp8_available = _unsupported
 is_hpu_available = is_mlu_available = is_musa_available = is_npu_available = is_sdaa_available = _unsupported
 
 
