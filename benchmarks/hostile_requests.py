@@ -28,9 +28,9 @@ def post(path: str, body: bytes, *headers: str, length: int | None = None) -> by
     return f"{head}Content-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
 
 
-def draw(rng: random.Random, model: str, *, largest: int = LARGEST) -> Attack:
-    """Draw one request; bodies have at most about ``largest`` bytes, most of them far fewer."""
-    kind = rng.choices(list(_KINDS), [weight for weight, _ in _KINDS.values()])[0]
+def draw(rng: random.Random, model: str, *, largest: int = LARGEST, kind: str | None = None) -> Attack:
+    """Draw one request, of any kind if none is given; bodies have at most about ``largest`` bytes, most far fewer."""
+    kind = kind or rng.choices(list(_KINDS), [weight for weight, _ in _KINDS.values()])[0]
     raw = _KINDS[kind][1](rng, model, largest)
     return Attack(kind, raw, kind in ("gone", "cut"))
 

@@ -1,6 +1,6 @@
 """The memory of a server's process: objects that stay for good, and what large requests leave behind.
 
-For a process that only serves: both settings are of the whole process.
+For a process that only serves: the settings are of the whole process.
 """
 
 from __future__ import annotations
@@ -8,6 +8,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from functools import cache
+from typing import Any
+
+ARENAS = 2
+"""Heaps that malloc may divide its blocks among: each keeps free pages of its own."""
+
+_M_ARENA_MAX = -8
+"""Parameter of `mallopt` in the GNU C library (malloc.h)."""
 
 
 def keep_what_is_loaded() -> None:
@@ -22,6 +30,18 @@ def keep_what_is_loaded() -> None:
 
 def return_freed_memory() -> None:
     """Return the pages of freed blocks to the system. malloc keeps them otherwise, those between blocks in use too."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is not None and hasattr(libc, "malloc_trim"):  # not in every C library
-        libc.malloc_trim(0)
+    if hasattr(_c_library(), "malloc_trim"):
+        _c_library().malloc_trim(0)
+
+
+def use_few_arenas() -> None:
+    """Let threads share heaps. By default malloc makes one for each thread that allocates while another does, up to
+    eight for each core, and what is free in one is of no use to the others."""
+    if hasattr(_c_library(), "mallopt"):
+        _c_library().mallopt(_M_ARENA_MAX, ARENAS)
+
+
+@cache
+def _c_library() -> Any:
+    """Return the C library; without these functions where it is not GNU's."""
+    return ctypes.CDLL(None) if sys.platform == "linux" else object()

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 
 from bigmodel.errors import ServeError
 from bigmodel.server.http.client_limits import CONNECTIONS, HEADER_BYTES, BoundedProtocol
-from bigmodel.server.http.process_memory import keep_what_is_loaded, return_freed_memory
+from bigmodel.server.http.process_memory import keep_what_is_loaded, return_freed_memory, use_few_arenas
 from bigmodel.server.http.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ def run(app: FastAPI, listener: socket.socket, *, log_level: str = "info") -> in
     A second signal ends at once. When loading or the engine fails: 1.
     """
     state: ServerState = app.state.server
+    use_few_arenas()
     state.on_loaded = keep_what_is_loaded
     config = server_config(app, log_level=log_level, timeout_graceful_shutdown=5)
     logging.getLogger("uvicorn.access").addFilter(_WITHOUT_POLLING)
@@ -134,11 +135,11 @@ class DrainingServer(uvicorn.Server):
             self.should_exit = True
 
     def trim(self) -> None:
-        """Return the memory of large requests to the system after some have ended."""
+        """Return the memory of large requests and compiled schemas to the system after some have ended."""
         trimmed = 0
         while not self.should_exit:
             time.sleep(TRIM_SECONDS)
-            ended = self._state.large.ended
+            ended = self._state.large.ended + self._state.compiling.ended
             if ended != trimmed:
                 return_freed_memory()
                 trimmed = ended

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import platform
 
 import psutil
+import pytest
 
-from bigmodel.server.http.process_memory import keep_what_is_loaded, return_freed_memory
+from bigmodel.server.http.process_memory import ARENAS, keep_what_is_loaded, return_freed_memory
+from tests.preloaded import run
 
 BLOCK = 100_000  # bytes: below the size from which malloc maps each block by itself
 
@@ -33,3 +37,33 @@ def test_memory_between_blocks_in_use_is_returned() -> None:
     return_freed_memory()
     assert process.memory_info().rss - before < used / 2
     assert len(kept) == 20
+
+
+THREADS_THAT_ALLOCATE = """
+import ctypes, sys, threading
+from bigmodel.server.http.process_memory import use_few_arenas
+
+use_few_arenas()
+libc = ctypes.CDLL(None)
+together = threading.Barrier(8)
+
+def allocate():
+    together.wait()
+    for _ in range(2000):
+        libc.malloc(2000)  # lets go of the interpreter's lock
+
+threads = [threading.Thread(target=allocate) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+sys.stdout.flush()
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="arenas are the GNU C library's")
+def test_threads_share_a_few_arenas() -> None:
+    done = run(["-c", THREADS_THAT_ALLOCATE], dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    assert 1 <= done.stdout.count("<heap nr=") <= ARENAS
