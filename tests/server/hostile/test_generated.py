@@ -1,16 +1,21 @@
-"""A few hundred hostile requests, drawn by seed, against a running process."""
+"""Hostile requests: a few hundred drawn by seed, against a running process, and any value in any field."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bigmodel.benchmarks.hostile import ALLOWED, Attack, send
-from bigmodel.benchmarks.hostile_requests import COMPLETIONS, KINDS, draw, largest_bodies, post
+from bigmodel.benchmarks.hostile_requests import CHAT, COMPLETIONS, KINDS, draw, largest_bodies, post
+from bigmodel.server.http.bodies import ChatBody, CompletionBody
 from tests.cli.test_serve_process import serving
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
@@ -59,3 +64,37 @@ def test_every_kind_is_drawn_and_a_seed_draws_the_same() -> None:
     drawn = [[draw(random.Random(seed), "tiny", largest=1000) for seed in range(300)] for _ in range(2)]
     assert {attack.kind for attack in drawn[0]} == set(KINDS)
     assert drawn[0] == drawn[1]
+
+
+NUMBERS = st.integers(-(2**70), 2**70) | st.floats() | st.sampled_from([0, 1, -1, 2**31, 2**63, 10**400])
+TEXTS = st.text(st.characters(), max_size=20) | st.sampled_from(
+    ["\ud800", "\x00", "a" * 5000, "{{ 1 }}", "((((", "</s>"]
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+"""Values of JSON, and what some parsers take for it: numbers without an end, half a character."""
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """A path, and a request that would be good if not for some of its fields."""
+    path, body_type = draw(st.sampled_from([(COMPLETIONS, CompletionBody), (CHAT, ChatBody)]))
+    good: dict[str, Any] = {"model": "tiny", "max_tokens": 2, "temperature": 0}
+    good |= {"prompt": [1, 2, 3]} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "the"}]}
+    fields = st.sampled_from([*body_type.model_fields, "unknown"])
+    return path, good | draw(st.dictionaries(fields, ANYTHING, min_size=1, max_size=3))
+
+
+@pytest.mark.slow
+@given(request_=bodies())
+def test_any_value_in_any_field_is_answered_in_few_bytes(url: str, request_: tuple[str, dict[str, Any]]) -> None:
+    path, body = request_
+    port = int(url.rpartition(":")[2])
+    status, answer = asyncio.run(send(port, Attack("fields", post(path, json.dumps(body).encode()))))
+    assert status == 200 or (400 <= status < 500 and len(answer) <= 1024) or status in ALLOWED, (status, answer)
+    good = json.dumps({"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 2, "temperature": 0}).encode()
+    status, answer = asyncio.run(send(port, Attack("good", post(COMPLETIONS, good))))
+    assert status == 200, answer
