@@ -40,6 +40,24 @@ class DeepSpeedConfig:
             node = node[key]
         return node
 
+    def find_config_node(self, name: str) -> tuple[dict[str, Any] | None, str]:
+        """Return the dict in which a dotted name is looked up, None if there is none, and the name's last part."""
+        way, _, last = name.rpartition(".")
+        node = self.get_value(way) if way else self.config
+        return (node if isinstance(node, dict) else None), last
+
+    def del_config_sub_tree(self, name: str, must_exist: bool = False) -> None:
+        """Delete what is at a dotted name, if it is there.
+
+        Raises:
+            TrainError: it is missing, with `must_exist`.
+        """
+        node, last = self.find_config_node(name)
+        if node is not None and last in node:
+            del node[last]
+        elif must_exist:
+            raise TrainError(f"the DeepSpeed configuration has no {name}")
+
     def set_value(self, name: str, value: Any) -> None:
         """Set the value at a dotted name, creating dicts as needed."""
         *way, last = name.split(".")
@@ -55,6 +73,10 @@ class DeepSpeedConfig:
     def is_true(self, name: str) -> bool:
         """Whether the value exists and is true."""
         return bool(self.get_value(name)) and not self.is_auto(name)
+
+    def is_false(self, name: str) -> bool:
+        """Whether the value exists and is false."""
+        return self.get_value(name) is not None and not self.get_value(name)
 
     def fill(self, name: str, value: Any) -> None:
         """Set the value at a dotted name if it is "auto"."""

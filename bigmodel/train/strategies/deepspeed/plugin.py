@@ -35,8 +35,9 @@ class DeepSpeedPlugin:
     """Settings of DeepSpeed ZeRO. Fields left at None are read from the variables `bigmodel launch` sets.
 
     Attributes:
-        hf_ds_config: a DeepSpeed configuration: a dict, the path of a JSON file, or a `DeepSpeedConfig`. Values of
-            "auto" in it are filled in from the fields below, the models and the data loaders.
+        hf_ds_config: a DeepSpeed configuration: a dict, the path of a JSON file, or a `DeepSpeedConfig`, which stays
+            the same object, as transformers goes on to fill in its own. Values of "auto" in it are filled in from the
+            fields below, the models and the data loaders.
         gradient_accumulation_steps: backward passes to one step; "auto": as the Accelerator says.
         gradient_clipping: largest norm of the gradients; "auto": as `clip_grad_norm_` is called.
         zero_stage: 0 (plain data parallelism), 1 (optimizer state is sharded), 2 (gradients too), 3 (parameters too).
@@ -71,9 +72,10 @@ class DeepSpeedPlugin:
         if self.enable_msamp:
             raise TrainError("MS-AMP is not supported; use mixed_precision='fp8' with FSDP, or 'bf16' with DeepSpeed")
         given = self.hf_ds_config or os.environ.get(_PREFIX + "CONFIG_FILE") or None
-        self._read_environment(from_file=given not in (None, "none"))
-        self.hf_ds_config = DeepSpeedConfig({} if given in (None, "none") else given)
-        if given not in (None, "none") and _ZERO not in self.hf_ds_config.config:
+        is_given = given not in (None, "none")
+        self._read_environment(from_file=is_given)
+        self.hf_ds_config = given if isinstance(given, DeepSpeedConfig) else DeepSpeedConfig(given if is_given else {})
+        if is_given and _ZERO not in self.hf_ds_config.config:
             raise TrainError("the DeepSpeed configuration has no zero_optimization section; say at least its stage")
         self._merge()
         self._check()
@@ -125,6 +127,10 @@ class DeepSpeedPlugin:
         finally:
             self.zero3_init_flag = before
             self._configure_transformers()
+
+    def set_deepspeed_weakref(self) -> None:
+        """Tell transformers of the configuration; it shards models while loading if the plugin says so."""
+        self._configure_transformers()
 
     def _read_environment(self, from_file: bool) -> None:
         """Read the launcher's settings. Values of the file are overridden by explicit settings, not by defaults."""

@@ -111,7 +111,7 @@ class DeepSpeed(DeepSpeedFiles):
         if self._last_used is None:
             raise TrainError("backward was called before any model was prepared with its optimizer")
         self._last_used.set_gradient_accumulation_boundary(self._sync)
-        self._last_used.backward(loss, scale_wrt_gas=False, **kwargs)
+        self._last_used.backward(loss, **{"scale_wrt_gas": False, **kwargs})
 
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:

@@ -76,3 +76,16 @@ def test_an_engine_s_scheduler_is_not_stepped_twice() -> None:
     inner.step()
     scheduler.load_state_dict(state)
     assert inner.last_epoch == 0
+
+
+def test_transformers_looks_values_up_and_deletes_them() -> None:
+    config = DeepSpeedConfig({"fp16": {"enabled": False}, "optimizer": {"type": "Adam"}})
+    assert config.find_config_node("fp16.enabled") == ({"enabled": False}, "enabled")
+    assert config.find_config_node("scheduler.params.lr") == (None, "lr")
+    assert config.is_false("fp16.enabled")
+    assert not config.is_false("bf16.enabled")
+    config.del_config_sub_tree("optimizer")
+    config.del_config_sub_tree("optimizer")
+    assert config.config == {"fp16": {"enabled": False}}
+    with pytest.raises(TrainError, match="has no optimizer"):
+        config.del_config_sub_tree("optimizer", must_exist=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bigmodel.errors import TrainError
+from bigmodel.train.strategies.deepspeed.config import DeepSpeedConfig
 from bigmodel.train.strategies.deepspeed.plugin import DeepSpeedPlugin
 
 
@@ -94,3 +95,8 @@ def test_transformers_is_told_to_shard_while_loading() -> None:
         assert integration.is_deepspeed_zero3_enabled()
     finally:
         integration.unset_hf_deepspeed_config()
+
+
+def test_a_configuration_of_the_caller_s_class_stays_the_same_object() -> None:
+    given = DeepSpeedConfig({"zero_optimization": {"stage": 1}})
+    assert DeepSpeedPlugin(hf_ds_config=given).hf_ds_config is given

@@ -1,0 +1,77 @@
+"""Trains one small model by transformers' Trainer on two processes: plainly, sharded (FSDP), and by DeepSpeed.
+
+Arguments: a folder that both share, and the kinds; all by default. Prints the losses of each, and whether training
+resumed in the middle repeats them.
+"""
+
+import json
+import os
+import sys
+
+import torch
+
+import bigmodel.compat
+
+bigmodel.compat.install()
+torch.set_num_threads(1)
+
+from accelerate import PartialState  # noqa: E402 (after installing)
+from accelerate.state import AcceleratorState, GradientState  # noqa: E402
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed  # noqa: E402
+
+IDS = torch.arange(8)
+DATA = [{"input_ids": IDS + i, "labels": IDS + i} for i in range(16)]
+CONFIG = LlamaConfig(
+    hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2,
+    vocab_size=64, max_position_embeddings=64,
+)  # fmt: skip
+SHARDED = {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "cpu_ram_efficient_loading": False}
+ZERO = {
+    "train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto",
+    "zero_allow_untested_optimizer": True,
+}  # fmt: skip
+KINDS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "fsdp": {"fsdp": True, "fsdp_config": {**SHARDED, "version": 2}},
+    "fsdp 1": {"fsdp": "full_shard auto_wrap", "fsdp_config": {**SHARDED, "version": 1}},
+    "deepspeed 2": {"deepspeed": {**ZERO, "zero_optimization": {"stage": 2}}},
+    "deepspeed 3": {"deepspeed": {**ZERO, "zero_optimization": {"stage": 3}}},
+}
+
+
+def say(question: str, answer: object) -> None:
+    print("\n" + json.dumps([f"{question} {os.environ['RANK']}", answer]), flush=True)
+
+
+def trainer(folder: str, arguments: dict[str, object]) -> Trainer:
+    set_seed(0)
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    common = TrainingArguments(
+        folder, per_device_train_batch_size=2, max_steps=4, save_steps=2, logging_steps=1, report_to=[], use_cpu=True,
+        disable_tqdm=True, learning_rate=1e-2, **arguments,
+    )  # fmt: skip
+    return Trainer(LlamaForCausalLM(CONFIG), common, train_dataset=DATA)
+
+
+def losses(trained: Trainer) -> list[float]:
+    return [entry["loss"] for entry in trained.state.log_history if "loss" in entry]
+
+
+def main(root: str, kinds: list[str]) -> None:
+    for kind in kinds:
+        folder = f"{root}/{kind}"
+        first = trainer(folder, KINDS[kind])
+        first.train()
+        say(f"{kind}: losses", losses(first))
+        again = trainer(folder, KINDS[kind])
+        again.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
+        say(f"{kind}: resumed", losses(again) == losses(first))
+        first.save_model(f"{folder}/saved")
+        PartialState().wait_for_everyone()
+        if kind != "deepspeed 3":  # shards are saved there
+            saved = LlamaForCausalLM.from_pretrained(f"{folder}/saved")
+            say(f"{kind}: saved", saved.num_parameters() == LlamaForCausalLM(CONFIG).num_parameters())
+
+
+main(sys.argv[1], sys.argv[2:] or list(KINDS))
