@@ -96,6 +96,8 @@ class Profile:
     @cached_property
     def packed_activations(self) -> int:
         """As `activations`, where the host computes all weights packed that it can."""
+        if not self.packing:
+            return self.activations
         return self.dynamic_peaks({}, main=None, packed=True)[None] - sum(self.kv_cache)
 
     def dynamic_peaks(

@@ -19,7 +19,7 @@ import torch
 
 from ..devices import HOST
 from ..limits import VECTOR_BYTES
-from .formats.format import HOST_CHUNK, Tensors, WeightFormat
+from .formats.format import Tensors, WeightFormat
 from .formats.restoring import PRODUCT
 
 EXACT, PACKED = "exact", "packed"
@@ -41,6 +41,10 @@ MOST_INPUTS = {4: 64, 8: 16}
 
 BLOCK = 64
 """Rows that its layout keeps together at most: parts of so many rows may be packed one after another."""
+
+CHUNK = 2**18
+"""Elements that are packed at once: its integers of 32 bits stay in the processor's caches, and leave few gaps in
+memory between packed weights."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class HostKernel:
             )
         pack: Any = torch.ops.aten._convert_weight_to_int4pack_for_cpu
         packed = torch.empty(self.integers_shape, dtype=self.integers_dtype)
-        step = max(HOST_CHUNK // self.shape[1] // BLOCK, 1) * BLOCK
+        step = max(CHUNK // self.shape[1] // BLOCK, 1) * BLOCK
         for start in range(0, self.shape[0], step):
             stop = min(start + step, self.shape[0])
             codes = format.integers(tensors, self.shape, start, stop).to(torch.int32).add_(8)

@@ -18,9 +18,10 @@ from bigmodel.plan import Plan
 from bigmodel.plan.memory.assignment import host_only
 from bigmodel.plan.time.cost import CostModel
 from bigmodel.profile import profile_source
-from bigmodel.profile.machine.machine import nominal_machine
+from bigmodel.profile.machine.machine import Curve, nominal_machine
 
 from ...accelerators import at
+from ...plan.machines import machine
 from ...quantized.checkpoints import TOKENS, llama, published, qwen3_moe
 from ...quantized.twins import Twin, fp8, packed, plain
 
@@ -183,6 +184,33 @@ def test_seconds_are_those_of_the_kernels_where_ram_holds_the_weights(folder: Pa
         return CostModel(profile, nominal_machine()).seconds(1, replace(found, storage=storage)).seconds
 
     assert step("packed") < step("packed", "model.layers.1") < step("exact") == step("exact", "model.layers.1")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("accelerators")
+def test_auto_leaves_a_part_to_the_host_where_its_kernels_are_faster_than_the_link(folder: Path) -> None:
+    plain = machine(link=2e8, host=4e-9)
+    kernels = {"product:int4": Curve((1.0,), (4e-10,), grows=True)}
+    host = replace(plain.devices["cpu"], curves={**plain.devices["cpu"].curves, **kernels})
+    fast = replace(plain, devices={**plain.devices, "cpu": host})
+
+    def computed(host_kernels: str) -> set[str]:
+        found = make_plan(
+            folder,
+            {0: 120_000, "cpu": "1GB"},
+            offload="auto",
+            per_pass=False,
+            objective="latency",
+            machine=fast,
+            context_length=16,
+            host_kernels=host_kernels,
+        )
+        layers = [part for part in found.parts if part.name.startswith("model.layers.")]
+        assert any(part.device == "cpu" for part in layers)
+        return {part.name for part in layers if part.runs_on == "cpu"}
+
+    assert not computed("exact")
+    assert computed("packed")
 
 
 def test_experts_are_restored_beside_packed_layers(tmp_path: Path) -> None:
