@@ -28,6 +28,9 @@ WORTH = 0.6
 Products = tuple[int, Sequence[Callable[[], object]]]
 """Bytes of the weights of a variant, and a product with each of them."""
 
+Make = Callable[..., Products]
+"""Makes the products of a variant: of so many columns, rows and weights, with so many rows of inputs (1)."""
+
 DEVICES = ("cpu",)
 """Devices that this benchmark supports."""
 ONLY = "its kernels are those of the host"
@@ -39,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=int, default=4096, help="columns of a weight")
     parser.add_argument("--height", type=int, default=11008, help="rows of a weight")
     parser.add_argument("--weights", type=int, default=4, help="weights of each variant")
+    parser.add_argument("--rows", type=int, default=1, help="rows that each weight is multiplied with")
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -49,7 +53,7 @@ def run(options: argparse.Namespace) -> Report:
         torch.set_num_threads(options.threads)
     width, height, count = (128, 64, 2) if options.quick else (options.width, options.height, options.weights)
     torch.manual_seed(options.seed)
-    products = {name: make(width, height, count) for name, make in VARIANTS.items()}
+    products = {name: make(width, height, count, options.rows) for name, make in VARIANTS.items()}
     with torch.inference_mode():
         samples = measure(
             [Variant(name, partial(_seconds, calls)) for name, (_, calls) in products.items()],
@@ -60,11 +64,13 @@ def run(options: argparse.Namespace) -> Report:
     best = max(float(row[4] or 0) for row in rows if row[0] in PACKED)
     columns = [Column("weights"), Column("bytes", "bytes"), Column("one pass", "seconds"), Column("speed", "rate")]
     columns += [Column("share of memory speed", "ratio"), Column("over float32", "ratio")]
+    sizes = {"width": width, "height": height, "weights": count, "rows": options.rows}
+    inputs = "One row" if options.rows == 1 else f"{options.rows} rows"
     return Report(
         "host_kernels",
         options.device,
-        settings={"width": width, "height": height, "weights": count, "threads": torch.get_num_threads()},
-        tables=[Table(f"One row times {count} weights of {height} x {width}", columns, rows)],
+        settings={**sizes, "threads": torch.get_num_threads()},
+        tables=[Table(f"{inputs} times {count} weights of {height} x {width}", columns, rows)],
         limits=[Limit("fastest packed kernel over memory speed", best, ">=", WORTH)],
         samples={"pass": samples},
     )
@@ -91,51 +97,51 @@ def _rows(nbytes: dict[str, int], samples: Samples) -> list[list[Cell]]:
 # --- variants -----------------------------------------------------------------------------------------
 
 
-def _read(width: int, height: int, count: int) -> Products:
+def _read(width: int, height: int, count: int, rows: int = 1) -> Products:
     import torch
 
     memory = torch.ones(2 * count * height * width // 8, dtype=torch.int64)  # as many bytes as in bfloat16
     return memory.nbytes, [memory.sum]
 
 
-def _plain(name: str) -> Callable[[int, int, int], Products]:
-    def make(width: int, height: int, count: int) -> Products:
+def _plain(name: str) -> Make:
+    def make(width: int, height: int, count: int, rows: int = 1) -> Products:
         import torch
         from torch.nn import functional as F
 
         dtype: torch.dtype = getattr(torch, name)
-        row = torch.randn(1, width, dtype=dtype)
+        row = torch.randn(rows, width, dtype=dtype)
         weights = [torch.randn(height, width, dtype=dtype) for _ in range(count)]
         return _nbytes(weights), [lambda weight=weight: F.linear(row, weight) for weight in weights]
 
     return make
 
 
-def _int8(width: int, height: int, count: int) -> Products:
+def _int8(width: int, height: int, count: int, rows: int = 1) -> Products:
     import torch
 
-    row, scales = torch.randn(1, width, dtype=torch.bfloat16), torch.rand(height, dtype=torch.bfloat16)
+    row, scales = torch.randn(rows, width, dtype=torch.bfloat16), torch.rand(height, dtype=torch.bfloat16)
     weights = [torch.randint(-127, 127, (height, width), dtype=torch.int8) for _ in range(count)]
     multiply: Any = torch.ops.aten._weight_int8pack_mm
     return _nbytes(weights) + count * scales.nbytes, [lambda w=weight: multiply(row, w, scales) for weight in weights]
 
 
-def _int4(width: int, height: int, count: int) -> Products:
+def _int4(width: int, height: int, count: int, rows: int = 1) -> Products:
     import torch
 
     pack: Any = torch.ops.aten._convert_weight_to_int4pack_for_cpu
     multiply: Any = torch.ops.aten._weight_int4pack_mm_for_cpu
-    row = torch.randn(1, width, dtype=torch.bfloat16)
+    row = torch.randn(rows, width, dtype=torch.bfloat16)
     scales = [torch.rand(width // GROUP, height, 2, dtype=torch.bfloat16) for _ in range(count)]
     weights = [pack(torch.randint(0, 15, (height, width), dtype=torch.int32), 1) for _ in range(count)]
     calls = [lambda w=weight, s=scale: multiply(row, w, GROUP, s) for weight, scale in zip(weights, scales)]
     return _nbytes(weights) + _nbytes(scales), calls
 
 
-def _fp8(width: int, height: int, count: int) -> Products:
+def _fp8(width: int, height: int, count: int, rows: int = 1) -> Products:
     import torch
 
-    row, one = torch.randn(1, width).to(torch.float8_e4m3fn), torch.tensor(1.0)
+    row, one = torch.randn(rows, width).to(torch.float8_e4m3fn), torch.tensor(1.0)
     weights = [torch.randn(height, width).to(torch.float8_e4m3fn) for _ in range(count)]
     multiply: Any = torch._scaled_mm
     calls = [lambda w=weight: multiply(row, w.t(), one, one, out_dtype=torch.bfloat16) for weight in weights]
@@ -145,12 +151,12 @@ def _fp8(width: int, height: int, count: int) -> Products:
 def _restored(make_format: Callable[[], Any], tensors: Callable[[int, int], dict[str, torch.Tensor]]) -> Any:
     """Return the variant that restores the weights of a published format to bfloat16 and multiplies with them."""
 
-    def make(width: int, height: int, count: int) -> Products:
+    def make(width: int, height: int, count: int, rows: int = 1) -> Products:
         import torch
         from torch.nn import functional as F
 
         stored = [tensors(width, height) for _ in range(count)]
-        row, format = torch.randn(1, width, dtype=torch.bfloat16), make_format()
+        row, format = torch.randn(rows, width, dtype=torch.bfloat16), make_format()
         calls = [
             lambda each=each: F.linear(row, format.restore(each, (height, width), torch.bfloat16)) for each in stored
         ]
@@ -189,22 +195,43 @@ def _mxfp4_tensors(width: int, height: int) -> dict[str, torch.Tensor]:
     }
 
 
+def _integers(target: str) -> Any:
+    """Return the variant that restores the weights that `bigmodel quantize` writes."""
+
+    def make(width: int, height: int, count: int, rows: int = 1) -> Products:
+        import torch
+
+        from bigmodel.quantized.encode import encoding
+
+        kind = encoding(target, GROUP if target == "int4" else None)
+
+        def tensors(columns: int, lines: int) -> dict[str, torch.Tensor]:
+            return kind.encode(torch.randn(lines, columns, dtype=torch.bfloat16))
+
+        products: Products = _restored(lambda: kind.format, tensors)(width, height, count, rows)
+        return products
+
+    return make
+
+
 def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-PACKED: dict[str, Callable[[int, int, int], Products]] = {
+PACKED: dict[str, Make] = {
     "int8, _weight_int8pack_mm": _int8,
     f"int4 in groups of {GROUP}, _weight_int4pack_mm_for_cpu": _int4,
     "fp8, _scaled_mm": _fp8,
 }
 """PyTorch's kernels that compute with packed weights."""
 
-VARIANTS: dict[str, Callable[[int, int, int], Products]] = {
+VARIANTS: dict[str, Make] = {
     READ: _read,
     "float32": _plain("float32"),
     "bfloat16": _plain("bfloat16"),
     **PACKED,
+    "int8, restored": _integers("int8"),
+    f"int4 in groups of {GROUP}, restored": _integers("int4"),
     "fp8 in blocks, restored": _restored(_fp8_blocks, _fp8_tensors),
     "mxfp4, restored": _restored(_mxfp4, _mxfp4_tensors),
 }

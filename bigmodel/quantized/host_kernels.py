@@ -37,7 +37,8 @@ DTYPE = torch.bfloat16
 """Dtype of inputs. For float32 and float16 the kernels have no vector code, and are slower than restoring."""
 
 MOST_INPUTS = {4: 64, 8: 16}
-"""Rows of inputs, by bits, up to which the kernels are faster than restoring the weight: `benchmarks host-kernels`."""
+"""Rows of inputs, by bits, up to which the kernels are about as fast as restoring the weight, or faster: see `python -m
+benchmarks host-kernels --rows 64`."""
 
 BLOCK = 64
 """Rows that its layout keeps together at most: parts of so many rows may be packed one after another."""

@@ -24,4 +24,6 @@ def test_packed_weights_take_the_bytes_of_their_format() -> None:
     assert nbytes["bfloat16"] == 2
     assert nbytes["int8, _weight_int8pack_mm"] == pytest.approx(1, rel=0.01)
     assert nbytes["int4 in groups of 32, _weight_int4pack_mm_for_cpu"] == 0.5 + 4 / 32
+    assert nbytes["int8, restored"] == pytest.approx(1, rel=0.01)
+    assert nbytes["int4 in groups of 32, restored"] == pytest.approx(0.5 + 2 / 32, rel=0.01)
     assert nbytes["mxfp4, restored"] == 0.5 + 1 / 32
