@@ -27,6 +27,8 @@ LIMITS = {"bfloat16": 1.10, "int8": 1.25, "int4": 1.35}
 OURS, PEER = "bigmodel", "llama.cpp"
 PACKAGE = "xllamacpp"
 PROMPT = 16
+PROMPTS = 3
+"""Rounds of prompts, at most: each takes seconds."""
 
 DEVICES = ("cpu",)
 """Devices that this benchmark supports."""
@@ -60,8 +62,8 @@ def run(options: argparse.Namespace) -> Report:
     if peers:
         found |= {_variant(name, PEER): _peer(folder, threads, steps, prompt) for name, folder in folders.items()}
     of_steps, of_prompts = (
-        measure([Variant(name, each[place]) for name, each in found.items()], options.rounds, seed=options.seed)
-        for place in (0, 1)
+        measure([Variant(name, each[place]) for name, each in found.items()], rounds, seed=options.seed)
+        for place, rounds in enumerate((options.rounds, min(options.rounds, PROMPTS)))
     )
     nbytes = {name: _bytes(folder) for name, folder in folders.items()}
     return Report(

@@ -11,7 +11,7 @@ kernels are slower for these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -103,7 +103,7 @@ class HostKernel:
 
     def takes(self, input: torch.Tensor) -> bool:
         """Return whether it is the fastest way to compute a product with `input`."""
-        few = input.numel() <= self.most_inputs * input.shape[-1]
+        few = 0 < input.numel() <= self.most_inputs * input.shape[-1]
         return few and input.device.type == HOST and input.dtype == DTYPE
 
     def pack(self, format: WeightFormat, tensors: Tensors) -> PackedWeight:
@@ -158,14 +158,14 @@ def kernel_of(format: WeightFormat, shape: tuple[int, int], leaves: Iterable[str
 
 
 _COPIED = ("weight", "weight_packed", "weight_scale")
-"""Leaves of the tensors that a weight is made of."""
+"""Names of the tensors that a weight is made of."""
 
 
 class HostProduct(Protocol):
     """What a `QuantizedLinear` computes with on the host instead of its restored weight."""
 
-    def takes(self, input: torch.Tensor, tensors: Tensors) -> bool:
-        """Return whether the product with `input` may be computed so; `tensors` are the layer's present ones."""
+    def takes(self, input: torch.Tensor, parameters: Mapping[str, torch.Tensor | None]) -> bool:
+        """Return whether the product with `input` may be computed so; `parameters` are the layer's present ones."""
         ...
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -184,28 +184,29 @@ class PackedWeight:
 
     def __init__(self, kernel: HostKernel, integers: torch.Tensor, scales: torch.Tensor) -> None:
         self.kernel, self.integers, self.scales = kernel, integers, scales
-        self._source: dict[str, tuple[torch.Tensor, int]] = {}
+        self._source: dict[str, tuple[torch.Tensor, tuple[int, int]]] = {}
 
-    def of(self, tensors: Tensors) -> PackedWeight:
-        """Note the stored tensors that it was made of: once one is replaced or written to, it is not used any more."""
-        self._source = {leaf: (tensor, _version(tensor)) for leaf, tensor in tensors.items()}
+    def of(self, parameters: Mapping[str, torch.Tensor]) -> PackedWeight:
+        """Note the stored tensors that it was made of, by their names in the layer: once one is replaced or written to,
+        it is not used any more."""
+        self._source = {name: (tensor, _version(tensor)) for name, tensor in parameters.items()}
         return self
 
     @property
     def displaced(self) -> list[torch.Tensor]:
         """Stored tensors that are not read any more, as it computes with copies of them."""
         kept = {self.integers.data_ptr(), self.scales.data_ptr()}
-        return [
-            tensor for leaf, (tensor, _) in self._source.items() if leaf in _COPIED and tensor.data_ptr() not in kept
-        ]
+        made_of = [tensor for name, (tensor, _) in self._source.items() if name in _COPIED]
+        return [tensor for tensor in made_of if tensor.data_ptr() not in kept]
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         return None  # copies of a layer have other stored tensors, and restore them
 
-    def takes(self, input: torch.Tensor, tensors: Tensors) -> bool:
-        return self.kernel.takes(input) and all(
-            tensors[leaf] is tensor and _version(tensor) == version for leaf, (tensor, version) in self._source.items()
-        )
+    def takes(self, input: torch.Tensor, parameters: Mapping[str, torch.Tensor | None]) -> bool:
+        if not self.kernel.takes(input):
+            return False
+        source = self._source.items()
+        return all(parameters[name] is tensor and _version(tensor) == version for name, (tensor, version) in source)
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         rows, kernel = _aligned(input.reshape(-1, input.shape[-1]).contiguous()), self.kernel
@@ -225,7 +226,7 @@ class PlannedProduct:
     def __init__(self, kernel: HostKernel) -> None:
         self._kernel = kernel
 
-    def takes(self, input: torch.Tensor, tensors: Tensors) -> bool:
+    def takes(self, input: torch.Tensor, parameters: Mapping[str, torch.Tensor | None]) -> bool:
         return self._kernel.takes(input)
 
     def product(self, input: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -242,5 +243,6 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _version(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return what differs once a tensor has other values."""
+    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version

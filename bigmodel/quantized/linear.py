@@ -62,14 +62,14 @@ class QuantizedLinear(StoredModule, nn.Linear):
 
     def pack(self) -> PackedWeight:
         """Pack the weight for its kernel, from then on until `packed` is None; the stored tensors stay as they are."""
-        tensors = self._tensors()
-        self.packed = found = self.kernel().pack(self.format, tensors).of(tensors)
+        found = self.kernel().pack(self.format, self._tensors())
+        self.packed = found.of({name: getattr(self, name) for name in self.stored})
         return found
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         wanted = input.requires_grad or (self.bias is not None and self.bias.requires_grad)
         if not (torch.is_grad_enabled() and wanted):
-            if self.packed is not None and self.packed.takes(input, self._tensors()):
+            if self.packed is not None and self.packed.takes(input, self._parameters):
                 return self.packed.product(input, self.bias)
             return F.linear(input, self.restored(), self.bias)
         tensors = self._tensors()

@@ -109,6 +109,16 @@ def test_stored_tensors_that_were_written_to_or_replaced_are_computed_with() -> 
         layer.weight_scale = nn.Parameter(torch.zeros_like(layer.weight_scale), requires_grad=False)  # type: ignore[arg-type]
         assert bool(before.any())
         assert not bool(layer(row).any())
+        layer.pack()
+        layer.weight_scale.data = torch.ones_like(layer.weight_scale)  # type: ignore[arg-type]
+        assert torch.equal(layer(row), F.linear(row, layer.restored()))
+
+
+def test_no_rows_give_no_rows() -> None:
+    layer = layer_of(int4())
+    layer.pack()
+    with torch.no_grad():
+        assert layer(inputs(0)).shape == (0, 48)
 
 
 def test_a_copy_of_a_packed_layer_restores_its_weight() -> None:
