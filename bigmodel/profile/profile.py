@@ -265,9 +265,10 @@ def _returning_units(model: nn.Module, units: Sequence[UnitProfile], phases: Seq
     whose parent may compute with their outputs."""
     modules = dict(model.named_modules(remove_duplicate=False))
     whole = find_no_split_classes(model)
-    known = [(phase.trace.order(), phase.combined) for phase in phases if phase.combined is not None]
-    ran = {id(modules[units[index].name]) for order, _ in known for index in order}
-    combined = {id(modules[units[index].name]) for _, found in known for index in found}
+    known = [phase for phase in phases if phase.combined is not None]
+    traces = [trace for phase in known for trace in (phase.trace, *phase.also)]
+    ran = {id(modules[units[index].name]) for trace in traces for index in trace.order()}
+    combined = {id(modules[units[index].name]) for phase in known for index in phase.combined or ()}
 
     def returns(name: str) -> bool:
         if id(modules[name]) in ran:

@@ -7,6 +7,7 @@ is a candidate: the first that the model's forward accepts on fake tensors is ta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -34,7 +35,7 @@ TEXT_LENGTH = {"sample": 77, "hidden_states": 512}
 
 TEXT_WIDTHS = (
     "encoder_hid_dim", "caption_channels", "joint_attention_dim", "text_embed_dim", "text_dim", "cap_feat_dim",
-    "cross_attention_dim",
+    "cross_attention_dim", "in_text_dim",
 )  # fmt: skip
 """Config fields that name the width of texts; of several, the first is meant."""
 
@@ -47,7 +48,8 @@ MASKS = ("encoder_attention_mask", "encoder_hidden_states_mask", "text_embedding
 
 
 PIXELS = 8
-"""Pixels of an image along each edge of a latent, for images that a model is given beside latents."""
+"""Pixels of an image along each edge of a latent, for images that a model is given beside latents and configs that do
+not say."""
 
 
 def diffusion_inputs(model: nn.Module, batch_size: int) -> Iterator[dict[str, Any]]:
@@ -57,6 +59,8 @@ def diffusion_inputs(model: nn.Module, batch_size: int) -> Iterator[dict[str, An
     if name is None or not hasattr(model, "config"):
         return
     latents = _packed(model, batch_size) if accepted.keys() & PLACES else []
+    if "visual_rope_pos" in accepted:
+        latents.append(_with_axes(model, batch_size))
     latents += [({name: sample(batch_size, *shape)}, shape[-2] * shape[-1]) for shape in _grids(model, name)]
     for (found, patches), conditions in product(latents, _conditions(model, name, batch_size)):
         for controls in _controls(model, found[name]):
@@ -110,11 +114,31 @@ def _packed(model: nn.Module, batch_size: int) -> list[tuple[dict[str, Any], int
     return [(found, count)]
 
 
-def _grids(model: nn.Module, name: str) -> Iterator[tuple[int, ...]]:
-    """Yield shapes of latents without the batch: of an image (channels, rows, columns) or of a video."""
+def _with_axes(model: nn.Module, batch_size: int) -> tuple[dict[str, Any], int]:
+    """Return latents of a video with the channels last, with the positions of patches along each axis and of the text's
+    tokens, and the number of patches."""
     config: Any = model.config
-    channels = first_field(config, 3 if name == "sample" else 4, "in_channels")
+    channels = first_field(config, 4, "in_visual_dim")
+    if getattr(config, "visual_cond", False):
+        channels = 2 * channels + 1
+    patch = getattr(config, "patch_size", (1, 2, 2))
+    axes = [size // edge for size, edge in zip(VIDEO, patch, strict=True)]
+    found: dict[str, Any] = {
+        "hidden_states": sample(batch_size, *VIDEO, channels),
+        "visual_rope_pos": [torch.arange(size) for size in axes],
+        "text_rope_pos": torch.arange(_text_length(config, "hidden_states")),
+    }
+    return found, math.prod(axes)
+
+
+def _grids(model: nn.Module, name: str) -> Iterator[tuple[int, ...]]:
+    """Yield shapes of latents without the batch: of a sound (channels, samples), of an image (channels, rows, columns)
+    or of a video."""
+    config: Any = model.config
+    channels = _latent_channels(model, 3 if name == "sample" else 4)
     edge = first_field(config, 64, "sample_size")
+    if _convolves(model, nn.Conv1d) and not _convolves(model, nn.Conv2d, nn.Conv3d):
+        yield channels, edge
     frames, rows, columns = VIDEO
     rows, columns = first_field(config, rows, "sample_height"), first_field(config, columns, "sample_width")
     named = first_field(config, 0, "sample_frames")
@@ -126,8 +150,18 @@ def _grids(model: nn.Module, name: str) -> Iterator[tuple[int, ...]]:
     elif first_field(config, 0, "sample_size"):
         video = (first_field(config, frames, "num_frames"), edge, edge)
     videos = [(channels, *video), (video[0], channels, *video[1:])]
-    in_time = any(isinstance(module, nn.Conv3d) for module in model.modules()) or named
+    in_time = _convolves(model, nn.Conv3d) or named
     yield from [*videos, image] if in_time else [image, *videos]
+
+
+def _latent_channels(model: nn.Module, default: int) -> int:
+    """Return the channels of latents: those that the config names, else those that the first convolution reads."""
+    reads = (getattr(child, "in_channels", 0) for name, child in model.named_children() if name.endswith("conv_in"))
+    return first_field(model.config, 0, "in_channels") or next(filter(None, reads), default)
+
+
+def _convolves(model: nn.Module, *kinds: type[nn.Module]) -> bool:
+    return any(isinstance(module, kinds) for module in model.modules())
 
 
 def _conditions(model: nn.Module, name: str, batch_size: int) -> Iterator[dict[str, Any]]:
@@ -139,7 +173,7 @@ def _conditions(model: nn.Module, name: str, batch_size: int) -> Iterator[dict[s
     known: dict[str, Any] = {
         **dict.fromkeys(TIMES, torch.ones(batch_size, dtype=torch.long)),
         "encoder_hidden_states": sample(batch_size, length, width),
-        "pooled_projections": sample(batch_size, first_field(config, 768, "pooled_projection_dim")),
+        "pooled_projections": sample(batch_size, first_field(config, 768, "pooled_projection_dim", "in_text_dim2")),
         **dict.fromkeys(MASKS, ones),
     }
     if "encoder_hidden_states_t5" in accepted:
@@ -176,7 +210,7 @@ def _controls(model: nn.Module, latents: torch.Tensor) -> Iterator[dict[str, Any
     """Yield candidates of what steers a model beside its conditions: an image, other latents, a mask of pixels."""
     config: Any = model.config
     accepted = parameters_of(model)
-    batch_size, size = latents.shape[0], [PIXELS * edge for edge in latents.shape[-2:]]
+    batch_size, size = latents.shape[0], [_pixels(config) * edge for edge in latents.shape[-2:]]
     found: dict[str, Any] = {}
     if "padding_mask" in accepted:
         found["padding_mask"] = sample(1, 1, *size)
@@ -186,11 +220,21 @@ def _controls(model: nn.Module, latents: torch.Tensor) -> Iterator[dict[str, Any
     if "controlnet_cond" not in accepted:
         yield found
         return
-    channels = first_field(config, 3, "conditioning_channels")
+    channels = first_field(config, 3, "conditioning_channels", "ctrl_conditioning_channels")
     extra = first_field(config, 0, "extra_conditioning_channels")
     shapes = [(channels, *latents.shape[2:-2], *size), tuple(latents.shape[1:])]
     shapes.append((latents.shape[1] + extra, *latents.shape[2:]))
-    yield from ({**found, "controlnet_cond": sample(batch_size, *shape)} for shape in shapes)
+    for shape in shapes:
+        mask = {"conditioning_mask": sample(batch_size, 1, *shape[1:])} if "conditioning_mask" in accepted else {}
+        yield {**found, "controlnet_cond": sample(batch_size, *shape), **mask}
+
+
+def _pixels(config: Any) -> int:
+    """Return the pixels along each edge of a latent of an image that is given beside latents: a model that embeds it
+    halves it after each of its blocks but the last."""
+    names = ("conditioning_embedding_out_channels", "ctrl_conditioning_embedding_out_channels")
+    blocks = next((found for name in names if (found := getattr(config, name, None))), None)
+    return PIXELS if blocks is None else 2 ** (len(blocks) - 1)
 
 
 def _for_each_frame(model: nn.Module, conditions: dict[str, Any], latents: torch.Tensor) -> dict[str, Any]:

@@ -180,31 +180,76 @@ def _dry_run(
     samples = [] if every_layer else find_layer_samples(model, units)
     given = None if example is None else Use(partial(use_sample, args=example[0], kwargs=example[1]))
     clones = [_Clone(model, units, device, dtypes, chosen, packed) for chosen in ([samples, []] if samples else [[]])]
-    errors: list[Exception] = []
-    not_sampling: set[str] = set()  # errors of a sample of layers that the whole model raised too
+    attempts = _Attempts(clones, workload)
+    found: list[Phase] = []
+    known: dict[str, bool] = {}  # by kind of media: whether a use with it has been recorded
+    way = ""
     for use in uses_of(model, workload) if given is None else [given]:
-        first = len(errors)
-        for clone in clones:  # where a sample of the layers cannot run or be extrapolated, the whole model runs
-            if len(errors) > first and (str(errors[-1]) in not_sampling or clones[0].fails_as_whole(errors[-1])):
-                break
-            for values in (Values(assumed=True), Values(assumed=False)):
-                try:
-                    return clone.record(use, workload, values)
-                except Exception as error:  # any error of the model's own forward on unsuitable inputs or values
-                    errors.append(error)
-                    logger.debug("dry run of %s: %s", type(model).__name__, error)
-                if not values.guessed:
-                    break
-        messages = {str(error) for error in errors[first:]}
-        if len(messages) == 1:
-            not_sampling |= messages
-    if errors:
+        if found and (use.way != way or not use.media or known.get(use.media)):
+            continue  # what is recorded already takes as much, or another kind of media is left
+        phases = attempts.record(use)
+        known[use.media] = bool(phases)
+        if phases and not use.media:
+            return phases
+        if phases:
+            found, way = joined(found, phases), use.way
+    if not found and attempts.errors:
         logger.warning(
             "activations of %s are not known, because its forward cannot run on fake tensors: %s",
             type(model).__name__,
-            errors[0],
+            attempts.errors[0],
         )
-    return []
+    left_out = sorted(media for media, recorded in known.items() if media and not recorded)
+    return [replace(phase, without=" or ".join(filter(None, [phase.without, *left_out]))) for phase in found]
+
+
+def joined(phases: Sequence[Phase], others: Sequence[Phase]) -> list[Phase]:
+    """Return phases with those of another use as further forwards: the same model is used in both ways."""
+    if not phases:
+        return list(others)
+    found = {phase.name: phase for phase in phases}
+    for other in others:
+        phase = found[other.name if other.name in found else phases[0].name]
+        found[phase.name] = replace(
+            phase,
+            also=(*phase.also, other.trace, *other.also),
+            combined=None if phase.combined is None else phase.combined | (other.combined or frozenset()),
+            lent=phase.lent | other.lent,
+        )
+    return list(found.values())
+
+
+class _Attempts:
+    """Records uses of a model on the first of its clones that can run them.
+
+    Attributes:
+        errors: what was raised so far.
+    """
+
+    def __init__(self, clones: Sequence[_Clone], workload: Workload) -> None:
+        self.errors: list[Exception] = []
+        self._clones, self._workload = clones, workload
+        self._not_sampling: set[str] = set()  # errors of a sample of layers that the whole model raised too
+
+    def record(self, use: Use) -> list[Phase]:
+        """Return the phases of a use; none if it raises an error, which is kept."""
+        first = len(self.errors)
+        for clone in self._clones:  # where a sample of the layers cannot run or be extrapolated, the whole model runs
+            raised = self.errors[first:]
+            if raised and (str(raised[-1]) in self._not_sampling or self._clones[0].fails_as_whole(raised[-1])):
+                break
+            for values in (Values(assumed=True), Values(assumed=False)):
+                try:
+                    return clone.record(use, self._workload, values)
+                except Exception as error:  # any error of the model's own forward on unsuitable inputs or values
+                    self.errors.append(error)
+                    logger.debug("dry run of %s: %s", clone.name, error)
+                if not values.guessed:
+                    break
+        messages = {str(error) for error in self.errors[first:]}
+        if len(messages) == 1:
+            self._not_sampling |= messages
+        return []
 
 
 @contextmanager
@@ -234,6 +279,11 @@ class _Clone:
         self._packed = packed
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._missed = True
+
+    @property
+    def name(self) -> str:
+        """Class name of the model."""
+        return type(self._model).__name__
 
     def fails_as_whole(self, error: Exception) -> bool:
         """Whether the whole model would raise `error`, too: no layer was missing when it was raised, nor was one

@@ -86,7 +86,7 @@ def _whole_images(model: nn.Module, name: str, batch_size: int) -> Iterator[Inpu
     channels, height, width = image_shape(config)
     sizes = [(height, width)] if _names_size(config) else [(size, size) for size in IMAGE_SIZES]
     sizes += [(size, size) for size in fields(config, "image_size")]
-    sizes += [(size, size) for size in _sizes_by_patches(config)]
+    sizes += [(size, size) for size in (*_sizes_by_patches(config), *_sizes_by_scales(config))]
     frames = first_field(config, FRAMES, "num_frames", "frames_per_clip")
     for high, wide in dict.fromkeys(sizes):
         extras: list[Inputs] = [{}]
@@ -111,6 +111,12 @@ def _sizes_by_patches(config: Any) -> list[int]:
     known = getattr(config, "projector_patch_to_query_dict", None) or {}
     patch = first_field(config, PATCH, "patch_size")
     return [math.isqrt(int(count)) * patch for count in sorted(known, key=int, reverse=True)]
+
+
+def _sizes_by_scales(config: Any) -> list[int]:
+    """Return the size of images that a model also cuts into patches when they are scaled down."""
+    ratios = getattr(config, "scaled_images_ratios", None)
+    return [round(first_field(config, PATCH, "patch_size") / min(ratios))] if ratios else []
 
 
 def _largest_tiling(pinpoints: Collection[Any], channels: int, edge: int, batch_size: int) -> Inputs:

@@ -56,17 +56,22 @@ class Use:
     Attributes:
         record: records its forwards.
         without: what the model takes and this use leaves out: "images or sounds", "a KV cache"; empty: nothing.
+        media: kind of the inputs other than text: "images"; empty: text alone, or not known.
+        way: uses with different media belong together if this is the same.
     """
 
     record: Callable[[Session], None]
     without: str = ""
+    media: str = ""
+    way: str = ""
 
 
 def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
     """Yield the uses that a model may have by the conventions of its library, those that take most memory first.
 
-    The caller records the first that runs on fake tensors. Nothing is yielded for a model that follows no known
-    convention, nor for a text model if the workload has no tokens.
+    The caller records the first that runs on fake tensors, and of those in the same way the first with each other kind
+    of media. Nothing is yielded for a model that follows no known convention, nor for a text model if the workload has
+    no tokens.
     """
     config: Any = getattr(model, "config", None)
     batch_size, tokens = workload.batch_size, workload.context_length
@@ -86,11 +91,11 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
         sources: list[Inputs] = media if name not in TEXT else []
         sources = [*sources, {"input_ids": token_ids(config, batch_size, max(workload.prompt_length, 1))}]
         for source in sources:
-            yield Use(partial(_use_seq2seq, source=source))
+            yield Use(partial(_use_seq2seq, source=source), media=media_in(source), way="transduce")
     generates = _generates(model, workload)
     if generates:
         for inputs in media:
-            yield Use(partial(generate, config=config, media=inputs))
+            yield Use(partial(generate, config=config, media=inputs), media=media_in(inputs), way="generate")
         yield Use(partial(generate, config=config), WITHOUT_MEDIA if media else "")
     texts = text_inputs(model, batch_size, tokens) if "input_ids" in parameters_of(model) else {}
     for inputs in [*media, {}]:
@@ -100,17 +105,24 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
             if chosen:
                 tokens_run = tokens if "input_ids" in chosen else 1
                 without = WITHOUT_CACHE if generates else WITHOUT_MEDIA if media and not inputs else ""
-                yield Use(partial(_use_forward, inputs=chosen, tokens=tokens_run), without)
+                yield Use(partial(_use_forward, inputs=chosen, tokens=tokens_run), without, media_in(inputs), "forward")
 
 
 MEDIA = (*IMAGES, *SOUNDS, *SERIES)
 """Inputs other than text whose shapes are known."""
+
+KINDS_OF_MEDIA = {"images": IMAGES, "sounds": SOUNDS, "time series": SERIES}
 
 WITHOUT_MEDIA = "images or sounds"
 WITHOUT_CACHE = "a KV cache"
 
 KNOWN = (*TEXT, *MEDIA, "hidden_states")
 """Main inputs whose shapes are known; "hidden_states" are patches of images."""
+
+
+def media_in(inputs: Inputs) -> str:
+    """Return the kind of media among the inputs of a forward; empty if there is none."""
+    return next((kind for kind, names in KINDS_OF_MEDIA.items() if not inputs.keys().isdisjoint(names)), "")
 
 
 def _generates(model: nn.Module, workload: Workload) -> bool:

@@ -6,7 +6,8 @@ ones. Values that depend on weights or on floating point samples are unknown. If
 taken, so that the upper bound of memory is planned for:
 
 - a mask of unknown value selects everything;
-- a number that is counted from masks of unknown value is what it would be if they selected everything;
+- a number that is counted from masks of unknown value is what it would be if they selected everything, and one that is
+  counted from the choices of a router what it would be if all were the same;
 - an unknown condition is `Values.assumed`: True first, and False if the forward raises under that.
 """
 
@@ -90,6 +91,14 @@ _asked: list[Callable[[Any], bool]] = []
 
 def _is_not_read(_tensor: Any) -> bool:
     return False
+
+
+def _all_choose_the_first(chosen: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return the indices of a choice of the largest along `dim`, of the shape of `chosen`, if these came first."""
+    with real_tensors():
+        shape = [*chosen.shape]
+        shape.append(shape.pop(dim))
+        return torch.arange(shape[-1]).expand(shape).movedim(-1, dim)
 
 
 class UnknownValue(Exception):
@@ -194,11 +203,15 @@ class Values:
                 return None
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Remember what an operation counts from masks, if these selected everything."""
+        """Remember what an operation counts from masks, if these selected everything, and from choices, if all of them
+        were the same: then no expert could be chosen more often."""
         read = tensors_in(args, kwargs)
+        if func is aten.topk.default and output[1].dim():
+            setattr(output[1], COUNT, _all_choose_the_first(output[1], args[2] if len(args) > 2 else -1))
+            return
         if func in _UNDEFINED or func._schema.is_mutable or any(self._count_in(tensor) is None for tensor in read):
             return
-        if read and all(tensor.dtype in _INTEGERS for tensor in tensors_in(output)):
+        if read and all(tensor.dtype != torch.bool for tensor in tensors_in(output)):
             counted = self._run_real(self._count_in, func, args, kwargs)
             if counted is not None:
                 for fake, real in zip(tree_iter(output), tree_iter(counted), strict=True):

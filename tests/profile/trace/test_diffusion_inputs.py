@@ -173,6 +173,48 @@ def test_a_model_that_controls_another_gets_an_image_or_latents() -> None:
     assert found[:2] == [(2, 3, 128, 128), (2, 4, 16, 16)]
 
 
+def test_an_image_that_controls_has_the_size_that_its_blocks_shrink_to_that_of_latents() -> None:
+    model = stand_in(
+        lambda sample, controlnet_cond: sample, in_channels=4, sample_size=16, ctrl_conditioning_channels=2,
+        ctrl_conditioning_embedding_out_channels=(8, 8, 8),
+    )  # fmt: skip
+    assert first(model)["controlnet_cond"] == (2, 2, 64, 64)
+
+
+def test_latents_have_the_channels_of_the_first_convolution_if_the_config_names_none() -> None:
+    model = stand_in(lambda sample: sample, sample_size=16)
+    assert first(model)["sample"] == (2, 3, 16, 16)
+    model.base_conv_in = nn.Conv2d(4, 8, 3)
+    assert first(model)["sample"] == (2, 4, 16, 16)
+
+
+def test_a_sparse_control_has_a_mask_of_its_pixels() -> None:
+    model = stand_in(lambda sample, controlnet_cond, conditioning_mask: sample, in_channels=4, sample_size=16)
+    found = [shapes(inputs) for inputs in diffusion_inputs(model, BATCH)]
+    assert all(each["conditioning_mask"] == (BATCH, 1, *each["controlnet_cond"][2:]) for each in found)
+
+
+def test_a_model_of_sounds_gets_samples() -> None:
+    model = stand_in(lambda sample, timestep: sample, in_channels=2, sample_size=256)
+    model.conv = nn.Conv1d(1, 1, 1)
+    assert first(model) == {"sample": (2, 2, 256), "timestep": (2,)}
+
+
+def test_positions_along_each_axis_are_given_with_channels_last() -> None:
+    model = stand_in(
+        lambda hidden_states, encoder_hidden_states, pooled_projections, visual_rope_pos, text_rope_pos: hidden_states,
+        in_visual_dim=4, visual_cond=True, patch_size=(1, 2, 2), in_text_dim=6, in_text_dim2=5,
+    )  # fmt: skip
+    inputs = next(diffusion_inputs(model, BATCH))
+    assert shapes(inputs) == {
+        "hidden_states": (BATCH, *VIDEO, 9),
+        "encoder_hidden_states": (BATCH, 512, 6),
+        "pooled_projections": (BATCH, 5),
+        "text_rope_pos": (512,),
+    }
+    assert [len(axis) for axis in inputs["visual_rope_pos"]] == [VIDEO[0], VIDEO[1] // 2, VIDEO[2] // 2]
+
+
 def test_a_model_of_motion_gets_a_text_for_each_frame() -> None:
     model = stand_in(
         lambda sample, encoder_hidden_states: sample,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -83,6 +84,37 @@ def test_only_inputs_that_may_pass_the_whole_model_are_given_to_it(early: bool, 
     Choosy.layers_run.clear()
     assert dry_run(model, profile_units(model), Workload(), CPU, example=((ids,), {})) == []
     assert Choosy.layers_run == runs
+
+
+class Sensing(nn.Module):
+    """Reads an image or a sound, as models of several media do: the sound takes more."""
+
+    main_input_name = "pixel_values"
+
+    def __init__(self, hears: bool = True) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(image_size=4, num_mel_bins=5, max_source_positions=200)
+        self.seeing, self.hearing = nn.Linear(4, 4), nn.Linear(400 if hears else 7, 400)
+
+    def forward(
+        self, pixel_values: torch.Tensor | None = None, input_features: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        found: torch.Tensor = self.hearing(input_features) if pixel_values is None else self.seeing(pixel_values)
+        return found
+
+
+def test_each_kind_of_media_that_a_model_takes_is_recorded() -> None:
+    model = Sensing()
+    (phase,) = dry_run(model, profile_units(model), Workload(), CPU)
+    images, sounds = (replay(trace, {}, 0).peak[0] for trace in (phase.trace, *phase.also))
+    assert (images, sounds) == (4 * 2 * 3 * 4 * 4, 4 * 2 * 5 * 400)
+    assert phase.without == ""
+
+
+def test_a_kind_of_media_that_cannot_be_recorded_is_named() -> None:
+    model = Sensing(hears=False)
+    (phase,) = dry_run(model, profile_units(model), Workload(), CPU)
+    assert phase.without == "sounds"
 
 
 @pytest.mark.slow

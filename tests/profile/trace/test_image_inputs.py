@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import transformers as t
 
 from bigmodel.profile import profile_model
@@ -107,3 +108,14 @@ def test_an_image_has_the_sizes_that_a_projector_knows() -> None:
     known = {"projector_patch_to_query_dict": {"4": 1, "16": 2}, "patch_size": 8, "image_size": 8}
     sizes = {each["pixel_values"][-1] for each in candidates("pixel_values", **known) if len(each["pixel_values"]) == 4}
     assert sizes == {8, 16, 32}
+
+
+def test_an_image_that_is_scaled_down_is_as_large_as_its_patches_at_the_smallest_scale() -> None:
+    class Model:
+        config = SimpleNamespace(patch_size=16, image_size=16, scaled_images_ratios=(0.25, 0.5, 1))
+
+        def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+            return pixel_values
+
+    found = [tuple(inputs["pixel_values"].shape) for inputs in image_inputs(Model(), 2)]  # type: ignore[arg-type]
+    assert (2, 3, 64, 64) in found

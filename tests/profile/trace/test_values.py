@@ -63,6 +63,18 @@ def test_a_number_counted_from_a_mask_of_unknown_value_counts_all_of_it() -> Non
         assert present.view(2, 2).sum(1).tolist() == [2, 2]
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_numbers_counted_from_choices_are_those_of_equal_choices(dim: int) -> None:
+    """As mixtures of experts do that split their tokens by expert."""
+    with dry():
+        logits = unknown(5, 4) if dim else unknown(4, 5)
+        chosen = logits.topk(2, dim).indices
+        gates = torch.zeros(logits.shape).scatter(dim, chosen, 1)
+        counts = gates.long().sum(1 - dim)
+        assert counts.tolist() == [5, 5, 0, 0]
+        assert [len(part) for part in unknown(10, 3).split(counts.tolist())] == [5, 5, 0, 0]
+
+
 def test_integers_written_into_new_memory_are_known() -> None:
     with dry():
         offsets = torch.empty(3, dtype=torch.int64)
