@@ -47,7 +47,7 @@ EXCEPTIONS = {
         ],
         INCONSISTENT,
     ),
-    **dict.fromkeys(["fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "jetmoe", "vits"], DATA),
+    **dict.fromkeys(["fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "vits"], DATA),
     **dict.fromkeys(
         ["bark", "edgetam_video", "sam2_video", "sam3_tracker_video", "sam3_video"], NO_FORWARD
     ),
@@ -60,7 +60,7 @@ EXCEPTIONS = {
     ),
     **dict.fromkeys(
         [
-            "blip_2_qformer", "decision_transformer", "depth_pro", "fun_asr_nano_encoder", "gemma3n_audio",
+            "blip_2_qformer", "decision_transformer", "fun_asr_nano_encoder", "gemma3n_audio",
             "gemma4_vision", "glm_image_vqmodel", "granite_speech5_ctc", "granite_speech5_encoder", "idefics",
             "inkling2_vision", "kyutai_speech_to_text", "lw_detr", "lxmert", "minicpm_ocr_vision", "minicpmv4_7_vision",
             "muse_glimmer_assistant", "muse_spark_audio", "nemotron3_5_asr", "nemotron3_5_transcribe_word_timestamp",

@@ -98,7 +98,7 @@ def _all_choose_the_first(chosen: torch.Tensor, dim: int) -> torch.Tensor:
     with real_tensors():
         shape = [*chosen.shape]
         shape.append(shape.pop(dim))
-        return torch.arange(shape[-1]).expand(shape).movedim(-1, dim)
+        return torch.arange(shape[-1]).expand(shape).movedim(-1, dim).contiguous()
 
 
 class UnknownValue(Exception):
