@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ...devices import is_accelerator
+from ...devices import HOST, is_accelerator
 from ...devices.virtual import VirtualTensor
 from ...errors import DispatchError
 from .tensors import DeviceMapLookup, PlacedTensor
 
 
 def refuse_unsupported(model: nn.Module, placement: DeviceMapLookup) -> None:
-    """Raise DispatchError for weights that cannot be moved as the map wants, and for TorchScript that must be attached
-    to.
+    """Raise DispatchError for weights that cannot be moved as the map wants, for TorchScript that must be attached to,
+    and for modules in plain lists and dicts, whose weights are not the model's.
 
     Args:
         model: The model, its weights where they were loaded.
@@ -23,6 +25,8 @@ def refuse_unsupported(model: nn.Module, placement: DeviceMapLookup) -> None:
     placed = list(placement.tensors(model))
     for each in placed:
         _refuse_composite(each)
+    if any(is_accelerator(each.execution_device) for each in placed):
+        _refuse_unregistered(model)
     several = len({each.execution_device for each in placed}) > 1
     streamed = {each.name for each in placed if _is_streamed(each)}
     for name, module in model.named_modules():
@@ -48,6 +52,39 @@ def _refuse_composite(each: PlacedTensor) -> None:
         f"{each.name} is a tensor of several parts ({kind}), which cannot be streamed, moved or kept on disk: map its "
         f"module to {tensor.device}, or quantise with offload_dtype= instead"
     )
+
+
+def _refuse_unregistered(model: nn.Module) -> None:
+    """Refuse modules with weights on the host that the model keeps in lists, dicts and tuples: as `.to()` does, a map
+    reaches registered modules only. Those whose weights are the model's too are right."""
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    for name, part in model.named_modules():
+        for attribute, value in vars(part).items():
+            for kept in _modules_in(value) if attribute not in _OF_MODULES else ():
+                tensors = [*kept.parameters(), *kept.buffers()]
+                left = [each for each in tensors if id(each) not in own and each.device.type == HOST]
+                if left and not any(each is part for each in kept.modules()):
+                    raise DispatchError(
+                        f"{name or type(model).__name__} keeps a {type(kept).__name__} in its attribute {attribute!r}, "
+                        f"a {type(value).__name__}: its weights are not the model's, and would stay on the host. Keep "
+                        "it in an nn.ModuleList or nn.ModuleDict, or move it to the device that it runs on first"
+                    )
+
+
+def _modules_in(value: object) -> Iterator[nn.Module]:
+    """Yield the modules in a plain container, those in containers within it included."""
+    if isinstance(value, nn.Module):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _modules_in(each)
+    elif isinstance(value, (list, tuple, set)):
+        for each in value:
+            yield from _modules_in(each)
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes that PyTorch's modules have themselves: registered children, parameters, hooks."""
 
 
 def _is_streamed(each: PlacedTensor) -> bool:

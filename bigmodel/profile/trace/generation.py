@@ -37,18 +37,20 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     """Record the prefill, and the last decoding step, at which the cache holds all tokens but one.
 
     Once a sliding window is full, kernels receive a mask and may take less memory than in the step before, so that step
-    is recorded too. A batch of several sequences may be padded, which is recorded too.
+    is recorded too. A batch of several sequences may be padded, which is recorded too; one sequence is not, unless a
+    mask is given that says so.
 
     Args:
         session: the fake model.
         config: its config.
-        media: images and sounds in the prompt. The prompt includes their placeholders, and is longer than the
-            workload's if these need more tokens.
+        media: images and sounds in the prompt, or token ids and their mask. The prompt includes their placeholders,
+            and is longer than the workload's if these need more tokens.
     """
     work = session.workload
     given = None if media is None else Prompt.with_media(session, config, media, work.prompt_length)
     prompt = max(work.prompt_length, 1) if given is None else given.ids.shape[1]
-    pads = work.may_be_padded and session.accepts(MASK)
+    has_mask = given is not None and given.mask is not None
+    pads = (work.may_be_padded or has_mask) and session.accepts(MASK)
     if pads:
         session.phase(FURTHER, prompt, _Loop(session, config, prompt, given, is_padded=True).prefill)
     loop = _Loop(session, config, prompt, given)
@@ -169,6 +171,7 @@ class _Loop:
         with real_tensors():
             ids = token_ids(config, session.workload.batch_size, prompt) if given is None else given.ids
         self.media = {} if given is None else given.media
+        self.padding = None if given is None else given.mask
         self.ids = session.tokens(prompt, ids)
         # The caller keeps its own tensors alive beside the longer ones of the loop. The loop may have no mask.
         mask = session.tokens(prompt, self._mask(prompt))
@@ -277,6 +280,9 @@ class _Loop:
         """Return the mask of the first `tokens` tokens of each sequence."""
         with real_tensors():
             batch_size = self.session.workload.batch_size
+            if self.is_padded and self.padding is not None:
+                generated = torch.ones(batch_size, tokens - self.prompt, dtype=torch.long)
+                return torch.cat([self.padding, generated], 1)
             return padding_mask(batch_size, tokens, self.prompt if self.is_padded else 0)
 
     def _run(self, ids: torch.Tensor, positions: torch.Tensor | None, **media: Any) -> None:

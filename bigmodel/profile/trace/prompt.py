@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from .inputs import fields, first_field, token_ids
+from .inputs import MASK, fields, first_field, token_ids
 from .session import Session
 from .values import real_tensors
 
@@ -33,10 +33,12 @@ class Prompt:
     Attributes:
         ids: token ids, with a placeholder for each feature of an image or sound.
         media: the other inputs, as fake tensors.
+        mask: the caller's mask, on the host, if it leaves tokens out: these are padding.
     """
 
     ids: torch.Tensor
     media: Mapping[str, torch.Tensor]
+    mask: torch.Tensor | None = None
 
     @classmethod
     def with_media(cls, session: Session, config: Any, media: Mapping[str, torch.Tensor], length: int) -> Prompt:
@@ -45,14 +47,17 @@ class Prompt:
         Args:
             session: the fake model.
             config: its config.
-            media: images or sounds. Token ids among them are taken as they are, or, on meta, as a length.
+            media: images or sounds. Token ids among them are taken as they are, or, on meta, as a length; so is a mask
+                of theirs.
             length: tokens of each sequence; more if the placeholders need them.
         """
         batch_size = session.workload.batch_size
         ids = media.get("input_ids")
-        fake = session.fake({name: value for name, value in media.items() if name != "input_ids"}, session.dtype)
+        others = {name: value for name, value in media.items() if name not in ("input_ids", MASK)}
+        fake = session.fake(others, session.dtype)
         if ids is not None and ids.device.type != "meta":
-            return cls(ids.detach().cpu(), fake)
+            with real_tensors():
+                return cls(ids.detach().cpu(), fake, _leaving_out(media.get(MASK)))
         length = length if ids is None else ids.shape[1]
         placeholder, count = _placeholders(session, config, fake)
         with real_tensors():
@@ -65,6 +70,13 @@ class Prompt:
         if count and kinds_name is not None:
             fake = {**fake, kinds_name: session.fake(kinds)}
         return cls(ids, fake)
+
+
+def _leaving_out(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a mask of tokens on the host, int64; None if its values are not known or if it leaves none out."""
+    if mask is None or mask.device.type == "meta" or bool(mask.all()):
+        return None
+    return mask.detach().cpu().long()
 
 
 def _placeholders(session: Session, config: Any, media: Mapping[str, Any]) -> tuple[int | None, int]:

@@ -6,8 +6,8 @@ ones. Values that depend on weights or on floating point samples are unknown. If
 taken, so that the upper bound of memory is planned for:
 
 - a mask of unknown value selects everything;
-- a number that is counted from masks of unknown value is what it would be if they selected everything, and one that is
-  counted from the choices of a router what it would be if all were the same;
+- a number that is counted from masks of unknown value is what it would be if they selected everything;
+- the choices of a router are all the same: as many tokens as there are reach each expert that is chosen;
 - an unknown condition is `Values.assumed`: True first, and False if the forward raises under that.
 """
 
@@ -40,7 +40,11 @@ VALUE = "_bigmodel_value"
 """Attribute of a fake tensor that holds its value: a tensor on the host."""
 
 COUNT = "_bigmodel_count"
-"""Attribute of a fake tensor of integers whose value is unknown: its value if unknown masks selected everything."""
+"""Attribute of a fake tensor whose value is unknown: its value if unknown masks selected everything, and if choices of
+the largest, as those of routers, were all the same."""
+
+CHOSEN = "_bigmodel_chosen"
+"""Attribute of a fake tensor whose `COUNT` comes from choices."""
 
 _UNDEFINED = {
     aten.empty.memory_format,
@@ -50,6 +54,8 @@ _UNDEFINED = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
+
+_EQUALITIES = {aten.eq.Tensor, aten.eq.Scalar}
 
 _INTEGERS = {torch.int32, torch.int64}
 
@@ -204,18 +210,23 @@ class Values:
 
     def _count(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Remember what an operation counts from masks, if these selected everything, and from choices, if all of them
-        were the same: then no expert could be chosen more often."""
+        were the same: then nothing could be chosen more often."""
         read = tensors_in(args, kwargs)
         if func is aten.topk.default and output[1].dim():
             setattr(output[1], COUNT, _all_choose_the_first(output[1], args[2] if len(args) > 2 else -1))
+            setattr(output[1], CHOSEN, True)
             return
         if func in _UNDEFINED or func._schema.is_mutable or any(self._count_in(tensor) is None for tensor in read):
             return
-        if read and all(tensor.dtype != torch.bool for tensor in tensors_in(output)):
-            counted = self._run_real(self._count_in, func, args, kwargs)
-            if counted is not None:
-                for fake, real in zip(tree_iter(output), tree_iter(counted), strict=True):
-                    setattr(fake, COUNT, real)
+        chosen = any(getattr(tensor, CHOSEN, False) for tensor in read)
+        masks = any(tensor.dtype == torch.bool for tensor in tensors_in(output))
+        if not read or (masks and not (chosen and func in _EQUALITIES)):
+            return
+        counted = self._run_real(self._count_in, func, args, kwargs)
+        if counted is not None:
+            for fake, real in zip(tree_iter(output), tree_iter(counted), strict=True):
+                setattr(fake, COUNT, real)
+                setattr(fake, CHOSEN, chosen)
 
     def _count_in(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the value of a tensor; that of an unknown mask selects everything."""
@@ -282,8 +293,11 @@ class Values:
         )
 
     def _selected(self, mask: torch.Tensor) -> torch.Tensor:
-        """Return the positions that a mask selects: int64, (count, dimensions); all of them if it is unknown."""
+        """Return the positions that a mask selects: int64, (count, dimensions); of unknown values all, or those that
+        equal choices select."""
         value = self.of(mask)
+        if value is None and getattr(mask, CHOSEN, False):
+            value = getattr(mask, COUNT)
         with real_tensors():
             return (torch.ones(mask.shape, dtype=torch.bool) if value is None else value).nonzero()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bigmodel.dispatch import dispatch_model
+from bigmodel.dispatch import dispatch_model, undispatch
 from bigmodel.errors import DispatchError
 
 pytestmark = pytest.mark.usefixtures("accelerators")
@@ -76,3 +77,62 @@ def test_a_model_that_is_torchscript_runs_whole_on_one_device_and_is_refused_els
     with pytest.raises(DispatchError, match="'the model' is a TorchScript module"):
         dispatch_model(whole, "auto", max_memory={0: "1MB", "cpu": "1GB"})
     assert torch.equal(dispatch_model(whole, {"": "cpu"})(x), expected)
+
+
+class Choosing(nn.Module):
+    """Runs modules that it looks up in a dict within a list.
+
+    Args:
+        registered: the modules are its children, too.
+    """
+
+    def __init__(self, registered: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.kept = [{"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)}]
+        if registered:
+            self.heads = nn.ModuleList(self.kept[0].values())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.kept[0]["b"](self.kept[0]["a"](self.first(x)))
+        return found
+
+
+CHOOSING: list[Any] = [{"": "cpu"}, {"": "disk"}, {"first": 0, "heads.0": 1, "heads.1": 0}]
+
+
+@pytest.mark.parametrize("device_map", CHOOSING)
+def test_modules_in_a_dict_run_where_they_are_registered(device_map: dict[str, object], tmp_path: Path) -> None:
+    model, x = Choosing(registered=True), torch.ones(2, 4)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).to("virtual:0")(x.to("virtual:0")).cpu()
+        dispatch_model(model, device_map, main_device=0, offload_dir=tmp_path)
+        assert torch.equal(model(x.to("virtual:0")).cpu(), expected)
+    undispatch(model)
+    assert model.kept[0]["a"] is model.heads[0]
+    assert_untouched(model)
+
+
+def test_modules_in_a_dict_that_are_not_registered_are_named_before_anything_moves() -> None:
+    model = Choosing(registered=False)
+    for device_map in ({"": "cpu"}, {"": 0}):
+        with pytest.raises(DispatchError, match="Choosing keeps a Linear in its attribute 'kept', a list"):
+            dispatch_model(model, device_map, main_device=0)
+    assert_untouched(model)
+    assert_untouched(dispatch_model(model, {"": "cpu"}))
+
+
+def test_modules_in_a_dict_that_are_moved_by_hand_are_accepted() -> None:
+    model = Choosing(registered=False)
+    for each in model.kept[0].values():
+        each.to("virtual:0")
+    dispatch_model(model, {"": "cpu"}, main_device=0)
+    assert model(torch.ones(2, 4, device="virtual:0")).shape == (2, 4)
+
+
+def test_a_reference_to_the_module_around_is_no_module_of_its_own() -> None:
+    model, around = Choosing(registered=True), nn.ModuleDict()
+    around.update({"inner": model, "other": nn.Linear(4, 4)})
+    model.around = [around]  # type: ignore[assignment]
+    dispatch_model(model, {"": "cpu"}, main_device=0)
+    assert model(torch.ones(2, 4, device="virtual:0")).shape == (2, 4)

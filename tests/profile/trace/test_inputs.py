@@ -161,3 +161,19 @@ def test_a_batch_is_planned_at_what_it_takes_with_or_without_padding(family: str
     taken = [peak(model, mask, fed) for mask in masks]
     assert max(taken) == planned
     assert (taken[1] > taken[0]) is (family == "llama")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("accelerators")
+def test_one_sequence_is_planned_without_padding_unless_a_mask_says_otherwise() -> None:
+    model: Any = t.LlamaForCausalLM(t.LlamaConfig(**SIZES)).eval()
+    prompt, new_tokens = 64, 3
+    masks = torch.ones(1, prompt, dtype=torch.long), torch.tensor([[0] * 20 + [1] * 44])
+    shapes = {"context_length": prompt + new_tokens, "new_tokens": new_tokens, "device_type": "virtual"}
+    samples = [{"input_ids": torch.full((1, prompt), 5), "attention_mask": mask} for mask in masks]
+    profiles = [profile_model(model, **shapes, sample_inputs=sample) for sample in [None, *samples]]
+    planned = [each.weights + each.buffers + each.dynamic_peaks({}, main=0)[0] for each in profiles]
+    model.to(DEVICE)
+    without, padded = (peak(model, mask, new_tokens + 1) for mask in masks)
+    assert planned == [without, without, max(without, padded)]
+    assert padded > without

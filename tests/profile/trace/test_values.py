@@ -75,6 +75,14 @@ def test_numbers_counted_from_choices_are_those_of_equal_choices(dim: int) -> No
         assert [len(part) for part in unknown(10, 3).split(counts.tolist())] == [5, 5, 0, 0]
 
 
+def test_an_expert_gets_each_token_at_most_once() -> None:
+    """As mixtures of experts do that look up the tokens of one expert after another."""
+    with dry():
+        masks = torch.nn.functional.one_hot(unknown(5, 4).topk(2).indices, 4).permute(2, 1, 0)
+        assert [len(torch.where(masks[expert])[1]) for expert in range(4)] == [5, 5, 0, 0]
+        assert (masks.sum((1, 2)) > 0).nonzero().tolist() == [[0], [1], [2], [3]]
+
+
 def test_integers_written_into_new_memory_are_known() -> None:
     with dry():
         offsets = torch.empty(3, dtype=torch.int64)
