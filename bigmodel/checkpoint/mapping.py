@@ -20,6 +20,7 @@ import torch
 from ..devices.forks import new_rlock
 from ..errors import CheckpointError, CheckpointFormatError
 from ..limits import VECTOR_BYTES
+from .pages import is_untouched
 
 _MAP_NORESERVE = {"linux": 0x4000, "darwin": 0x0040}.get(sys.platform, 0)
 """Reserve no memory for copy-on-write. The value is the same on all architectures that torch supports."""
@@ -145,6 +146,29 @@ def mapped_region(tensor: torch.Tensor) -> MappedRegion | None:
     return MappedRegion(found.path, offset, span * tensor.element_size(), found.device, found.inode)
 
 
+class MapsAgain:
+    """Maps the files of mapped tensors again, each once, for tensors that are written to apart from these."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, MappedFile | None] = {}
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return what the file of `tensor` holds in its place.
+
+        Returns:
+            None if no map backs it, if it was written to, or if the file is gone.
+        """
+        found = _file_of(tensor)
+        if found is None or not tensor.is_contiguous() or not is_untouched(tensor):
+            return None
+        if found.start not in self._files:
+            self._files[found.start] = found.again()
+        file = self._files[found.start]
+        if file is None:
+            return None
+        return file.tensor(tensor.dtype, tuple(tensor.shape), tensor.data_ptr() - found.start)
+
+
 def is_mapped(tensor: torch.Tensor) -> bool:
     """Whether a map backs `tensor`, also one that counts as memory."""
     return _file_of(tensor) is not None
@@ -181,6 +205,16 @@ class _Tracked:
     device: int
     inode: int
     on_disk: bool
+
+    def again(self) -> MappedFile | None:
+        """Return another map of the file; None if its name is gone or names another file."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return None
+        if (status.st_dev, status.st_ino, status.st_size) != (self.device, self.inode, self.nbytes):
+            return None
+        return MappedFile(self.path, track=self.on_disk)
 
 
 _tracked: dict[int, _Tracked] = {}

@@ -17,6 +17,7 @@ from ..plan import Plan
 from ..profile.trace.dry_run import SampleInputs
 from .attach.activation_guard import ActivationGuard
 from .attach.builder import Builder
+from .attach.copying import CopyDispatched
 from .attach.dispatched import dispatched
 from .placement.aligned import with_aligned_copies
 from .placement.measured import kept_in_memory
@@ -190,11 +191,20 @@ def _attach(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
     resolved = with_unmapped_tensors(model, resolved)
     result = Builder(model, resolved, options).build()
     result.attach(model)
+    model.__dict__["__deepcopy__"] = CopyDispatched(model, _attach_anew)
     if result.attachments:
         result.guard(model)
     if resolved.plan.guarded:
         ActivationGuard(model, result, _place_anew).attach()
     result.observe(model)
+
+
+def _attach_anew(model: nn.Module, resolved: ResolvedMap, options: Options) -> None:
+    """Dispatch the copy of a dispatched model, whose weights on disk may have been copied to memory."""
+    with lasting_tensors():
+        if options.offload_folder is not None:
+            write_to_disk(model, resolved.placement, options.offload_folder)
+        _attach(model, resolved, options)
 
 
 def _refuse_lazy(model: nn.Module) -> None:

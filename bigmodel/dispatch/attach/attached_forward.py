@@ -112,6 +112,11 @@ class AttachedForward:
         elif module.__dict__.get(REPLACED_BY_HOOK) is self:  # a hook that was added later stays
             module.__dict__[REPLACED_BY_HOOK] = self._own or self._function.__get__(module)
 
+    @property
+    def replaced(self) -> Callable[..., Any] | None:
+        """What the module had in the place of its class's method; None: nothing."""
+        return self._own
+
     def replace_own(self, forward: Callable[..., Any] | None) -> None:
         """Have this call `forward`, or the class's (None), in place of what it replaced."""
         self._own = forward

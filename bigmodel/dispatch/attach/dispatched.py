@@ -32,7 +32,8 @@ from .decoding import METHOD, DecodeAsResident
 from .refusals import RefuseConversion, refuse_copy
 
 ATTRIBUTE = "_bigmodel_dispatched"
-_PUBLIC = ("hf_device_map", "dispatch_stats")
+DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, "hf_device_map", "dispatch_stats", "__deepcopy__")
+"""What a dispatched model has in its own attributes."""
 
 
 class Dispatched:
@@ -192,7 +193,7 @@ class Dispatched:
         self.unpack()
         for module in model.modules():
             module.__dict__.pop("_apply", None)
-        for name in (ATTRIBUTE, METHOD, *_PUBLIC):
+        for name in DISPATCH_ATTRIBUTES:
             model.__dict__.pop(name, None)
 
     def unpack(self) -> None:

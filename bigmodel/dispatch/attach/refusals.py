@@ -13,10 +13,11 @@ from ...errors import DispatchError
 
 
 def refuse_copy(*_: object) -> Any:
-    """Raise DispatchError: a dispatched model can be neither copied nor pickled."""
+    """Raise DispatchError: a dispatched model cannot be pickled, and its parts cannot be copied without it."""
     raise DispatchError(
-        "a dispatched model cannot be copied or pickled: its weights are spread over devices and streams belong to "
-        "this process. Call undispatch(model) first, or save it with save_model(model, directory)"
+        "a dispatched model cannot be pickled, nor a part of it copied: its weights are spread over devices and "
+        "streams belong to this process. Copy the whole model, call undispatch(model) first, or save it with "
+        "save_model(model, directory)"
     )
 
 
