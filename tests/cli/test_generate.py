@@ -116,10 +116,10 @@ def test_a_prompt_that_is_not_text_is_rejected(prompt: str) -> None:
 
 def test_what_becomes_of_parts_that_do_not_fit_is_passed_on(loaded: dict[str, Any]) -> None:
     run("the cat", "--max-tokens", "1")
-    assert (loaded["offload"], loaded["offload_dtype"]) == ("stream", None)
+    assert (loaded["offload"], loaded["offload_dtype"], loaded["host_kernels"]) == ("stream", None, "exact")
     quantised = ("--offload-dtype", "int8", "--offload-folder", "scratch")
-    run("the cat", "--max-tokens", "1", "--offload", "compute", *quantised)
-    assert (loaded["offload"], loaded["offload_dtype"]) == ("compute", "int8")
+    run("the cat", "--max-tokens", "1", "--offload", "compute", *quantised, "--host-kernels", "packed")
+    assert (loaded["offload"], loaded["offload_dtype"], loaded["host_kernels"]) == ("compute", "int8", "packed")
     assert loaded["offload_folder"] == "scratch"
 
 
