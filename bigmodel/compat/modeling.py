@@ -15,6 +15,7 @@ from ..devices import get_max_memory as budgets_of
 from ..dispatch.attach.dispatched import ATTRIBUTE
 from ..errors import DeviceMapError
 from ..plan import check_device_map as check_coverage
+from ..plan.accelerate_api import whole_bytes
 from ..profile import find_tied_parameters
 from ..profile.model.tensors import owner_of
 from ..train.accelerator_state import AcceleratorState
@@ -45,7 +46,7 @@ def get_max_memory(max_memory: Mapping[DeviceLike, int | str] | None = None) -> 
 
     Sizes given as text become numbers in `max_memory` itself, too: transformers relies on that.
     """
-    budgets = budgets_of(max_memory)
+    budgets = budgets_of(whole_bytes(max_memory))
     if isinstance(max_memory, MutableMapping):
         sizes = {key: budgets_of({key: size}) for key, size in max_memory.items() if isinstance(size, str)}
         max_memory.update({key: next(iter(size.values())) for key, size in sizes.items()})

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import isfinite
 from typing import Any
 
 from torch import nn
@@ -63,7 +64,7 @@ def infer_auto_device_map(
     check_flags(verbose=verbose, clean_result=clean_result, offload_buffers=offload_buffers)
     units = profile_units(model, dtype, special_dtypes, no_split_module_classes, as_loaded=False)
     groups = tie_groups(units)
-    capacity = Capacity(read_budgets(max_memory), slots=1, host_compute=True)
+    capacity = Capacity(read_budgets(whole_bytes(max_memory)), slots=1, host_compute=True)
     items = [_item(group, units) for group in groups]
     placement = place_greedily(items, capacity)
     if placement is None:
@@ -140,7 +141,7 @@ def get_balanced_memory(
     """
     check_model(model)
     check_flags(low_zero=low_zero)
-    budgets = read_budgets(max_memory)
+    budgets = read_budgets(whole_bytes(max_memory))
     keys = [key for key, size in budgets.items() if size > 0 and is_accelerator(key)]
     if len(keys) == 1 and max_memory is None:
         budgets[keys[0]] = int(budgets[keys[0]] * PLANNED_SHARE)
@@ -212,3 +213,10 @@ def _ancestors_below(key: str, stop: str) -> list[str]:
     """Return `key` and its ancestors up to `stop`; none if `key` is not inside `stop`."""
     found = list(with_ancestors(key))
     return found[: found.index(stop) + 1] if stop in found else []
+
+
+def whole_bytes(max_memory: Mapping[DeviceLike, int | str] | None) -> Mapping[DeviceLike, int | str] | None:
+    """Return budgets with those rounded down that are fractions of bytes: callers take shares of what is free."""
+    if not isinstance(max_memory, Mapping):
+        return max_memory
+    return {key: int(size) if isinstance(size, float) and isfinite(size) else size for key, size in max_memory.items()}

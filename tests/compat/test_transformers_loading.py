@@ -51,6 +51,15 @@ def test_pipelines_take_it() -> None:
     assert found()["pipeline from disk"]
 
 
+def test_transformers_quantisers_give_what_they_give_without_a_map_or_one_line() -> None:
+    same = {
+        question: answer for question, answer in found().items() if question.startswith(("torchao", "bitsandbytes"))
+    }
+    assert same == dict.fromkeys(same, True)
+    assert {"torchao, auto", "torchao, {'': 'cpu'}"} <= same.keys()
+    assert "is a tensor of several parts" in found()["quantised and streamed"]
+
+
 def test_the_trainer_trains_and_resumes() -> None:
     assert len(found()["losses"]) == 4
     assert found()["resumed"]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from bigmodel.compat import modeling as accelerate_modeling
 from bigmodel.errors import BudgetError, DeviceMapError
 from bigmodel.plan import check_device_map, clean_device_map, get_balanced_memory, infer_auto_device_map
 from bigmodel.profile import compute_module_sizes, find_tied_parameters, named_tensors
@@ -197,3 +198,11 @@ def test_ties_are_counted_once() -> None:
     model = on_meta(Stack, depth=2, tied=True)
     budgets = get_balanced_memory(model, {0: 10**6, 1: 10**6})
     assert set(infer_auto_device_map(model, budgets).values()) == {0, 1}
+
+
+def test_budgets_may_be_fractions_of_bytes_as_callers_take_shares_of_what_is_free() -> None:
+    model = nn.Linear(4, 4)
+    assert infer_auto_device_map(model, {"cpu": 1000 * 0.901}) == {"": "cpu"}
+    assert get_balanced_memory(model, {"cpu": 900.5}) == {"cpu": 900}
+    given = {"cpu": 900.5, "disk": "1KB"}
+    assert accelerate_modeling.get_max_memory(given) == {"cpu": 900, "disk": 1000}  # type: ignore[arg-type]

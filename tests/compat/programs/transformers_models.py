@@ -1,5 +1,6 @@
 """Loads a small Llama through transformers under the stand-in, runs it in pipelines, and trains one by a Trainer."""
 
+import importlib.util
 import json
 import os
 import tempfile
@@ -10,17 +11,21 @@ import bigmodel.compat
 from bigmodel.checkpoint import mapped_region
 from bigmodel.devices import virtual
 from bigmodel.devices.memory import max_memory_allocated
+from bigmodel.errors import DispatchError
 
 bigmodel.compat.install()
 virtual.enable(count=1)
 torch.set_num_threads(1)
 
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402 (after installing)
+from torchao.quantization import Int8WeightOnlyConfig  # noqa: E402
 from transformers import (  # noqa: E402
     AutoModelForCausalLM,
+    BitsAndBytesConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    TorchAoConfig,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -82,6 +87,23 @@ def pipelines(folder: str, whole: LlamaForCausalLM) -> None:
     say("pipeline from disk", tokens(device_map=places) == generated(whole))
 
 
+def quantised(folder: str) -> None:
+    """Have transformers quantise the model while it is loaded, planned by transformers and by a map."""
+    configs: dict[str, object] = {"torchao": TorchAoConfig(Int8WeightOnlyConfig())}
+    if importlib.util.find_spec("bitsandbytes"):
+        configs["bitsandbytes"] = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=torch.float32)
+    for name, config in configs.items():
+        expected = load(folder, quantization_config=config)(IDS).logits
+        for device_map in ("auto", {"": "cpu"}):
+            model = load(folder, quantization_config=config, device_map=device_map, max_memory={"cpu": "1GB"})
+            say(f"{name}, {device_map}", torch.equal(model(IDS).logits, expected))
+    try:
+        places = {"model": 0, "model.layers.3": "disk", "lm_head": 0}
+        load(folder, quantization_config=configs["torchao"], device_map=places, offload_folder=folder)
+    except DispatchError as error:
+        say("quantised and streamed", str(error))
+
+
 def training(folder: str) -> None:
     data = [{"input_ids": IDS[0] + i, "labels": IDS[0] + i} for i in range(16)]
 
@@ -110,6 +132,7 @@ def main() -> None:
         whole.save_pretrained(folder)
         loading(folder, whole)
         pipelines(folder, whole)
+        quantised(folder)
     with tempfile.TemporaryDirectory() as folder:
         training(folder)
     say("report", bigmodel.compat.report())
