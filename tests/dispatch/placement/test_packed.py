@@ -104,6 +104,15 @@ def test_a_plan_is_obeyed_and_another_one_is_not_overruled(folder: Path) -> None
         from_pretrained(folder, plan, host_kernels="exact")
 
 
+def test_a_copy_of_the_model_is_packed_anew(folder: Path) -> None:
+    model = from_pretrained(folder, HOST, **PACKED)
+    second = copy.deepcopy(model)
+    assert torch.equal(logits(second), logits(model))
+    first, other = (dispatched(each).packed for each in (model, second))  # type: ignore[union-attr]
+    assert first.keys() == other.keys()
+    assert not any(other[name][1] is first[name][1] for name in first)
+
+
 def test_nothing_is_packed_unless_it_is_asked_for(folder: Path) -> None:
     model = from_pretrained(folder, HOST)
     assert get_plan(model).host_kernels == "exact"  # type: ignore[union-attr]
