@@ -19,5 +19,5 @@ def answers(program: str, *arguments: str, before: tuple[str, ...] = (), **envir
     command = [sys.executable, *before, str(path), *arguments]
     done = subprocess.run(command, env={**variables, **environment}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     return dict(lines)

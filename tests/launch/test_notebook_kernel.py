@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bigmodel import __version__
 from tests.preloaded import python_executable
 
 pytestmark = pytest.mark.slow
@@ -60,6 +61,11 @@ def outputs(kernel: str) -> dict[str, str]:
         "together": "notebook_launcher(train, (1,), num_processes=2, use_port=0, cpu=True)",
         "failing": "def broken():\n    raise ValueError('in this cell')\ndebug_launcher(broken)",
         "afterwards": "debug_launcher(train, (2,))",
+        "extension": "%load_ext bigmodel.compat\nimport accelerate, bigmodel.hooks\nfrom accelerate import hooks\n"
+        "print(accelerate.__version__, hooks is bigmodel.hooks)",
+        "too late": "import sys\n"
+        "sys.meta_path[:] = [each for each in sys.meta_path if type(each).__name__ != 'StandIn']\n"
+        "%reload_ext bigmodel.compat",
     }
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells.values()])
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
@@ -82,3 +88,11 @@ def test_a_function_of_a_cell_trains_on_two_processes(outputs: dict[str, str]) -
 def test_a_cell_that_fails_says_why(outputs: dict[str, str]) -> None:
     assert outputs["failing"].rstrip().endswith("ValueError: in this cell")
     assert "Process" in outputs["failing"]
+
+
+def test_the_extension_has_accelerate_be_this_package(outputs: dict[str, str]) -> None:
+    assert outputs["extension"].split() == [f"1.15.0+bigmodel.{__version__}", "True"]
+
+
+def test_the_extension_is_refused_where_it_comes_too_late(outputs: dict[str, str]) -> None:
+    assert "accelerate is imported already" in outputs["too late"]

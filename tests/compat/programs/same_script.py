@@ -106,7 +106,8 @@ def main(root: str) -> None:
         first.save_model(folder)
     say("predictions", first.predict(DATA[:4]).predictions.tolist())
     say("evaluation", first.evaluate()["eval_loss"])
-    places = {"model": "cpu", "model.layers.1": "disk", "lm_head": "cpu"}
+    names = ("model.embed_tokens", "model.rotary_emb", "model.layers.0", "model.norm", "lm_head")
+    places = {**dict.fromkeys(names, "cpu"), "model.layers.1": "disk"}
     folder = f"{root}/{trainer.__name__}"
     loaded = AutoModelForCausalLM.from_pretrained(folder, device_map=places, offload_folder=f"{root}/offload")
     say("tokens", loaded.generate(IDS[None], max_new_tokens=6, do_sample=False).tolist())
