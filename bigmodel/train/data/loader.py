@@ -154,6 +154,7 @@ class DataLoaderShard(DataLoader[Any]):
         **loader_arguments: Any,
     ) -> None:
         # DataLoader.__init__ is not called, since this class delegates to `base_dataloader`.
+        self._is_torchdata = use_stateful_dataloader and not hasattr(source, "open")
         if not hasattr(source, "open"):
             settings = {"batch_size": batch_size, "generator": generator, **loader_arguments}
             source = _reading(source, use_stateful_dataloader, settings)
@@ -311,7 +312,10 @@ class DataLoaderShard(DataLoader[Any]):
         return skipping
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the progress of this loader."""
+        """Return the progress of this loader: that of torchdata's own, if this one was made to read a dataset by it."""
+        if self._is_torchdata:
+            base: Any = self.base_dataloader
+            return self._progress.loader_state or base.state_dict()
         return self._progress.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -320,7 +324,12 @@ class DataLoaderShard(DataLoader[Any]):
         A stateful loader resumes by itself; another repeats the order of the interrupted pass, and `skip_first_batches`
         skips to the position.
         """
-        self._progress.load_state_dict(state_dict)
+        if self._is_torchdata:
+            self._progress.loader_state = None
+            base: Any = self.base_dataloader
+            base.load_state_dict(state_dict)
+        else:
+            self._progress.load_state_dict(state_dict)
 
 
 class DataLoaderDispatcher(DataLoaderShard):

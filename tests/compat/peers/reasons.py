@@ -26,11 +26,6 @@ REASONS = {
         test_data_loader.py::test_batch_sampler_varying_batch_size_many_processes""",
     "samples at the end of a sharded stream are marked, so that metrics count each once": """
         test_data_loader.py::test_iterable_dataset_shard""",
-    "the state of a prepared loader is its own progress, with that of torchdata's loader inside": """
-        test_data_loader.py::test_decoupled_stateful_dataloader_adapter_equivalent_to_torchdata_stateful_dataloader_num_workers_0
-        test_data_loader.py::test_decoupled_stateful_dataloader_adapter_equivalent_to_torchdata_stateful_dataloader_num_workers_2
-        test_data_loader.py::test_stateful_dataloader_adapter_equivalent_to_torchdata_stateful_dataloader_num_workers_0
-        test_data_loader.py::test_stateful_dataloader_adapter_equivalent_to_torchdata_stateful_dataloader_num_workers_2""",
     "needs the package multiprocess": """
         test_data_loader.py::test_iterable_dataset_native_sharding_when_n_shards_equals_num_processes""",
     "a schedule ends at its last step; OneCycleLR would go on past it": """

@@ -359,3 +359,27 @@ def test_a_finished_pass_leaves_only_its_number() -> None:
     again.load_state_dict(state)
     assert torch.equal(torch.rand(1, generator=other), expected)
     assert not again.resumable
+
+
+def test_a_loader_made_to_read_a_dataset_by_torchdata_has_that_one_s_state() -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def theirs() -> Any:
+        return torchdata.StatefulDataLoader(range(12), batch_size=2)
+
+    def ours() -> DataLoaderShard:
+        return DataLoaderShard(range(12), batch_size=2, use_stateful_dataloader=True)
+
+    def begun(loader: Any) -> dict[str, Any]:
+        for index, _ in enumerate(loader):
+            if index == 2:
+                break
+        state: dict[str, Any] = loader.state_dict()
+        return state
+
+    state = begun(theirs())
+    assert begun(ours()) == state
+    resumed = ours()
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in resumed] == [[6, 7], [8, 9], [10, 11]]
+    assert next(batch.tolist() for batch in resumed) == [0, 1]
