@@ -203,10 +203,21 @@ def _nllb_moe() -> Any:
 ROUTING: dict[str, Callable[[], Any]] = {"nllb-moe": _nllb_moe, "switch": _switch}
 """Models whose activations depend on how their routers choose experts; those of more tokens are planned for."""
 
+
+def _pi0() -> Any:
+    vision = {**IMAGE, "model_type": "siglip_vision_model", "vision_use_head": False}
+    text = {**DECODER, "head_dim": 16, "model_type": "gemma"}
+    vlm = t.PaliGemmaConfig(vision_config=vision, text_config=text, image_token_id=150, projection_dim=64)
+    actions = {"chunk_size": 8, "max_state_dim": 6, "max_action_dim": 6}
+    config = t.PI0Config(vlm_config=vlm, dit_config=t.GemmaConfig(**DECODER, head_dim=16), **actions)
+    return t.PI0ForConditionalGeneration(config)
+
+
 OTHERS: dict[str, Callable[[], Any]] = {
     "gemma3n_text": _gemma3n_text,
     "gemma4": _gemma4,
     "gemma4_text": lambda: t.Gemma4ForCausalLM(t.Gemma4TextConfig(**DECODER, **SHARED)),
     "paligemma": _paligemma,
+    "pi0": _pi0,
 }
 """Models of architectures whose default configs cannot be shrunk."""

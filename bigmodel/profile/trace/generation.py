@@ -297,11 +297,17 @@ class _Loop:
         kept = [*tensors_in(media), *([] if self.positions is None else [self.positions])]
         kept, unread = ([*kept, *mask], []) if self.is_padded else (kept, mask)
         output = self.session.generate_with(kept, unread, **inputs)
-        del inputs, masked, order, mask, kept, unread, positions
+        del inputs, masked, order, mask, kept, unread, positions, ids
         self._cover(self.ids.shape[1] + 1)
         self.scores = next_token_scores(self.session, output)
+        self._choose()
         returned = cache_in(output)
         self.cache = self.cache if returned is None else returned
+
+    def _choose(self) -> None:
+        """Append the next token for a moment: `generate` does so before it frees the output of the forward."""
+        with self.session.recorder.at_inputs():
+            torch.cat([self.ids, self.session.tokens(1)], 1)
 
     def _prepared(self, inputs: Mapping[str, Any], ids: torch.Tensor) -> dict[str, Any]:
         """Return the mask and the position ids that the model's own preparation of inputs makes of those given."""

@@ -12,8 +12,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from .image_inputs import image_inputs
-from .inputs import IMAGES, SAMPLES, SERIES, SOUNDS, Inputs, fields, first_field, parameters_of, sample
+from .image_inputs import image_inputs, image_shape
+from .inputs import (
+    IMAGES,
+    PATCH,
+    SAMPLES,
+    SERIES,
+    SOUNDS,
+    Inputs,
+    fields,
+    first_field,
+    parameters_of,
+    sample,
+    token_ids,
+)
 
 
 def media_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
@@ -25,6 +37,23 @@ def media_inputs(model: nn.Module, batch_size: int) -> Iterator[Inputs]:
         yield from image_inputs(model, batch_size)
     if accepted.intersection(SOUNDS) and has_encoder(model.config, "audio_config"):
         yield from sound_inputs(model, batch_size)
+
+
+def robot_inputs(model: nn.Module, batch_size: int, tokens: int) -> Iterator[Inputs]:
+    """Yield the inputs of a transformers model that moves a robot: its state, the noise that actions are made of, an
+    image of one camera, and a text with a token for each patch of the image beside `tokens` others."""
+    config: Any = model.config
+    channels, height, width = image_shape(getattr(config, "vlm_config", config))
+    patch = first_field(config, PATCH, "patch_size")
+    actions = first_field(config, 50, "chunk_size"), first_field(config, 32, "max_action_dim")
+    yield {
+        "state": sample(batch_size, first_field(config, 32, "max_state_dim")),
+        "noise": sample(batch_size, *actions),
+        "timestep": sample(batch_size),
+        "input_ids": token_ids(config, batch_size, tokens + (height // patch) * (width // patch)),
+        "pixel_values": sample(batch_size, 1, channels, height, width),
+        "pixel_attention_mask": torch.ones(batch_size, 1, dtype=torch.bool),
+    }
 
 
 def has_encoder(config: Any, name: str) -> bool:

@@ -23,10 +23,11 @@ from .inputs import (
     modalities,
     padding_of,
     parameters_of,
+    sample,
     text_inputs,
     token_ids,
 )
-from .media_inputs import media_inputs
+from .media_inputs import media_inputs, robot_inputs
 from .prompt import Prompt
 from .seq2seq import generate_seq2seq
 from .session import Session
@@ -86,12 +87,19 @@ def uses_of(model: nn.Module, workload: Workload) -> Iterator[Use]:
         return
     if name not in KNOWN or (name in TEXT and tokens == 0):
         return
+    if name == STATE:
+        for robot in robot_inputs(model, batch_size, tokens):
+            yield Use(partial(_use_forward, inputs=robot, tokens=robot["input_ids"].shape[1]))
+        return
     media = [] if parameters_of(model).keys().isdisjoint(MEDIA) else list(media_inputs(model, batch_size))
     if getattr(config, "is_encoder_decoder", False) and hasattr(model, "get_encoder") and tokens:
         sources: list[Inputs] = media if name not in TEXT else []
-        sources = [*sources, {"input_ids": token_ids(config, batch_size, max(workload.prompt_length, 1))}]
+        length = max(workload.prompt_length, 1)
+        places = {"bbox": sample(batch_size, length, 4)} if "bbox" in parameters_of(model) else {}
+        sources = [*sources, {"input_ids": token_ids(config, batch_size, length), **places}]
         for source in sources:
-            yield Use(partial(_use_seq2seq, source=source), media=media_in(source), way="transduce")
+            without = WITHOUT_MEDIA if places and media and not media_in(source) else ""
+            yield Use(partial(_use_seq2seq, source=source), without, media_in(source), "transduce")
     generates = _generates(model, workload)
     if generates:
         for inputs in media:
@@ -116,7 +124,10 @@ KINDS_OF_MEDIA = {"images": IMAGES, "sounds": SOUNDS, "time series": SERIES}
 WITHOUT_MEDIA = "images or sounds"
 WITHOUT_CACHE = "a KV cache"
 
-KNOWN = (*TEXT, *MEDIA, "hidden_states")
+STATE = "state"
+"""Main input of models that move robots."""
+
+KNOWN = (*TEXT, *MEDIA, STATE, "hidden_states")
 """Main inputs whose shapes are known; "hidden_states" are patches of images."""
 
 

@@ -19,6 +19,7 @@ from bigmodel.profile.trace.generation import encode_media, keeps_mask
 from bigmodel.profile.trace.inputs import padding_mask
 from bigmodel.profile.trace.recorder import Recorder
 from bigmodel.profile.trace.session import Session
+from bigmodel.profile.trace.trace import Allocate, Free, Return
 from bigmodel.profile.trace.workload import Workload
 from tests.marks import slow_but
 
@@ -223,6 +224,18 @@ def test_a_resized_cache_is_that_of_forwards(
     resized = facts()
     monkeypatch.setattr(generation._Loop, "can_resize", lambda _: False)
     assert resized == facts()
+
+
+def test_the_next_token_is_appended_before_the_output_is_freed() -> None:
+    """Ids, position ids and, where it is kept, the mask of one more token are alive beside all logits."""
+    profile = profile_model(small("gpt2"), context_length=20, new_tokens=4, all_logits=True)
+    events = profile.phases[0].trace.events
+    (at,) = [place for place, event in enumerate(events) if isinstance(event, Return)]
+    returned = events[at]
+    assert isinstance(returned, Return)
+    freed = events.index(Free(returned.outputs[0][0]))
+    longer = [event for event in events[at:freed] if isinstance(event, Allocate) and event.nbytes == 17 * 8]
+    assert len(longer) == 2 + keeps_mask()
 
 
 def test_suppressed_tokens_and_the_decoders_first_are_kept_beside_special_tokens() -> None:

@@ -73,6 +73,14 @@ def test_images_need_no_context_and_sounds_are_transcribed() -> None:
     assert [name for name, _ in phases(whisper())] == ["prefill", "decode"]
 
 
+def test_the_places_of_a_text_are_given_to_an_encoder_that_takes_them() -> None:
+    sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 64}
+    config = t.UdopConfig(**sizes, image_size=32, patch_size=8, decoder_start_token_id=0)
+    model = on_meta(t.UdopForConditionalGeneration, config)
+    assert phases(model) == [("prefill", 6), ("decode", 1)]
+    assert "without images" in profile_model(model, context_length=8, new_tokens=2).unknown
+
+
 def test_inputs_that_a_config_does_not_describe_are_not_guessed() -> None:
     model = tiny_llama()
     model.main_input_name = "voltages"
