@@ -10,7 +10,7 @@ from bigmodel.devices.empty import init_empty_weights
 from bigmodel.dispatch import load_checkpoint_and_dispatch, undispatch
 from bigmodel.errors import CheckpointMismatchError, PlanError
 
-from ..accelerators import exact
+from ..accelerators import exact, two
 from .models import Stack, ids, stack
 
 pytestmark = pytest.mark.usefixtures("every_accelerator")
@@ -39,7 +39,7 @@ def empty() -> Stack:
         {"": "cpu"},
         {"": 0, "blocks": "disk"},
         {"": "disk", "blocks.0": 0, "blocks.2": "cpu"},
-        {"": 1, "blocks.1": 0},
+        pytest.param({"": 1, "blocks.1": 0}, marks=two),
     ],
 )
 def test_every_map_gives_the_bits_of_the_saved_model(checkpoint: Path, device_map: dict[str, object]) -> None:
