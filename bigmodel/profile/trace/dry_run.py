@@ -29,11 +29,17 @@ from ...devices import HOST
 from ...errors import PlanError
 from ...quantized.packable import plan_products
 from ..model.units import UnitProfile
-from .brought import BroughtToWeights
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
 from .recorder import Recorder
-from .session import ConstantsThroughHost, Session, fake_clone, let_parts_convert, without_cached_results
+from .session import (
+    BroughtToWeights,
+    ConstantsThroughHost,
+    Session,
+    fake_clone,
+    let_parts_convert,
+    without_cached_results,
+)
 from .trace import Trace, cut
 from .uses import Use, use_sample, uses_of
 from .values import Values, read_as_real
