@@ -81,12 +81,6 @@ def test_the_command_reports_at_the_end() -> None:
     assert "bigmodel stands in for accelerate" in done.stderr
 
 
-def test_launched_ranks_inherit_it() -> None:
-    launch = ("-m", "bigmodel", "launch", "--cpu", "--num_processes", "2")
-    found = answers("version", before=launch, BIGMODEL_COMPAT="1")
-    assert (found["version 0"], found["version 1"]) == (VERSION, VERSION)
-
-
 def test_a_plugin_of_pytest_installs_before_any_conftest(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("import accelerate\n")
     (tmp_path / "test_it.py").write_text(

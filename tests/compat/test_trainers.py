@@ -1,4 +1,4 @@
-"""transformers' Trainer on two processes, plainly, sharded and by DeepSpeed, under the stand-in."""
+"""transformers' Trainer on two launched processes, plainly, sharded and by DeepSpeed: they inherit the stand-in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from .answers import answers
+from .test_stand_in import VERSION
 
 
 @pytest.mark.slow  # a launcher and two interpreters that import transformers; one start for all kinds
@@ -21,4 +22,5 @@ def test_it_trains_and_resumes_with_the_losses_of_plain_training(tmp_path: Path)
             assert found[f"{kind}: losses {rank}"] == pytest.approx(found["plain: losses 0"], rel=1e-6), kind
             assert found[f"{kind}: resumed {rank}"], kind
             assert found[f"{kind}: saved {rank}"], kind
-    assert len(found) == 6 * len(kinds)
+    assert (found["version 0"], found["version 1"]) == (VERSION, VERSION)
+    assert len(found) == 2 + 6 * len(kinds)

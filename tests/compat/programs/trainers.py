@@ -10,12 +10,10 @@ import sys
 
 import torch
 
-import bigmodel.compat
-
-bigmodel.compat.install()
 torch.set_num_threads(1)
 
-from accelerate import PartialState  # noqa: E402 (after installing)
+import accelerate  # noqa: E402
+from accelerate import PartialState  # noqa: E402
 from accelerate.state import AcceleratorState, GradientState  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed  # noqa: E402
 
@@ -40,7 +38,8 @@ KINDS: dict[str, dict[str, object]] = {
 
 
 def say(question: str, answer: object) -> None:
-    print("\n" + json.dumps([f"{question} {os.environ['RANK']}", answer]), flush=True)
+    line = json.dumps([f"{question} {os.environ['RANK']}", answer])
+    os.write(1, f"\n{line}\n".encode())  # at once: both processes write to one pipe
 
 
 def trainer(folder: str, arguments: dict[str, object]) -> Trainer:
@@ -59,6 +58,7 @@ def losses(trained: Trainer) -> list[float]:
 
 
 def main(root: str, kinds: list[str]) -> None:
+    say("version", accelerate.__version__)
     for kind in kinds:
         folder = f"{root}/{kind}"
         first = trainer(folder, KINDS[kind])
