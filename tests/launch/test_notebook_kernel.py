@@ -61,6 +61,10 @@ def outputs(kernel: str) -> dict[str, str]:
         "together": "notebook_launcher(train, (1,), num_processes=2, use_port=0, cpu=True)",
         "failing": "def broken():\n    raise ValueError('in this cell')\ndebug_launcher(broken)",
         "afterwards": "debug_launcher(train, (2,))",
+        "fresh": "import sys\n"  # the kernel is forked from a process that other tests may have had import them
+        "for name in [*sys.modules]:\n"
+        "    if name.partition('.')[0] in ('accelerate', 'transformers', 'peft', 'diffusers'):\n"
+        "        del sys.modules[name]",
         "extension": "%load_ext bigmodel.compat\nimport accelerate, bigmodel.hooks\nfrom accelerate import hooks\n"
         "print(accelerate.__version__, hooks is bigmodel.hooks)",
         "too late": "import sys\n"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -49,8 +48,9 @@ class Additions:
 
     def find(self) -> None:
         """Look for what was added since the last call, if any module was added or replaced."""
-        for registry, members in self._structure:
-            if tuple(registry.items()) != members:
+        for reference, members in self._structure:
+            module = reference()
+            if module is None or _members(module) != members:
                 break
         else:
             return
@@ -92,13 +92,21 @@ _BlockOf = tuple["weakref.ref[nn.Module]", torch.device, Block, list[HostTensor]
 beginning."""
 
 
-def _structure(model: nn.Module) -> Iterator[tuple[Mapping[str, Any], tuple[Any, ...]]]:
-    """Yield the registries of `model` that change when something is added to it, each with what it holds now.
+_Members = tuple[tuple[object, ...], ...]
+
+
+def _structure(model: nn.Module) -> Iterator[tuple[weakref.ref[nn.Module], _Members]]:
+    """Yield the modules of `model` that change when something is added to it, each with what it holds now.
 
     A layer without modules in it, such as a linear one, is replaced and not extended, which its parent's shows.
     """
     for module in model.modules():
-        if module._modules or not module._parameters:
-            yield module._modules, tuple(module._modules.items())
-        if isinstance(module, nn.ParameterDict):
-            yield module._keys, tuple(module._keys.items())
+        if module._modules or not module._parameters or isinstance(module, nn.ParameterDict):
+            yield weakref.ref(module), _members(module)
+
+
+def _members(module: nn.Module) -> _Members:
+    """Return the names in a module, each with a weak reference to the module of that name."""
+    keys = module._keys if isinstance(module, nn.ParameterDict) else ()
+    modules = ((name, None if child is None else weakref.ref(child)) for name, child in module._modules.items())
+    return (*modules, *((key,) for key in keys))

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -169,8 +170,14 @@ def _known(path: Path) -> MachineProfile | None:
     except FileNotFoundError:
         return None
     except PlanError as error:
-        logger.warning("%s is ignored, and the machine is measured again: %s", path, error)
+        _warn_of_ignored(path, str(error))
         return None
+
+
+@cache
+def _warn_of_ignored(path: Path, reason: str) -> None:
+    """Say once why a profile is not used."""
+    logger.warning("%s is ignored: %s. `bigmodel probe` measures the machine again", path, reason)
 
 
 def processor_name() -> str:

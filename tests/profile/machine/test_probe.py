@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ from bigmodel.profile.machine import machine as machine_json
 from bigmodel.profile.machine import probe
 from bigmodel.profile.machine.machine import MachineProfile
 from bigmodel.profile.machine.probe import last_cache_bytes, processor_name
-from bigmodel.profile.machine.timing import QUICK
+from bigmodel.profile.machine.timing import QUICK, Effort
 from tests.preloaded import run
 
 from .recorded import record_once
@@ -72,6 +73,16 @@ def test_a_profile_of_an_older_format_is_measured_again(tmp_path: Path, measured
     probe.machine(effort=QUICK, folder=tmp_path)
     assert len(measured) == 2
     assert machine_json.load(path.read_text()).expert_overhead.module > 0
+
+
+def test_a_profile_that_cannot_be_used_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / f"{probe.machine_key(Effort())}.json"
+    path.write_text(json.dumps({"format": 2}))
+    assert probe.known_machine(tmp_path) is None
+    assert probe.known_machine(tmp_path) is None
+    (said,) = caplog.messages
+    assert said.startswith(str(path))
+    assert "bigmodel probe" in said
 
 
 def test_profiles_are_kept_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
