@@ -24,23 +24,6 @@ GROUP = 32
 F32, Q4_0, Q8_0, BF16 = 0, 2, 8, 30
 """Numbers of types in files."""
 
-_OUTSIDE = {
-    "model.embed_tokens": "token_embd.weight",
-    "model.norm": "output_norm.weight",
-    "lm_head": "output.weight",
-}
-_PARTS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
 
 def gguf_of(folder: Path) -> Path:
     """Return the GGUF file beside the checkpoint `folder`, after writing it if it does not exist.
@@ -115,10 +98,13 @@ def _rows(leaves: dict[str, torch.Tensor]) -> tuple[int, torch.Tensor]:
 
 
 def _name(module: str) -> str:
-    if module in _OUTSIDE:
-        return _OUTSIDE[module]
+    from bigmodel.sources.gguf.names import IN_LAYERS, OUTSIDE
+
+    names = {ours: theirs for theirs, ours in (OUTSIDE | IN_LAYERS).items()}
+    if module in names:
+        return f"{names[module]}.weight"
     layer, _, inner = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_PARTS[inner]}.weight"
+    return f"blk.{layer}.{names[inner]}.weight"
 
 
 def _metadata(config: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,13 @@ from ..weights.outside_use import mark_offloaded
 from ..weights.parameters import moved_like
 from .attached_forward import AttachedForward
 
+_BlockOf = tuple["weakref.ref[nn.Module]", torch.device, Block, list[HostTensor]]
+"""A module, the device that its block is streamed to, the block, and what the block fetched separately from the
+beginning."""
+
+_Members = tuple[tuple[object, ...], ...]
+"""The names in a module, each with what it refers to."""
+
 
 class Additions:
     """Finds what is added to one dispatched model.
@@ -57,12 +64,13 @@ class Additions:
         model = self._model()
         assert model is not None
         with self._lock:
-            self._structure = list(_structure(model))
+            structure = list(_structure(model))
             for reference, device, block, fetched_separately in self._blocks:
                 module = reference()
                 if module is not None:
                     block.take_separately([*fetched_separately, *self._ready(module, device)])
             self._ready(model, self._main)
+            self._structure = structure  # the last: until then another thread waits here, too
 
     def _ready(self, module: nn.Module, device: torch.device) -> list[HostTensor]:
         """Make what was added to `module` usable on `device`; return the parameters that stay on the host."""
@@ -85,14 +93,6 @@ class Additions:
                 for key, tensor in registry.items():
                     if tensor is not None and key not in known and tensor.device.type == HOST:
                         yield f"{prefix}.{key}", registry, key
-
-
-_BlockOf = tuple["weakref.ref[nn.Module]", torch.device, Block, list[HostTensor]]
-"""A module, the device that its block is streamed to, the block, and what the block fetched separately from the
-beginning."""
-
-
-_Members = tuple[tuple[object, ...], ...]
 
 
 def _structure(model: nn.Module) -> Iterator[tuple[weakref.ref[nn.Module], _Members]]:

@@ -36,7 +36,7 @@ from ..streaming.gradients import Compute, run_with_gradients
 from ..streaming.streamer import Streamer, is_transformed
 from ..weights.block import Block
 from .host_or_device import HostOrDevice
-from .refusals import refuse_copy
+from .refusals import NotCopied
 from .untraced import leave_untraced
 
 UNTRACED = ("bigmodel.devices", "bigmodel.profile", "bigmodel.checkpoint", "bigmodel.dispatch")
@@ -48,7 +48,7 @@ REPLACED_BY_HOOK = "_old_forward"
 """Where hooks in accelerate's protocol keep the forward that they run around."""
 
 
-class AttachedForward:
+class AttachedForward(NotCopied):
     """Replaces ``module.forward``, or another method: moves inputs to the module's device and streams its weights while
     the method runs.
 
@@ -187,12 +187,6 @@ class AttachedForward:
         if self._own is not None:
             return self._own(*args, **kwargs)
         return self._function(self._module(), *args, **kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return refuse_copy()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return refuse_copy()
 
 
 class InputTransfer:

@@ -21,13 +21,13 @@ from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
 from .attached_forward import REPLACED_BY_HOOK
 from .dispatched import DISPATCH_ATTRIBUTES, Dispatched, dispatched
-from .refusals import refuse_copy
+from .refusals import NotCopied
 
 Attach = Callable[[nn.Module, ResolvedMap, Options], None]
 """Dispatches a model whose weights lie where they belong."""
 
 
-class CopyDispatched:
+class CopyDispatched(NotCopied):
     """Is ``model.__deepcopy__`` while a model is dispatched.
 
     Args:
@@ -58,12 +58,6 @@ class CopyDispatched:
             plain = _plain_copy(model, found, memo)
         self._attach(plain, found.resolved, found.options)
         return plain
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return refuse_copy()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return refuse_copy()
 
 
 class _LeftOut:

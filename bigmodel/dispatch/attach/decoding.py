@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from .refusals import refuse_copy
+from .refusals import NotCopied
 
 METHOD = "_optimize_model_for_decode"
 """The context that transformers runs steps of generation in."""
 
 
-class DecodeAsResident:
+class DecodeAsResident(NotCopied):
     """Replaces a model's `METHOD`, such that it finds the model on `device`.
 
     Args:
@@ -36,12 +36,6 @@ class DecodeAsResident:
         model: Any = self._model()
         found: AbstractContextManager[None] = getattr(type(model), METHOD)(_OnDevice(model, self._device))
         return found
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return refuse_copy()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return refuse_copy()
 
 
 class _OnDevice:

@@ -29,14 +29,14 @@ from ..weights.stats import StreamStats, together
 from .additions import Additions
 from .attached_forward import AttachedForward
 from .decoding import METHOD, DecodeAsResident
-from .refusals import RefuseConversion, refuse_copy
+from .refusals import NotCopied, RefuseConversion
 
 ATTRIBUTE = "_bigmodel_dispatched"
 DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, "hf_device_map", "dispatch_stats", "__deepcopy__")
 """What a dispatched model has in its own attributes."""
 
 
-class Dispatched:
+class Dispatched(NotCopied):
     """Everything that dispatching added to one model, so that it can be removed again.
 
     Args:
@@ -209,12 +209,6 @@ class Dispatched:
         self.streamers.clear()
         self.readers.clear()
         self.expert_caches.clear()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return refuse_copy()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return refuse_copy()
 
 
 def dispatched(model: nn.Module) -> Dispatched | None:

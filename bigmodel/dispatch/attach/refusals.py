@@ -12,16 +12,24 @@ from torch import nn
 from ...errors import DispatchError
 
 
-def refuse_copy(*_: object) -> Any:
-    """Raise DispatchError: a dispatched model cannot be pickled, and its parts cannot be copied without it."""
-    raise DispatchError(
-        "a dispatched model cannot be pickled, nor a part of it copied: its weights are spread over devices and "
-        "streams belong to this process. Copy the whole model, call undispatch(model) first, or save it with "
-        "save_model(model, directory)"
-    )
+class NotCopied:
+    """Base of what dispatching adds to a model: a dispatched model cannot be pickled, nor a part of it copied."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._refuse()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._refuse()
+
+    def _refuse(self) -> Any:
+        raise DispatchError(
+            "a dispatched model cannot be pickled, nor a part of it copied: its weights are spread over devices and "
+            "streams belong to this process. Copy the whole model, call undispatch(model) first, or save it with "
+            "save_model(model, directory)"
+        )
 
 
-class RefuseConversion:
+class RefuseConversion(NotCopied):
     """Replaces ``module._apply``, which ``.to()``, ``.cuda()``, ``.half()`` and similar methods call.
 
     Libraries move a model to the device that it is on before they use it. That changes nothing, and is accepted.
@@ -53,9 +61,3 @@ class RefuseConversion:
             return any(convert(tensor) is tensor for tensor in tensors)
         except (AssertionError, RuntimeError):  # there is no such device
             return False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return refuse_copy()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return refuse_copy()

@@ -25,8 +25,10 @@ NOT_IN_PLACE = -1
 """Offset of a tensor that is computed."""
 
 _LAYER = re.compile(r"blk\.(\d{1,6})\.(.+?)(?:\.(weight|bias))?")
-_OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_IN_LAYERS = {
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""Modules of transformers' models outside layers, by their names in files."""
+
+IN_LAYERS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -39,6 +41,8 @@ _IN_LAYERS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+"""Modules in a layer, by their names in files."""
+
 _FOUR_NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_attention_norm": "post_attention_layernorm",
@@ -145,14 +149,14 @@ def named_tensors(
         found = _LAYER.fullmatch(tensor.name)
         if found is None:
             module, _, leaf = tensor.name.rpartition(".")
-            name = f"{_OUTSIDE[module]}.{leaf}" if module in _OUTSIDE else tensor.name
+            name = f"{OUTSIDE[module]}.{leaf}" if module in OUTSIDE else tensor.name
             yield _plain(architecture, tensor, name, heads, dtype, source)
             continue
         layer, inner, leaf = f"model.layers.{int(found[1])}", str(found[2]), found[3]
         if inner.startswith("ffn_") and inner.endswith("_exps"):
             yield from _experts(architecture, tensors, tensor, (layer, inner[4:-5], leaf), dtype, source)
             continue
-        known = architecture.layer.get(inner) or _IN_LAYERS.get(inner)
+        known = architecture.layer.get(inner) or IN_LAYERS.get(inner)
         if known is None:
             yield _plain(architecture, tensor, tensor.name, heads, dtype, source)
             continue
