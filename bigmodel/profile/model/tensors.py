@@ -201,7 +201,7 @@ def tensor_specs(
     """
     wanted = None if dtype is None else normalize_dtype(dtype)
     special = normalize_dtypes(special_dtypes)
-    kept = stored_names(module)
+    kept = frozenset() if wanted is None else stored_names(module)  # those that are not cast
     numbers: dict[tuple[int, ...], int] = {}
     specs = []
     for name, tensor, is_buffer, persistent in named_tensors(module):

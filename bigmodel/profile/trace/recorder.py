@@ -1,9 +1,4 @@
-"""Records events: every operation of a forward on fake tensors, and the end of every storage.
-
-Two functions about single kernels are at the end. `run_fake` corrects PyTorch's fake kernels that refuse valid inputs
-or differ from the real ones. `scratch_bytes` is the workspace of kernels by ATen's sources, checked against measured
-peaks.
-"""
+"""Records events: every operation of a forward on fake tensors, and the end of every storage."""
 
 from __future__ import annotations
 
@@ -19,11 +14,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...devices import HOST, virtual
+from ...devices import HOST
 from ...devices.nested import iter_tensors, spanned_elements
 from ...quantized.experts import QuantizedExperts
-from ...quantized.formats.restoring import RESTORE
 from ..model.experts import RouterChoice, expert_names
+from .fake_kernels import run_fake
 from .trace import (
     OUTSIDE,
     Allocate,
@@ -40,9 +35,9 @@ from .trace import (
     Scratch,
 )
 from .values import Values
-from .work import ROUTE, Work, tensors_in, work_of
+from .work import ROUTE, Work, scratch_bytes, tensors_in, work_of
 
-aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 
 
 class Recorder(TorchDispatchMode):
@@ -87,11 +82,14 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is _DEVICE:  # read for almost every operation; it costs nothing
+            return func(*args)
         output = self.values.run(run_fake, func, args, kwargs or {})
+        operands, results = tensors_in(args, kwargs), tensors_in(output)
         between = not self._units and not self._at_inputs
-        read = self._numbered(tensors_in(args, kwargs)) if between else ()
-        place = OUTSIDE if self._at_inputs else self._units[-1] if self._units else self._combine(args, kwargs)
-        for tensor in tensors_in(output):
+        read = self._numbered(operands) if between else ()
+        place = OUTSIDE if self._at_inputs else self._units[-1] if self._units else self._combine(operands)
+        for tensor in results:
             self.watch(tensor, read, place)
         work = work_of(func, args, kwargs or {}, output, self._choice)
         if work is not None:
@@ -101,9 +99,9 @@ class Recorder(TorchDispatchMode):
             self.events.append(Scratch(scratch))
         if self._owners and not func.is_view:
             if between:
-                self._record_outside_use(tensors_in(args, kwargs), read)
+                self._record_outside_use(operands, read)
             elif self._units:
-                self._record_borrowed(tensors_in(args, kwargs))
+                self._record_borrowed(operands)
         return output
 
     def _record_borrowed(self, operands: Iterable[torch.Tensor]) -> None:
@@ -125,13 +123,13 @@ class Recorder(TorchDispatchMode):
             weights = tuple((unit, tensor.nbytes) for tensor, unit in owners.items() if unit != OUTSIDE)
             self.events.append(OutsideUse(weights, read[0][0] if read else OUTSIDE))
 
-    def _combine(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> int:
+    def _combine(self, operands: Iterable[torch.Tensor]) -> int:
         """Note which units' outputs an operation between units combines, and return the place of its results.
 
         Tensors from several places are combined on the main device. What is made from none, such as positions, is made
         where the last output is.
         """
-        keys = {tensor.untyped_storage()._cdata for tensor in tensors_in(args, kwargs)}
+        keys = {tensor.untyped_storage()._cdata for tensor in operands}
         numbers = [self._numbers[key] for key in keys if key in self._numbers]
         places = {self._places.get(number, OUTSIDE) for number in numbers}
         if len(places) < 2:
@@ -348,82 +346,3 @@ class Recorder(TorchDispatchMode):
                 del self._numbers[key]
 
         return died
-
-
-def run_fake(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run an operation on fake tensors, also where PyTorch's fake kernel refuses what the real one accepts."""
-    if func is RESTORE:
-        return None
-    if func is aten._grouped_mm.default:
-        return _grouped_mm(*args, **kwargs)
-    output = func(*args, **kwargs)
-    if func is aten.native_batch_norm.default and not args[5] and args[0].device.type != "cuda":
-        # In inference only CUDA's kernel allocates the batch's statistics.
-        return output[0], *(statistic.new_empty(0) for statistic in output[1:])
-    return output
-
-
-def _grouped_mm(
-    tokens: torch.Tensor, weights: torch.Tensor, offsets: torch.Tensor | None = None, *_: Any, **kwargs: Any
-) -> torch.Tensor:
-    """The fake kernel takes bfloat16 only; the CPU's takes every floating point dtype."""
-    dtype = kwargs.get("out_dtype") or tokens.dtype
-    if tokens.dim() == 2 and weights.dim() == 2:
-        assert offsets is not None
-        return tokens.new_empty((offsets.shape[0], tokens.shape[0], weights.shape[1]), dtype=dtype)
-    return tokens.new_empty((*tokens.shape[:-1], weights.shape[-1]), dtype=dtype)
-
-
-KEY_BLOCK = 512
-FEWEST_IN_BLOCKS = 16
-"""Channels that oneDNN blocks together with AVX-512; inputs of fewer channels are not reordered."""
-
-
-def scratch_bytes(func: Any, args: tuple[Any, ...], output: Any) -> int:
-    """Return the peak bytes of workspace that the kernel of `func` takes beside inputs and outputs.
-
-    Args:
-        func: the operation.
-        args: its arguments: (fake) tensors on the device it will run on.
-        output: its result.
-    """
-    known = _KNOWN.get(func)
-    return 0 if known is None else known(args, output)
-
-
-def _flash_attention(args: tuple[Any, ...], _output: Any) -> int:
-    """Each thread holds in float32 the scores of a block of queries with a block of keys, their maxima and sums, and
-    the block's output; for narrower dtypes also the scores in that dtype (ATen's FlashAttentionKernel.cpp)."""
-    query, key = args[:2]
-    rows, width, keys = query.shape[-2], query.shape[-1], key.shape[-2]
-    block = min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32)
-    keys = min(keys, KEY_BLOCK)
-    numbers = block * (keys + 2 + width)
-    narrow = block * keys * query.element_size() if query.element_size() < 4 else 0
-    return torch.get_num_threads() * (4 * numbers + narrow)
-
-
-def _safe_softmax(args: tuple[Any, ...], _output: Any) -> int:
-    """A mask of the scores that are minus infinity, one byte each (ATen's SoftMax.cpp). A virtual accelerator computes
-    on the host, so the mask lies there."""
-    scores: torch.Tensor = args[0]
-    return 0 if scores.device.type == virtual.TYPE else scores.numel()
-
-
-def _convolution(args: tuple[Any, ...], output: torch.Tensor) -> int:
-    """On the host oneDNN reorders inputs and weights into blocked layouts, and the output back once these are freed.
-    Pointwise float32 convolutions with stride 1 read them as they are."""
-    data, weight, _bias, stride, _padding, _dilation, transposed = args[:7]
-    if data.device.type != HOST or transposed or not torch.backends.mkldnn.is_available():
-        return 0
-    if weight.shape[2:].numel() == 1 and set(stride) == {1} and data.dtype == torch.float32:
-        return 0
-    copied = data.nbytes if data.shape[1] >= FEWEST_IN_BLOCKS and data.is_contiguous() else 0
-    return max(copied + weight.nbytes, output.nbytes)
-
-
-_KNOWN: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: _flash_attention,
-    aten._safe_softmax.default: _safe_softmax,
-    aten.convolution.default: _convolution,
-}

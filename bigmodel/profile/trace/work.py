@@ -4,6 +4,8 @@ A product multiplies `rows` rows with a matrix of `elements` elements: with few 
 matrix, with many as long as multiplying. Fused attention is two products whose matrices are keys and values. The rows
 of a convolution are positions; kernels that span several positions are faster (Winograd). All other operations that
 return a new tensor move bytes. Operations that return none, or a view, cost only their call.
+
+`scratch_bytes` is the workspace of an operation's kernel by ATen's sources, checked against measured peaks.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ...devices import HOST, virtual
 from ...quantized.formats.restoring import PRODUCT as PACKED_PRODUCT
 from ...quantized.formats.restoring import RESTORE
 from ..model.experts import RouterChoice
@@ -23,6 +26,8 @@ aten = torch.ops.aten
 
 PRODUCT, CONVOLUTION, ATTENTION, MOVE, CALL = "product", "convolution", "attention", "move", "call"
 POINTWISE, ROUTE = "pointwise", "route"
+
+_NUMBERS = frozenset({int, float, bool, type(None)})
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ def tensors_in(*values: Any) -> list[torch.Tensor]:
     """
     found: list[torch.Tensor] = []
     for value in values:
+        if type(value) in _NUMBERS:
+            continue
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
@@ -185,3 +192,58 @@ def scale_work(work: Work, share: float) -> Work:
     if work.kind == ATTENTION:
         return replace(work, rows=rows, elements=elements, nbytes=nbytes)
     return replace(work, rows=rows) if work.kind in (PRODUCT, CONVOLUTION, POINTWISE) else work
+
+
+KEY_BLOCK = 512
+FEWEST_IN_BLOCKS = 16
+"""Channels that oneDNN blocks together with AVX-512; inputs of fewer channels are not reordered."""
+
+
+def scratch_bytes(func: Any, args: tuple[Any, ...], output: Any) -> int:
+    """Return the peak bytes of workspace that the kernel of `func` takes beside inputs and outputs.
+
+    Args:
+        func: the operation.
+        args: its arguments: (fake) tensors on the device it will run on.
+        output: its result.
+    """
+    known = _KNOWN.get(func)
+    return 0 if known is None else known(args, output)
+
+
+def _flash_attention(args: tuple[Any, ...], _output: Any) -> int:
+    """Each thread holds in float32 the scores of a block of queries with a block of keys, their maxima and sums, and
+    the block's output; for narrower dtypes also the scores in that dtype (ATen's FlashAttentionKernel.cpp)."""
+    query, key = args[:2]
+    rows, width, keys = query.shape[-2], query.shape[-1], key.shape[-2]
+    block = min(rows, 256 if rows >= 768 else 64 if rows >= 192 else 32)
+    keys = min(keys, KEY_BLOCK)
+    numbers = block * (keys + 2 + width)
+    narrow = block * keys * query.element_size() if query.element_size() < 4 else 0
+    return torch.get_num_threads() * (4 * numbers + narrow)
+
+
+def _safe_softmax(args: tuple[Any, ...], _output: Any) -> int:
+    """A mask of the scores that are minus infinity, one byte each (ATen's SoftMax.cpp). A virtual accelerator computes
+    on the host, so the mask lies there."""
+    scores: torch.Tensor = args[0]
+    return 0 if scores.device.type == virtual.TYPE else scores.numel()
+
+
+def _convolution(args: tuple[Any, ...], output: torch.Tensor) -> int:
+    """On the host oneDNN reorders inputs and weights into blocked layouts, and the output back once these are freed.
+    Pointwise float32 convolutions with stride 1 read them as they are."""
+    data, weight, _bias, stride, _padding, _dilation, transposed = args[:7]
+    if data.device.type != HOST or transposed or not torch.backends.mkldnn.is_available():
+        return 0
+    if weight.shape[2:].numel() == 1 and set(stride) == {1} and data.dtype == torch.float32:
+        return 0
+    copied = data.nbytes if data.shape[1] >= FEWEST_IN_BLOCKS and data.is_contiguous() else 0
+    return max(copied + weight.nbytes, output.nbytes)
+
+
+_KNOWN: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _flash_attention,
+    aten._safe_softmax.default: _safe_softmax,
+    aten.convolution.default: _convolution,
+}

@@ -1,0 +1,194 @@
+"""Operations on fake tensors: PyTorch's fake kernels with corrections, and their results remembered.
+
+`run_fake` corrects fake kernels that refuse valid inputs or differ from the real ones.
+
+A dry run calls thousands of operations, most of them again and again with the same shapes: in each layer, in prefill
+and decode, in every plan of the process. PyTorch's own cache of results takes most of a dry run's time, since it
+supports symbolic shapes and checks each hit. What is remembered here are results of strided shapes that are known:
+shape, strides and dtype of new tensors, and of views which argument they view. All else is derived by PyTorch, and so
+is every result of `derive`, which the tests hold the remembered ones against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from ...devices.nested import spanned_elements
+from ...quantized.formats.restoring import RESTORE
+from .work import tensors_in
+
+aten = torch.ops.aten
+
+MOST = 50_000
+"""Results remembered at most; beyond, all are forgotten."""
+
+_DERIVED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
+"""Tags of operations whose results do not follow from the shapes of their arguments."""
+
+_PLAIN = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
+)
+"""Types of arguments that are compared by value."""
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a tensor returned by an operation is.
+
+    Attributes:
+        viewed: position, among the tensors of the arguments, of the one that it views; None: it has memory of its own.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    viewed: int | None
+
+
+_Results = tuple[type | None, tuple[_Result, ...]]
+"""The results of an operation, and the type of the sequence that they are returned in; None: a single tensor."""
+
+_remembered: dict[tuple[Any, ...], _Results | None] = {}
+"""Results by operation and arguments; None: they are derived each time."""
+
+_is_derived: dict[Any, bool] = {}
+"""By operation, whether its results are always derived."""
+
+
+def run_fake(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation on fake tensors, also where PyTorch's fake kernel refuses what the real one accepts."""
+    if func is RESTORE:
+        return None
+    if _is_derived.get(func, True) and _is_always_derived(func):
+        return derive(func, args, kwargs)
+    key = _key_of(func, args, kwargs)
+    if key is None:
+        return derive(func, args, kwargs)
+    found = _remembered.get(key)
+    if found is not None:
+        return _make(found, tensors_in(args, kwargs))
+    output = derive(func, args, kwargs)
+    if key not in _remembered:
+        if len(_remembered) >= MOST:
+            _remembered.clear()
+        _remembered[key] = _results_of(output, tensors_in(args, kwargs))
+    return output
+
+
+def forget_results() -> None:
+    """Forget the results that are remembered."""
+    _remembered.clear()
+
+
+def derive(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation by PyTorch's fake kernel, or by a correction of it."""
+    if func is aten._grouped_mm.default:
+        return _grouped_mm(*args, **kwargs)
+    output = func(*args, **kwargs)
+    if func is aten.native_batch_norm.default and not args[5] and args[0].device.type != "cuda":
+        # In inference only CUDA's kernel allocates the batch's statistics.
+        return output[0], *(statistic.new_empty(0) for statistic in output[1:])
+    return output
+
+
+def _grouped_mm(
+    tokens: torch.Tensor, weights: torch.Tensor, offsets: torch.Tensor | None = None, *_: Any, **kwargs: Any
+) -> torch.Tensor:
+    """The fake kernel takes bfloat16 only; the CPU's takes every floating point dtype."""
+    dtype = kwargs.get("out_dtype") or tokens.dtype
+    if tokens.dim() == 2 and weights.dim() == 2:
+        assert offsets is not None
+        return tokens.new_empty((offsets.shape[0], tokens.shape[0], weights.shape[1]), dtype=dtype)
+    return tokens.new_empty((*tokens.shape[:-1], weights.shape[-1]), dtype=dtype)
+
+
+def _is_always_derived(func: Any) -> bool:
+    if func not in _is_derived:
+        _is_derived[func] = (
+            func.namespace != "aten"
+            or func._schema.is_mutable
+            or any(tag in func.tags for tag in _DERIVED_TAGS)
+            or torch.Tag.nondeterministic_seeded in func.tags
+        )
+    return _is_derived[func]
+
+
+def _key_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """Return what the results of an operation follow from; None if that is not known."""
+    key: list[Any] = [func, torch.get_default_dtype()]
+    if not _extend(key, args):
+        return None
+    for name, value in kwargs.items():
+        key.append(name)
+        if not _extend(key, (value,)):
+            return None
+    return tuple(key)
+
+
+def _extend(key: list[Any], values: Any) -> bool:
+    """Add arguments to `key`; return False for one whose shape or value is not known."""
+    for value in values:
+        kind = type(value)
+        if isinstance(value, FakeTensor):
+            if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+                return False
+            key += (value.shape, value.stride(), value.storage_offset(), value.dtype, value.fake_device)
+        elif kind in _PLAIN:
+            key += (kind, value)  # 1, 1.0 and True are equal, and give other dtypes
+        elif kind is list or kind is tuple:
+            key += (kind, len(value))
+            if not _extend(key, value):
+                return False
+        else:
+            return False
+    return True
+
+
+def _results_of(output: Any, arguments: list[torch.Tensor]) -> _Results | None:
+    """Return what `output` is, to be made again; None if it has to be derived each time."""
+    kind = type(output) if type(output) in (tuple, list) else None
+    tensors = output if kind is not None else (output,)
+    storages = [tensor.untyped_storage()._cdata for tensor in arguments]
+    results, own = [], set()
+    for tensor in tensors:
+        known = isinstance(tensor, FakeTensor) and tensor.constant is None and tensor.layout is torch.strided
+        if not arguments or not known or tensor.is_conj() or tensor.is_neg():
+            return None
+        storage = tensor.untyped_storage()
+        viewed = storages.index(storage._cdata) if storage._cdata in storages else None
+        if viewed is None:
+            has_all = storage.nbytes() == spanned_elements(tensor) * tensor.element_size()
+            if storage._cdata in own or not has_all or tensor.storage_offset():
+                return None
+            own.add(storage._cdata)
+        elif tensor is arguments[viewed] or tensor.dtype != arguments[viewed].dtype:
+            return None
+        device = torch.device(tensor.device.type, tensor.device.index)
+        place = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        results.append(_Result(*place, tensor.dtype, device, viewed))
+    return kind, tuple(results)
+
+
+def _make(found: _Results, arguments: list[torch.Tensor]) -> Any:
+    kind, results = found
+    mode: FakeTensorMode = next(tensor.fake_mode for tensor in arguments if isinstance(tensor, FakeTensor))
+    made = [_make_one(result, arguments, mode) for result in results]
+    return made[0] if kind is None else kind(made)
+
+
+def _make_one(result: _Result, arguments: list[torch.Tensor], mode: FakeTensorMode) -> FakeTensor:
+    with torch._C._DisableTorchDispatch():
+        if result.viewed is None:
+            tensor = torch.empty_strided(result.shape, result.strides, dtype=result.dtype, device="meta")
+        else:
+            memory = arguments[result.viewed].untyped_storage()
+            tensor = torch.empty(0, dtype=result.dtype, device="meta")
+            tensor.set_(memory, result.offset, result.shape, result.strides)
+    return FakeTensor(mode, tensor, result.device)

@@ -1,0 +1,184 @@
+"""Remembered results of fake kernels are those that PyTorch derives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from bigmodel.profile.profile import profile_model
+from bigmodel.profile.trace import fake_kernels
+from bigmodel.profile.trace.fake_kernels import MOST, derive, forget_results, run_fake
+
+aten = torch.ops.aten
+
+
+class Fake(TorchDispatchMode):
+    """Runs operations by `run_fake`."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run_fake(func, args, kwargs or {})
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    forget_results()
+    yield
+    forget_results()
+
+
+@pytest.fixture
+def derived(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The operations that were derived, in order."""
+    found: list[Any] = []
+
+    def noting(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        found.append(func)
+        return derive(func, args, kwargs)
+
+    monkeypatch.setattr(fake_kernels, "derive", noting)
+    return found
+
+
+def described(tensor: torch.Tensor, arguments: list[torch.Tensor]) -> tuple[Any, ...]:
+    """Return all that a dry run reads of a result; memory is described by the argument that it is shared with."""
+    storages = [each.untyped_storage()._cdata for each in arguments]
+    storage = tensor.untyped_storage()
+    shared = storages.index(storage._cdata) if storage._cdata in storages else None
+    place = tensor.shape, tensor.stride(), tensor.storage_offset(), storage.nbytes()
+    return (*place, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_inference(), shared, type(tensor))
+
+
+OPERATIONS: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
+    lambda x, y: aten.add.Tensor(x, y),
+    lambda x, y: aten.add.Tensor(x, y, alpha=2),
+    lambda x, y: aten.mul.Tensor(x, 2),
+    lambda x, y: aten.mul.Tensor(x, 2.5),
+    lambda x, y: aten.gt.Scalar(x, 0),
+    lambda x, y: aten._to_copy.default(x, dtype=torch.float64),
+    lambda x, y: aten.transpose.int(x, 0, 1),
+    lambda x, y: aten.slice.Tensor(x, 1, 1, 3),
+    lambda x, y: aten.select.int(x, 0, -1),
+    lambda x, y: aten.expand.default(aten.unsqueeze.default(x, 0), [3, -1, -1]),
+    lambda x, y: aten.detach.default(x),
+    lambda x, y: aten.clone.default(aten.transpose.int(x, 0, 1), memory_format=torch.contiguous_format),
+    lambda x, y: aten.cat.default([x, y], 1),
+    lambda x, y: aten.mm.default(x, aten.t.default(y)),
+    lambda x, y: aten.mean.dim(x, [-1], True),
+    lambda x, y: aten.topk.default(x, 2),
+    lambda x, y: aten.split.Tensor(x, 2, 1),
+    lambda x, y: aten.unbind.int(x),
+    lambda x, y: aten.var_mean.correction(x, [1]),
+    lambda x, y: aten._softmax.default(x, -1, False),
+    lambda x, y: aten.zeros_like.default(x),
+    lambda x, y: aten.new_empty.default(x, [2, 2], dtype=torch.int8),
+    lambda x, y: aten._unsafe_view.default(x, [-1]),
+    lambda x, y: aten.view.default(x, [1, -1]),
+]
+
+
+@given(
+    operation=st.sampled_from(OPERATIONS),
+    rows=st.integers(1, 5),
+    columns=st.integers(3, 6),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    inference=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_results_are_the_derived_ones_the_first_time_and_later(
+    operation: Any, rows: int, columns: int, dtype: torch.dtype, inference: bool
+) -> None:
+    def run() -> list[Any]:
+        x, y = (torch.empty(rows, columns, dtype=dtype) for _ in range(2))
+        output = operation(x, y)
+        sequence = type(output) if isinstance(output, (tuple, list)) else None
+        return [sequence, *(described(each, [x, y]) for each in (output if sequence else [output]))]
+
+    with torch.inference_mode(inference), FakeTensorMode(allow_non_fake_inputs=True):
+        wanted = run()
+        with Fake():
+            assert run() == wanted
+            assert run() == wanted
+
+
+def test_the_same_shapes_are_derived_once_for_all_modes(derived: list[Any]) -> None:
+    for _ in range(2):
+        with FakeTensorMode():
+            x = torch.empty(2, 3)
+            with Fake():
+                assert (x + x).fake_mode is x.fake_mode
+    assert derived == [aten.add.Tensor]
+
+
+def test_numbers_that_are_equal_and_of_several_types_give_several_dtypes() -> None:
+    with FakeTensorMode():
+        x = torch.empty(2, 3, dtype=torch.int64)
+        with Fake():
+            assert [aten.add.Tensor(x, each).dtype for each in (1, 1.0, True)] == [
+                torch.int64,
+                torch.float32,
+                torch.int64,
+            ]
+
+
+def test_the_default_dtype_is_followed() -> None:
+    def dtype() -> torch.dtype:
+        with FakeTensorMode():
+            x = torch.empty(2, dtype=torch.int64)
+            with Fake():
+                return aten.true_divide.Tensor(x, x).dtype
+
+    before = dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (before, dtype()) == (torch.float32, torch.float64)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_what_is_written_in_place_and_what_depends_on_values_is_derived_each_time(derived: list[Any]) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x, mask = torch.empty(2, 3), torch.ones(2, dtype=torch.bool)
+        with Fake():
+            for _ in range(2):
+                assert x.add_(1) is x
+                with pytest.raises(RuntimeError):
+                    x[mask]
+    assert derived.count(aten.add_.Tensor) == derived.count(aten.index.Tensor) == 2
+
+
+def test_results_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch, derived: list[Any]) -> None:
+    assert MOST > 10_000
+    monkeypatch.setattr(fake_kernels, "MOST", 3)
+    with FakeTensorMode():
+        x = torch.empty(2, 3)
+        with Fake():
+            for number in (1, 2, 3, 3, 4, 1):
+                x + number
+    assert len(derived) == 5
+
+
+@pytest.mark.slow
+def test_the_profile_of_a_mixture_is_that_of_derived_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        model = MixtralForCausalLM(
+            MixtralConfig(
+                hidden_size=32,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                vocab_size=64,
+            )
+        )
+    first, second = (profile_model(model, context_length=24) for _ in range(2))
+    monkeypatch.setattr("bigmodel.profile.trace.recorder.run_fake", derive)
+    derived = profile_model(model, context_length=24)
+    assert first.phases == second.phases == derived.phases
