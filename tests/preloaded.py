@@ -2,7 +2,7 @@
 
 Importing them takes seconds of CPU in every process. A server, which all processes of a test run share, imports them
 once, and forks for every program that a test starts; the child then runs as `python -m MODULE`, `python -c CODE` or
-`python SCRIPT` would.
+`python SCRIPT` would. Programs that need something done before those imports have a server of their own, which does it.
 
 Tests start programs with `Program` and `run`. `write_commands` makes executables `python` and `bigmodel` for shells:
 each is this file, run without site-packages, which asks the server and waits for the program.
@@ -62,6 +62,7 @@ class Program:
         stderr: likewise.
         modules: imported by the server before it forks, now and for later programs.
         pass_fds: descriptors that the program has under the same numbers.
+        prelude: module that is imported before any other: programs with the same one have a server of their own.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Program:
         stderr: int | None = None,
         modules: Sequence[str] = (),
         pass_fds: Sequence[int] = (),
+        prelude: str = "",
     ) -> None:
         self.args = [str(argument) for argument in arguments]
         self.returncode: int | None = None
@@ -81,7 +83,7 @@ class Program:
         self.stdout, child_out = _reader(stdout)
         self.stderr, child_err = _reader(stderr)
         request = _request(self.args, env, modules, pass_fds)
-        _server().start(request, [child_status, child_in, child_out, child_err, *pass_fds])
+        _server(prelude).start(request, [child_status, child_in, child_out, child_err, *pass_fds])
         for descriptor in (child_in, child_out, child_err, child_status):
             os.close(descriptor)
         self._status = os.fdopen(status, "rb", buffering=0)  # `wait` asks whether there is more to read
@@ -153,10 +155,12 @@ def run(
     check: bool = False,
     modules: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
+    prelude: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, as `subprocess.run` would, and return what it wrote."""
     given = os.environ if env is None else env
-    program = Program(arguments, given, stdin=input is not None, modules=modules, pass_fds=pass_fds)
+    has_input = input is not None
+    program = Program(arguments, given, stdin=has_input, modules=modules, pass_fds=pass_fds, prelude=prelude)
     try:
         out, err = program.communicate(input, timeout)
     finally:
@@ -168,14 +172,15 @@ def run(
     return done
 
 
-def write_commands(folder: Path, modules: Sequence[str] = ()) -> None:
+def write_commands(folder: Path, modules: Sequence[str] = (), prelude: str = "") -> None:
     """Write the executables `python` and `bigmodel` to `folder`: a shell that has it in PATH runs preloaded programs.
 
     Args:
         folder: is made if it does not exist.
         modules: as for `Program`.
+        prelude: likewise.
     """
-    address = _server().address
+    address = _server(prelude).address
     folder.mkdir(parents=True, exist_ok=True)
     for name, arguments in {"python": [], "bigmodel": ["-m", "bigmodel.cli.main"]}.items():
         options = shlex.join(["--ask", str(address), ",".join(modules), *arguments])
@@ -184,10 +189,10 @@ def write_commands(folder: Path, modules: Sequence[str] = ()) -> None:
 
 
 @cache
-def python_executable(*modules: str) -> Path:
+def python_executable(*modules: str, prelude: str = "") -> Path:
     """Return the executable `python` of `write_commands`, for programs that start others, as torch's agent does."""
-    folder = _server().folder / "-".join(["commands", str(os.getpid()), *modules])
-    write_commands(folder, modules)
+    folder = _server(prelude).folder / "-".join(["commands", str(os.getpid()), *modules])
+    write_commands(folder, modules, prelude)
     return folder / "python"
 
 
@@ -201,7 +206,7 @@ def _reader(given: int | None) -> tuple[IO[str] | None, int]:
 
 
 class _Server:
-    """The process that forks: started by the first process of a test run that needs it, and shared with the others.
+    """A process that forks: started by the first process of a test run that needs it, and shared with the others.
 
     It ends when the last of them does: each holds the pipe `users` open.
 
@@ -210,16 +215,16 @@ class _Server:
         address: of the socket, for shells too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, prelude: str) -> None:
         run = os.environ.get("PYTEST_XDIST_TESTRUNUID", secrets.token_hex())[:16]
-        self.folder = Path(tempfile.gettempdir()) / f"bigmodel-{run}"
+        self.folder = Path(tempfile.gettempdir()) / f"bigmodel-{prelude.rpartition('.')[2] or 'plain'}-{run}"
         self.address = self.folder / "requests"
         with _locked():
             if not self.address.exists():
-                self._start()
+                self._start(prelude)
             self._users = os.open(self.folder / "users", os.O_WRONLY | os.O_NONBLOCK)
 
-    def _start(self) -> None:
+    def _start(self, prelude: str) -> None:
         self.folder.mkdir(exist_ok=True)
         os.mkfifo(self.folder / "users")
         users = os.open(self.folder / "users", os.O_RDONLY | os.O_NONBLOCK)
@@ -228,9 +233,11 @@ class _Server:
             listener.listen(128)
             hidden = ("BIGMODEL_VIRTUAL",)
             inherited = {name: value for name, value in os.environ.items() if name not in hidden}
-            environment = {**inherited, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+            environment = {**inherited, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": path}
             descriptors = [listener.fileno(), users]
-            command = [sys.executable, "-m", "tests.preloaded", "--serve", *map(str, descriptors), str(self.folder)]
+            given = [*map(str, descriptors), str(self.folder), prelude]
+            command = [sys.executable, "-m", "tests.preloaded", "--serve", *given]
             self._process = subprocess.Popen(command, env=environment, cwd=ROOT, pass_fds=descriptors)
         os.close(users)
 
@@ -247,8 +254,8 @@ def _locked() -> Iterator[None]:
 
 
 @cache
-def _server() -> _Server:
-    return _Server()
+def _server(prelude: str = "") -> _Server:
+    return _Server(prelude)
 
 
 def _request(
@@ -292,9 +299,11 @@ def _ask(address: str, modules: str, *arguments: str) -> None:
     os._exit(code)
 
 
-def _serve(listening: int, users: int, folder: Path) -> None:
+def _serve(listening: int, users: int, folder: Path, prelude: str) -> None:
     """Fork a process for every request, until nobody holds the other end of `users`. In such a process, run its
     program."""
+    if prelude:
+        import_module(prelude)
     _import(MODULES)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the watchers are not waited for
     with socket.socket(fileno=listening) as listener:
@@ -425,5 +434,5 @@ def _run(request: dict[str, Any], descriptors: list[int]) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "--ask":
         _ask(*sys.argv[2:])
-    _serve(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
+    _serve(int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]), sys.argv[5])
     _end(0)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from .answers import answers
+from .answers import preloaded_answers
 
-pytestmark = pytest.mark.slow  # interpreters that import PyTorch and these libraries
+pytestmark = pytest.mark.slow  # a server of preloaded programs imports these libraries
 
 
 def test_peft_adapters_of_an_offloaded_model() -> None:
     pytest.importorskip("peft")
-    found = answers("adapters")
+    found = preloaded_answers("adapters", modules=("peft", "transformers.models.llama.modeling_llama"))
     assert found == dict.fromkeys(found, True)
     assert len(found) == 9
 
 
 def test_offloading_of_diffusers_pipelines() -> None:
     pytest.importorskip("diffusers")
-    found = answers("pipelines")
+    found = preloaded_answers("pipelines", modules=("diffusers",))
     assert found["whole models"] == [True, True]
     assert found["execution device"] == "virtual:0"
     on_host = {"transformer": ["cpu"], "vae": ["cpu"]}

@@ -6,14 +6,19 @@ import importlib.util
 
 import pytest
 
-from .answers import answers
+from .answers import ALONE, preloaded_answers
 from .test_stand_in import VERSION
 
+MODULES = ("transformers.trainer_seq2seq", "transformers.models.llama.modeling_llama")
 
-@pytest.mark.slow  # two interpreters that import transformers
+
+@pytest.mark.slow  # servers of preloaded programs import transformers
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
 def test_trainers_and_models_on_disk_are_those_of_accelerate() -> None:
-    expected, found = (answers("same_script", which, ACCELERATE_USE_CPU="true") for which in ("accelerate", "bigmodel"))
+    expected, found = (
+        preloaded_answers("same_script", prelude=prelude, modules=MODULES, ACCELERATE_USE_CPU="true")
+        for prelude in ("", ALONE)
+    )
     assert expected.pop("distribution") != VERSION
     assert found.pop("distribution") == VERSION
     assert found == expected

@@ -7,20 +7,30 @@ from pathlib import Path
 
 import pytest
 
-from .answers import answers
+from tests.launch.starting import launched
+from tests.preloaded import python_executable
+
+from .answers import ALONE, PROGRAMS, read_answers
 from .test_stand_in import VERSION
 
+MODULES = ("transformers.trainer", "transformers.models.llama.modeling_llama")
+DEEPSPEED = ("deepspeed", "transformers.integrations.deepspeed", "torch._inductor.compile_fx")
 
-@pytest.mark.slow  # a launcher and two interpreters that import transformers; one start for all kinds
+
+@pytest.mark.slow  # a launcher and two processes; one start for all kinds
 def test_it_trains_and_resumes_with_the_losses_of_plain_training(tmp_path: Path) -> None:
-    kinds = ["plain", "fsdp", *(["deepspeed 2"] if importlib.util.find_spec("deepspeed") else [])]
-    launch = ("-m", "bigmodel", "launch", "--cpu", "--num_processes", "2")
-    environment = {"BIGMODEL_COMPAT": "1", "DS_ACCELERATOR": "cpu", "XDG_CONFIG_HOME": str(tmp_path)}
-    found = answers("trainers", str(tmp_path), *kinds, before=launch, **environment)
+    has_deepspeed = importlib.util.find_spec("deepspeed") is not None
+    kinds = ["plain", "fsdp", *(["deepspeed 2"] if has_deepspeed else [])]
+    python = python_executable(*MODULES, *(DEEPSPEED if has_deepspeed else ()), prelude=ALONE)
+    environment = {"BIGMODEL_COMPAT": "1", "DS_ACCELERATOR": "cpu", "PYTHON_EXEC": str(python)}
+    flags = ("--cpu", "--num_processes", 2)
+    found = read_answers(launched(*flags, PROGRAMS / "trainers.py", tmp_path, *kinds, env=environment))
     for kind in kinds:
         for rank in (0, 1):
             assert found[f"{kind}: losses {rank}"] == pytest.approx(found["plain: losses 0"], rel=1e-6), kind
             assert found[f"{kind}: resumed {rank}"], kind
             assert found[f"{kind}: saved {rank}"], kind
     assert (found["version 0"], found["version 1"]) == (VERSION, VERSION)
-    assert len(found) == 2 + 6 * len(kinds)
+    assert found["run under the stand-in 0"]
+    assert found["run under the stand-in 1"]
+    assert len(found) == 4 + 6 * len(kinds)

@@ -1,54 +1,11 @@
-"""One script for three environments: the accelerate that is installed, the stand-in beside it, the stand-in without it.
-
-Its argument is the environment: "accelerate", "both" or "bigmodel"; in the last, accelerate cannot be found.
-"""
+"""Trains, resumes, predicts and loads from disk, under whichever accelerate there is: the library or the stand-in."""
 
 import importlib.metadata
-import importlib.util
 import json
-import sys
 import tempfile
-from collections.abc import Iterable
-from importlib.machinery import ModuleSpec
-from typing import Any
 
-ENVIRONMENT = sys.argv[1]
-
-
-class Hidden:
-    """Finds no accelerate, nor lets the finders behind it find one."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name.partition(".")[0] == "accelerate":
-            raise ModuleNotFoundError(f"no {name} here", name=name)
-        return None
-
-
-def hide() -> None:
-    found = importlib.metadata.MetadataPathFinder.find_distributions
-
-    def others(*arguments: Any) -> Iterable[importlib.metadata.Distribution]:
-        return (each for each in found(*arguments) if each.metadata["Name"] != "accelerate")
-
-    importlib.metadata.MetadataPathFinder.find_distributions = others
-    sys.meta_path.insert(0, Hidden())
-    assert "accelerate" not in {each.metadata["Name"] for each in importlib.metadata.distributions()}
-    try:
-        import accelerate  # noqa: F401
-    except ModuleNotFoundError:
-        return
-    raise AssertionError("accelerate is not hidden")
-
-
-if ENVIRONMENT == "bigmodel":
-    hide()
-if ENVIRONMENT != "accelerate":
-    import bigmodel.compat
-
-    bigmodel.compat.install()
-
-import torch  # noqa: E402 (after installing)
-from transformers import (  # noqa: E402
+import torch
+from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,

@@ -59,6 +59,7 @@ def losses(trained: Trainer) -> list[float]:
 
 def main(root: str, kinds: list[str]) -> None:
     say("version", accelerate.__version__)
+    say("run under the stand-in", "bigmodel.compat.run" in sys.modules)
     for kind in kinds:
         folder = f"{root}/{kind}"
         first = trainer(folder, KINDS[kind])
