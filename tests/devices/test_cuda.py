@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from bigmodel.devices import accelerators, memory_allocated
+from tests.preloaded import run
 
 
 def test_tests_run_on_the_accelerators_that_were_asked_for(every_accelerator: str) -> None:
@@ -29,7 +27,7 @@ def test_a_process_that_tests_cuda_never_registers_the_virtual_device_type() -> 
         "assert torch._C._get_privateuse1_backend_name() == 'privateuseone'\n"
         "sys.exit(code)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ran = run(["-c", code])
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     assert "tests/dispatch/streaming/test_gradients.py" in ran.stdout
     assert "tests/train/data/test_loader.py" in ran.stdout

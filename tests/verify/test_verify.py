@@ -29,7 +29,7 @@ from bigmodel.profile.machine import machine as machine_json
 from bigmodel.profile.machine import probe
 from bigmodel.profile.machine.machine import nominal_machine
 from bigmodel.profile.machine.timing import Effort
-from bigmodel.verify.verify import verify
+from bigmodel.verify import verify as verifying
 from tests.plan.machines import machine
 
 def use_machine(speeds, folder):
@@ -45,6 +45,7 @@ def from_command_line(*arguments):
     return {"exit_code": code, "findings": json.loads(output.getvalue())}
 
 search.EXACT = 0  # what is verified need not be the very best plan, and that one is searched for seconds
+verifying.REPEATS = 2  # of passes that are timed, when memory has been measured
 folder = sys.argv[1]
 use_machine(nominal_machine(), f"{folder}/nominal")
 # As many tokens as the model allows: no context length is given.
@@ -57,7 +58,7 @@ results["quantised"] = from_command_line(f"{folder}/quantised", *quantised)
 # The link of this machine pays for a prompt and not for a step.
 use_machine(machine(link=1e8, host=4e-9), f"{folder}/slow_link")
 shapes = {"context_length": 256, "new_tokens": 2, "objective": "throughput"}
-plan, findings = verify(f"{folder}/long", {0: "5300KB", "cpu": "1GB"}, offload="auto", **shapes)
+plan, findings = verifying.verify(f"{folder}/long", {0: "5300KB", "cpu": "1GB"}, offload="auto", **shapes)
 results["per pass"] = {
     "computed_below": len(plan.computed_below), "findings": [dataclasses.asdict(one) for one in findings]
 }
