@@ -21,7 +21,7 @@ from bigmodel.dispatch.transfer.quantized_transfer import Transfer
 from bigmodel.dispatch.transfer.read_job import ReadJob
 from bigmodel.dispatch.transfer.speculative_reads import SpeculativeReads
 from bigmodel.dispatch.transfer.staging import StagingSlots
-from bigmodel.dispatch.weights.stats import StreamStats
+from bigmodel.dispatch.weights.visits import StreamStats
 
 from .experts.test_cache import acquired, layers
 from .guarded import OwnedLock, guard, guard_method

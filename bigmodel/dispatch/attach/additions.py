@@ -1,4 +1,4 @@
-"""Modules added to a dispatched model, such as adapters: the model's next call finds them.
+"""Modules added to a dispatched model, such as adapters: the next call of the model, or of a part, finds them.
 
 They are part of no block, so nothing brings them to the accelerator. Parameters that lie on the host become offloaded
 tensors (`outside_use`): each operation with a tensor of the accelerator uses a copy. Blocks learn which of them are in
@@ -10,10 +10,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.utils.hooks import RemovableHandle
 
 from ...devices import HOST
 from ..weights.block import Block, HostTensor, Registry
@@ -25,52 +32,74 @@ _BlockOf = tuple["weakref.ref[nn.Module]", torch.device, Block, list[HostTensor]
 """A module, the device that its block is streamed to, the block, and what the block fetched separately from the
 beginning."""
 
-_Members = tuple[tuple[object, ...], ...]
-"""The names in a module, each with what it refers to."""
-
 
 class Additions:
     """Finds what is added to one dispatched model.
 
+    PyTorch tells of each module, parameter and buffer that any module registers. One of this model's sets `before` of
+    the attachments, so that the next call looks for what is new; other calls pay nothing.
+
     Args:
         model: The model, dispatched just now. It and its modules are referenced weakly, to avoid reference cycles.
         attachments: Its attachments by module name.
+        outside: Its other attachments.
         main_device: Where modules run that are in no block.
     """
 
-    def __init__(self, model: nn.Module, attachments: Mapping[str, AttachedForward], main_device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        attachments: Mapping[str, AttachedForward],
+        outside: Sequence[AttachedForward],
+        main_device: torch.device,
+    ) -> None:
         self._model = weakref.ref(model)
         self._main = main_device
+        self._starts = [weakref.ref(attachment) for attachment in (*attachments.values(), *outside)]
         self._known = weakref.WeakKeyDictionary(
             {part: frozenset((*part._parameters, *part._buffers)) for part in model.modules()}
         )
+        self._parts = weakref.WeakSet(model.modules())
         self._blocks: list[_BlockOf] = [
             (weakref.ref(attachment.module), streamer.device, block, block.nested)
             for attachment in attachments.values()
             for streamer, block in attachment.blocks
             if not block.encloses
         ]
-        self._structure = list(_structure(model))
-        self._lock = threading.Lock()
+        self._pending = False
+        self._lock = threading.RLock()
+        told = partial(_tell, weakref.ref(self))
+        self.stop = weakref.finalize(self, _remove, [register(told) for register in _REGISTRATIONS])
+        """Stops listening to registrations, as the end of this object does."""
+        self.stop.atexit = False
+
+    def registered(self, module: nn.Module, name: str) -> None:
+        """Have the next call look for additions, if `module` is one of the model's and `name` is new to it."""
+        if module in self._parts and name not in module._parameters and name not in module._buffers:
+            with self._lock:
+                self._pending = True
+                self._call_before(self.find)
 
     def find(self) -> None:
-        """Look for what was added since the last call, if any module was added or replaced."""
-        for reference, members in self._structure:
-            module = reference()
-            if module is None or _members(module) != members:
-                break
-        else:
-            return
+        """Look for what was added since the last call."""
         model = self._model()
-        assert model is not None
-        with self._lock:
-            structure = list(_structure(model))
+        with self._lock:  # another thread waits here until all is found
+            if not self._pending or model is None:
+                return
+            self._pending = False
             for reference, device, block, fetched_separately in self._blocks:
                 module = reference()
                 if module is not None:
                     block.take_separately([*fetched_separately, *self._ready(module, device)])
             self._ready(model, self._main)
-            self._structure = structure  # the last: until then another thread waits here, too
+            self._parts.update(model.modules())
+            self._call_before(None)
+
+    def _call_before(self, find: Callable[[], None] | None) -> None:
+        for reference in self._starts:
+            attachment = reference()
+            if attachment is not None:
+                attachment.before = find
 
     def _ready(self, module: nn.Module, device: torch.device) -> list[HostTensor]:
         """Make what was added to `module` usable on `device`; return the parameters that stay on the host."""
@@ -95,18 +124,19 @@ class Additions:
                         yield f"{prefix}.{key}", registry, key
 
 
-def _structure(model: nn.Module) -> Iterator[tuple[weakref.ref[nn.Module], _Members]]:
-    """Yield the modules of `model` that change when something is added to it, each with what it holds now.
-
-    A layer without modules in it, such as a linear one, is replaced and not extended, which its parent's shows.
-    """
-    for module in model.modules():
-        if module._modules or not module._parameters or isinstance(module, nn.ParameterDict):
-            yield weakref.ref(module), _members(module)
+_REGISTRATIONS = (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+    register_module_buffer_registration_hook,
+)
 
 
-def _members(module: nn.Module) -> _Members:
-    """Return the names in a module, each with a weak reference to the module of that name."""
-    keys = module._keys if isinstance(module, nn.ParameterDict) else ()
-    modules = ((name, None if child is None else weakref.ref(child)) for name, child in module._modules.items())
-    return (*modules, *((key,) for key in keys))
+def _tell(additions: weakref.ref[Additions], module: nn.Module, name: str, _registered: object) -> None:
+    found = additions()
+    if found is not None:
+        found.registered(module, name)
+
+
+def _remove(handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -25,7 +25,7 @@ from ..streaming.streamer import Streamer
 from ..weights.block import Registry
 from ..weights.outside_use import mark_offloaded, unmark_offloaded
 from ..weights.packing import WeightError
-from ..weights.stats import StreamStats, together
+from ..weights.visits import StreamStats, together
 from .additions import Additions
 from .attached_forward import AttachedForward
 from .decoding import METHOD, DecodeAsResident
@@ -73,6 +73,8 @@ class Dispatched(NotCopied):
         """Take back the limits that hold allocators to the plan."""
         self.forget: Callable[[], None] | None = None
         """Tells the observer of the options that dispatching is undone."""
+        self.additions: Additions | None = None
+        """Finds what is added to the model later; None: nothing needs it."""
 
     @property
     def plan(self) -> Plan:
@@ -123,13 +125,11 @@ class Dispatched(NotCopied):
                 mark_offloaded(tensor.value for block in streamed for tensor in block.tensors)
 
     def _find_additions(self, model: nn.Module) -> None:
-        """Have calls of the model look for tensors that were added to it."""
+        """Have calls look for tensors that were added to the model."""
         offloads = any(each.blocks or each.weights_on_host for each in self.attachments.values())
         if not offloads or not is_accelerator(self.main_device):
             return
-        additions = Additions(model, self.attachments, self.main_device)
-        for start in (self.attachments[""], *(each for each in self.outside if each.module is model)):
-            start.before = additions.find
+        self.additions = Additions(model, self.attachments, self.outside, self.main_device)
 
     def observe(self, model: nn.Module) -> None:
         """Tell the observer of the options that `model` has been dispatched."""
@@ -184,6 +184,9 @@ class Dispatched(NotCopied):
             self.forget()
         for release in self.limits:
             release()
+        if self.additions is not None:
+            self.additions.stop()
+            self.additions = None
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.detach()
         unmark_offloaded((*model.parameters(), *model.buffers()))

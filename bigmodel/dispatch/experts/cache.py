@@ -18,8 +18,7 @@ import torch
 from ...devices import CopyStream, copy_stream
 from ...limits import READERS, STAGING_BYTES
 from ..transfer.fetcher import Fetcher
-from ..weights.stats import StreamStats
-from ..weights.visits import Visited
+from ..weights.visits import StreamStats, Visited
 from .layer import ExpertLayer
 from .policy import ExpertPolicy
 from .slots import ExpertSlot, ExpertSlots

@@ -7,7 +7,7 @@ import time
 from ...checkpoint import populate
 from ...errors import CheckpointError, CheckpointFormatError
 from ..transfer.page_cache import is_page_cached, major_faults
-from ..weights.stats import StreamStats
+from ..weights.visits import StreamStats
 from .mapped_block import MappedBlock, PageInStep
 
 

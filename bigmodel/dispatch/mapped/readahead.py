@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from ...limits import READ_AHEAD_BYTES, READERS
-from ..weights.stats import StreamStats
-from ..weights.visits import Visited, VisitOrder
+from ..weights.visits import StreamStats, Visited, VisitOrder
 from .mapped_block import MappedBlock
 from .page_in import PageWatch, page_in
 from .residency import Residency

@@ -15,7 +15,7 @@ from ...devices import HOST, free_memory_bytes
 from ...limits import READ_AHEAD_BYTES, RESIDENT_SHARE
 from ...plan import read_ahead_window
 from ..transfer.page_cache import resident_bytes
-from ..weights.stats import StreamStats
+from ..weights.visits import StreamStats
 from .mapped_block import MappedBlock, PageInStep
 
 STEP_BYTES = 64 * 2**20

@@ -23,8 +23,7 @@ from ...limits import DEFAULT_SLOTS, READERS, STAGING_BYTES
 from ..transfer.fetcher import Fetcher
 from ..weights.block import Block
 from ..weights.layout import largest
-from ..weights.stats import StreamStats
-from ..weights.visits import Visited, VisitOrder
+from ..weights.visits import StreamStats, Visited, VisitOrder
 from .slots import BlockSlot, BlockSlots
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ import torch
 from ...devices import CopyStream, Event
 from ...limits import READERS
 from ..weights.block import Block
-from ..weights.stats import StreamStats
+from ..weights.visits import StreamStats
 from .files import SourceFiles
 from .page_cache import ReadPolicy, is_cached
 from .quantized_transfer import Transfer

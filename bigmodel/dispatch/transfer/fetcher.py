@@ -14,7 +14,7 @@ from ...limits import READERS, STAGING_BYTES
 from ...plan import staging
 from ..weights.block import Block
 from ..weights.quantized_block import QuantizedBlock
-from ..weights.stats import StreamStats
+from ..weights.visits import StreamStats
 from .disk_reader import DiskReader
 from .page_cache import ReadPolicy
 from .quantized_transfer import QuantizedTransfers, Transfer

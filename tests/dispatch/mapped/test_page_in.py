@@ -13,7 +13,7 @@ from bigmodel.dispatch.mapped import page_in as page_watch
 from bigmodel.dispatch.mapped.mapped_block import MappedBlock
 from bigmodel.dispatch.mapped.page_in import PageWatch, page_in
 from bigmodel.dispatch.transfer.page_cache import is_cached
-from bigmodel.dispatch.weights.stats import StreamStats
+from bigmodel.dispatch.weights.visits import StreamStats
 from bigmodel.errors import CheckpointError, CheckpointFormatError
 
 from ..mapped_files import Registry, mapped_blocks

@@ -10,7 +10,7 @@ import pytest
 from bigmodel.dispatch.mapped import residency
 from bigmodel.dispatch.mapped.mapped_block import MappedBlock
 from bigmodel.dispatch.mapped.residency import MARGIN, Residency, spread_order
-from bigmodel.dispatch.weights.stats import StreamStats
+from bigmodel.dispatch.weights.visits import StreamStats
 
 from ..mapped_files import mapped_blocks
 

@@ -13,8 +13,7 @@ from bigmodel.devices.streams import PastEvent
 from bigmodel.dispatch.streaming.slots import BlockSlot, BlockSlots, least_wanted
 from bigmodel.dispatch.transfer.fetcher import Fetcher
 from bigmodel.dispatch.weights.block import Block, HostTensor
-from bigmodel.dispatch.weights.stats import StreamStats
-from bigmodel.dispatch.weights.visits import VisitOrder
+from bigmodel.dispatch.weights.visits import StreamStats, VisitOrder
 
 
 def slot(last_use: int, name: str | None = None) -> BlockSlot:

@@ -20,7 +20,7 @@ from bigmodel.dispatch.transfer.page_cache import ReadPolicy
 from bigmodel.dispatch.transfer.quantized_transfer import Transfer
 from bigmodel.dispatch.transfer.staging import SLOTS
 from bigmodel.dispatch.weights.block import Block, HostTensor
-from bigmodel.dispatch.weights.stats import StreamStats
+from bigmodel.dispatch.weights.visits import StreamStats
 from bigmodel.errors import CheckpointFormatError
 
 from ..mapped_files import streamed_blocks
