@@ -84,8 +84,8 @@ class AttachedForward(NotCopied):
         """Decides the device of each call; None: always `device`."""
         self.ahead: tuple[ReadAhead, MappedBlock] | None = None
         """Pages in mapped weights before the module computes with them."""
-        self.before: Callable[[], None] | None = None
-        """Called at the beginning of each call."""
+        self.parts: Parts | None = None
+        """The parts of the module, if further ones are looked for."""
         self.weights_on_host = False
         """Whether the module's own weights stay on the host beside an accelerator, as offloaded tensors."""
         self.returns_to_input = False
@@ -122,8 +122,8 @@ class AttachedForward(NotCopied):
         self._own = forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.before is not None:
-            self.before()
+        if self.parts is not None and not self.parts.are_current():
+            self.parts.find_added(self.parts)
         source = first_tensor((args, kwargs)) if self.returns_to_input else None
         if self.host_or_device is not None:
             output = self._run_on_chosen_device(self.host_or_device, args, kwargs)
@@ -302,3 +302,50 @@ def _write_back(original: Any, copy: Any, container: Container, sent: list[Any])
         member = getattr(copy, field.name, None)
         if before.get(field.name) is not member:
             setattr(original, field.name, was.get(id(member), member))
+
+
+class Parts:
+    """The parts of a module as they were found last, to notice when one is added or replaced.
+
+    Args:
+        module: The module. It and its parts are referenced weakly, to avoid reference cycles.
+        find_added: Called with this object when they are no longer what they were; sets `found`.
+
+    Attributes:
+        found: What `parts_of` returned.
+    """
+
+    def __init__(self, module: nn.Module, find_added: Callable[[Parts], None]) -> None:
+        self.find_added = find_added
+        self.found = parts_of(module)
+
+    def are_current(self) -> bool:
+        """Whether no part was added or replaced since."""
+        for reference, members in self.found:
+            part = reference()
+            if part is None or _members(part) != members:
+                return False
+        return True
+
+
+_Members = tuple[tuple[object, ...], ...]
+"""The names in a module, each with what it refers to."""
+
+
+def parts_of(module: nn.Module) -> list[tuple[weakref.ref[nn.Module], _Members]]:
+    """Return the parts of `module` that change when something is added to it, each with what it holds now.
+
+    A layer without modules in it, such as a linear one, is replaced and not extended, which its parent shows.
+    """
+    return [
+        (weakref.ref(part), _members(part))
+        for part in module.modules()
+        if part._modules or not part._parameters or isinstance(part, nn.ParameterDict)
+    ]
+
+
+def _members(module: nn.Module) -> _Members:
+    """Return the names in a module, each with a weak reference to the module of that name."""
+    keys = module._keys if isinstance(module, nn.ParameterDict) else ()
+    modules = ((name, None if child is None else weakref.ref(child)) for name, child in module._modules.items())
+    return (*modules, *((key,) for key in keys))

@@ -27,7 +27,7 @@ from ..weights.outside_use import mark_offloaded, unmark_offloaded
 from ..weights.packing import WeightError
 from ..weights.visits import StreamStats, together
 from .additions import Additions
-from .attached_forward import AttachedForward
+from .attached_forward import AttachedForward, Parts
 from .decoding import METHOD, DecodeAsResident
 from .refusals import NotCopied, RefuseConversion
 
@@ -73,8 +73,6 @@ class Dispatched(NotCopied):
         """Take back the limits that hold allocators to the plan."""
         self.forget: Callable[[], None] | None = None
         """Tells the observer of the options that dispatching is undone."""
-        self.additions: Additions | None = None
-        """Finds what is added to the model later; None: nothing needs it."""
 
     @property
     def plan(self) -> Plan:
@@ -125,11 +123,13 @@ class Dispatched(NotCopied):
                 mark_offloaded(tensor.value for block in streamed for tensor in block.tensors)
 
     def _find_additions(self, model: nn.Module) -> None:
-        """Have calls look for tensors that were added to the model."""
+        """Have calls of the model look for tensors that were added to it."""
         offloads = any(each.blocks or each.weights_on_host for each in self.attachments.values())
         if not offloads or not is_accelerator(self.main_device):
             return
-        self.additions = Additions(model, self.attachments, self.outside, self.main_device)
+        parts = Parts(model, Additions(model, self.attachments, self.main_device).find)
+        for start in (self.attachments[""], *(each for each in self.outside if each.module is model)):
+            start.parts = parts
 
     def observe(self, model: nn.Module) -> None:
         """Tell the observer of the options that `model` has been dispatched."""
@@ -184,9 +184,6 @@ class Dispatched(NotCopied):
             self.forget()
         for release in self.limits:
             release()
-        if self.additions is not None:
-            self.additions.stop()
-            self.additions = None
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.detach()
         unmark_offloaded((*model.parameters(), *model.buffers()))

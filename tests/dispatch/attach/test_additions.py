@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    _global_buffer_registration_hooks,
-    _global_module_registration_hooks,
-    _global_parameter_registration_hooks,
-)
 
 from bigmodel.checkpoint import save_model
 from bigmodel.dispatch import dispatch_model, load_checkpoint_and_dispatch, prepare_training, undispatch
@@ -95,63 +89,6 @@ def test_further_ones_are_found_later_and_those_removed_are_left_out() -> None:
     model(ids()).square().mean().backward()
     assert first.up.up.weight.grad is not None
     assert removed.up.weight.grad is None
-
-
-class Several(nn.Module):
-    """A layer with adapters by name, all of which are added to its output."""
-
-    def __init__(self, base_layer: nn.Linear, *names: str) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-        self.adapters = nn.ModuleDict()
-        for name in names:
-            self.add(name)
-
-    def add(self, name: str) -> None:
-        torch.manual_seed(len(name))
-        self.adapters[name] = nn.Linear(self.base_layer.in_features, self.base_layer.out_features, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base_layer(x) + sum(adapter(x) for adapter in self.adapters.values())
-
-
-def test_those_in_a_dictionary_come_and_go() -> None:
-    def steps(model: nn.Module) -> list[torch.Tensor]:
-        layer = Several(model.blocks[1].up, "first")
-        model.blocks[1].up = layer
-        outputs = [model(ids())]
-        layer.add("second")
-        outputs.append(model(ids()))
-        removed = layer.adapters.pop("first")
-        outputs.append(model(ids()))
-        outputs[-1].square().mean().backward()
-        assert removed.weight.grad is None
-        return [*outputs, layer.adapters["second"].weight.grad]
-
-    resident = steps(stack().train())
-    found = steps(dispatch_model(stack().train(), {"": "cpu"}, main_device=at(0)))
-    for one, other in zip(found, resident, strict=True):
-        torch.testing.assert_close(one.cpu(), other)
-
-
-def test_a_part_that_is_called_finds_its_own() -> None:
-    model = adapted(dispatch_model(stack().eval(), {"": "cpu"}, main_device=at(0)))
-    resident = adapted(stack().eval().to(at(0)))
-    x = resident.embed(ids().to(at(0)))
-    assert torch.equal(model.blocks[1](x), resident.blocks[1](x))
-
-
-def test_registrations_are_listened_to_while_the_model_is_dispatched() -> None:
-    model = dispatch_model(stack(), {"": "cpu"}, main_device=at(0))
-    assert len(_global_module_registration_hooks) == 1
-    undispatch(model)
-    assert not _global_module_registration_hooks
-    model = dispatch_model(model, {"": "cpu"}, main_device=at(0))
-    del model
-    gc.collect()
-    assert not _global_module_registration_hooks
-    assert not _global_parameter_registration_hooks
-    assert not _global_buffer_registration_hooks
 
 
 def test_they_stay_plain_where_the_model_is_undispatched_and_become_part_of_blocks_where_it_is_prepared() -> None:
