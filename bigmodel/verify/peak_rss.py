@@ -118,15 +118,19 @@ class PeakRSS:
         if self._files:
             self._done.set()
             self._thread.join()
+            self._sample()  # on a busy machine the thread may not have run at all
             anonymous = self._anonymous_peak - (self._start - self._files_at_start)
             self.grown = max(self.grown - (self._files_at_peak - self._files_at_start), anonymous)
 
     def _watch(self) -> None:
         while not self._done.wait(SAMPLE_SECONDS):
-            total, files = _resident()
-            self._anonymous_peak = max(self._anonymous_peak, total - files)
-            if total >= self._peak:
-                self._peak, self._files_at_peak = total, files
+            self._sample()
+
+    def _sample(self) -> None:
+        total, files = _resident()
+        self._anonymous_peak = max(self._anonymous_peak, total - files)
+        if total >= self._peak:
+            self._peak, self._files_at_peak = total, files
 
 
 def _resident() -> tuple[int, int]:
