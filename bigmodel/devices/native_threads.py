@@ -13,35 +13,43 @@ from pathlib import Path
 _TASKS = Path("/proc/self/task")
 _ROUNDS = 4
 _PAUSE_SECONDS = 0.005
-_LONGEST_SECONDS = 2.0
+_LONGEST_SECONDS = 10.0
 
 
 def let_threads_finish(name: str) -> None:
     """Release the GIL until the threads whose names begin with `name` have been idle for `_ROUNDS` checks.
 
+    A thread that requests the GIL is woken each time that it is released. On a busy machine it may find it taken again,
+    and so sleep at every check: it is idle if it has not run in between.
+
     Returns at once if there are none. Where thread states are unknown (not Linux), waits `_ROUNDS` pauses; never longer
     than `_LONGEST_SECONDS`.
     """
     until = time.monotonic() + _LONGEST_SECONDS
-    quiet = 0
+    quiet, before = 0, _states(name)
     while quiet < _ROUNDS and time.monotonic() < until:
-        states = _states(name)
-        if states is not None and not states:
+        if before is not None and not before:
             return
         time.sleep(_PAUSE_SECONDS)  # releases the GIL
-        quiet = 0 if "R" in (_states(name) or ()) else quiet + 1
+        states = _states(name)
+        running = any(state.startswith("R") for state, _switches in (states or {}).values())
+        quiet = 0 if running or states != before else quiet + 1
+        before = states
 
 
-def _states(name: str) -> list[str] | None:
-    """Return the states of these threads, ``"R"`` for a running or runnable one; None where they are unknown."""
+def _states(name: str) -> dict[str, tuple[str, int]] | None:
+    """Return the state of each of these threads, ``"R"`` for a running or runnable one, and how often it has stopped
+    running; None where they are unknown."""
     if not _TASKS.is_dir():
         return None
-    found = []
+    found = {}
     for task in _TASKS.iterdir():
         try:
-            before, _, rest = (task / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+            text = (task / "status").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
             continue
-        if before.partition("(")[2].startswith(name):
-            found.append(rest.split()[0])
+        status = {key: value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+        if status.get("Name", "").startswith(name):
+            switches = (int(status.get(f"{kind}_ctxt_switches", 0)) for kind in ("voluntary", "nonvoluntary"))
+            found[task.name] = status.get("State", "?"), sum(switches)
     return found
