@@ -146,7 +146,8 @@ class DrainingServer(uvicorn.Server):
 
     def _drain(self) -> None:
         engine = self._state.engine
-        if engine is not None and not engine.drain(self._state.settings.drain_timeout):
+        finished = engine is None or engine.drain(self._state.settings.drain_timeout)
+        if engine is not None and not finished and not self.force_exit:  # a second signal has said so, and ends it
             logger.warning("%d requests did not finish in time and are ended", engine.unfinished)
             engine.stop()  # before the connections close, so that clients receive the error
         self.should_exit = True

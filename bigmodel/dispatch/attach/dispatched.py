@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...devices import HOST, is_accelerator
 from ...devices.caching import hold_to, memory_peaks
@@ -23,7 +24,7 @@ from ..placement.options import Options
 from ..placement.resolve import ResolvedMap
 from ..streaming.streamer import Streamer
 from ..weights.block import Registry
-from ..weights.outside_use import mark_offloaded, unmark_offloaded
+from ..weights.outside_use import mark_offloaded, note_optimizer_step, unmark_offloaded
 from ..weights.packing import WeightError
 from ..weights.visits import StreamStats, together
 from .additions import Additions
@@ -69,8 +70,8 @@ class Dispatched(NotCopied):
         """Layers that kernels of the host compute, each with its packed weight, by name."""
         self.on_detach: Callable[[], None] | None = None
         """What else has to be removed with the attachments."""
-        self.limits: list[Callable[[], object]] = []
-        """Take back the limits that hold allocators to the plan."""
+        self.releases: list[Callable[[], object]] = []
+        """Take back the limits that hold allocators to the plan, and the hook of optimizers."""
         self.forget: Callable[[], None] | None = None
         """Tells the observer of the options that dispatching is undone."""
 
@@ -79,6 +80,14 @@ class Dispatched(NotCopied):
         """The plan that the model was dispatched by."""
         return self.resolved.plan
 
+    def follow_optimizers(self) -> None:
+        """Have blocks fetched again that an optimizer has written to."""
+        handle = register_optimizer_step_post_hook(note_optimizer_step)
+        # Also removed when the model is deleted without being undispatched.
+        release = weakref.finalize(self, handle.remove)
+        release.atexit = False
+        self.releases.append(release)
+
     def hold_allocators(self) -> None:
         """Let allocators that would cache more than the plan's budgets give cached memory back before that."""
         for device in self.plan.devices.values():
@@ -86,7 +95,7 @@ class Dispatched(NotCopied):
                 # Also taken back when the model is deleted without being undispatched.
                 release = weakref.finalize(self, hold_to(device.device, device.budget))
                 release.atexit = False
-                self.limits.append(release)
+                self.releases.append(release)
 
     def forward_of(self, name: str, module: nn.Module) -> AttachedForward:
         """Return the attachment of the module `name`; create it on first use."""
@@ -100,6 +109,8 @@ class Dispatched(NotCopied):
             attachment.attach()
         self._mark_offloaded(model)
         self._find_additions(model)
+        if self.streamers or self.expert_caches:
+            self.follow_optimizers()
         model.__dict__[ATTRIBUTE] = self
         model.__dict__["hf_device_map"] = self.resolved.keys
         model.__dict__["dispatch_stats"] = self.stats
@@ -182,7 +193,7 @@ class Dispatched(NotCopied):
             self.on_detach()
         if self.forget is not None:
             self.forget()
-        for release in self.limits:
+        for release in self.releases:
             release()
         for attachment in (*self.attachments.values(), *self.outside):
             attachment.detach()

@@ -18,10 +18,11 @@ from torch._C import DisableTorchFunctionSubclass
 from ...checkpoint import mapped_region
 from ...devices import HOST
 from ...devices.forks import new_rlock
+from ...devices.nested import storage_of
 from ...devices.pinned import empty_host
 from ...errors import DispatchError
 from .layout import Layout
-from .outside_use import is_marked, mark_offloaded
+from .outside_use import EXPOSURES, is_marked, mark_offloaded
 from .parameters import SecondPlace, like
 
 Registry = dict[str, Any]
@@ -39,6 +40,8 @@ class HostTensor:
         is_buffer: Whether a forward may write it; it is then copied back after each forward.
         name: Its first name in the model.
         second_places: Further references in recurrent layers.
+        kind: Shape, dtype and device that `value` has to keep.
+        exposures: How often its memory was given out (`EXPOSURES`) when that was looked at last.
     """
 
     value: torch.Tensor
@@ -47,6 +50,11 @@ class HostTensor:
     is_buffer: bool = False
     name: str = ""
     second_places: list[SecondPlace] = field(default_factory=list)
+    kind: tuple[object, ...] = field(init=False)
+    exposures: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kind, self.exposures = _kind(self.value), getattr(self.value, EXPOSURES, 0)
 
     def show(self, tensor: torch.Tensor) -> None:
         """Make every owner refer to `tensor`."""
@@ -115,12 +123,12 @@ class Block:
         self.packed = packed
 
     def version(self) -> int:
-        """Return the sum of the host tensors' version counters; writes through ``.data`` do not increase it."""
+        """Return a number that increases whenever the host tensors may have been written to."""
         with DisableTorchFunctionSubclass():
             try:
-                return sum([t.value._version for t in self.tensors])
+                return sum([t.value._version + getattr(t.value, EXPOSURES, 0) for t in self.tensors])
             except RuntimeError:
-                return sum(version_of(t.value) for t in self.tensors)
+                return sum(content_version(t.value) for t in self.tensors)
 
     def take_separately(self, parameters: list[HostTensor]) -> None:
         """Have `parameters` be those that are fetched separately, as the module has other parts now."""
@@ -128,7 +136,8 @@ class Block:
         self.registries_of_buffers = self.written_buffers = self.keeps_tensors = None
 
     def adopt_replaced(self) -> bool:
-        """Adopt parameters by which the user has replaced host tensors; return whether there were any.
+        """Adopt parameters, and memory (``.data = ...``), by which the user has replaced host tensors'; return whether
+        there were any.
 
         Raises:
             DispatchError: A replacement has another shape or dtype, or lies on another device.
@@ -137,9 +146,9 @@ class Block:
         for tensor in self.tensors:
             registry, key = tensor.owners[0]
             current = registry.get(key)
-            if current is tensor.value:
+            if current is tensor.value and not self._has_moved(tensor):
                 continue
-            if current is None or _kind(current) != _kind(tensor.value):
+            if current is None or _kind(current) != tensor.kind:
                 raise DispatchError(
                     f"{key!r} of {self.name!r} was removed or replaced by a tensor of another shape, dtype or device "
                     "while the model is dispatched; call undispatch(model) first"
@@ -147,8 +156,21 @@ class Block:
             if is_marked(tensor.value):
                 mark_offloaded([current])
             tensor.value, self.packed, self._on_disk, replaced = current, None, None, True
+            tensor.exposures = getattr(current, EXPOSURES, 0)
             tensor.show(current)
         return replaced
+
+    def _has_moved(self, tensor: HostTensor) -> bool:
+        """Whether a tensor is no longer in the memory that the block is fetched from, or of another kind."""
+        exposures = getattr(tensor.value, EXPOSURES, 0)
+        if exposures == tensor.exposures:
+            return False
+        with DisableTorchFunctionSubclass():
+            left = self.packed is not None and storage_of(tensor.value) != storage_of(self.packed)
+            if left or _kind(tensor.value) != tensor.kind:
+                return True
+        tensor.exposures, self._on_disk = exposures, None
+        return False
 
     def device_views(self, memory: torch.Tensor) -> list[torch.Tensor]:
         """Return the block's parameters and buffers as views of `memory`.
@@ -247,6 +269,11 @@ def version_of(tensor: torch.Tensor) -> int:
         return tensor._version
     except RuntimeError:
         return 0
+
+
+def content_version(tensor: torch.Tensor) -> int:
+    """Return a number that increases whenever a host tensor may have been written to."""
+    return version_of(tensor) + int(getattr(tensor, EXPOSURES, 0))
 
 
 def _kind(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -8,6 +8,10 @@ operands are copied to it. Results on the host, such as slices, transposed views
 
 Tensors keep their identity: only their class changes, and changes back when the model is undispatched. Inside the
 forward of their unit none of this code runs.
+
+Some code writes to a weight without increasing its version counter: through ``.data``, through an array of numpy, in
+kernels of fused optimizers. Blocks that are on the device would be used as they were. What gives out a weight's memory
+is therefore counted here (`EXPOSURES`), and so are the steps of optimizers.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch._C import DisableTorchFunctionSubclass
+from torch.optim.optimizer import Optimizer
 
+from ...devices import HOST
 from ...devices.nested import iter_tensors, map_tensors
 
 _READS = frozenset(
@@ -32,6 +38,27 @@ _VIEWS = frozenset(("T", "H", "mT", "mH", "real", "imag"))
 """Attributes that are views to compute with, unlike ``.data`` and ``.grad``."""
 
 _PLAIN_DUNDERS = frozenset(("__invert__", "__index__", "__int__"))
+
+_GIVES_MEMORY = frozenset(("numpy", "__array__", "__dlpack__"))
+"""Functions whose result lets code write to a tensor without increasing its version counter. So does ``.data``. Kernels
+that are given an address (``data_ptr``) are those of optimizers, whose steps are counted."""
+
+EXPOSURES = "_bigmodel_exposures"
+"""Attribute of a host tensor: how often it may have been written to without increasing its version counter."""
+
+
+def note_exposure(tensor: torch.Tensor) -> None:
+    """Count that `tensor` may have been written to, or is about to be, without increasing its version counter."""
+    setattr(tensor, EXPOSURES, getattr(tensor, EXPOSURES, 0) + 1)
+
+
+def note_optimizer_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    """Count the parameters on the host of an optimizer that has made a step: fused kernels increase no counter."""
+    with DisableTorchFunctionSubclass():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.device.type == HOST:
+                    note_exposure(parameter)
 
 
 class _Offloaded:
@@ -45,6 +72,8 @@ class _Offloaded:
             kwargs = kwargs or {}
             name = func.__name__
             operands = _operands(args, kwargs)
+            if name in _GIVES_MEMORY or _is_data(func, name):
+                note_exposure(args[0])
             if _recording.used is not None and name != "detach" and not _is_attribute(func, name):
                 _recording.used += [each for each in operands if isinstance(each, OffloadedParameter)]
             target = _device_of_result(name, operands, args, kwargs)
@@ -111,6 +140,7 @@ def is_marked(tensor: torch.Tensor) -> bool:
 def unmark_offloaded(tensors: Iterable[torch.Tensor]) -> None:
     """Change offloaded tensors back to their plain class."""
     for tensor in tensors:
+        tensor.__dict__.pop(EXPOSURES, None)
         if type(tensor) in PLAIN:
             tensor.__class__ = PLAIN[type(tensor)]
 
@@ -160,6 +190,11 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def _is_read(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> bool:
     """Whether the result of a function is a plain tensor: a value that is read, not an operand."""
     return _is_attribute(func, name) or name in _READS or (name == "clone" and isinstance(args[0], nn.Parameter))
+
+
+def _is_data(func: Callable[..., Any], name: str) -> bool:
+    """Whether a function gets or sets ``.data``."""
+    return name in ("__get__", "__set__") and getattr(getattr(func, "__self__", None), "__name__", None) == "data"
 
 
 def _is_attribute(func: Callable[..., Any], name: str) -> bool:

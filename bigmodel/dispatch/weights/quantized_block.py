@@ -17,7 +17,7 @@ from ...checkpoint import is_untouched, release
 from ...checkpoint.write import Outgoing, offload
 from ...devices import HOST
 from ...devices.pinned import empty_host
-from .block import Block, HostTensor, version_of
+from .block import Block, HostTensor, content_version
 from .packing import Packing, WeightError
 
 
@@ -74,15 +74,15 @@ class QuantizedBlock(Block):
         """Create the carrier from views of the file that contains the tensors of `outgoing`, by name."""
         values = [written.get(tensor.name, tensor.value) for tensor in self.tensors]
         self.carrier = Block(self.name, [HostTensor(value, value.dtype) for value in values])
-        self._carried = [(tensor.value, version_of(tensor.value)) for tensor in self.tensors]
+        self._carried = [(tensor.value, content_version(tensor.value)) for tensor in self.tensors]
 
     def refresh(self) -> None:
         """Quantise weights again that were written or replaced since."""
         for index, tensor in enumerate(self.tensors):
             carried = self._carried[index]
-            if carried is None or carried[0] is not tensor.value or carried[1] != version_of(tensor.value):
+            if carried is None or carried[0] is not tensor.value or carried[1] != content_version(tensor.value):
                 self._carry(index)
-                self._carried[index] = tensor.value, version_of(tensor.value)
+                self._carried[index] = tensor.value, content_version(tensor.value)
 
     def restore(
         self, staged: torch.Tensor, memory: torch.Tensor, scratch: torch.Tensor, begin: int = 0, end: int | None = None

@@ -15,10 +15,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.checkpoint import checkpoint
 
 from bigmodel.devices import max_memory_allocated, reset_peak_memory, virtual
-from bigmodel.dispatch import dispatch_model
+from bigmodel.dispatch import dispatch_model, undispatch
 from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import DispatchError
 from tests.marks import pairwise
@@ -174,17 +175,28 @@ def test_a_reentrant_checkpoint_within_a_streamed_block_is_refused_with_what_to_
         loss.backward()
 
 
-def test_an_optimizer_step_on_the_host_weights_is_seen_by_the_next_forward() -> None:
+@pytest.mark.parametrize("kernels", ["fused", "foreach", "single"])
+def test_an_optimizer_step_on_the_host_weights_is_seen_by_the_next_forward(kernels: str) -> None:
+    """Fused kernels increase no version counter of what they write to."""
     streamed = dispatch_model(stack().train(), {"": "cpu"}, main_device=at(0))
     resident = copy.deepcopy(stack()).train().to(at(0))
     for model, x in ((streamed, ids()), (resident, ids().to(at(0)))):
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        options = {"fused": kernels == "fused", "foreach": kernels == "foreach"}
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, **options)
         for _ in range(3):
             optimizer.zero_grad()
             model(x).square().sum().backward()
             optimizer.step()
     for (name, p), (_, q) in zip(streamed.named_parameters(), resident.named_parameters()):
         assert torch.equal(p.cpu(), q.cpu()), name
+
+
+def test_hooks_of_optimizers_go_with_the_model() -> None:
+    before = len(_global_optimizer_post_hooks)
+    model = dispatch_model(stack(), {"": "cpu"}, main_device=at(0))
+    assert len(_global_optimizer_post_hooks) == before + 1
+    undispatch(model)
+    assert len(_global_optimizer_post_hooks) == before
 
 
 @exact

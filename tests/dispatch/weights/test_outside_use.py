@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from bigmodel.dispatch import dispatch_model, undispatch
 from bigmodel.dispatch.weights.outside_use import recorded_uses
+from bigmodel.errors import DispatchError
 
 from ...accelerators import at
 from ..models import Block
@@ -175,3 +177,76 @@ def test_weights_that_are_computed_with_are_recorded_and_those_that_are_read_are
         assert [id(each) for each in around] == [id(model.last.weight)]
         _ = model.first.bias[:2]
     assert id(model.first.bias) in {id(each) for each in around}
+
+
+def chain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(5)))
+
+
+def by_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data.mul_(2)
+
+
+def by_other_data(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data * 2
+
+
+def by_arrays(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu":
+            array = parameter.data.numpy()
+            array *= 2
+        else:
+            by_data(nn.ParameterList([parameter]))
+
+
+def by_one_vector(model: nn.Module) -> None:
+    twice = 2 * nn.utils.parameters_to_vector(parameter.detach().cpu() for parameter in model.parameters())
+    first = next(model.parameters())
+    nn.utils.vector_to_parameters(twice.to(first.device), model.parameters())
+
+
+@pytest.mark.parametrize("write", [by_data, by_other_data, by_arrays, by_one_vector])
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_what_no_version_counter_counts_is_seen_by_the_next_forward(
+    write: Callable[[nn.Module], None], place: str, tmp_path: Path
+) -> None:
+    resident = chain().to(at(0))
+    places = {str(index): place for index in range(5)}
+    streamed = dispatch_model(chain(), places, main_device=at(0), offload_dir=tmp_path)
+    x = torch.randn(2, WIDTH).to(at(0))
+    with torch.no_grad():
+        streamed(x)
+        torch.get_device_module(x.device.type).synchronize()  # prefetches read what is written now
+        for model in (resident, streamed):
+            write(model)
+        assert torch.equal(streamed(x), resident(x))
+        assert torch.equal(streamed(x), resident(x))
+
+
+def test_data_of_another_dtype_is_refused_by_the_next_forward() -> None:
+    streamed = dispatch_model(chain(), {"": "cpu"}, main_device=at(0))
+    streamed[1].weight.data = streamed[1].weight.data.double()
+    with pytest.raises(DispatchError, match="'weight' of '1' was removed or replaced by a tensor of another"):
+        streamed(torch.ones(2, WIDTH).to(at(0)))
+
+
+def test_what_is_only_read_is_not_fetched_again() -> None:
+    streamed = dispatch_model(chain(), {"": 0, "1": "cpu"}, main_device=at(0))
+    x = torch.ones(2, WIDTH).to(at(0))
+    with torch.no_grad():
+        streamed(x)
+        fetched = streamed.dispatch_stats()[str(torch.device(at(0)))]["fetches"]
+        assert (streamed[1].weight * 2).sum() == (chain()[1].weight * 2).sum()
+        streamed(x)
+    assert streamed.dispatch_stats()[str(torch.device(at(0)))]["fetches"] == fetched
+
+
+def test_nothing_of_it_stays_on_the_parameters_of_an_undispatched_model() -> None:
+    streamed = dispatch_model(chain(), {"": "cpu"}, main_device=at(0))
+    by_data(streamed)
+    plain = undispatch(streamed)
+    assert [vars(parameter) for parameter in plain.parameters()] == [{}] * 10
