@@ -1,4 +1,4 @@
-"""peft and diffusers under the stand-in, on models that are offloaded."""
+"""peft, diffusers and trl under the stand-in, on models that are offloaded."""
 
 from __future__ import annotations
 
@@ -34,3 +34,15 @@ def test_offloading_of_diffusers_pipelines() -> None:
     streamed = {"transformer": ["cpu"], "vae": ["virtual:0"]}
     assert found["balanced over one device and the host"] == [{"transformer": "cpu", "vae": 0}, streamed, True, True]
     assert found["balanced, then whole models"]
+
+
+def test_trainers_of_trl() -> None:
+    pytest.importorskip("trl")
+    pytest.importorskip("datasets")
+    found = preloaded_answers("trl_trainers", modules=("transformers.trainer",))
+    copied = found.pop("a copy as reference")
+    assert copied == found["preferences"][1]
+    assert found.keys() == {f"{each}{kind}" for each in ("texts", "preferences") for kind in ("", " with adapters")}
+    for resident, in_part in found.values():
+        assert in_part == resident
+        assert len(resident) == 3
