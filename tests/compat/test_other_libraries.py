@@ -1,4 +1,4 @@
-"""peft, diffusers and trl under the stand-in, on models that are offloaded."""
+"""peft, diffusers, trl and lm-eval under the stand-in, on models that are offloaded."""
 
 from __future__ import annotations
 
@@ -46,3 +46,13 @@ def test_trainers_of_trl() -> None:
     for resident, in_part in found.values():
         assert in_part == resident
         assert len(resident) == 3
+
+
+def test_scores_of_lm_eval() -> None:
+    pytest.importorskip("lm_eval")
+    found = preloaded_answers("lm_eval_scores", modules=("transformers.models.llama.modeling_llama",))
+    assert found["ram"] == found["disk"] == found["accelerator"]
+    scores, (rolling,), (text,) = found["accelerator"]
+    assert len({tuple(score) for score in scores}) == 3
+    assert rolling < 0
+    assert len(text.split()) == 5

@@ -19,26 +19,11 @@ torch.set_num_threads(1)
 
 from datasets import IterableDataset  # noqa: E402 (after installing)
 from peft import LoraConfig  # noqa: E402
-from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
-from transformers import (  # noqa: E402
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel  # noqa: E402
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer  # noqa: E402
 
-RESIDENT = {"": 0}
-IN_PART = {
-    "model.embed_tokens": 0,
-    "model.rotary_emb": 0,
-    "model.layers.0": "cpu",
-    "model.layers.1": "cpu",
-    "model.norm": 0,
-    "lm_head": 0,
-}
-WORDS = {str(number): number for number in range(62)}
+from tests.compat.tiny_llama import IN_RAM, RESIDENT, saved, words  # noqa: E402
+
 TEXTS = [{"text": "1 2 3 4 5 6"}, {"text": "7 8 9 10"}] * 8
 PAIRS = [
     {"prompt": "1 2 3", "chosen": " 6 7", "rejected": " 10 11"},
@@ -60,23 +45,6 @@ OPTIONS: dict[str, Any] = {
 
 def say(question: str, answer: object) -> None:
     print("\n" + json.dumps([question, answer]), flush=True)
-
-
-def words() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({**WORDS, "<end>": 62, "<pad>": 63}, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<pad>")
-
-
-def saved() -> str:
-    torch.manual_seed(0)
-    folder = tempfile.mkdtemp()
-    config = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2,
-        vocab_size=64, max_position_embeddings=64,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 def rows(which: str) -> Iterator[dict[str, str]]:
@@ -108,6 +76,6 @@ FOLDER = saved()
 for preferences in (False, True):
     for adapters in (False, True):
         name = f"{'preferences' if preferences else 'texts'}{' with adapters' if adapters else ''}"
-        say(name, [losses(loaded(places), preferences, adapters) for places in (RESIDENT, IN_PART)])
-model = loaded(IN_PART)
+        say(name, [losses(loaded(places), preferences, adapters) for places in (RESIDENT, IN_RAM)])
+model = loaded(IN_RAM)
 say("a copy as reference", losses(model, True, False, ref_model=copy.deepcopy(model)))
