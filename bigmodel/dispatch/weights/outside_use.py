@@ -37,6 +37,9 @@ _READS = frozenset(
 _VIEWS = frozenset(("T", "H", "mT", "mH", "real", "imag"))
 """Attributes that are views to compute with, unlike ``.data`` and ``.grad``."""
 
+_ON_ANY_DEVICES = frozenset(("__set__", "copy_", "grad", "backward"))
+"""Functions that take tensors of several devices, those of ``torch.autograd`` among them."""
+
 _PLAIN_DUNDERS = frozenset(("__invert__", "__index__", "__int__"))
 
 _GIVES_MEMORY = frozenset(("numpy", "__array__", "__dlpack__"))
@@ -117,7 +120,10 @@ class OffloadedParameter(_Offloaded, nn.Parameter):
 
 
 class OffloadedTensor(_Offloaded, torch.Tensor):
-    """A buffer on the host, or a result computed there from an offloaded tensor."""
+    """A buffer on the host, or a result computed there from an offloaded tensor, such as an optimizer's state."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))
 
     def __reduce_ex__(self, proto: Any) -> Any:
         return self.detach().__reduce_ex__(proto)
@@ -165,7 +171,7 @@ def _device_of_result(
 ) -> torch.device | None:
     """Return the device to which offloaded operands, or those of an in-place operation, are copied; None for none."""
     devices = {tensor.device for tensor in operands}
-    if len(devices) <= 1 or name in ("__set__", "copy_"):
+    if len(devices) <= 1 or name in _ON_ANY_DEVICES:
         return None
     written = kwargs.get("out") if "out" in kwargs else args[0] if _writes(name) else None
     if isinstance(written, torch.Tensor):

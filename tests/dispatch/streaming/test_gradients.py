@@ -199,6 +199,34 @@ def test_hooks_of_optimizers_go_with_the_model() -> None:
     assert len(_global_optimizer_post_hooks) == before
 
 
+def wanted(model: nn.Module) -> list[nn.Parameter]:
+    return [model.blocks[1].up.weight, model.embed.weight, model.blocks[0].down.bias]
+
+
+def test_gradients_may_be_asked_for_by_name() -> None:
+    found = []
+    for model in (stack().train().to(at(0)), dispatch_model(stack().train(), {"": "cpu"}, main_device=at(0))):
+        x = ids().to(at(0))
+        asked = torch.autograd.grad(model(x).square().sum(), wanted(model))
+        model(x).square().sum().backward(inputs=wanted(model))
+        assert sum(gradient is not None for gradient in gradients(model).values()) == 3
+        found.append([*asked, *(parameter.grad for parameter in wanted(model))])
+    for resident, streamed in zip(*found, strict=True):
+        assert torch.equal(streamed.cpu(), resident.cpu())
+
+
+def test_the_state_of_an_optimizer_may_be_copied() -> None:
+    model = dispatch_model(stack().train(), {"": "cpu"}, main_device=at(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model(ids()).square().sum().backward()
+    optimizer.step()
+    kept = copy.deepcopy(optimizer.state_dict())
+    for copied, state in zip(kept["state"].values(), optimizer.state.values(), strict=True):
+        assert type(copied["exp_avg"]) is type(state["exp_avg"].detach())
+        assert torch.equal(copied["exp_avg"], state["exp_avg"])
+        assert copied["exp_avg"] is not state["exp_avg"]
+
+
 @exact
 def test_weights_leave_the_device_between_forward_and_backward() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(8)))
