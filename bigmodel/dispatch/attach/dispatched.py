@@ -129,9 +129,12 @@ class Dispatched(NotCopied):
             module = attachment.module
             if attachment.weights_on_host:
                 mark_offloaded((*module.parameters(), *module.buffers()))
+            streamed = [block for streamer, block in attachment.blocks if is_accelerator(streamer.device)]
             if attachment.host_or_device is None and id(module) not in probed:
-                streamed = (block for streamer, block in attachment.blocks if is_accelerator(streamer.device))
                 mark_offloaded(tensor.value for block in streamed for tensor in block.tensors)
+            else:
+                for block in streamed:
+                    block.unwatched = True
 
     def _find_additions(self, model: nn.Module) -> None:
         """Have calls of the model look for tensors that were added to it."""

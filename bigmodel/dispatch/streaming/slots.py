@@ -193,10 +193,16 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
         stream: The copy stream that writes to it.
         fetcher: Fetches blocks over that stream.
         order: The expected order of blocks.
+        first: The block that a call of the model visits first.
     """
 
     def __init__(
-        self, memory: Sequence[torch.Tensor], stream: CopyStream, fetcher: Fetcher, order: VisitOrder[Block]
+        self,
+        memory: Sequence[torch.Tensor],
+        stream: CopyStream,
+        fetcher: Fetcher,
+        order: VisitOrder[Block],
+        first: Block | None = None,
     ) -> None:
         for each in memory:
             fetcher.uses(each)
@@ -205,6 +211,7 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
         self._stream = stream
         self._fetcher = fetcher
         self._order = order
+        self._first = first
 
     def is_used(self, slot: BlockSlot) -> bool:
         return slot.users > 0
@@ -248,6 +255,8 @@ class BlockSlots(SlotCache[Block, BlockSlot]):
             wanted.add(successor)
             if successor in self._slot_of:
                 continue
+            if successor.unwatched and successor is self._first:  # of the model's next call
+                return
             free = least_wanted([slot for slot in self.slots if slot.users == 0 and slot.content not in wanted])
             if free is None:
                 return

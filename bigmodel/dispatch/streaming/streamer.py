@@ -72,7 +72,7 @@ class Streamer(Visited[Block, BlockSlot]):
         self.stats = StreamStats()
         self._stream: CopyStream = copy_stream(self.device)
         self._fetcher = Fetcher(self._stream, self.device, self.stats, self.blocks, *self._reading)
-        self._slots = BlockSlots(self._memory, self._stream, self._fetcher, self._order)
+        self._slots = BlockSlots(self._memory, self._stream, self._fetcher, self._order, next(iter(self.blocks), None))
 
     def _forked(self) -> None:
         super()._forked()
@@ -188,7 +188,7 @@ class Streamer(Visited[Block, BlockSlot]):
                 slot.mark(self._stream.compute_mark())
                 if slot.users == 1:
                     slot.show_host()
-                    if slot.transient:
+                    if slot.transient or (slot.content is not None and slot.content.unwatched):
                         self._slots.forget(slot)
                 slot.users -= 1
                 self._holds.count -= 1

@@ -83,6 +83,9 @@ class Block:
         self._on_disk: bool | None = None
         self.uses_data = False
         """Whether its forward may write into parameters through ``.data``, which no version counter counts."""
+        self.unwatched = False
+        """Whether its weights are of PyTorch's own classes, which do not tell of writes past their version counters.
+        What is fetched is then used by one call of the model only."""
         self.encloses = False
         """Whether other blocks run within this one's forward; it must then not occupy a slot that they wait for."""
         self.recomputed_by: int | None = None

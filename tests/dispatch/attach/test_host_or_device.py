@@ -319,3 +319,17 @@ def test_the_layers_of_a_cache_are_found_in_the_module() -> None:
     model = plain_llama()
     assert layers_of(model.model.layers[2]) == {2}
     assert layers_of(model.lm_head) == set()
+
+
+def test_weights_that_are_written_to_between_prompts_are_fetched_again() -> None:
+    """Its weights are of PyTorch's own classes, which do not tell of a write through ``.data``."""
+    resident, model = plain_llama().to("virtual:0"), host_or_device(plain_llama())
+    prompt = PROMPT.to("virtual:0")
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(model(prompt).logits, resident(prompt).logits)
+            torch.get_device_module("virtual").synchronize()
+            for each in (model, resident):
+                for parameter in each.model.layers.parameters():
+                    parameter.data.mul_(1.5)
+        assert torch.equal(model(prompt).logits, resident(prompt).logits)
