@@ -4,7 +4,7 @@ While a unit runs, its modules refer to copies on the device. Code outside it ma
 computes with a child's weight, a method other than ``forward``, a child that is called by itself. This code gets the
 host tensors. They are of tensor subclasses that implement ``__torch_function__``: an operation that mixes them with
 accelerator tensors uses copies on the accelerator. An operand that is written in place keeps its device, and the other
-operands are copied to it. Results on the host, such as slices, transposed views and sums, are of the subclass, too.
+operands are copied to it. Results on the host, such as slices, transposed views and sums, are of a subclass, too.
 
 Tensors keep their identity: only their class changes, and changes back when the model is undispatched. Inside the
 forward of their unit none of this code runs.
@@ -83,7 +83,7 @@ class _Offloaded:
             if target is not None:
                 args, kwargs = map_tensors(lambda tensor: _on_device(tensor, target), (args, kwargs))
             result = func(*args, **kwargs)
-            if not PLAIN.keys() >= set(map(type, operands)) or _is_read(func, name, args):
+            if _writes(name) or "out" in kwargs or _is_read(func, name, args):
                 return result
             return map_tensors(_as_offloaded, result)
 
@@ -120,13 +120,31 @@ class OffloadedParameter(_Offloaded, nn.Parameter):
 
 
 class OffloadedTensor(_Offloaded, torch.Tensor):
-    """A buffer on the host, or a result computed there from an offloaded tensor, such as an optimizer's state."""
+    """A buffer on the host."""
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(_plain(self))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return memo.setdefault(id(self), self.detach().clone().requires_grad_(self.requires_grad))
+        plain = _plain(self)
+        plain.data = plain.data.clone()
+        return memo.setdefault(id(self), plain)
 
     def __reduce_ex__(self, proto: Any) -> Any:
-        return self.detach().__reduce_ex__(proto)
+        return _plain(self).__reduce_ex__(proto)
+
+
+class OffloadedResult(OffloadedTensor):
+    """A result computed on the host from an offloaded tensor, such as an optimizer's state; also once it is detached,
+    or made a parameter."""
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the value of an offloaded tensor, in the same memory, as a plain tensor or parameter."""
+    with DisableTorchFunctionSubclass():
+        value = tensor.detach().as_subclass(torch.Tensor)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        return nn.Parameter(value, tensor.requires_grad) if is_parameter else value.requires_grad_(tensor.requires_grad)
 
 
 def mark_offloaded(tensors: Iterable[torch.Tensor]) -> None:
@@ -148,10 +166,14 @@ def unmark_offloaded(tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
         tensor.__dict__.pop(EXPOSURES, None)
         if type(tensor) in PLAIN:
-            tensor.__class__ = PLAIN[type(tensor)]
+            tensor.__class__ = nn.Parameter if isinstance(tensor, nn.Parameter) else PLAIN[type(tensor)]
 
 
-PLAIN: dict[type[torch.Tensor], type[torch.Tensor]] = {OffloadedParameter: nn.Parameter, OffloadedTensor: torch.Tensor}
+PLAIN: dict[type[torch.Tensor], type[torch.Tensor]] = {
+    OffloadedParameter: nn.Parameter,
+    OffloadedTensor: torch.Tensor,
+    OffloadedResult: torch.Tensor,
+}
 """The plain class of each offloaded one."""
 
 
@@ -195,6 +217,8 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _is_read(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> bool:
     """Whether the result of a function is a plain tensor: a value that is read, not an operand."""
+    if name == "detach" and isinstance(args[0], OffloadedResult):
+        return False
     return _is_attribute(func, name) or name in _READS or (name == "clone" and isinstance(args[0], nn.Parameter))
 
 
@@ -210,4 +234,4 @@ def _is_attribute(func: Callable[..., Any], name: str) -> bool:
 
 def _as_offloaded(result: torch.Tensor) -> torch.Tensor:
     is_plain = type(result) is torch.Tensor and result.device.type == "cpu"
-    return result.as_subclass(OffloadedTensor) if is_plain else result
+    return result.as_subclass(OffloadedResult) if is_plain else result

@@ -96,6 +96,14 @@ def main(base: str, adapter: str, saved: str) -> None:
     model.set_adapter("second")
     say("first of two deleted", same(model))
     say("merged safely", same(loaded().merge_and_unload(safe_merge=True)))
+    dora = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False, use_dora=True)
+    both = []
+    for places in (PLACES, {"": 0}):
+        torch.manual_seed(2)
+        decomposed = get_peft_model(load(places), dora).eval()
+        with torch.no_grad():
+            both.append(decomposed(IDS.to(decomposed.device)).logits.cpu())
+    say("weights decomposed", torch.allclose(*both, atol=1e-5))
     found, expected_losses = losses(load(PLACES)), losses(load({"": 0}))
     say("trained without prepare", torch.allclose(torch.tensor(found), torch.tensor(expected_losses)))
 

@@ -133,11 +133,23 @@ def test_offloaded_weights_stay_the_same_parameters_and_are_plain_again_afterwar
 
 def test_an_offloaded_weight_reads_as_a_plain_tensor(tmp_path: Path) -> None:
     weight = placed(outside(), "cpu", tmp_path).last.weight
-    for read in (weight.data, weight.detach(), weight.clone(), weight.to(torch.float64), torch.ones(WIDTH) @ weight):
+    for read in (weight.data, weight.detach(), weight.clone(), weight.to(torch.float64)):
         assert type(read) is torch.Tensor
     assert all(type(value) is torch.Tensor for value in placed(outside(), "cpu", tmp_path).state_dict().values())
     assert type(copy.deepcopy(weight)) is nn.Parameter
-    assert "Offloaded" not in repr(weight)
+    assert "Offloaded" not in repr(weight) + repr(weight * 2)
+
+
+def test_what_is_computed_from_it_on_the_host_meets_the_accelerator_too(tmp_path: Path) -> None:
+    """As the product of adapters that DoRA computes with a matrix on their device, and detaches."""
+    weight = placed(outside(), "cpu", tmp_path).last.weight
+    x = torch.ones(2, WIDTH).to(at(0))
+    product = torch.eye(WIDTH, device=weight.device) @ weight
+    for result in (product, product.detach(), nn.Parameter(product * 2), copy.deepcopy(nn.Parameter(product)).data):
+        assert result.device.type == "cpu"
+    assert torch.equal((x @ product.detach()).cpu(), (x @ weight.detach().to(at(0))).cpu())
+    assert isinstance(nn.Parameter(product), nn.Parameter)
+    assert type(copy.deepcopy(nn.Parameter(product.detach()))) is nn.Parameter
 
 
 def test_a_saved_offloaded_weight_loads_as_a_plain_one(tmp_path: Path) -> None:
