@@ -125,6 +125,8 @@ class Dispatched(NotCopied):
         probed = {
             id(layer) for each in model.modules() if isinstance(each, nn.TransformerEncoder) for layer in each.layers
         }
+        for cache in self.expert_caches:
+            mark_offloaded(tensor.value for layer in cache.layers for tensor in layer.fused.tensors)
         for attachment in self.attachments.values():
             module = attachment.module
             if attachment.weights_on_host:

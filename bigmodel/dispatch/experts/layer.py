@@ -55,10 +55,13 @@ class ExpertLayer:
         return tuple(zip(self.names, self.layout.places))
 
     def version(self) -> tuple[int, int]:
-        """Return a value that changes when a host tensor is written in place or replaced."""
+        """Return a value that changes when a host tensor may have been written to or was replaced."""
+        exposed = [tensor.exposures for tensor in self.fused.tensors]
         if self.fused.adopt_replaced():
             self._blocks.clear()
             self._replacements += 1
+        elif exposed != [tensor.exposures for tensor in self.fused.tensors]:
+            self._blocks.clear()  # ``.data = ...`` may have given a tensor other memory than blocks are views of
         return self._replacements, self.fused.version()
 
     def block(self, expert: int) -> Block:

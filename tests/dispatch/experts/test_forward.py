@@ -320,3 +320,17 @@ def test_on_the_host_unchosen_experts_on_disk_are_not_touched(tmp_path: Path) ->
     """
     done = run(["-c", textwrap.dedent(script)])
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_experts_that_are_written_to_past_their_version_counters_are_fetched_again(replaces: bool) -> None:
+    both = resident(mixtral), offloaded(mixtral, expert_cache=1 << 30)
+    for model in both:
+        logits(model, tokens().to(at(0)))
+        for parameter in experts_of(model, 0).parameters():
+            if replaces:
+                parameter.data = parameter.data * 1.5
+            else:
+                parameter.data.mul_(1.5)
+    expected, found = (logits(model, tokens().to(at(0))) for model in both)
+    assert torch.equal(found, expected)
