@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,8 +28,13 @@ aten = torch.ops.aten
 MOST = 50_000
 """Results remembered at most; beyond, all are forgotten."""
 
-_DERIVED_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view)
-"""Tags of operations whose results do not follow from the shapes of their arguments."""
+_DERIVED_TAGS = (
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.inplace_view,
+    torch.Tag.nondeterministic_seeded,
+)
+"""Tags of operations whose results are derived each time."""
 
 _PLAIN = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
@@ -58,15 +64,12 @@ _Results = tuple[type | None, tuple[_Result, ...]]
 _remembered: dict[tuple[Any, ...], _Results | None] = {}
 """Results by operation and arguments; None: they are derived each time."""
 
-_is_derived: dict[Any, bool] = {}
-"""By operation, whether its results are always derived."""
-
 
 def run_fake(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run an operation on fake tensors, also where PyTorch's fake kernel refuses what the real one accepts."""
     if func is RESTORE:
         return None
-    if _is_derived.get(func, True) and _is_always_derived(func):
+    if _is_always_derived(func):
         return derive(func, args, kwargs)
     key = _key_of(func, args, kwargs)
     if key is None:
@@ -109,15 +112,10 @@ def _grouped_mm(
     return tokens.new_empty((*tokens.shape[:-1], weights.shape[-1]), dtype=dtype)
 
 
+@cache
 def _is_always_derived(func: Any) -> bool:
-    if func not in _is_derived:
-        _is_derived[func] = (
-            func.namespace != "aten"
-            or func._schema.is_mutable
-            or any(tag in func.tags for tag in _DERIVED_TAGS)
-            or torch.Tag.nondeterministic_seeded in func.tags
-        )
-    return _is_derived[func]
+    """Whether the results of an operation do not follow from its arguments' shapes, or are its arguments."""
+    return func.namespace != "aten" or func._schema.is_mutable or any(tag in func.tags for tag in _DERIVED_TAGS)
 
 
 def _key_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
