@@ -44,11 +44,6 @@ def parse_size(size: int | str) -> int:
     return found
 
 
-def size_or_none(size: int | str | None) -> int | None:
-    """Return `size` in bytes, as `parse_size` does; None for None."""
-    return None if size is None else parse_size(size)
-
-
 def _bytes_of(size: int | str) -> int:
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise SizeError(f"size {size!r} is a {type(size).__name__}; give an int of bytes or text such as '10GiB'")

@@ -13,10 +13,18 @@ from typing import Any
 from torch import nn
 
 from ..arguments import check_choice, check_flags, shown, whole_number
-from ..devices import HOST, DeviceLike, accelerators, format_size, free_memory_bytes, memory_allocated, virtual
+from ..devices import (
+    HOST,
+    DeviceLike,
+    accelerators,
+    format_size,
+    free_memory_bytes,
+    memory_allocated,
+    parse_size,
+    virtual,
+)
 from ..devices.cgroup import usable_cores
 from ..devices.memory import CachingMemory, caching_memory
-from ..devices.sizes import size_or_none
 from ..errors import PlanError
 from ..limits import DEFAULT_SLOTS, MOST_READERS, READERS
 from ..profile import DtypeLike, Profile, profile_model, profile_source
@@ -179,7 +187,7 @@ def plan(
         profile,
         budgets=budgets,
         strategy=label,
-        pinned_memory=size_or_none(pinned_memory),
+        pinned_memory=None if pinned_memory is None else parse_size(pinned_memory),
         resident_limit=None if max_memory is None else budgets.get(HOST),
         notes=lowered,
     )
@@ -189,7 +197,7 @@ def plan(
         slots,
         checked_main(main_device, budgets),
         host_compute=offload != "stream",
-        expert_cache=size_or_none(expert_cache),
+        expert_cache=None if expert_cache is None else parse_size(expert_cache),
         readers=reader_count(machine or (known_machine() if predicted else None)),
         caching=caching,
     )

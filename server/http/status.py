@@ -141,8 +141,8 @@ def _kv(state: ServerState, name: str) -> dict[str, int]:
 def _counters(name: str) -> dict[str, int | None]:
     if name == "disk":
         return {"allocated": None, "peak": None}
+    allocated = memory_allocated(name)  # before the peak, which is then not less
     try:
-        peak = max_memory_allocated(name)
+        return {"allocated": allocated, "peak": max_memory_allocated(name)}
     except DeviceError:  # the device records none: mps, or a host with a poor /proc
-        return {"allocated": memory_allocated(name), "peak": None}
-    return {"allocated": memory_allocated(name), "peak": peak}
+        return {"allocated": allocated, "peak": None}

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from ...arguments import check_choice, check_flags
-from ...devices import HOST, DeviceLike, device_key, format_size, get_max_memory
-from ...devices.sizes import size_or_none
+from ...devices import HOST, DeviceLike, device_key, format_size, get_max_memory, parse_size
 from ...errors import PlanError
 from ...limits import DEFAULT_SLOTS
 from ...plan import OFFLOADS, Plan
@@ -112,8 +111,8 @@ class PlanArguments:
             offload_buffers=offload_buffers,
             offload_dtype=offload_dtype,
             host_kernels=host_kernels,
-            expert_cache=size_or_none(expert_cache),
-            pinned_memory=size_or_none(pinned_memory),
+            expert_cache=None if expert_cache is None else parse_size(expert_cache),
+            pinned_memory=None if pinned_memory is None else parse_size(pinned_memory),
             dtype=dtype,
         )
 

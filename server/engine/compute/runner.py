@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from bigmodel.devices import HOST
 from bigmodel.devices.pinned import on_device
 from bigmodel.server.engine.compute.attention import NAME, RaggedCache, Span, ragged_step, register
 from bigmodel.server.engine.compute.host_linear import (
@@ -126,13 +127,18 @@ class PackedRunner:
         return [own if packed.keep else None for packed, own in zip(batch, rows, strict=True)]
 
     def _forward(self, tokens: list[int], positions: list[int], cache: RaggedCache, keep: list[int]) -> torch.Tensor:
-        pad = -len(tokens) % self.row_multiple
+        pad = [0] * (-len(tokens) % self.row_multiple)
         rows = keep + [0] * (max(1, -(-len(keep) // self.row_multiple)) * self.row_multiple - len(keep))
-        extra = {"logits_to_keep": on_device(torch.tensor(rows), self.device)} if self._keeps_rows else {}
+        inputs = torch.tensor([*tokens, *pad, *positions, *pad, *rows])  # one transfer for all three
+        if self.device.type != HOST:
+            inputs = on_device(inputs, self.device)
+        padded = len(tokens) + len(pad)
+        ids, places, kept = inputs.split([padded, padded, len(rows)])
+        extra = {"logits_to_keep": kept} if self._keeps_rows else {}
         with torch.inference_mode(), ragged_step(cache), computing_with(self.host_linear):
             logits: torch.Tensor = self.model(
-                input_ids=on_device(torch.tensor([tokens + [0] * pad]), self.device),
-                position_ids=on_device(torch.tensor([positions + [0] * pad]), self.device),
+                input_ids=ids[None],
+                position_ids=places[None],
                 past_key_values=cache,
                 use_cache=True,
                 **extra,

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from bigmodel.devices import memory_allocated, reset_peak_memory
 from bigmodel.server import Settings
 from bigmodel.server.engine import EngineOptions, build_engine
 from bigmodel.server.http.state import ServerState
@@ -71,3 +72,17 @@ def test_a_peak_that_the_host_does_not_record_is_null(tmp_path: Path, monkeypatc
     (cpu,) = view(ServerState(Settings("tiny"), engine=engine, model=engine.core.runner.model))["devices"]
     assert cpu["peak"] is None
     assert cpu["allocated"] > 0
+
+
+def test_the_peak_is_never_below_what_is_allocated_though_the_process_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+
+    def grow_and_read(device: str) -> int:
+        held.append(torch.ones(64 << 20, dtype=torch.uint8))
+        return memory_allocated(device)
+
+    monkeypatch.setattr("bigmodel.server.http.status.memory_allocated", grow_and_read)
+    engine = build_engine(tiny_model(), tiny_tokenizer(), None, EngineOptions(kv_bytes=1 << 20))
+    reset_peak_memory("cpu")
+    (cpu,) = view(ServerState(Settings("tiny"), engine=engine, model=engine.core.runner.model))["devices"]
+    assert cpu["peak"] >= cpu["allocated"]
