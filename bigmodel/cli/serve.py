@@ -41,6 +41,13 @@ _DRAIN = typer.Option(min=0, help="Seconds that running requests may take to fin
 DrainTimeout: TypeAlias = Annotated[float, _DRAIN]
 _BODY = typer.Option(help="Largest request body, such as 8MiB (default: as the model's context needs).")
 Body: TypeAlias = Annotated[str | None, _BODY]
+_TOOLS = typer.Option(
+    help="Format of the model's tool calls: deepseek, gemma, glm, harmony, hermes, llama3, mistral, none, "
+    "or auto: what its chat template shows."
+)
+ToolParser: TypeAlias = Annotated[str, _TOOLS]
+_REASONING = typer.Option(help="Format of the model's reasoning: think, mistral, harmony, none, or auto.")
+ReasoningParser: TypeAlias = Annotated[str, _REASONING]
 Replicas: TypeAlias = Annotated[int, typer.Option(min=1, help="Copies of the server, balanced by Ray Serve.")]
 _CLUSTER = typer.Option(help="Address of the Ray cluster for replicas; auto: a running one.")
 Cluster: TypeAlias = Annotated[str | None, _CLUSTER]
@@ -86,6 +93,8 @@ def serve(
     request_timeout: RequestTimeout = None,
     drain_timeout: DrainTimeout = 30.0,
     max_body: Body = None,
+    tool_parser: ToolParser = "auto",
+    reasoning_parser: ReasoningParser = "auto",
     replicas: Replicas = 1,
     ray_address: Cluster = None,
     log_level: Log = LogLevel.INFO,
@@ -105,7 +114,14 @@ def serve(
         )
         name = served_model_name or display_name(model)
         settings = Settings(
-            name, keys, None if max_body is None else parse_size(max_body), request_timeout, drain_timeout, engine
+            name,
+            keys,
+            None if max_body is None else parse_size(max_body),
+            request_timeout,
+            drain_timeout,
+            engine,
+            tool_parser,
+            reasoning_parser,
         )
         options = LoadOptions(
             device_map=device_map,

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bigmodel.server.answers.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from bigmodel.server.answers.parsers.formats import AnswerFormat
+from bigmodel.server.answers.parsers.reader import AnswerParser, AnswerPart, Content, ToolCall
 from bigmodel.server.engine.scheduling.request import Delta, Done, TokenLogprob
 from bigmodel.server.text.codec import TextCodec
 
@@ -163,22 +165,52 @@ class CompletionAnswer:
 
 @dataclass
 class _ChatChoice:
-    text: list[str] = field(default_factory=list)
+    parser: AnswerParser | None
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: str | None = None
 
+    def read(self, delta: Delta) -> list[AnswerPart]:
+        """The parts of the answer in a delta; at the end also what the parser held back."""
+        if self.parser is None:
+            return [Content(delta.text)] if delta.text else []
+        parts = self.parser.push(delta.text)
+        return parts if delta.finish_reason is None else parts + self.parser.finish()
+
+    def note_call(self, call: ToolCall, call_id: str) -> dict[str, Any]:
+        """Count a call; returns its JSON."""
+        function = {"name": call.name, "arguments": call.arguments}
+        self.calls.append({"id": call_id, "type": "function", "function": function})
+        return self.calls[-1]
+
+    def finish_reason(self, reason: str) -> str:
+        """Why the answer ended: "tool_calls" where it has some and is complete."""
+        return "tool_calls" if self.calls and reason == "stop" else reason
+
 
 class ChatAnswer:
-    """The answer to a chat of ``n`` choices."""
+    """The answer to a chat of ``n`` choices; ``answer_format`` tells tool calls and reasoning from the content."""
 
     def __init__(
-        self, answer_id: str, created: int, model: str, n: int, codec: TextCodec, *, logprobs: bool, usage: bool
+        self,
+        answer_id: str,
+        created: int,
+        model: str,
+        n: int,
+        codec: TextCodec,
+        *,
+        logprobs: bool,
+        usage: bool,
+        answer_format: AnswerFormat | None = None,
     ) -> None:
         self._head: dict[str, Any] = {"id": answer_id, "object": "chat.completion", "created": created, "model": model}
         self._chunks = Chunks({**self._head, "object": "chat.completion.chunk"}, usage)
         self._codec = codec
         self._wants_logprobs = logprobs
-        self._choices = [_ChatChoice() for _ in range(n)]
+        self._format = answer_format
+        self._choices = [_ChatChoice(None if answer_format is None else answer_format.parser()) for _ in range(n)]
 
     def opening(self) -> bytes:
         """One chunk per choice, with the role."""
@@ -186,16 +218,33 @@ class ChatAnswer:
         return b"".join(self._chunk(index, role, "null", "null") for index in range(len(self._choices)))
 
     def chunk(self, index: int, delta: Delta) -> bytes:
-        """The events of a delta; the finish reason is a chunk of its own."""
+        """The events of a delta, one for each part of the answer; the finish reason is a chunk of its own."""
+        choice = self._choices[index]
+        pieces = [self._piece(choice, part) for part in choice.read(delta)]
+        if not pieces and delta.logprobs and self._wants_logprobs:
+            pieces = ['{"content": ""}']  # text that is held back has log-probabilities all the same
+        logprobs = "null"
+        if self._wants_logprobs:
+            logprobs = json.dumps(chat_logprobs(delta.logprobs, self._codec))
         out = b""
-        if delta.text or delta.logprobs:
+        for piece in pieces:
+            out += self._chunk(index, piece, logprobs, "null")
             logprobs = "null"
-            if self._wants_logprobs:
-                logprobs = json.dumps(chat_logprobs(delta.logprobs, self._codec))
-            out = self._chunk(index, f'{{"content": {json.dumps(delta.text)}}}', logprobs, "null")
         if delta.finish_reason is not None:
-            out += self._chunk(index, "{}", "null", f'"{delta.finish_reason}"')
+            out += self._chunk(index, "{}", "null", f'"{choice.finish_reason(delta.finish_reason)}"')
         return out
+
+    def _piece(self, choice: _ChatChoice, part: AnswerPart) -> str:
+        """The delta of a chunk, as JSON."""
+        if isinstance(part, ToolCall):
+            call = choice.note_call(part, self._call_id())
+            return json.dumps({"tool_calls": [{"index": len(choice.calls) - 1, **call}]})
+        name = "content" if isinstance(part, Content) else "reasoning_content"
+        return f'{{"{name}": {json.dumps(part.text)}}}'
+
+    def _call_id(self) -> str:
+        assert self._format is not None  # nothing else finds calls
+        return self._format.new_id()
 
     def closing(self, done: Done) -> bytes:
         """The usage chunk, if requested."""
@@ -208,16 +257,20 @@ class ChatAnswer:
     def add(self, index: int, delta: Delta) -> None:
         """Collect a delta for :meth:`whole`."""
         choice = self._choices[index]
-        choice.text.append(delta.text)
+        for part in choice.read(delta):
+            if isinstance(part, ToolCall):
+                choice.note_call(part, self._call_id())
+            else:
+                (choice.content if isinstance(part, Content) else choice.reasoning).append(part.text)
         choice.logprobs += delta.logprobs
-        choice.reason = delta.finish_reason
+        choice.reason = None if delta.finish_reason is None else choice.finish_reason(delta.finish_reason)
 
     def whole(self, done: Done) -> dict[str, Any]:
         """The whole answer."""
         choices = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
+                "message": _message(choice),
                 "logprobs": chat_logprobs(tuple(choice.logprobs), self._codec) if self._wants_logprobs else None,
                 "finish_reason": choice.reason,
             }
@@ -228,3 +281,14 @@ class ChatAnswer:
             "choices": choices,
             "usage": usage(done),
         }
+
+
+def _message(choice: _ChatChoice) -> dict[str, Any]:
+    content = "".join(choice.content)
+    shown = None if choice.calls and not content else content
+    message: dict[str, Any] = {"role": "assistant", "content": shown, "refusal": None}
+    if choice.reasoning:
+        message["reasoning_content"] = "".join(choice.reasoning)
+    if choice.calls:
+        message["tool_calls"] = choice.calls
+    return message

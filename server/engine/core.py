@@ -38,7 +38,7 @@ class OutputStream:
         self._sequence = sequence
         self._eos_ids = frozenset() if sequence.params.ignore_eos else eos_ids
         self._limit = min(sequence.params.max_tokens, max_length - sequence.prompt_length)
-        self._detokenizer = Detokenizer(codec, sequence.request.prompt)
+        self._detokenizer = Detokenizer(codec, sequence.request.prompt, sequence.params.kept_special)
         self._stop = StopChecker(sequence.params.stop)
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []

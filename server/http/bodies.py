@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
-from bigmodel.server.http.errors import DISAGREES
+from bigmodel.server.http.body_types import Body, FreeObject, Number, Text, TokenId, disagrees
+from bigmodel.server.http.tool_bodies import Function, NamedTool, ToolChoice, ToolList, with_object
 
 MAX_STOP_LENGTH = 256
-
-
-def _encodable(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"not valid Unicode: a lone surrogate at character {error.start}") from None
-    return text
+MAX_STOPS = 16
+MAX_BIASES = 4096
+MAX_MESSAGES = 10_000
+MAX_CHOICES = 64
+MAX_TOP_LOGPROBS = 20
 
 
 def _short(text: str) -> str:
@@ -29,65 +26,17 @@ def _short(text: str) -> str:
     return text
 
 
-def _all_encodable(value: Any) -> Any:
-    """``value`` as parsed from JSON, when every text in it, names of members included, is valid Unicode."""
-    pending = [value]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, str):
-            _encodable(part)
-        elif isinstance(part, dict):
-            pending += (*part.keys(), *part.values())
-        elif isinstance(part, list):
-            pending += part
-    return value
-
-
-Text = Annotated[str, AfterValidator(_encodable)]
-FreeObject = Annotated[dict[str, Any], AfterValidator(_all_encodable)]
-"""An object with arbitrary members: a tool, a schema, arguments of a template."""
-Number = Annotated[float, Field(allow_inf_nan=False)]
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-StopString = Annotated[
-    Text,
-    AfterValidator(_short),
-    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}),
-]
-
-
-MAX_STOPS = 16
-MAX_BIASES = 4096
-MAX_MESSAGES = 10_000
-MAX_CHOICES = 64
-MAX_TOP_LOGPROBS = 20
-
-
 def _few_biases(given: Any) -> Any:
     if isinstance(given, dict) and len(given) > MAX_BIASES:
         raise ValueError(f"has {len(given)} tokens; at most {MAX_BIASES} are accepted")
     return given
 
 
-def _disagrees(field: str, why: str) -> PydanticCustomError:
-    """The validation error of a ``field`` that contradicts another one."""
-    return PydanticCustomError(DISAGREES, why, {"field": field})
-
-
-class Body(BaseModel):
-    """Strict types, no unknown fields. A field that is null counts as not given, known or not."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        """Drop fields that are null, and all unknown ones but the first: one is enough to refuse the body."""
-        if not isinstance(given, dict):
-            return given
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        found = {name: given[name] for name in known & given.keys() if given[name] is not None}
-        unknown = next((name for name in given if name not in known and given[name] is not None), None)
-        return found if unknown is None else {**found, unknown: given[unknown]}
+StopString = Annotated[
+    Text,
+    AfterValidator(_short),
+    WithJsonSchema({"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}),
+]
 
 
 class StreamOptions(Body):
@@ -108,7 +57,7 @@ class ResponseFormat(Body):
     @model_validator(mode="after")
     def _schema_given(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            raise _disagrees("json_schema", "is required with type 'json_schema', and only there")
+            raise disagrees("json_schema", "is required with type 'json_schema', and only there")
         return self
 
 
@@ -140,7 +89,7 @@ class Sampling(Body):
     @model_validator(mode="after")
     def _options_only_when_streaming(self) -> Sampling:
         if self.stream_options is not None and not self.stream:
-            raise _disagrees("stream_options", "is only allowed with stream=true")
+            raise disagrees("stream_options", "is only allowed with stream=true")
         return self
 
     @property
@@ -181,7 +130,7 @@ class CompletionBody(Sampling):
     @model_validator(mode="after")
     def _best_of_is_n(self) -> CompletionBody:
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise _disagrees("best_of", "is not supported where it is not n")
+            raise disagrees("best_of", "is not supported where it is not n")
         return self
 
 
@@ -191,19 +140,20 @@ class TextPart(Body):
 
 
 class Message(Body):
-    """One message. ``tool_calls`` and ``tool_call_id`` are passed to the chat template unchanged."""
+    """One message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Text | None = None
     tool_calls: Annotated[list[FreeObject], Field(fail_fast=True)] | None = None
     tool_call_id: Text | None = None
+    reasoning_content: Text | None = None
     refusal: None = None
 
     @model_validator(mode="after")
     def _content_given(self) -> Message:
         if self.content is None and self.role != "assistant":
-            raise _disagrees("content", f"is required in a message of the role '{self.role}'")
+            raise disagrees("content", f"is required in a message of the role '{self.role}'")
         return self
 
     def plain(self) -> dict[str, Any]:
@@ -211,9 +161,13 @@ class Message(Body):
         message: dict[str, Any] = {"role": self.role}
         content = self.content
         message["content"] = "".join(p.text for p in content) if isinstance(content, list) else content or ""
-        for field in ("name", "tool_calls", "tool_call_id"):
+        for field in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, field) is not None:
                 message[field] = getattr(self, field)
+        if self.tool_calls is not None:
+            message["tool_calls"] = [with_object(call) for call in self.tool_calls]
+            if self.reasoning_content is not None and not message["content"]:
+                message["thinking"] = self.reasoning_content  # its name in gpt-oss' template
         return message
 
 
@@ -227,19 +181,48 @@ class ChatBody(Sampling):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    tools: Annotated[list[FreeObject], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: ToolList | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: FreeObject | None = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> ChatBody:
         if self.top_logprobs is not None and not self.logprobs:
-            raise _disagrees("top_logprobs", "is only allowed with logprobs=true")
+            raise disagrees("top_logprobs", "is only allowed with logprobs=true")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
-            raise _disagrees("max_completion_tokens", "is not what max_tokens says; give one of them")
+            raise disagrees("max_completion_tokens", "is not what max_tokens says; give one of them")
         return self
+
+    @model_validator(mode="after")
+    def _tools_agree(self) -> ChatBody:
+        given = {tool.function.name for tool in self.tools or ()}
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in given:
+            raise disagrees("tool_choice", f"'{self.tool_choice.function.name}' is not among the tools")
+        if self.tool_choice == "required" and not given:
+            raise disagrees("tool_choice", "is 'required', but there are no tools")
+        if self.functions and self.response_format is not None and self.response_format.type != "text":
+            raise disagrees("response_format", "is not supported together with tools; set tool_choice to 'none'")
+        return self
+
+    @property
+    def functions(self) -> dict[str, Function]:
+        """The functions that the answer may call, by name."""
+        named = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        given = () if self.tool_choice == "none" else self.tools or ()
+        return {tool.function.name: tool.function for tool in given if named in (None, tool.function.name)}
+
+    @property
+    def call_required(self) -> bool:
+        """Whether the answer has to be a call, or several."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @property
+    def single_call(self) -> bool:
+        """Whether the answer may have one call at most."""
+        return not self.parallel_tool_calls or isinstance(self.tool_choice, NamedTool)
 
     @property
     def limit(self) -> tuple[str, int | None]:
@@ -260,7 +243,7 @@ class TokenizeBody(Body):
     @model_validator(mode="after")
     def _one_of_both(self) -> TokenizeBody:
         if (self.prompt is None) == (self.messages is None):
-            raise _disagrees("prompt", "give either it or messages")
+            raise disagrees("prompt", "give either it or messages")
         return self
 
 

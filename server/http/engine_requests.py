@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request as HTTPRequest
 
+from bigmodel.server.answers.parsers.formats import AnswerFormat, ModelFormats
 from bigmodel.server.engine.engine import Engine, EngineStoppedError, QueueFullError
 from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError, available
+from bigmodel.server.engine.sampling.tool_schema import calls_schema
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
 from bigmodel.server.http.bodies import ChatBody, CompletionBody, Message, Sampling
 from bigmodel.server.http.errors import APIError, bad_value
+from bigmodel.server.http.json_bounds import JSONBoundsError
 from bigmodel.server.http.parsing import ANY_SIZE, OffLoop, in_thread, in_turn, off_loop, turn
 from bigmodel.server.http.state import ServerState
+from bigmodel.server.http.tool_bodies import check_arguments
 from bigmodel.server.text.codec import TemplateError, TextCodec, TooManyTokensError
 
 DEFAULT_COMPLETION_TOKENS = 16
+
+PROMPT_END = 16
+"""Tokens at the end of a prompt that show whether the answer begins within the reasoning."""
 
 
 def given_prompts(body: CompletionBody) -> list[Any]:
@@ -50,7 +58,7 @@ async def chat_prompt(body: ChatBody, codec: TextCodec, longest: int, run: OffLo
     taken = codec.not_for_templates & (body.chat_template_kwargs or {}).keys()
     if taken:
         raise bad_value("chat_template_kwargs", f"'{min(taken)}' is no variable of the chat template")
-    tools = None if body.tool_choice == "none" else body.tools
+    tools = None if body.tool_choice == "none" else [tool.plain() for tool in body.tools or ()]
     extra = body.chat_template_kwargs
     return await render(codec, body.messages, tools, body.add_generation_prompt, extra, longest, run)
 
@@ -67,6 +75,7 @@ async def render(
     """Return the tokens of messages; 400 when the template refuses them, 413 for more than `longest` tokens."""
 
     def text() -> str:
+        check_arguments(call for message in messages for call in message.tool_calls or ())
         given = [message.plain() for message in messages]
         return codec.render_chat(given, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra)
 
@@ -74,6 +83,8 @@ async def render(
         rendered = await run(ANY_SIZE, text)  # a template is a program
     except TemplateError as error:
         raise bad_value("messages", str(error)) from error
+    except JSONBoundsError as error:
+        raise APIError(413, str(error), param="messages", code="body_too_long") from error
     return await _encode(codec, rendered, False, longest, "messages", run)
 
 
@@ -128,18 +139,15 @@ def token_limit(
 
 
 async def grammar_of(body: Sampling, state: ServerState, http: HTTPRequest) -> Grammar | None:
-    """The compiled ``response_format``; None for free text, 400 for one that cannot be enforced."""
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
+    """The compiled schema of the answer; None for free text, 400 for one that cannot be enforced."""
+    field = held_to(body)
+    if field is None:
         return None
     if not available():
-        raise bad_value(
-            "response_format",
-            "this server cannot enforce a format: xgrammar is not installed",
-            code="unsupported_parameter",
-        )
-    schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
+        why = "this server cannot enforce a format: xgrammar is not installed"
+        raise bad_value(field, why, code="unsupported_parameter")
     try:
+        schema = _schema(body)
         # Those that were compiled before do not wait for those that are compiled now.
         known = await in_turn(http)(ANY_SIZE, lambda: state.grammar_compiler().kept(schema))
         if known is not None:
@@ -147,7 +155,43 @@ async def grammar_of(body: Sampling, state: ServerState, http: HTTPRequest) -> G
         async with turn(state.compiling, http):
             return await in_thread(lambda: state.grammar_compiler().compile(schema))
     except GrammarError as error:
-        raise bad_value("response_format", str(error)) from error
+        raise bad_value("tools" if field == "tool_choice" else field, str(error)) from error
+
+
+def held_to(body: Sampling) -> str | None:
+    """The field that holds the answer to a schema: ``response_format``, ``tool_choice`` or none."""
+    if isinstance(body, ChatBody) and body.call_required:
+        return "tool_choice"
+    wanted = body.response_format
+    return None if wanted is None or wanted.type == "text" else "response_format"
+
+
+def _schema(body: Sampling) -> dict[str, Any] | None:
+    """The schema of the answer; None for any object."""
+    if isinstance(body, ChatBody) and body.call_required:
+        functions = {name: function.arguments for name, function in body.functions.items()}
+        return calls_schema(functions, single=body.single_call)
+    wanted = body.response_format
+    return None if wanted is None or wanted.json_schema is None else wanted.json_schema.schema_
+
+
+def answer_format(body: ChatBody, state: ServerState, codec: TextCodec, prompt: list[int]) -> AnswerFormat | None:
+    """How the answers to a chat are read; None where they are shown as the model writes them."""
+    held = held_to(body)
+    formats = ModelFormats() if held == "response_format" else state.formats(codec)
+    functions = {name: function.arguments for name, function in body.functions.items()}
+    strict = frozenset(name for name, function in body.functions.items() if function.strict)
+    if formats.reasoning is None and not (functions and (formats.tools is not None or held)):
+        return None
+    return AnswerFormat(
+        formats,
+        codec.special_texts,
+        functions,
+        frozenset() if held else strict,  # a grammar holds them
+        single=body.single_call,
+        forced=held == "tool_choice",
+        opened=formats.ends_within_reasoning(codec.decode(prompt[-PROMPT_END:], skip_special_tokens=False)),
+    )
 
 
 def sampling_params(
@@ -158,6 +202,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: bool = False,
     grammar: Grammar | None = None,
+    kept_special: Mapping[int, str] | None = None,
 ) -> SamplingParams:
     """The engine's sampling parameters; missing fields have OpenAI's defaults."""
     return SamplingParams(
@@ -176,6 +221,7 @@ def sampling_params(
         prompt_logprobs=prompt_logprobs,
         ignore_eos=body.ignore_eos,
         grammar=grammar,
+        kept_special=kept_special or {},
     )
 
 

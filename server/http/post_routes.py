@@ -14,6 +14,7 @@ from bigmodel.server.answers.openai import ChatAnswer, CompletionAnswer
 from bigmodel.server.http.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from bigmodel.server.http.engine_requests import (
     DEFAULT_COMPLETION_TOKENS,
+    answer_format,
     chat_prompt,
     check_number,
     completion_prompts,
@@ -83,12 +84,14 @@ async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
         raise bad_value("max_tokens", "max_tokens must be at least 1")
     check_number(engine, 1, body.n or 1)
     prompt = await chat_prompt(body, codec, engine.core.max_length, in_turn(http))
+    form = answer_format(body, state, codec, prompt)
     params = sampling_params(
         body,
         codec,
         max_tokens=token_limit(body.limit, None, len(prompt), engine.core.max_length, "messages"),
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=await grammar_of(body, state, http),
+        kept_special=None if form is None else form.kept,
     )
     mailbox = state.mailbox(at_once=not body.stream)
     request = make_request(state, body, prompt, params, mailbox.sink(0))
@@ -100,6 +103,7 @@ async def chat_completions(body: ChatBody, http: HTTPRequest) -> Response:
         codec,
         logprobs=bool(body.logprobs),
         usage=body.include_usage,
+        answer_format=form,
     )
     submit_all(engine, [request])
     end_turn(http)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from fastapi import Request as HTTPRequest
 
 from bigmodel.errors import ServeError
+from bigmodel.server.answers.parsers.formats import AUTO, ModelFormats, check_names, formats_of
 from bigmodel.server.engine.budget import EngineOptions
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.sampling.grammar import GrammarCompiler
@@ -50,9 +51,11 @@ class Settings:
             ``timeout``.
         drain_timeout: Seconds that running requests have to finish after SIGTERM.
         engine: Limits and batching of the engine.
+        tool_parser: Format of the model's tool calls, "auto" for that of its chat template, or "none".
+        reasoning_parser: Format of its reasoning, alike.
 
     Raises:
-        ServeError: A key is empty, or begins or ends with a space.
+        ServeError: A key is empty, or begins or ends with a space, or there is no such parser.
     """
 
     model_name: str
@@ -61,8 +64,11 @@ class Settings:
     request_timeout: float | None = None
     drain_timeout: float = 30.0
     engine: EngineOptions = field(default_factory=EngineOptions)
+    tool_parser: str = AUTO
+    reasoning_parser: str = AUTO
 
     def __post_init__(self) -> None:
+        check_names(self.tool_parser, self.reasoning_parser)
         for key in self.api_keys:
             if not key or key != key.strip():
                 raise ServeError("an API key is empty, or begins or ends with a space; no client could send it")
@@ -101,6 +107,7 @@ class ServerState:
     large: Shares = field(default_factory=lambda: Shares(LARGE_OF_A_CLIENT, LARGE))
     parsing: Shares = field(default_factory=lambda: Shares(1, PARSING_THREADS))
     compiling: Shares = field(default_factory=lambda: Shares(1, 1))  # the worker compiles one schema at a time
+    _formats: ModelFormats | None = None
     _relay: Relay | None = None
     _grammars: GrammarCompiler | None = None
     _grammar_lock: threading.Lock = field(default_factory=threading.Lock)
@@ -122,6 +129,12 @@ class ServerState:
         if self._relay is None:
             self._relay = Relay(asyncio.get_running_loop())
         return Mailbox(self._relay, at_once=at_once)
+
+    def formats(self, codec: TextCodec) -> ModelFormats:
+        """Formats of the model's tool calls and reasoning, found at first use."""
+        if self._formats is None:
+            self._formats = formats_of(codec, self.settings.tool_parser, self.settings.reasoning_parser)
+        return self._formats
 
     def grammar_compiler(self) -> GrammarCompiler:
         """The grammar compiler, made at first use. Thread-safe."""

@@ -7,8 +7,9 @@ stop string.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from bigmodel.errors import ServeError
@@ -61,6 +62,19 @@ class TextCodec:
         apply = getattr(tokenizer, "apply_chat_template", None)
         own = () if apply is None else inspect.signature(apply).parameters
         self.not_for_templates = frozenset({"self", "messages", *own}) - _FOR_CLIENTS
+
+    @cached_property
+    def special_texts(self) -> dict[str, int]:
+        """Text and id of each token that decoding leaves out."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        found = {token.content: token_id for token_id, token in added.items() if token.special}
+        return {**{self.tokenizer.convert_ids_to_tokens(token_id): token_id for token_id in self.special_ids}, **found}
+
+    @property
+    def template_source(self) -> str:
+        """The text of the chat template, of all of them if there are several; empty without one."""
+        template = getattr(self.tokenizer, "chat_template", None) or ""
+        return template if isinstance(template, str) else "\n".join(template.values())
 
     def encode(self, text: str, *, add_special_tokens: bool = True, longest: int | None = None) -> list[int]:
         """Return the tokens of a text.
@@ -167,10 +181,15 @@ class Detokenizer:
     The text of a token may depend on the one before (a leading space, a partial character), so each piece is decoded
     together with the tokens of the piece before; the first one with the end of the ``prompt``. A trailing U+FFFD may be
     the first bytes of a character: it is held back until the next token.
+
+    Special tokens have no text, but those in ``kept``, by id.
     """
 
-    def __init__(self, codec: TextCodec, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self, codec: TextCodec, prompt: Sequence[int] = (), kept: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
         self._codec = codec
+        self._kept = kept
         self._before = self._end_of(prompt)  # tokens of the last whole piece, already given out
         self._before_text = codec.decode(self._before)
         self._unread: list[int] = []
@@ -178,6 +197,8 @@ class Detokenizer:
 
     def add(self, token_id: int) -> str:
         """The text completed by ``token_id``; empty while a character is incomplete."""
+        if token_id in self._kept:
+            return (self.flush() if self._unread else "") + self._kept[token_id]
         if token_id in self._codec.special_ids:
             return ""
         self._unread.append(token_id)

@@ -55,11 +55,13 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
         *("--max-sequences", "3", "--max-queue", "5", "--kv-memory", "2GiB", "--max-model-len", "99"),
         *("--no-batch-invariant", "--no-prefix-cache", "--request-timeout", "7", "--drain-timeout", "9"),
         *("--max-body", "1MiB", "--max-batch-tokens", "256"),
+        *("--tool-parser", "hermes", "--reasoning-parser", "none"),
     )
     settings: Settings = served["settings"]
     assert settings.api_keys == ("first", "second", "third")
     assert settings.model_name == "mine"
     assert (settings.request_timeout, settings.drain_timeout, settings.max_body_bytes) == (7, 9, 1 << 20)
+    assert (settings.tool_parser, settings.reasoning_parser) == ("hermes", "none")
     engine = settings.engine
     assert (engine.max_sequences, engine.max_queue, engine.max_length) == (3, 5, 99)
     assert (engine.kv_bytes, engine.max_batch_tokens) == (2 << 30, 256)
@@ -76,6 +78,13 @@ def test_a_file_without_keys_does_not_leave_the_server_open(
     assert isinstance(result.exception, ServeError)
     assert str(keys) in str(result.exception)
     assert "settings" not in served
+
+
+@pytest.mark.parametrize("option", ["--tool-parser", "--reasoning-parser"])
+def test_a_parser_that_there_is_not_is_refused(served: dict[str, Any], option: str) -> None:
+    result = invoke(option, "other")
+    assert isinstance(result.exception, ServeError)
+    assert "there are auto, none, " in str(result.exception)
 
 
 def test_a_key_in_the_environment_counts(served: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

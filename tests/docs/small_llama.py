@@ -18,7 +18,10 @@ from examples.small_model import train_tokenizer
 def save_small_llama(folder: Path) -> None:
     """Save the model, as one file of float32 weights, and its tokenizer to `folder`."""
     tokenizer = train_tokenizer([inspect.getsource(module) for module in (argparse, inspect, json, tarfile, typing)])
-    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
+    tokenizer.chat_template = (
+        "{% if tools %}({{ tools | length }} tools)\n{% endif %}"
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}<assistant>"
+    )
     assert len(tokenizer) == 1024
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -27,6 +27,11 @@ EOS = "<|end|>"
 
 @lru_cache(maxsize=1)
 def tiny_tokenizer() -> Any:
+    """The tokenizer that tests share, see :func:`fresh_tokenizer`."""
+    return fresh_tokenizer()
+
+
+def fresh_tokenizer() -> Any:
     """One token per byte (ids 0 to 255 in the order of the alphabet), a few merges, and an end token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: index for index, letter in enumerate(alphabet)}

@@ -19,7 +19,7 @@ from bigmodel.errors import ServeError
 from bigmodel.server.engine.sampling.grammar_worker import CompileError, GrammarWorker
 
 # Bounds of a schema: compile time grows with the square of each.
-_DEPTH = 64
+DEPTH = 64
 _PARTS = 1000
 _REPEATS = 1000
 _KEPT_BYTES = 64 << 20  # of compiled grammars, kept for requests with the same schema
@@ -200,14 +200,14 @@ class GrammarState:
 def _refuse_too_large(schema: Any) -> None:
     """Raise :class:`GrammarError` for a schema whose compilation would take too long."""
     parts, level = 0, [schema]
-    for _ in range(_DEPTH):
+    for _ in range(DEPTH):
         parts += sum(isinstance(part, dict) for part in level)
         if parts > _PARTS:
             raise GrammarError(f"the schema has more than {_PARTS} parts; split it, or describe less of the answer")
         _refuse_repeats(part["pattern"] for part in level if isinstance(part, dict) and "pattern" in part)
         level = [inner for part in level for inner in _members(part)]
     if level:
-        raise GrammarError(f"the schema is nested more than {_DEPTH} deep; use $ref and $defs")
+        raise GrammarError(f"the schema is nested more than {DEPTH} deep; use $ref and $defs")
 
 
 def _members(part: Any) -> Iterable[Any]:

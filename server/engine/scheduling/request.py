@@ -43,6 +43,7 @@ class SamplingParams:
         prompt_logprobs: Report log-probabilities of the prompt's tokens too.
         ignore_eos: Treat end-of-text tokens as any other.
         grammar: Compiled constraint on the output, see :mod:`bigmodel.server.engine.sampling.grammar`.
+        kept_special: Id and text of the special tokens that the text shows; it shows no others.
     """
 
     max_tokens: int
@@ -60,6 +61,7 @@ class SamplingParams:
     prompt_logprobs: bool = False
     ignore_eos: bool = False
     grammar: Any = None
+    kept_special: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def greedy(self) -> bool:

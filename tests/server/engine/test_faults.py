@@ -93,7 +93,7 @@ def stages(core: EngineCore, victim: Request) -> dict[str, tuple[Any, str, Conce
         return bool(scheduler.waiting) and scheduler.waiting[0] is sequence
 
     return {
-        "text begins": (Detokenizer, "__init__", lambda made, codec, prompt: prompt is victim.prompt),
+        "text begins": (Detokenizer, "__init__", lambda made, codec, prompt, *_: prompt is victim.prompt),
         "admission": (scheduler.prefix, "match", lambda prompt: prompt is victim.prompt),
         "positions are taken": (TokenPool, "take", starts),
         "positions are reserved": (SequenceKV, "reserve", starts),

@@ -12,42 +12,15 @@ import httpx
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from bigmodel.server.http.bodies import MAX_STOP_LENGTH, FreeObject, Number, StopString, Text, TokenId
+from bigmodel.server.http.bodies import MAX_STOP_LENGTH, StopString
 from tests.server.live import MODEL
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        (Text, "ö\U0001f600"),
-        (FreeObject, {"a": [{"b": "c"}, 1, None]}),
-        (Number, -0.5),
-        (TokenId, 0),
-        (TokenId, 2**31 - 1),
-        (StopString, "x" * MAX_STOP_LENGTH),
-    ],
-)
-def test_valid_bodies_are_unchanged(field: Any, value: Any) -> None:
-    assert TypeAdapter(field).validate_python(value) == value
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        (Text, "a\ud800"),
-        (FreeObject, {"a": [{"b": "\ud800"}]}),
-        (FreeObject, {"a": {"\ud800": 1}}),
-        (Number, float("nan")),
-        (Number, float("inf")),
-        (TokenId, -1),
-        (TokenId, 2**31),
-        (StopString, ""),
-        (StopString, "x" * (MAX_STOP_LENGTH + 1)),
-    ],
-)
-def test_values_that_do_not_fit_are_refused(field: Any, value: Any) -> None:
+@pytest.mark.parametrize("value", ["", "x" * (MAX_STOP_LENGTH + 1)])
+def test_a_stop_string_is_neither_empty_nor_long(value: str) -> None:
+    assert TypeAdapter(StopString).validate_python("x" * MAX_STOP_LENGTH)
     with pytest.raises(ValidationError):
-        TypeAdapter(field).validate_python(value)
+        TypeAdapter(StopString).validate_python(value)
 
 
 LONE = "\ud800"  # half of a surrogate pair: JSON can write it, UTF-8 cannot
@@ -82,7 +55,7 @@ OF_CHAT: list[tuple[dict[str, Any], str]] = [
     (message(tool_calls=[{LONE: 1}]), "messages"),
     (message(tool_call_id=LONE), "messages"),
     ({"tools": [{"type": "function", "function": {"name": "f", "description": LONE}}]}, "tools"),
-    ({"tools": [{"type": "function", "function": {LONE: 1}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {LONE: 1}}}]}, "tools"),
     ({"chat_template_kwargs": {"a": [LONE]}}, "chat_template_kwargs"),
 ]
 ELSEWHERE = [
@@ -183,7 +156,8 @@ def test_deeply_nested_objects_are_a_client_error(url: str, fields: dict[str, An
     for _ in range(400):
         deep = {"items": deep}
     (name,) = fields
-    value = {"tools": [deep], "chat_template_kwargs": {"a": deep}, **schema(deep)}[name]
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    value = {"tools": [tool], "chat_template_kwargs": {"a": deep}, **schema(deep)}[name]
     answer = post(url, "/v1/chat/completions", json.dumps({**CHAT, name: value}))
     assert answer.status_code < 500, answer.text
 

@@ -26,6 +26,7 @@ from tests.server.tiny import Collector, tiny_engine, tiny_tokenizer
 from tests.server.tiny import make_request as engine_request
 
 CODEC = TextCodec(tiny_tokenizer())
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def completion(prompt: Any = "x", **fields: Any) -> CompletionBody:
@@ -71,7 +72,7 @@ async def test_a_prompt_beyond_the_context_is_refused_without_tokenising_all_of_
 
 @pytest.mark.anyio
 async def test_a_conversation_goes_through_the_template_with_its_tools() -> None:
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function"}]}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}
     shown = [
         await chat_prompt(ChatBody.model_validate({**body, **more}), CODEC, 9000)
         for more in ({}, {"tool_choice": "none"})
@@ -80,6 +81,15 @@ async def test_a_conversation_goes_through_the_template_with_its_tools() -> None
         "[tools: 1]\n<user>hi\n<assistant>",
         "<user>hi\n<assistant>",
     ]
+
+
+@pytest.mark.anyio
+async def test_arguments_of_earlier_calls_are_bounded() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[" * 60_000}}
+    body = {"model": "tiny", "messages": [{"role": "assistant", "tool_calls": [call]}]}
+    with pytest.raises(APIError, match="too many values") as refused:
+        await chat_prompt(ChatBody.model_validate(body), CODEC, 9000)
+    assert (refused.value.status, refused.value.param) == (413, "messages")
 
 
 def chat(**variables: Any) -> ChatBody:

@@ -14,7 +14,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from bigmodel.server.http.bodies import Body, ChatBody, CompletionBody
+from bigmodel.server.http.bodies import ChatBody, CompletionBody
+from bigmodel.server.http.body_types import Body
 from bigmodel.server.http.errors import APIError, bad_value, from_validation, unreadable
 from tests.server.http.test_metrics import value
 from tests.server.live import serving, tiny_app

@@ -190,3 +190,12 @@ def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
 
 def test_without_stop_strings_nothing_is_held() -> None:
     assert StopChecker(()).push("anything") == ("anything", False)
+
+
+def test_special_tokens_have_no_text_but_those_that_are_kept() -> None:
+    end = tiny_tokenizer().eos_token_id
+    assert codec.special_texts == {EOS: end}
+    tokens = [*codec.encode("a"), end, *codec.encode("€")[:2], end, *codec.encode("b")]
+    for kept, text in (({}, "a\ufffdb"), ({end: EOS}, f"a{EOS}\ufffd{EOS}b")):
+        detokenizer = Detokenizer(codec, kept=kept)
+        assert "".join(detokenizer.add(token) for token in tokens) + detokenizer.flush() == text

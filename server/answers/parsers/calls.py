@@ -1,0 +1,117 @@
+"""From what a model wrote to a call of one of the functions that it was given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from bigmodel.server.answers.parsers.reader import Reading, TextReader, ToolCall
+from bigmodel.server.answers.parsers.schema_check import fits
+
+
+class Tools:
+    """The functions that an answer may call.
+
+    Args:
+        schemas: JSON schemas of their arguments, by name.
+        strict: Names of those whose arguments have to fit their schema.
+    """
+
+    def __init__(self, schemas: Mapping[str, Mapping[str, Any]], strict: Collection[str] = ()) -> None:
+        self._schemas = schemas
+        self._strict = strict
+
+    def call(self, name: Any, arguments: Any) -> ToolCall | None:
+        """Return a call; None if there is no such function, or its arguments are no object or do not fit.
+
+        ``arguments``: an object, or the JSON text of one.
+        """
+        if not isinstance(name, str) or name not in self._schemas:
+            return None
+        if isinstance(arguments, str):
+            arguments = read_json(arguments)
+        if not isinstance(arguments, dict):
+            return None
+        if name in self._strict and not fits(arguments, self._schemas[name]):
+            return None
+        text = _written(arguments)
+        return None if text is None else ToolCall(name, text)
+
+    def read(self, text: str) -> list[ToolCall] | None:
+        """Return the calls in the JSON text of an object, or of a list of them; None if any part of it is no call."""
+        value = read_json(text)
+        objects = value if isinstance(value, list) else [value]
+        calls = [call for one in objects if (call := self._of_object(one)) is not None]
+        return calls if calls and len(calls) == len(objects) else None
+
+    def _of_object(self, value: Any) -> ToolCall | None:
+        """The call that an object says: ``name``, and ``arguments`` or ``parameters``; also within ``function``."""
+        if not isinstance(value, dict):
+            return None
+        inner = value.get("function")
+        if isinstance(inner, dict):
+            value = inner
+        name = value.get("name", inner)
+        return self.call(name, value.get("arguments", value.get("parameters")))
+
+    def parameters(self, name: str) -> dict[str, Any]:
+        """Schemas of a function's arguments by name, in their order."""
+        found = self._schemas.get(name, {}).get("properties")
+        return found if isinstance(found, dict) else {}
+
+    def argument(self, name: str, key: str, text: str) -> Any:
+        """Return the value of an argument written as plain text: text where the schema says so, or as no JSON."""
+        schema = self.parameters(name).get(key)
+        kind = schema.get("type") if isinstance(schema, dict) else None
+        if kind == "string":
+            return text
+        value = read_json(text)
+        return text if value is None and text.strip() != "null" else value
+
+
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text, which may have line breaks in its strings; None if it is none."""
+    try:
+        return json.loads(text, strict=False, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _written(arguments: dict[str, Any]) -> str | None:
+    """JSON text of arguments; None if they cannot be written as JSON."""
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can escape
+        return json.dumps(arguments)
+    return text
+
+
+def read_list(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
+    """Read the calls of a JSON list, each as soon as it is complete.
+
+    ``before``: what of the list has been read, its bracket included; given back if the first value is no call.
+    """
+    while True:
+        before += yield from reader.space()
+        text = yield from reader.value("{")
+        calls = tools.read(text)
+        if calls is None:
+            reader.content(before + text)
+            return
+        reader.calls(calls)
+        before = yield from reader.space()
+        comma = yield from reader.starts(",", "]")
+        before += comma
+        if comma != ",":
+            if comma != "]":
+                reader.content(before)
+            return

@@ -1,0 +1,181 @@
+"""Which formats of tool calls and of reasoning there are, which of them a model writes, and the parser of an answer."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from bigmodel.errors import ServeError
+from bigmodel.server.answers.parsers import deepseek, gemma, glm, harmony, hermes, llama3, mistral, think
+from bigmodel.server.answers.parsers.calls import Tools, read_list
+from bigmodel.server.answers.parsers.reader import AnswerParser, Reading, TextReader
+from bigmodel.server.text.codec import TextCodec
+
+AUTO, NONE, HARMONY = "auto", "none", "harmony"
+
+
+def new_id() -> str:
+    """Return an identifier of a call."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family of models writes calls: its parser, its markers, and the identifiers of calls it accepts."""
+
+    read: Callable[[TextReader, Tools], Reading[None]]
+    markers: tuple[str, ...]
+    new_id: Callable[[], str] = new_id
+
+
+_HARMONY_MARKERS = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE, *harmony.ENDS)
+_DEEPSEEK_MARKERS = (
+    *(deepseek.CALLS, deepseek.CALLS_END, deepseek.CALL, deepseek.CALL_END),
+    deepseek.SEPARATOR,
+)
+
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    "deepseek": ToolFormat(deepseek.read, _DEEPSEEK_MARKERS),
+    "gemma": ToolFormat(gemma.read, ()),
+    "glm": ToolFormat(glm.read, (hermes.BEGIN, hermes.END, glm.KEY, glm.KEY_END, glm.VALUE, glm.VALUE_END)),
+    HARMONY: ToolFormat(lambda reader, tools: harmony.read(reader, tools, reader.content), _HARMONY_MARKERS),
+    "hermes": ToolFormat(hermes.read, (hermes.BEGIN, hermes.END)),
+    "llama3": ToolFormat(llama3.read, (llama3.TAG,)),
+    "mistral": ToolFormat(mistral.read, (mistral.CALLS, mistral.CALL_ID, mistral.ARGS), mistral.new_id),
+}
+
+REASONING_TAGS: dict[str, tuple[str, str]] = {
+    "mistral": ("[THINK]", "[/THINK]"),
+    "think": ("<think>", "</think>"),
+}
+
+
+def check_names(tool_parser: str, reasoning_parser: str) -> None:
+    """Raise ServeError for a parser that there is not."""
+    for option, name, known in (
+        ("tool parser", tool_parser, (*TOOL_FORMATS,)),
+        ("reasoning parser", reasoning_parser, (*REASONING_TAGS, HARMONY)),
+    ):
+        if name not in (AUTO, NONE, *known):
+            raise ServeError(f"'{name}' is no {option}; there are {', '.join((AUTO, NONE, *sorted(known)))}")
+
+
+# --- which of them a model writes ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelFormats:
+    """Names of the formats that a model writes, or None."""
+
+    tools: str | None = None
+    reasoning: str | None = None
+
+    def ends_within_reasoning(self, prompt: str) -> bool:
+        """Whether a prompt ends with the first tag of the reasoning."""
+        tags = REASONING_TAGS.get(self.reasoning or "")
+        return tags is not None and prompt.rstrip().endswith(tags[0])
+
+
+def formats_of(codec: TextCodec, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> ModelFormats:
+    """Return the formats that the settings name, or that the chat template and the special tokens show."""
+    template, special = codec.template_source, codec.special_texts
+    tools = _tool_format(template, special) if tool_parser == AUTO else tool_parser
+    reasoning = _reasoning_format(template) if reasoning_parser == AUTO else reasoning_parser
+    return ModelFormats(None if tools == NONE else tools, None if reasoning == NONE else reasoning)
+
+
+def _tool_format(template: str, special: Mapping[str, int]) -> str | None:
+    if harmony.CHANNEL in template and harmony.MESSAGE in template:
+        return HARMONY
+    if deepseek.CALLS in template:
+        return "deepseek"
+    if mistral.CALLS in template or (mistral.CALLS in special and "[INST]" in template):
+        return "mistral"
+    if glm.KEY in template:
+        return "glm"
+    if hermes.BEGIN in template and "<function=" not in template:
+        return "hermes"
+    if "tools" in template and (llama3.TAG in template or llama3.TAG in special):
+        return "llama3"
+    if "<start_of_turn>" in template and "<start_function_call>" not in template:
+        return "gemma"
+    return None
+
+
+def _reasoning_format(template: str) -> str | None:
+    if harmony.CHANNEL in template and harmony.MESSAGE in template:
+        return HARMONY
+    return next((name for name, tags in sorted(REASONING_TAGS.items()) if tags[1] in template), None)
+
+
+# --- the parser of an answer --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """How the answers to one request are read.
+
+    Args:
+        formats: Formats of the model.
+        special: Text and id of the tokenizer's special tokens.
+        schemas: Schemas of the arguments of each function that may be called.
+        strict: Names of those whose arguments have to fit their schema.
+        single: Whether an answer ends with its first call.
+        forced: Whether a grammar holds the answer to a JSON list of calls.
+        opened: Whether the prompt ends with the first tag of the reasoning.
+    """
+
+    formats: ModelFormats
+    special: Mapping[str, int] = field(default_factory=dict)
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
+    single: bool = False
+    forced: bool = False
+    opened: bool = False
+
+    @property
+    def new_id(self) -> Callable[[], str]:
+        """Makes an identifier of a call."""
+        return TOOL_FORMATS[self.formats.tools].new_id if self.formats.tools in TOOL_FORMATS else new_id
+
+    @property
+    def kept(self) -> dict[int, str]:
+        """Id and text of the special tokens that the parser needs to see."""
+        return {self.special[marker]: marker for marker in self._markers() if marker in self.special}
+
+    def _markers(self) -> tuple[str, ...]:
+        if self.forced:
+            return ()
+        names = (self.formats.tools, self.formats.reasoning)
+        markers: tuple[str, ...] = _HARMONY_MARKERS if HARMONY in names else ()
+        if self.schemas and self.formats.tools in TOOL_FORMATS:
+            markers += TOOL_FORMATS[self.formats.tools].markers
+        return (*markers, *REASONING_TAGS.get(self.formats.reasoning or "", ()))
+
+    def parser(self) -> AnswerParser:
+        """A parser for one answer."""
+        reader = TextReader(self.kept.values(), single=self.single)
+        return AnswerParser(reader, self._reading(reader))
+
+    def _reading(self, reader: TextReader) -> Reading[None]:
+        tools = Tools(self.schemas, self.strict)
+        if self.forced:
+            before = yield from reader.space()
+            before += yield from reader.starts("[")
+            yield from read_list(reader, tools, before)
+            return
+        reasoning = self.formats.reasoning
+        if reasoning in REASONING_TAGS:
+            begin, end = REASONING_TAGS[reasoning]
+            yield from think.read(reader, begin, end, opened=self.opened)
+        read: Callable[[TextReader, Tools], Reading[None]] | None = None
+        if reasoning == HARMONY:
+            read = partial(harmony.read, analysis=reader.reasoning)
+            tools = tools if self.formats.tools == HARMONY else Tools({})
+        elif self.schemas and self.formats.tools is not None:
+            read = TOOL_FORMATS[self.formats.tools].read
+        if read is not None:
+            yield from read(reader, tools)

@@ -1,0 +1,57 @@
+"""Gemma's calls, in the forms of its documentation: Python in a block `tool_code`, or Python or JSON as the answer."""
+
+from __future__ import annotations
+
+from bigmodel.server.answers.parsers.calls import Tools
+from bigmodel.server.answers.parsers.python_calls import python_calls
+from bigmodel.server.answers.parsers.reader import Reading, TextReader, ToolCall
+
+CODE, JSON, END = "```tool_code", "```json", "```"
+
+
+def read(reader: TextReader, tools: Tools) -> Reading[None]:
+    """Read content and calls."""
+    yield from _first(reader, tools)
+    while True:
+        begin = yield from reader.until((CODE,), reader.content)
+        if not begin.marker:
+            return
+        yield from _fenced(reader, tools, begin.text)
+
+
+def _first(reader: TextReader, tools: Tools) -> Reading[None]:
+    """Read the calls that the answer begins with."""
+    space = yield from reader.space()
+    fence = yield from reader.starts(JSON, CODE)
+    if fence:
+        yield from _fenced(reader, tools, space + fence)
+        return
+    text = yield from reader.value("{[")
+    calls = _calls(text, tools)
+    if calls is None:
+        reader.content(space + text)
+    else:
+        reader.calls(calls)
+
+
+def _fenced(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
+    text, end = yield from reader.collect(END)
+    calls = _calls(text, tools)
+    if calls is None:
+        reader.content(before + text + end.text)
+    else:
+        reader.calls(calls)
+
+
+def _calls(text: str, tools: Tools) -> list[ToolCall] | None:
+    found = tools.read(text)
+    if found is not None:
+        return found
+    calls = []
+    for one in python_calls(text) or ():
+        names = list(tools.parameters(one.name))
+        if len(one.positional) > len(names):
+            return None
+        calls.append(tools.call(one.name, {**dict(zip(names, one.positional)), **one.named}))
+    known = [call for call in calls if call is not None]
+    return known if known and len(known) == len(calls) else None

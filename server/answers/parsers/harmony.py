@@ -1,0 +1,56 @@
+"""gpt-oss' messages: each has a channel, as analysis for reasoning or final for the answer, or a function it calls."""
+
+from __future__ import annotations
+
+import re
+
+from bigmodel.server.answers.parsers.calls import Tools
+from bigmodel.server.answers.parsers.reader import Reading, Sink, TextReader
+
+START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>")
+
+_CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_FUNCTION = re.compile(r"\bto=functions\.([^\s<]+)")
+
+
+def read(reader: TextReader, tools: Tools, analysis: Sink) -> Reading[None]:
+    """Read messages; the reasoning goes to `analysis`. The prompt may end within the header of the first message."""
+    gap = yield from reader.space()
+    opening = yield from reader.starts(START, CHANNEL, "to=")
+    if not opening:
+        reader.content(gap)
+    while True:
+        if not opening:
+            gap, opening = yield from reader.until((START, CHANNEL), reader.content)
+            if not opening:
+                return
+        header, begun = yield from _header(reader, gap + opening)
+        gap, opening = "", ""
+        if not begun:
+            reader.content(header)
+            return
+        channel, function = _CHANNEL_NAME.search(header), _FUNCTION.search(header)
+        ends = (*ENDS, START, CHANNEL)
+        if function is not None:
+            arguments, end = yield from reader.collect(*ends)
+            call = tools.call(function[1], arguments)
+            if call is None:
+                reader.content(header + arguments + (end.text if end.marker in ENDS else end.gap))
+            else:
+                reader.calls([call])
+        else:
+            hidden = channel is not None and channel[1] == "analysis"
+            end = yield from reader.until(ends, analysis if hidden else reader.content)
+        if end.marker in (START, CHANNEL):
+            opening = end.marker
+
+
+def _header(reader: TextReader, opening: str) -> Reading[tuple[str, bool]]:
+    """Return the header of a message as it was written, and whether it ends."""
+    header = opening
+    while True:
+        text, found = yield from reader.collect(CHANNEL, CONSTRAIN, MESSAGE)
+        header += text + found.text
+        if found.marker in ("", MESSAGE):
+            return header, bool(found.marker)

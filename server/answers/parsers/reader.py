@@ -1,0 +1,262 @@
+"""A text that arrives in pieces, read by a parser that is written as if the whole text were there.
+
+A parser is a generator: it yields where it has to wait for more text. What it finds does not depend on how the text is
+cut into pieces: the beginning of a marker is held back until it is one or is none, and so is white space before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Reading: TypeAlias = Generator[None, None, T]
+"""A part of a parser; it yields where it waits for more text."""
+
+Sink: TypeAlias = Callable[[str], None]
+"""Where text goes: into the content, the reasoning, or a list."""
+
+GAP = 32
+"""Longest white space beside a marker that belongs to the marker, not to the text."""
+
+_STRUCTURE = re.compile(r'["\\{}\[\]]')
+
+
+@dataclass(frozen=True)
+class Content:
+    """Text of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Text that the model wrote before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a function; ``arguments`` is the JSON text of an object."""
+
+    name: str
+    arguments: str
+
+
+AnswerPart: TypeAlias = Content | Reasoning | ToolCall
+
+
+class Found(NamedTuple):
+    """A marker, empty at the end of the text, and the white space before it."""
+
+    gap: str
+    marker: str
+
+    @property
+    def text(self) -> str:
+        """Both, as they were written."""
+        return self.gap + self.marker
+
+
+class TextReader:
+    """The text that is not yet read, and the parts found so far.
+
+    Args:
+        hidden: Texts that are never shown: those of special tokens.
+        single: Whether the answer ends with its first call; what follows is dropped.
+    """
+
+    def __init__(self, hidden: Iterable[str] = (), *, single: bool = False) -> None:
+        self._hidden = tuple(hidden)
+        self._single = single
+        self._text = ""
+        self._ended = False
+        self._closed = False
+        self._parts: list[AnswerPart] = []
+
+    # --- what is found ----------------------------------------------------------------------------
+
+    def content(self, text: str) -> None:
+        """Give text of the answer, or text of a marker that turned out to be none."""
+        self._show(Content, text)
+
+    def reasoning(self, text: str) -> None:
+        """Give text of the reasoning."""
+        self._show(Reasoning, text)
+
+    def calls(self, calls: Iterable[ToolCall]) -> None:
+        """Give calls."""
+        for call in calls:
+            if not self._closed:
+                self._parts.append(call)
+                self._closed = self._single
+
+    def _show(self, kind: type[Content] | type[Reasoning], text: str) -> None:
+        for marker in self._hidden:
+            text = text.replace(marker, "")
+        if not text or self._closed:
+            return
+        last = self._parts[-1] if self._parts else None
+        if isinstance(last, kind):
+            self._parts[-1] = kind(last.text + text)
+        else:
+            self._parts.append(kind(text))
+
+    def take(self) -> list[AnswerPart]:
+        """Return the parts found since the last call."""
+        parts, self._parts = self._parts, []
+        return parts
+
+    # --- what is read -----------------------------------------------------------------------------
+
+    def add(self, text: str, *, last: bool = False) -> None:
+        """Add a piece of text; none comes after the ``last`` one."""
+        self._text += text
+        self._ended = last
+
+    def until(self, markers: tuple[str, ...], sink: Sink) -> Reading[Found]:
+        """Pass the text before the first of `markers` to `sink`; return the marker. No marker contains another one."""
+        known = (*markers, *(marker for marker in self._hidden if marker not in markers))
+        while True:
+            places = [(at, marker) for marker in known if (at := self._text.find(marker)) >= 0]
+            if places:
+                at, marker = min(places)
+                wanted = marker in markers
+                shown = _without_gap(self._text, at) if wanted else at
+                gap = self._text[shown:at]
+                sink(self._text[:shown])
+                self._text = self._text[at + len(marker) :]
+                if wanted:
+                    return Found(gap, marker)
+                continue
+            whole = self._ended or not known
+            shown = len(self._text) if whole else _without_gap(self._text, _without_beginning(self._text, known))
+            sink(self._text[:shown])
+            self._text = self._text[shown:]
+            if self._ended:
+                return Found("", "")
+            yield
+
+    def collect(self, *markers: str) -> Reading[tuple[str, Found]]:
+        """Return the text before the first of `markers`, and the marker."""
+        pieces: list[str] = []
+        found = yield from self.until(markers, pieces.append)
+        return "".join(pieces), found
+
+    def space(self) -> Reading[str]:
+        """Take the white space at the beginning of the text, `GAP` characters at most."""
+        taken = ""
+        while True:
+            size = min(len(self._text) - len(self._text.lstrip()), GAP - len(taken))
+            taken += self._text[:size]
+            self._text = self._text[size:]
+            if self._text or self._ended or len(taken) == GAP:
+                return taken
+            yield
+
+    def starts(self, *options: str) -> Reading[str]:
+        """Take the longest of `options` that the text begins with; return "" if it begins with none."""
+        while not self._ended and any(o != self._text and o.startswith(self._text) for o in options):
+            yield
+        option = max((o for o in options if self._text.startswith(o)), key=len, default="")
+        self._text = self._text[len(option) :]
+        return option
+
+    def value(self, opening: str) -> Reading[str]:
+        """Take the JSON value at the beginning of the text, which begins with one of the characters `opening`.
+
+        Returns "" for other texts, and the whole rest where the value does not end.
+        """
+        while not self._text and not self._ended:
+            yield
+        if self._text[:1] not in tuple(opening):
+            return ""
+        pieces = []
+        nesting = _Nesting()
+        while True:
+            end = nesting.end_in(self._text)
+            pieces.append(self._text[:end])
+            self._text = "" if end is None else self._text[end:]
+            if end is not None or self._ended:
+                return "".join(pieces)
+            yield
+
+
+class _Nesting:
+    """Follows brackets and strings of a JSON value over pieces of it."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False
+
+    def end_in(self, text: str) -> int | None:
+        """Return where in the next piece the value ends; None if it goes on."""
+        at = 0
+        if self._escaped and text:
+            at, self._escaped = 1, False
+        while found := _STRUCTURE.search(text, at):
+            letter, at = found[0], found.end()
+            if letter == "\\":
+                self._escaped = self._quoted and at == len(text)
+                at += self._quoted
+            elif letter == '"':
+                self._quoted = not self._quoted
+            elif not self._quoted:
+                self._depth += 1 if letter in "{[" else -1
+                if self._depth == 0:
+                    return at
+        return None
+
+
+def _without_beginning(text: str, markers: tuple[str, ...]) -> int:
+    """Return where the longest end of `text` begins that may be the beginning of a marker."""
+    longest = min(len(text), max(map(len, markers), default=1) - 1)
+    for length in range(longest, 0, -1):
+        if any(marker.startswith(text[-length:]) for marker in markers):
+            return len(text) - length
+    return len(text)
+
+
+def _without_gap(text: str, end: int) -> int:
+    """Return where the white space before `end` begins, `GAP` characters at most."""
+    begin = end
+    while begin > max(0, end - GAP) and text[begin - 1].isspace():
+        begin -= 1
+    return begin
+
+
+class AnswerParser:
+    """A parser that is fed with pieces of text, cut anywhere.
+
+    Args:
+        reader: The reader of `reading`.
+        reading: The parser; the text that it leaves is content.
+    """
+
+    def __init__(self, reader: TextReader, reading: Reading[None]) -> None:
+        self._reader = reader
+        self._reading = _with_rest(reader, reading)
+        next(self._reading, None)
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """Add a piece of text; return what is certain by now."""
+        if text:
+            self._reader.add(text)
+            next(self._reading, None)
+        return self._reader.take()
+
+    def finish(self) -> list[AnswerPart]:
+        """Return the rest: no more text comes."""
+        self._reader.add("", last=True)
+        for _ in self._reading:
+            pass
+        return self._reader.take()
+
+
+def _with_rest(reader: TextReader, reading: Reading[None]) -> Reading[None]:
+    yield from reading
+    yield from reader.until((), reader.content)

@@ -1,0 +1,57 @@
+"""The schema of an answer that is a list of tool calls, made of the schemas of the functions' arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bigmodel.server.engine.sampling.grammar import DEPTH, GrammarError
+
+_VALUES = frozenset(("enum", "const", "default", "examples"))
+
+
+def calls_schema(functions: Mapping[str, dict[str, Any]], *, single: bool) -> dict[str, Any]:
+    """Return the schema of a list of objects with the `name` of a function and the `arguments` that it takes.
+
+    Args:
+        functions: Schemas of the arguments, by name of the function.
+        single: Whether the list has one call only.
+
+    Raises:
+        GrammarError: A schema is nested too deeply.
+    """
+    schemas = list(functions.values())
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{number}"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for number, name in enumerate(functions)
+    ]
+    most = {"maxItems": 1} if single else {}
+    return {
+        "$defs": {str(number): _moved(schema, f"#/$defs/{number}", 0) for number, schema in enumerate(schemas)},
+        "type": "array",
+        "items": {"anyOf": calls},
+        "minItems": 1,
+        **most,
+    }
+
+
+def _moved(part: Any, place: str, depth: int) -> Any:
+    """Return a schema whose references hold where it is no longer the whole document, but lies at `place`."""
+    if depth > DEPTH:
+        raise GrammarError(f"the schema is nested more than {DEPTH} deep; use $ref and $defs")
+    if isinstance(part, list):
+        return [_moved(inner, place, depth + 1) for inner in part]
+    if not isinstance(part, dict):
+        return part
+    moved = {}
+    for key, inner in part.items():
+        if key == "$ref" and isinstance(inner, str) and inner.startswith("#"):
+            moved[key] = place + inner[1:]
+        else:
+            moved[key] = inner if key in _VALUES else _moved(inner, place, depth + 1)
+    return moved

@@ -1,0 +1,46 @@
+"""Calls as Qwen 2.5, Qwen 3 and Hermes write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.answers.parsers.reading import Answer, form, read
+
+ONE = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris, \\"FR\\"", "days": 3}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
+PARIS = ("get_weather", {"city": 'Paris, "FR"', "days": 3})
+
+
+def test_one_call_and_several() -> None:
+    assert read(form("hermes"), ONE) == Answer(calls=[PARIS])
+    assert read(form("hermes"), f"{ONE}\n{OTHER}") == Answer(calls=[PARIS, ("get_time", {})])
+
+
+def test_text_before_a_call() -> None:
+    assert read(form("hermes"), f"I look it up.\n\n{ONE}") == Answer("I look it up.", calls=[PARIS])
+
+
+def test_the_last_tag_may_be_missing() -> None:
+    assert read(form("hermes"), ONE.removesuffix("</tool_call>")) == Answer(calls=[PARIS])
+
+
+def test_an_answer_may_be_held_to_one_call() -> None:
+    assert read(form("hermes", single=True), f"First:\n{ONE}\n{OTHER} done") == Answer("First:", calls=[PARIS])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Call <tool_call>f</tool_call> like this.",
+        'a <tool_call>{"name": "get_weather", "arguments": {"city"',
+        '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>',
+        '{"name": "get_weather", "arguments": {"city": "Paris"}}',
+        "</tool_call> <tool_call",
+    ],
+)
+def test_malformed_calls_come_back_as_text(text: str) -> None:
+    assert read(form("hermes"), text) == Answer(text)
+
+
+def test_a_malformed_call_does_not_spoil_the_next() -> None:
+    assert read(form("hermes"), f"<tool_call>?</tool_call>\n{ONE}") == Answer("<tool_call>?</tool_call>", calls=[PARIS])

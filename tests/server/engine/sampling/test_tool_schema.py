@@ -1,0 +1,73 @@
+"""Answers that are lists of calls are held to the schemas of the functions' arguments."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+pytest.importorskip("xgrammar", reason="xgrammar is not installed")
+
+from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError
+from bigmodel.server.engine.sampling.tool_schema import calls_schema
+from tests.server.engine.sampling.test_grammar import compiler, nested
+from tests.server.tiny import tiny_tokenizer
+
+FUNCTIONS: dict[str, dict[str, Any]] = {
+    "f": {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/size"}},
+        "required": ["a"],
+        "$defs": {"size": {"enum": ["big", "small"]}},
+    },
+    "g": {"type": "object", "properties": {}},
+}
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether a text is a whole answer."""
+    state = grammar.state()
+    try:
+        for token in tiny_tokenizer().encode(text):
+            state.advance(token)
+    except RuntimeError:
+        return False
+    return state.complete
+
+
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+@pytest.mark.parametrize(
+    ("calls", "fits", "fits_single"),
+    [
+        ([call("f", a="big")], True, True),
+        ([call("g")], True, True),
+        ([call("g"), call("f", a="big")], True, False),
+        ([], False, False),
+        ([call("f", a="other")], False, False),
+        ([call("f")], False, False),
+        ([call("g", a="big")], False, False),
+        ([call("h")], False, False),
+        (call("g"), False, False),
+    ],
+)
+def test_only_calls_that_fit_are_accepted(calls: Any, fits: bool, fits_single: bool) -> None:
+    for single, wanted in ((False, fits), (True, fits_single)):
+        grammar = compiler().compile(calls_schema(FUNCTIONS, single=single))
+        assert accepts(grammar, json.dumps(calls)) == wanted
+
+
+def test_references_hold_and_values_that_look_like_them_are_unchanged() -> None:
+    parameters = {"properties": {"a": {"$ref": "#/$defs/x"}, "$ref": {"enum": [{"$ref": "#/x"}]}}, "$defs": {"x": {}}}
+    assert calls_schema({"f": parameters}, single=True)["$defs"]["0"] == {
+        **parameters,
+        "properties": {"a": {"$ref": "#/$defs/0/$defs/x"}, "$ref": {"enum": [{"$ref": "#/x"}]}},
+    }
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(GrammarError, match="nested"):
+        calls_schema({"f": nested(900)}, single=True)
