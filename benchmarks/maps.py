@@ -92,9 +92,9 @@ def _decoders(folder: Path, share: float) -> tuple[dict[str, Decoder], dict[str,
 
     from accelerate import infer_auto_device_map
 
-    from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+    from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory, torch_device
     from bigmodel.dispatch import from_pretrained
-    from bigmodel.plan import plan
+    from bigmodel.plan import Plan, plan
 
     from .models import skeleton
     from .steps import Decoder
@@ -111,7 +111,10 @@ def _decoders(folder: Path, share: float) -> tuple[dict[str, Decoder], dict[str,
     def decoding(device_map: Any) -> tuple[Decoder, int]:
         gc.collect()
         before = memory_allocated(0)
-        decoder = Decoder(from_pretrained(folder, device_map, main_device=0), "virtual:0")
+        planned = isinstance(device_map, Plan)
+        main = device_map.main_device if planned else 0  # a plan may find the host alone faster
+        model = from_pretrained(folder, device_map, main_device=None if planned else 0)
+        decoder = Decoder(model, str(torch_device(main)))
         reset_peak_memory(0)
         decoder.seconds_per_step(2)
         return decoder, max_memory_allocated(0) - before

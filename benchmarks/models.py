@@ -37,6 +37,8 @@ def warm_up(accelerate: bool = False) -> None:
     """Import the modules that loading needs and run a small model once, so that imports are not timed."""
     from transformers import AutoModelForCausalLM, LlamaConfig
 
+    import bigmodel.dispatch.pretrained  # noqa: F401 (a facade imports it when it is first used)
+
     from .checkpoints import SPECS
 
     quiet()

@@ -25,13 +25,18 @@ DEFAULT_MMAP_THRESHOLD = 2**25
 
 SAMPLE_SECONDS = 0.0005
 
-PAGES_BEHIND = 30
-"""Pages by which the kernel's peak may lag behind, for each processor."""
+COUNTERS = 2
+"""The kernel's counters that make up the resident set of a process without shared memory: anonymous and file pages."""
 
 
 def resolution() -> int:
-    """Return the bytes by which a measured peak of the resident set may be off."""
-    return PAGES_BEHIND * os.sysconf("SC_PAGE_SIZE") * (os.cpu_count() or 1)
+    """Return the bytes by which a measured peak of the resident set may be off.
+
+    The kernel takes its peak from counters to which each processor adds its pages in batches (``percpu_counter_batch``
+    in lib/percpu_counter.c of Linux: 32, or twice the processors if that is more).
+    """
+    processors = os.cpu_count() or 1
+    return COUNTERS * processors * (max(32, 2 * processors) - 1) * os.sysconf("SC_PAGE_SIZE")
 
 
 def return_freed_memory_at_once() -> None:

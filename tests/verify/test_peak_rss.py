@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from bigmodel.checkpoint import Checkpoint
-from bigmodel.verify.peak_rss import host_bytes
+from bigmodel.verify.peak_rss import host_bytes, resolution
 
 TENSOR_BYTES = 2**24
 
@@ -76,3 +77,11 @@ def test_views_of_files_count_as_host_memory_if_the_map_assigns_them_to_the_host
     model[0].weight = nn.Parameter(Checkpoint.open(path).tensor("weight"))
     assert host_bytes(model, {"0": "disk", "1": "cpu"}) == 4 * 64
     assert host_bytes(model, {"": "cpu"}) == 2 * 4 * 64
+
+
+@pytest.mark.parametrize(("processors", "pages"), [(2, 124), (64, 16256)])
+def test_the_kernels_peak_may_lack_a_batch_of_pages_of_each_counter_and_processor(
+    processors: int, pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: processors)
+    assert resolution() == pages * mmap.PAGESIZE

@@ -136,7 +136,7 @@ class Dispatched(NotCopied):
                 mark_offloaded(tensor.value for block in streamed for tensor in block.tensors)
             else:
                 for block in streamed:
-                    block.unwatched = True
+                    block.is_plain = True
 
     def _find_additions(self, model: nn.Module) -> None:
         """Have calls of the model look for tensors that were added to it."""

@@ -14,6 +14,7 @@ from ...devices.pinned import is_pinned, pinned_copy
 from ..weights.block import Block, HostTensor
 from ..weights.fused_view import FusedView, PartOfTensor, lies_on_disk
 from ..weights.layout import Layout, Place
+from ..weights.outside_use import host_value, is_given_out, note_exposure
 
 
 class ExpertLayer:
@@ -56,6 +57,9 @@ class ExpertLayer:
 
     def version(self) -> tuple[int, int]:
         """Return a value that changes when a host tensor may have been written to or was replaced."""
+        for tensor in self.fused.tensors:
+            if is_given_out(tensor.value):
+                note_exposure(tensor.value)
         exposed = [tensor.exposures for tensor in self.fused.tensors]
         if self.fused.adopt_replaced():
             self._blocks.clear()
@@ -77,7 +81,7 @@ class ExpertLayer:
         tensors: list[HostTensor] = []
         places: list[Place] = []
         for fused, place in zip(self.fused.tensors, self.layout.places):
-            for part in _parts(fused.value.detach(), expert):
+            for part in _parts(host_value(fused.value), expert):
                 tensors.append(HostTensor(part.value, fused.device_dtype))
                 places.append(_place_of(part, place))
         block = Block(f"{self.name}.{expert}", tensors)
@@ -88,7 +92,7 @@ class ExpertLayer:
         """Return all experts as one block of plain tensors, without fused views."""
         tensors = []
         for fused in self.fused.tensors:
-            value = fused.value.detach()
+            value = host_value(fused.value)
             values = [part.value for part in value.parts] if isinstance(value, FusedView) else [value]
             tensors += [HostTensor(plain, fused.device_dtype) for plain in values]
         return Block(self.name, tensors)

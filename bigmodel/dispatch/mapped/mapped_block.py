@@ -13,6 +13,7 @@ from ...errors import CheckpointFormatError
 from ..transfer.files import SourceFile, SourceFiles
 from ..transfer.page_cache import is_page_cached
 from ..weights.block import Registry
+from ..weights.outside_use import host_value
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class Owner:
     def mapped(self) -> torch.Tensor | None:
         """Return the tensor; None if the present one is not in a mapped file."""
         tensor = self.registry.get(self.key)
-        return None if tensor is None or mapped_region(tensor) is None else tensor.detach()
+        return None if tensor is None or mapped_region(tensor) is None else host_value(tensor)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ...plan.result.plan import DevicePlan
 from ...profile import storage_key
 from ...profile.model.units import is_lookup
 from ...quantized.stored import stored_names
+from ..weights.outside_use import host_value
 from .resolve import ResolvedMap
 from .tensors import PlacedTensor
 
@@ -74,7 +75,7 @@ def with_aligned_copies(model: nn.Module, resolved: ResolvedMap) -> ResolvedMap:
 def put_back(tensor: torch.Tensor, view: torch.Tensor) -> None:
     """Have a tensor that has a copy view its file again; what was written to it is then private to the map."""
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-        if torch.equal(tensor.detach().view(torch.uint8), view.view(torch.uint8)):
+        if torch.equal(host_value(tensor).view(torch.uint8), view.view(torch.uint8)):
             release(view)
         else:
             view.copy_(tensor)

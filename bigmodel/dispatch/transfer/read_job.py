@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ...devices import Event
+from ..weights.outside_use import host_value
 from .quantized_transfer import Transfer
 from .read_plan import Chunk, ReadPlan
 from .staging import StagingSlot
@@ -76,7 +77,7 @@ class ReadJob:
             return
         views = self.block.layout.views(self.memory) if self.from_memory else []
         for index in self.from_memory:
-            views[index].copy_(self.block.tensors[index].value.detach(), non_blocking=True)
+            views[index].copy_(host_value(self.block.tensors[index].value), non_blocking=True)
 
     def copies(self, chunk: Chunk, staged: torch.Tensor) -> Copies:
         """Return the copies from a staged chunk to device memory."""

@@ -22,7 +22,7 @@ from ...devices.nested import storage_of
 from ...devices.pinned import empty_host
 from ...errors import DispatchError
 from .layout import Layout
-from .outside_use import EXPOSURES, is_marked, mark_offloaded
+from .outside_use import EXPOSURES, host_value, is_given_out, is_marked, mark_offloaded
 from .parameters import SecondPlace, like
 
 Registry = dict[str, Any]
@@ -83,9 +83,9 @@ class Block:
         self._on_disk: bool | None = None
         self.uses_data = False
         """Whether its forward may write into parameters through ``.data``, which no version counter counts."""
-        self.unwatched = False
-        """Whether its weights are of PyTorch's own classes, which do not tell of writes past their version counters.
-        What is fetched is then used by one call of the model only."""
+        self._was_given_out = False
+        self.is_plain = False
+        """Whether its weights are of PyTorch's own classes, which do not tell of writes past their version counters."""
         self.encloses = False
         """Whether other blocks run within this one's forward; it must then not occupy a slot that they wait for."""
         self.recomputed_by: int | None = None
@@ -114,6 +114,14 @@ class Block:
             self._on_disk = any(mapped_region(t.value) is not None for t in self.tensors)
         return self._on_disk
 
+    @property
+    def unwatched(self) -> bool:
+        """Whether its weights may be written to without a trace. What is fetched is then used by one call of the model
+        only."""
+        if self._was_given_out and not self.is_plain:
+            self._was_given_out = any([is_given_out(t.value) for t in self.tensors])  # noqa: C419 (drops all that ended)
+        return self.is_plain or self._was_given_out
+
     def pack(self, pin: bool) -> None:
         """Move the host tensors into one packed buffer, optionally pinned, so that one copy fetches them.
 
@@ -121,7 +129,7 @@ class Block:
         """
         packed = empty_host(self.layout.nbytes, pin)
         for tensor, view in zip(self.tensors, self.layout.views(packed)):
-            view.copy_(tensor.value.detach())
+            view.copy_(host_value(tensor.value))
             tensor.value.data = view
         self.packed = packed
 
@@ -149,8 +157,10 @@ class Block:
         for tensor in self.tensors:
             registry, key = tensor.owners[0]
             current = registry.get(key)
-            if current is tensor.value and not self._has_moved(tensor):
-                continue
+            if current is tensor.value:
+                exposures = getattr(current, EXPOSURES, 0)
+                if exposures == tensor.exposures or not self._has_moved(tensor, exposures):
+                    continue
             if current is None or _kind(current) != tensor.kind:
                 raise DispatchError(
                     f"{key!r} of {self.name!r} was removed or replaced by a tensor of another shape, dtype or device "
@@ -159,15 +169,15 @@ class Block:
             if is_marked(tensor.value):
                 mark_offloaded([current])
             tensor.value, self.packed, self._on_disk, replaced = current, None, None, True
+            self._was_given_out = True
             tensor.exposures = getattr(current, EXPOSURES, 0)
             tensor.show(current)
         return replaced
 
-    def _has_moved(self, tensor: HostTensor) -> bool:
-        """Whether a tensor is no longer in the memory that the block is fetched from, or of another kind."""
-        exposures = getattr(tensor.value, EXPOSURES, 0)
-        if exposures == tensor.exposures:
-            return False
+    def _has_moved(self, tensor: HostTensor, exposures: int) -> bool:
+        """Whether a tensor, whose memory was given out, is no longer in the memory that the block is fetched from, or
+        of another kind."""
+        self._was_given_out = True
         with DisableTorchFunctionSubclass():
             left = self.packed is not None and storage_of(tensor.value) != storage_of(self.packed)
             if left or _kind(tensor.value) != tensor.kind:
@@ -210,7 +220,10 @@ class Block:
     def show(self, tensors: list[torch.Tensor]) -> None:
         """Make the model refer to `tensors`, one for each of the block's own."""
         for tensor, shown in zip(self.tensors, tensors):
-            tensor.show(shown)
+            for registry, name in tensor.owners:  # as `HostTensor.show`; this is hot
+                registry[name] = shown
+            for weights, place in tensor.second_places:
+                weights[place] = shown
 
     def keep_state(self, views: list[torch.Tensor], written: bool) -> bool:
         """Copy buffers, and parameters that a forward has written or replaced, to the host.
@@ -262,8 +275,7 @@ class Block:
 
     def show_host(self) -> None:
         """Make the model refer to the host tensors again."""
-        for tensor in self.tensors:
-            tensor.show(tensor.value)
+        self.show([tensor.value for tensor in self.tensors])
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ...devices.nested import storage_of
+from .outside_use import host_value
 
 
 def uses_data(module: nn.Module) -> bool:
@@ -47,7 +48,7 @@ def checksums(tensors: Sequence[torch.Tensor]) -> list[int]:
     found = []
     with torch.no_grad():
         for tensor in tensors:
-            words = _words(tensor.detach())
+            words = _words(host_value(tensor))
             # Sums of parts differ where a write only moves elements.
             parts = (words, words[::3], words[: len(words) // 3])
             found += [storage_of(tensor), *(int(part.sum().item()) for part in parts)]

@@ -11,7 +11,8 @@ forward of their unit none of this code runs.
 
 Some code writes to a weight without increasing its version counter: through ``.data``, through an array of numpy, in
 kernels of fused optimizers. Blocks that are on the device would be used as they were. What gives out a weight's memory
-is therefore counted here (`EXPOSURES`), and so are the steps of optimizers.
+is therefore counted here (`EXPOSURES`), and so are the steps of optimizers. As long as an array, or anything else that
+was given out, refers to that memory (`is_given_out`), what is fetched is used by one call of the model only.
 """
 
 from __future__ import annotations
@@ -42,17 +43,55 @@ _ON_ANY_DEVICES = frozenset(("__set__", "copy_", "grad", "backward"))
 
 _PLAIN_DUNDERS = frozenset(("__invert__", "__index__", "__int__"))
 
-_GIVES_MEMORY = frozenset(("numpy", "__array__", "__dlpack__"))
-"""Functions whose result lets code write to a tensor without increasing its version counter. So does ``.data``. Kernels
-that are given an address (``data_ptr``) are those of optimizers, whose steps are counted."""
+_GIVES_MEMORY = frozenset(("detach", "numpy", "__array__", "__dlpack__"))
+"""Functions whose result lets code write to a tensor without increasing its version counter, at once or by an array
+that is made of it. So does ``.data``. Kernels that are given an address (``data_ptr``) are those of optimizers, whose
+steps are counted."""
 
 EXPOSURES = "_bigmodel_exposures"
 """Attribute of a host tensor: how often it may have been written to without increasing its version counter."""
+
+_USES_BEFORE = "_bigmodel_uses_before"
+"""Attribute of a host tensor whose memory was given out: how many tensors used that memory before."""
 
 
 def note_exposure(tensor: torch.Tensor) -> None:
     """Count that `tensor` may have been written to, or is about to be, without increasing its version counter."""
     setattr(tensor, EXPOSURES, getattr(tensor, EXPOSURES, 0) + 1)
+
+
+def _give_out(tensor: torch.Tensor, others: int) -> None:
+    """Note that the memory of `tensor` is about to be given out, while `others` uses of it are known."""
+    owner = tensor if tensor._base is None else tensor._base
+    note_exposure(owner)
+    setattr(owner, _USES_BEFORE, min(others, getattr(owner, _USES_BEFORE, others)))
+
+
+def is_given_out(tensor: torch.Tensor) -> bool:
+    """Whether something holds the memory of a host tensor that can write there and increase no version counter, such as
+    an array."""
+    before = tensor.__dict__.get(_USES_BEFORE)
+    if before is None or _uses(tensor) > before:
+        return before is not None
+    tensor.__dict__.pop(_USES_BEFORE, None)
+    return False
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    """Return how many tensors, arrays and storages refer to the memory of a tensor."""
+    with DisableTorchFunctionSubclass():
+        return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+_SOLE_USE = _uses(torch.empty(1))
+
+
+def host_value(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a host tensor detached, for code that does not write to it: its memory does not count as given out."""
+    if not isinstance(tensor, _Offloaded):
+        return tensor.detach()
+    with DisableTorchFunctionSubclass():
+        return tensor.detach()
 
 
 def note_optimizer_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
@@ -76,7 +115,7 @@ class _Offloaded:
             name = func.__name__
             operands = _operands(args, kwargs)
             if name in _GIVES_MEMORY or _is_data(func, name):
-                note_exposure(args[0])
+                _give_out(args[0], _SOLE_USE if name == "__set__" else _uses(args[0]))
             if _recording.used is not None and name != "detach" and not _is_attribute(func, name):
                 _recording.used += [each for each in operands if isinstance(each, OffloadedParameter)]
             target = _device_of_result(name, operands, args, kwargs)
@@ -113,10 +152,10 @@ class OffloadedParameter(_Offloaded, nn.Parameter):
     """A parameter on the host."""
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return repr(torch.Tensor._make_subclass(nn.Parameter, self.detach(), self.requires_grad))
+        return repr(torch.Tensor._make_subclass(nn.Parameter, host_value(self), self.requires_grad))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return memo.setdefault(id(self), nn.Parameter(self.detach().clone(), self.requires_grad))
+        return memo.setdefault(id(self), nn.Parameter(host_value(self).clone(), self.requires_grad))
 
 
 class OffloadedTensor(_Offloaded, torch.Tensor):
@@ -164,7 +203,8 @@ def is_marked(tensor: torch.Tensor) -> bool:
 def unmark_offloaded(tensors: Iterable[torch.Tensor]) -> None:
     """Change offloaded tensors back to their plain class."""
     for tensor in tensors:
-        tensor.__dict__.pop(EXPOSURES, None)
+        for attribute in (EXPOSURES, _USES_BEFORE):
+            tensor.__dict__.pop(attribute, None)
         if type(tensor) in PLAIN:
             tensor.__class__ = nn.Parameter if isinstance(tensor, nn.Parameter) else PLAIN[type(tensor)]
 

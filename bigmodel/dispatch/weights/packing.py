@@ -17,6 +17,7 @@ import torch
 from ...errors import DispatchError
 from ...profile.model.quantized import GROUP, UNPACK_GROUPS, quantized_parts, scratch_bytes
 from .layout import Layout
+from .outside_use import host_value
 
 PACK_GROUPS = 4 * 2**10
 """Groups that are quantised at once: few enough to fit a core's cache."""
@@ -71,7 +72,7 @@ class Packing:
         Raises:
             DispatchError: It holds an infinity or a NaN, which would affect a whole group; the message contains `name`.
         """
-        groups = weight.detach().reshape(-1, GROUP)
+        groups = host_value(weight).reshape(-1, GROUP)
         scales, *zeros, integers = self.layout.views(packed)
         error, norm, largest = 0.0, 0.0, 0.0
         for some in self._steps(PACK_GROUPS):

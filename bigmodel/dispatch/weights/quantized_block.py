@@ -18,6 +18,7 @@ from ...checkpoint.write import Outgoing, offload
 from ...devices import HOST
 from ...devices.pinned import empty_host
 from .block import Block, HostTensor, content_version
+from .outside_use import host_value, is_given_out
 from .packing import Packing, WeightError
 
 
@@ -80,9 +81,10 @@ class QuantizedBlock(Block):
         """Quantise weights again that were written or replaced since."""
         for index, tensor in enumerate(self.tensors):
             carried = self._carried[index]
-            if carried is None or carried[0] is not tensor.value or carried[1] != content_version(tensor.value):
+            version = content_version(tensor.value)
+            if carried is None or carried[0] is not tensor.value or carried[1] != version or is_given_out(tensor.value):
                 self._carry(index)
-                self._carried[index] = tensor.value, content_version(tensor.value)
+                self._carried[index] = tensor.value, version
 
     def restore(
         self, staged: torch.Tensor, memory: torch.Tensor, scratch: torch.Tensor, begin: int = 0, end: int | None = None
@@ -156,5 +158,5 @@ def _release_pages(weight: torch.Tensor) -> None:
 
     All its pages are in memory now, so `is_untouched` is False for a tensor that is not mapped; that is left alone.
     """
-    if type(weight.detach()) is torch.Tensor and is_untouched(weight):
+    if type(host_value(weight)) is torch.Tensor and is_untouched(weight):
         release(weight)

@@ -215,13 +215,33 @@ def by_arrays(model: nn.Module) -> None:
             by_data(nn.ParameterList([parameter]))
 
 
+def by_detached_arrays(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu":
+            array = parameter.detach().numpy()
+            array *= 2
+        else:
+            by_data(nn.ParameterList([parameter]))
+
+
+def by_arrays_of_rows(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu":
+            array = parameter[:1].detach().numpy()
+            array *= 2
+        else:
+            parameter.data[:1].mul_(2)
+
+
 def by_one_vector(model: nn.Module) -> None:
     twice = 2 * nn.utils.parameters_to_vector(parameter.detach().cpu() for parameter in model.parameters())
     first = next(model.parameters())
     nn.utils.vector_to_parameters(twice.to(first.device), model.parameters())
 
 
-@pytest.mark.parametrize("write", [by_data, by_other_data, by_arrays, by_one_vector])
+@pytest.mark.parametrize(
+    "write", [by_data, by_other_data, by_arrays, by_detached_arrays, by_arrays_of_rows, by_one_vector]
+)
 @pytest.mark.parametrize("place", ["cpu", "disk"])
 def test_what_no_version_counter_counts_is_seen_by_the_next_forward(
     write: Callable[[nn.Module], None], place: str, tmp_path: Path
@@ -237,6 +257,35 @@ def test_what_no_version_counter_counts_is_seen_by_the_next_forward(
             write(model)
         assert torch.equal(streamed(x), resident(x))
         assert torch.equal(streamed(x), resident(x))
+
+
+@pytest.mark.parametrize("kept", [lambda p: p.detach().numpy(), lambda p: p.data.numpy(), lambda p: p.data])
+@pytest.mark.parametrize("offload_dtype", [None, "int8"])
+def test_arrays_that_are_kept_are_written_to_between_any_two_forwards(kept: Any, offload_dtype: str | None) -> None:
+    written, plain = (
+        dispatch_model(chain(), {"": "cpu"}, main_device=at(0), offload_dtype=offload_dtype) for _ in "ab"
+    )
+    arrays = [kept(parameter) for parameter in written.parameters()]
+    x = torch.randn(2, WIDTH).to(at(0))
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(written(x), plain(x))
+            torch.get_device_module(x.device.type).synchronize()  # copies read what is written now
+            for array in arrays:
+                array *= 2
+            for parameter in plain.parameters():
+                parameter.mul_(2)
+
+
+def test_what_was_given_out_and_is_gone_is_not_fetched_again() -> None:
+    streamed = dispatch_model(chain(), {"": 0, "1": "cpu"}, main_device=at(0))
+    x = torch.ones(2, WIDTH).to(at(0))
+    with torch.no_grad():
+        streamed.state_dict()
+        streamed(x)
+        fetched = streamed.dispatch_stats()[str(torch.device(at(0)))]["fetches"]
+        streamed(x)
+    assert streamed.dispatch_stats()[str(torch.device(at(0)))]["fetches"] == fetched
 
 
 def test_data_of_another_dtype_is_refused_by_the_next_forward() -> None:

@@ -1,0 +1,147 @@
+"""How fast do other libraries' own functions load and decode with bigmodel in accelerate's place?
+
+transformers loads a checkpoint with `device_map`, all layers on disk, and decodes: once with accelerate, once with
+bigmodel standing in for it (`bigmodel.compat.install`), in a process of its own each. So are the imports measured, from
+the start of an interpreter until a class of transformers is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .harness import Column, Limit, Report, Samples, Table, Variant, comparison_table, measure, run_isolated
+from .harness.isolate import environment_of_children
+from .harness.report import Cell
+
+OURS, ACCELERATE = "bigmodel", "accelerate"
+FASTER = 3.0
+NO_SLOWER = 1.0
+TOKENS = 8
+
+DEVICES = ("cpu",)
+"""Devices that this benchmark supports."""
+ONLY = "accelerate reads weights on disk to the host first; `offload` measures accelerators"
+"""Why it supports no others."""
+
+IMPORT = "import transformers; transformers.LlamaForCausalLM"
+IMPORTS = {ACCELERATE: f"import accelerate; {IMPORT}", OURS: f"import bigmodel.compat as c; c.install(); {IMPORT}"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of this benchmark."""
+    parser.add_argument("model", nargs="?", default=None, help="llama-1b, or a folder (default: llama-1b)")
+    parser.add_argument("--steps", type=int, default=4, help="decode steps behind each value")
+
+
+def run(options: argparse.Namespace) -> Report:
+    """Measure imports, loading and decode steps, and check that both give the same tokens."""
+    from . import models
+    from .checkpoints import checkpoint
+    from .harness.pagecache import evict, warm
+
+    folder = checkpoint(options.model or ("tiny" if options.quick else "llama-1b"), options.workdir)
+    shards = sorted(folder.glob("*.safetensors"))
+    evict(shards)
+    device_map = models.layer_map(folder, layers="disk", rest="cpu")
+    tokens: dict[str, list[int]] = {}
+    with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
+        variants = [
+            Variant(
+                name,
+                partial(_decode, name, tokens, folder=folder, device_map=device_map, scratch=scratch, options=options),
+                partial(warm, shards),
+            )
+            for name in (OURS, ACCELERATE)
+        ]
+        decoding = measure(variants, options.rounds, warmup=0, seed=options.seed)
+    importing = measure(
+        [Variant(name, partial(_import_seconds, program)) for name, program in IMPORTS.items()],
+        options.rounds,
+        seed=options.seed,
+    )
+    return _report(options, folder, decoding, importing, tokens[OURS] == tokens[ACCELERATE])
+
+
+def _decode(
+    name: str,
+    tokens: dict[str, list[int]],
+    folder: Path,
+    device_map: dict[str, int | str],
+    scratch: str,
+    options: argparse.Namespace,
+) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(dir=scratch) as offload:
+        found: dict[str, Any] = run_isolated(
+            load_and_decode,
+            stands_in=name == OURS,
+            folder=str(folder),
+            device_map=device_map,
+            offload=offload,
+            steps=options.steps,
+        )
+    tokens[name] = found.pop("tokens")
+    return found
+
+
+def load_and_decode(
+    stands_in: bool, folder: str, device_map: dict[str, int | str], offload: str, steps: int
+) -> dict[str, float | list[int]]:
+    """Load a checkpoint through transformers and decode; return the seconds of a step and of the load, and the first
+    tokens. Called in a fresh process."""
+    if stands_in:
+        import bigmodel.compat
+
+        bigmodel.compat.install()
+    from . import models
+    from .steps import Decoder
+
+    models.warm_up()
+    begun = time.perf_counter()
+    model = models.accelerate_indexed(Path(folder), device_map, Path(offload))
+    loaded = time.perf_counter() - begun
+    decoder = Decoder(model)
+    tokens = decoder.logits(TOKENS).argmax(-1).flatten().tolist()
+    return {"seconds": decoder.seconds_per_step(steps), "load": loaded, "tokens": tokens}
+
+
+def _import_seconds(program: str) -> float:
+    """Return the seconds of an interpreter that runs `program`, and nothing else."""
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", program], env=environment_of_children(), check=True, capture_output=True)
+    return time.perf_counter() - begun
+
+
+def _report(
+    options: argparse.Namespace, folder: Path, decoding: Samples, importing: Samples, same_tokens: bool
+) -> Report:
+    name = folder.name.rpartition("-")[0]
+    rows: list[list[Cell]] = [[each, decoding.median(each, "load")] for each in decoding.values]
+    return Report(
+        "stand_in",
+        options.device,
+        settings={"model": folder.name, "steps": options.steps},
+        tables=[
+            comparison_table(f"A decode step of {name} as transformers loads it, layers on disk", decoding, ACCELERATE),
+            Table("Loading it", [Column("variant"), Column("load", "seconds")], rows),
+            comparison_table("An interpreter that imports transformers", importing, ACCELERATE),
+        ],
+        limits=[
+            Limit(
+                "a decode step, times faster than with accelerate",
+                1 / decoding.ratio(OURS, ACCELERATE).median,
+                ">=",
+                FASTER,
+            ),
+            Limit("importing, over accelerate", importing.ratio(OURS, ACCELERATE).median, "<=", NO_SLOWER),
+            Limit("both give the same tokens", float(same_tokens), "==", 1, "count"),
+        ],
+        notes=["logits may differ in the last bit: accelerate copies weights to other addresses than the file has"],
+        samples={"decoding": decoding, "importing": importing},
+    )
