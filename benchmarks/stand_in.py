@@ -8,6 +8,7 @@ the start of an interpreter until a class of transformers is there.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .harness import Column, Limit, Report, Samples, Table, Variant, comparison_table, measure, run_isolated
+from .harness import Column, Limit, Report, Samples, Table, Variant, comparison_table, measure
+from .harness.errors import BenchmarkError
 from .harness.isolate import environment_of_children
 from .harness.report import Cell
 
@@ -30,8 +32,11 @@ DEVICES = ("cpu",)
 ONLY = "accelerate reads weights on disk to the host first; `offload` measures accelerators"
 """Why it supports no others."""
 
+BEGIN = {OURS: "import bigmodel.compat as compat; compat.install(); ", ACCELERATE: "import accelerate; "}
+"""Begin of the programs that are run with each."""
+
 IMPORT = "import transformers; transformers.LlamaForCausalLM"
-IMPORTS = {ACCELERATE: f"import accelerate; {IMPORT}", OURS: f"import bigmodel.compat as c; c.install(); {IMPORT}"}
+DECODE = f"import json, sys; from {__name__} import load_and_decode; load_and_decode(**json.loads(sys.argv[1]))"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +67,7 @@ def run(options: argparse.Namespace) -> Report:
         ]
         decoding = measure(variants, options.rounds, warmup=0, seed=options.seed)
     importing = measure(
-        [Variant(name, partial(_import_seconds, program)) for name, program in IMPORTS.items()],
+        [Variant(name, partial(_import_seconds, begin + IMPORT)) for name, begin in BEGIN.items()],
         options.rounds,
         seed=options.seed,
     )
@@ -78,27 +83,17 @@ def _decode(
     options: argparse.Namespace,
 ) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=scratch) as offload:
-        found: dict[str, Any] = run_isolated(
-            load_and_decode,
-            stands_in=name == OURS,
-            folder=str(folder),
-            device_map=device_map,
-            offload=offload,
-            steps=options.steps,
-        )
+        answer = Path(offload) / "answer.json"
+        call = {"folder": str(folder), "device_map": device_map, "offload": offload, "answer": str(answer)}
+        _run(BEGIN[name] + DECODE, json.dumps({**call, "steps": options.steps}))
+        found: dict[str, Any] = json.loads(answer.read_text())
     tokens[name] = found.pop("tokens")
     return found
 
 
-def load_and_decode(
-    stands_in: bool, folder: str, device_map: dict[str, int | str], offload: str, steps: int
-) -> dict[str, float | list[int]]:
-    """Load a checkpoint through transformers and decode; return the seconds of a step and of the load, and the first
-    tokens. Called in a fresh process."""
-    if stands_in:
-        import bigmodel.compat
-
-        bigmodel.compat.install()
+def load_and_decode(folder: str, device_map: dict[str, int | str], offload: str, answer: str, steps: int) -> None:
+    """Load a checkpoint through transformers and decode; write the seconds of a step and of the load, and the first
+    tokens, to the file `answer`. Called in a fresh process."""
     from . import models
     from .steps import Decoder
 
@@ -108,14 +103,23 @@ def load_and_decode(
     loaded = time.perf_counter() - begun
     decoder = Decoder(model)
     tokens = decoder.logits(TOKENS).argmax(-1).flatten().tolist()
-    return {"seconds": decoder.seconds_per_step(steps), "load": loaded, "tokens": tokens}
+    found = {"seconds": decoder.seconds_per_step(steps), "load": loaded, "tokens": tokens}
+    Path(answer).write_text(json.dumps(found))
 
 
 def _import_seconds(program: str) -> float:
     """Return the seconds of an interpreter that runs `program`, and nothing else."""
     begun = time.perf_counter()
-    subprocess.run([sys.executable, "-c", program], env=environment_of_children(), check=True, capture_output=True)
+    _run(program)
     return time.perf_counter() - begun
+
+
+def _run(program: str, *arguments: str) -> None:
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, env=environment_of_children(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise BenchmarkError(f"a program failed (exit {done.returncode}): {last}") from RuntimeError(done.stderr)
 
 
 def _report(
