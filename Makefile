@@ -2,7 +2,7 @@
 # make test          the whole test suite
 # make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
 # make zoo ONLY=kept  only those whose table the guide keeps
-# make compat        accelerate's own tests, fetched, with bigmodel standing in for accelerate
+# make compat        accelerate's own tests and scripts, fetched, with bigmodel standing in for accelerate
 # make lint          ruff, mypy --strict, import-linter
 # make docs          the guide and the API, built strictly into site/
 # make test-oldest   the fast tests of planning and dispatching with the oldest PyTorch allowed, make test-newest the newest
@@ -34,8 +34,9 @@ zoo: $(VENV)/.ready-test
 	$(BIN)/python -m tests.zoo.table build/zoo benchmarks/results/zoo-virtual.json; exit $$found
 
 compat: $(VENV)/.ready-test
-	$(PIP) install --quiet --constraint constraints.txt parameterized
+	$(PIP) install --quiet --constraint constraints.txt parameterized datasets evaluate
 	$(BIN)/python -m tests.compat.peers.accelerate
+	$(BIN)/python -m tests.compat.peers.scripts
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

@@ -1,10 +1,12 @@
-"""The functions behind ``accelerate launch`` and ``accelerate config``, for programs that call them."""
+"""The functions behind accelerate's ``launch``, ``config`` and ``merge-weights``, for programs that call them."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..launch import Launch, LaunchConfig, build_parser, load_config, parse_launch, run
 from ..launch.config_file import default_config_path, find_default_config
@@ -51,3 +53,38 @@ def launch_command(args: Launch) -> None:
     code = run(args)
     if code:
         raise SystemExit(code)
+
+
+def merge_command_parser(subparsers: Any = None) -> argparse.ArgumentParser:
+    """Return the parser of `merge_command`: a command of `subparsers` if given, else one of its own."""
+    text = "Merge the sharded weights of an FSDP training checkpoint."
+    parser: argparse.ArgumentParser
+    if subparsers is None:
+        parser = argparse.ArgumentParser(description=text)
+    else:
+        parser = subparsers.add_parser("merge-weights", description=text)
+        parser.set_defaults(func=merge_command)
+    parser.add_argument("checkpoint_directory", help="Folder with the sharded weights.")
+    parser.add_argument("output_path", help="Folder to write the merged weights to.")
+    for flag, help_text in (
+        ("--unsafe_serialization", "Write .bin files, not safetensors."),
+        ("--remove_checkpoint_dir", "Delete the sharded weights afterwards."),
+    ):
+        parser.add_argument(flag, flag.replace("_", "-"), action="store_true", help=help_text)
+    return parser
+
+
+def merge_command(args: argparse.Namespace) -> None:
+    """Merge what `merge_command_parser` has read.
+
+    Raises:
+        CheckpointError: There are no shards, or their index is damaged.
+    """
+    from ..train.strategies.sharded.merge import merge_fsdp_weights
+
+    merge_fsdp_weights(
+        args.checkpoint_directory,
+        args.output_path,
+        safe_serialization=not args.unsafe_serialization,
+        remove_checkpoint_dir=args.remove_checkpoint_dir,
+    )

@@ -6,6 +6,7 @@ about the distribution; `SeamFinder` watches for libraries whose own code is cha
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -33,6 +34,7 @@ _MODULES = (
     "big_modeling",
     "commands.config",
     "commands.launch",
+    "commands.merge",
     "data_loader",
     "hooks",
     "inference",
@@ -130,6 +132,7 @@ class StandIn(DistributionFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         # The import system returns what stands in sys.modules afterwards.
         name = module.__name__
+        logging.getLogger(name)  # programs look the loggers of accelerate's modules up
         if name != NAME:
             sys.modules[name] = import_module(MODULES[name])
             return

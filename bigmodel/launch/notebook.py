@@ -58,7 +58,8 @@ def notebook_launcher(
 
     Raises:
         LaunchError: processes can neither be forked nor import `function`, the port is busy, there are more
-            processes than GPUs, or a process failed (the message holds its traceback).
+            processes than GPUs, or a process failed (also torch's
+            ChildFailedError then; the message holds its traceback).
     """
     count, on_cpu = _processes_here(num_processes, cpu)
     variables = _variables(count, num_nodes, on_cpu, str(mixed_precision).lower())
@@ -132,8 +133,9 @@ def _run(config: Any, function: Callable[..., Any], args: Sequence[Any]) -> None
         try:
             elastic_launch(config, _EntryPoint(function, forked=config.start_method == "fork"))(*args)
         except ChildFailedError as failed:
-            rank, failure = failed.get_first_failure()
-            raise LaunchError(f"Process {rank} failed:\n{_traceback(failure)}") from None
+            from .failure import ProcessFailedError
+
+            raise ProcessFailedError(failed) from None
 
 
 class _EntryPoint:
@@ -165,10 +167,3 @@ def _forget_parent() -> None:
     GradientState._reset_state()
     # The inherited OpenMP pool has no threads; with a single thread, nothing waits for them.
     torch.set_num_threads(1)
-
-
-def _traceback(failure: Any) -> str:
-    data = failure.error_file_data
-    message = data.get("message", {}) if isinstance(data, dict) else {}
-    info = message.get("extraInfo", {}) if isinstance(message, dict) else {}
-    return str(info.get("py_callstack") or failure.message)

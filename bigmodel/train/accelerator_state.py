@@ -84,6 +84,9 @@ def _refuse_unsupported(plugins: Plugins) -> None:
         raise TrainError("TPUs are not supported; train on CUDA GPUs, MPS or the CPU")
 
 
+_RANKS = ("num_processes", "process_index", "local_process_index")
+
+
 class AcceleratorState(SharedState, RankOperations):
     """Precision, distributed type and plugins of the run. Every instance shares one state, created by the first
     Accelerator.
@@ -147,6 +150,8 @@ class AcceleratorState(SharedState, RankOperations):
 
     def __getattr__(self, name: str) -> Any:
         partial = self.__dict__.get("_partial")
+        if partial is None and name in _RANKS and PartialState._shared_state:
+            return getattr(PartialState(), name)  # a reset leaves the ranks as they are
         if partial is None and not name.startswith("_"):
             raise AttributeError(
                 f"`AcceleratorState` object has no attribute `{name}`. This happens if "

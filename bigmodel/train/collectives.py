@@ -168,19 +168,19 @@ def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list
 
 @verify_operation
 def reduce(tensor: Any, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """Return the sum or mean over processes of every tensor, times `scale`. The arguments are not changed.
+    """Return the sum, mean or maximum over processes of every tensor, times `scale`. The arguments are not changed.
 
     With one process the result is a copy, through which gradients flow.
 
     Args:
         tensor: nested tensors, of the same shapes on every process.
-        reduction: "sum", "mean" or "none", which copies each process's own tensors.
+        reduction: "sum", "mean", "max" or "none", which copies each process's own tensors.
 
     Raises:
         TrainError: another reduction.
     """
-    if reduction not in ("sum", "mean", "none"):
-        raise TrainError(f"unknown reduction {reduction!r}; choose 'sum', 'mean' or 'none'")
+    if reduction not in ("sum", "mean", "max", "none"):
+        raise TrainError(f"unknown reduction {reduction!r}; choose 'sum', 'mean', 'max' or 'none'")
     return recursively_apply(_reduce_one, tensor, reduction, scale, error_on_other_type=True)
 
 
@@ -191,7 +191,7 @@ def _reduce_one(tensor: Tensor, reduction: str, scale: float) -> Tensor:
     if not state.use_distributed:
         return tensor.clone() if scale == 1.0 else tensor * scale
     total = tensor.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total)
+    dist.all_reduce(total, dist.ReduceOp.MAX if reduction == "max" else dist.ReduceOp.SUM)
     if reduction == "mean":
         total = total / state.num_processes
     return total if scale == 1.0 else total * scale

@@ -41,11 +41,11 @@ def fail(rank: str) -> None:
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """Return the message of the LaunchError, or "" when there was none."""
+    """Return the LaunchError with its class, or "" when there was none."""
     try:
         call()
     except LaunchError as error:
-        return str(error)
+        return f"{type(error).__name__}: {error}"
     return ""
 
 

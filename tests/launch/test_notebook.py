@@ -28,7 +28,9 @@ def test_after_a_backward_pass_processes_start_afresh(forked: Forked) -> None:
 
 @pytest.mark.slow
 def test_the_traceback_of_a_failed_process_is_in_the_error(forked: Forked) -> None:
-    assert re.match(r"Process 1 failed:\n(.*\n)*.*ValueError: not this one", forked.outcomes["failed"])
+    assert re.match(
+        r"ProcessFailedError: Process 1 failed:\n(.*\n)*.*ValueError: not this one", forked.outcomes["failed"]
+    )
 
 
 def test_one_process_is_a_plain_call(monkeypatch: pytest.MonkeyPatch) -> None:

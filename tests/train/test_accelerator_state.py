@@ -23,6 +23,14 @@ def test_it_has_what_partial_state_has_and_more() -> None:
     assert "bf16" in repr(state)
 
 
+def test_ranks_are_known_after_a_reset() -> None:
+    state = AcceleratorState()
+    AcceleratorState._reset_state()
+    assert (state.is_local_main_process, state.is_last_process, state.num_processes) == (True, True, 1)
+    with pytest.raises(AttributeError, match="no attribute `device`"):
+        _ = state.device
+
+
 def test_the_launcher_s_precision_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert AcceleratorState().mixed_precision == "bf16"

@@ -87,6 +87,7 @@ def test_sums_and_means_leave_the_input_alone() -> None:
     own = torch.tensor([float(rank()), 2.0])
     assert reduce([own], "sum")[0].tolist() == [1.0, 4.0]
     assert reduce(own, "mean", scale=2.0).tolist() == [1.0, 4.0]
+    assert reduce(torch.tensor([rank(), 1 - rank()]), "max").tolist() == [1, 1]
     assert reduce(own, "none").tolist() == own.tolist()
     assert own.tolist() == [float(rank()), 2.0]
 
@@ -118,7 +119,8 @@ def test_one_process_reduces_to_a_copy_through_which_gradients_flow() -> None:
 
 def test_one_process_scales_as_several_do() -> None:
     x = torch.ones(2)
-    assert [reduce(x, kind, scale=0.5).tolist() for kind in ("sum", "mean", "none")] == [
+    assert [reduce(x, kind, scale=0.5).tolist() for kind in ("sum", "mean", "max", "none")] == [
+        [0.5] * 2,
         [0.5] * 2,
         [0.5] * 2,
         [1.0] * 2,

@@ -34,7 +34,7 @@ class Exchange(AcceleratorCore):
         return gather_for_metrics(input_data, use_gather_object)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the "sum" or "mean" over processes of every tensor, times `scale`."""
+        """Return the "sum", "mean" or "max" over processes of every tensor, times `scale`."""
         return reduce(tensor, reduction, scale)
 
     def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:

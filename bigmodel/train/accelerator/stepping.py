@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -18,7 +18,10 @@ from bigmodel.train.data.batch_shard import MapSource
 from bigmodel.train.data.loader import DataLoaderShard
 from bigmodel.train.handlers import AutocastKwargs, ProfileKwargs
 from bigmodel.train.precision.mixed import autocast_context
+from bigmodel.train.types import DistributedType
 from bigmodel.train.wrappers import uncompiled
+
+_JOINABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 class Stepping(AcceleratorCore):
@@ -132,7 +135,17 @@ class Stepping(AcceleratorCore):
         Args:
             joinables: the prepared models.
             even_batches: for the body, whether prepared loaders of map-style datasets fill their last round.
+
+        Where models are sharded or split this has no effect, and warns.
         """
+        if self.distributed_type not in _JOINABLE:
+            warnings.warn(
+                "join_uneven_inputs is only supported for multi-GPU and multi-CPU training, where each process has the "
+                f"whole model: it has no effect with {self.distributed_type}",
+                stacklevel=3,
+            )
+            yield
+            return
         bare = [uncompiled(model) for model in joinables]
         with uneven_batches(self._dataloaders, even_batches), self.strategy.join(bare):
             yield
@@ -148,9 +161,6 @@ def _as_list(parameters: Iterable[Tensor] | Tensor) -> list[Tensor]:
     return [parameters] if isinstance(parameters, Tensor) else list(parameters)
 
 
-logger = logging.getLogger(__name__)
-
-
 @contextmanager
 def uneven_batches(loaders: Sequence[DataLoaderShard], even_batches: bool | None) -> Iterator[None]:
     """Within the body, set whether loaders of map-style datasets fill their last round; None changes nothing."""
@@ -162,7 +172,11 @@ def uneven_batches(loaders: Sequence[DataLoaderShard], even_batches: bool | None
                 changed.append((source.shard, source.shard.even_batches))
                 source.shard.even_batches = even_batches
             else:
-                logger.warning("even_batches has no effect on a loader of an iterable dataset")
+                warnings.warn(
+                    "even_batches is only supported for map-style datasets: it has no effect on a loader of an "
+                    "iterable dataset",
+                    stacklevel=5,
+                )
     try:
         yield
     finally:

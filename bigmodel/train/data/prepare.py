@@ -47,6 +47,8 @@ def _own_sampler(request: LoaderRequest) -> tuple[Any, Any]:
     """
     loader = request.loader
     batch_sampler = loader.batch_sampler
+    if batch_sampler is None and isinstance(loader.sampler, BatchSampler):
+        batch_sampler = loader.sampler  # of a dataset that takes lists of indices
     original = loader.sampler if batch_sampler is None else getattr(batch_sampler, "sampler", None)
     sampler = _synchronized_sampler(original, request)
     if batch_sampler is None:

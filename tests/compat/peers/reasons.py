@@ -30,6 +30,11 @@ REASONS = {
         test_data_loader.py::test_iterable_dataset_native_sharding_when_n_shards_equals_num_processes""",
     "a schedule ends at its last step; OneCycleLR would go on past it": """
         test_scheduler.py::test_one_cycle_scheduler_steps_with_optimizer_multiprocess""",
+    "needs GPUs: it gives DistributedDataParallel device_ids": "scripts/test_ddp_comm_hook.py",
+    "needs GPUs: it reads their peak memory": "scripts/external_deps/test_peak_memory_usage.py",
+    "needs GPUs: its process group is of nccl": "scripts/external_deps/test_zero3_integration.py",
+    "needs version 1 of FSDP, whose state dict has whole tensors": "scripts/test_merge_weights.py",
+    "sequence parallelism is not supported": "scripts/external_deps/test_ds_alst_ulysses_sp.py",
     "asks how much memory the whole machine has free": """
         test_accelerator.py::test_free_memory_dereferences_prepared_components""",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from bigmodel.errors import TrainError
 from bigmodel.train import (
     Accelerator,
     AutocastKwargs,
+    DistributedType,
     GradientAccumulationPlugin,
     GradScalerKwargs,
     PartialState,
@@ -222,6 +222,15 @@ def test_a_loader_is_as_it_was_afterwards_also_after_an_error() -> None:
         assert len(list(loader)) == 2
 
 
-def test_loaders_of_streams_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), uneven_batches([prepare_data_loader(DataLoader(Numbers()))], False):
-        assert "has no effect on a loader of an iterable dataset" in caplog.text
+def test_loaders_of_streams_are_warned_about() -> None:
+    loader = prepare_data_loader(DataLoader(Numbers()))
+    with pytest.warns(UserWarning, match="only supported for map-style datasets"), uneven_batches([loader], False):
+        pass
+
+
+def test_models_that_no_process_has_whole_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    accelerator = Accelerator()
+    monkeypatch.setattr(accelerator.state, "distributed_type", DistributedType.FSDP)
+    warns = pytest.warns(UserWarning, match="only supported for multi-GPU and multi-CPU training")
+    with warns, accelerator.join_uneven_inputs([linear()], even_batches=False):
+        pass

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from bigmodel.errors import TrainError
@@ -261,6 +261,25 @@ def test_shuffled_samples_without_a_batch_size_are_dealt_one_by_one() -> None:
         loader: Any = DataLoader(DATA, batch_size=None, sampler=sampler)
         found.append([int(sample[0]) for sample in map_style(request(loader, index))])
     assert sorted(found[0] + found[1]) == list(range(8))
+
+
+@on_ranks
+def test_batches_drawn_by_a_sampler_are_drawn_alike_by_all() -> None:
+    torch.manual_seed(PartialState().process_index)
+    batches: Any = BatchSampler(RandomSampler(range(22)), batch_size=4, drop_last=False)
+    loader: Any = DataLoader(Lists(), sampler=batches, batch_size=None)
+    mine = [sample for batch in prepare_data_loader(loader, even_batches=False) for sample in batch.tolist()]
+    assert sorted(gather_object(mine)) == list(range(22))
+
+
+class Lists(Dataset[Any]):
+    """Takes lists of indices."""
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return torch.tensor(index)
+
+    def __len__(self) -> int:
+        return 22
 
 
 class Own(DataLoader[Any]):
