@@ -42,7 +42,7 @@ class Awaited(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         known, (args, kwargs) = with_values((args, dict(kwargs or {})))
@@ -53,7 +53,7 @@ class Awaited(torch.Tensor):
             result = func(*args, **kwargs)
         return tree_map_only(FakeTensor, Awaited, result)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Awaited(shape={tuple(self.shape)}, dtype={self.dtype}, received={self.value is not None})"
 
 

@@ -66,7 +66,7 @@ class StagedForward:
         for part in parts:
             forward = part.module.forward
             staged = update_wrapper(partial(self._call, part, forward), forward)
-            part.module.forward = staged  # type: ignore[method-assign]
+            part.module.forward = staged
 
     @property
     def _rank(self) -> int:
