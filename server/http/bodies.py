@@ -156,7 +156,7 @@ class Message(Body):
             raise disagrees("content", f"is required in a message of the role '{self.role}'")
         return self
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self, *, arguments_as_objects: bool = True) -> dict[str, Any]:
         """The message as chat templates expect it: text content as one string, no absent fields."""
         message: dict[str, Any] = {"role": self.role}
         content = self.content
@@ -164,8 +164,9 @@ class Message(Body):
         for field in ("name", "tool_call_id", "reasoning_content"):
             if getattr(self, field) is not None:
                 message[field] = getattr(self, field)
-        if self.tool_calls is not None:
-            message["tool_calls"] = [with_object(call) for call in self.tool_calls]
+        if self.tool_calls:
+            calls = self.tool_calls
+            message["tool_calls"] = [with_object(call) for call in calls] if arguments_as_objects else calls
             if self.reasoning_content is not None and not message["content"]:
                 message["thinking"] = self.reasoning_content  # its name in gpt-oss' template
         return message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from fastapi import Request as HTTPRequest
@@ -74,13 +75,24 @@ async def render(
 ) -> list[int]:
     """Return the tokens of messages; 400 when the template refuses them, 413 for more than `longest` tokens."""
 
-    def text() -> str:
-        check_arguments(call for message in messages for call in message.tool_calls or ())
-        given = [message.plain() for message in messages]
+    def text(*, arguments_as_objects: bool) -> str:
+        given = [message.plain(arguments_as_objects=arguments_as_objects) for message in messages]
         return codec.render_chat(given, tools=tools, add_generation_prompt=add_generation_prompt, extra=extra)
 
+    def text_of_any_template() -> str:
+        calls = [call for message in messages for call in message.tool_calls or ()]
+        check_arguments(calls)
+        try:
+            return text(arguments_as_objects=True)
+        except TemplateError:
+            # Some templates, DeepSeek's among them, take arguments as JSON text only.
+            with suppress(TemplateError):
+                if calls:
+                    return text(arguments_as_objects=False)
+            raise
+
     try:
-        rendered = await run(ANY_SIZE, text)  # a template is a program
+        rendered = await run(ANY_SIZE, text_of_any_template)  # a template is a program
     except TemplateError as error:
         raise bad_value("messages", str(error)) from error
     except JSONBoundsError as error:

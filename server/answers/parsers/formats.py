@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from bigmodel.errors import ServeError
-from bigmodel.server.answers.parsers import deepseek, gemma, glm, harmony, hermes, llama3, mistral, think
+from bigmodel.server.answers.parsers import deepseek, gemma, glm, harmony, hermes, llama3, mistral, qwen_xml, think
 from bigmodel.server.answers.parsers.calls import Tools, read_list
 from bigmodel.server.answers.parsers.reader import AnswerParser, Reading, TextReader
 from bigmodel.server.text.codec import TextCodec
@@ -45,6 +45,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": ToolFormat(hermes.read, (hermes.BEGIN, hermes.END)),
     "llama3": ToolFormat(llama3.read, (llama3.TAG,)),
     "mistral": ToolFormat(mistral.read, (mistral.CALLS, mistral.CALL_ID, mistral.ARGS), mistral.new_id),
+    "qwen-xml": ToolFormat(qwen_xml.read, (hermes.BEGIN, hermes.END)),
 }
 
 REASONING_TAGS: dict[str, tuple[str, str]] = {
@@ -96,8 +97,8 @@ def _tool_format(template: str, special: Mapping[str, int]) -> str | None:
         return "mistral"
     if glm.KEY in template:
         return "glm"
-    if hermes.BEGIN in template and "<function=" not in template:
-        return "hermes"
+    if hermes.BEGIN in template:
+        return "qwen-xml" if qwen_xml.FUNCTION in template else "hermes"
     if "tools" in template and (llama3.TAG in template or llama3.TAG in special):
         return "llama3"
     if "<start_of_turn>" in template and "<start_function_call>" not in template:

@@ -84,6 +84,24 @@ async def test_a_conversation_goes_through_the_template_with_its_tools() -> None
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ m.tool_calls[0].function.arguments.a }}", "1"),
+        ("{{ m.tool_calls[0].function.arguments | tojson }}", '{"a": 1}'),
+        ("{{ '<' + m.tool_calls[0].function.arguments }}", '<{"a":  1}'),
+    ],
+)
+async def test_templates_take_arguments_as_objects_or_as_text(
+    template: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_tokenizer(), "chat_template", "{% for m in messages %}" + template + "{% endfor %}")
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a":  1}'}}
+    body = {"model": "tiny", "messages": [{"role": "assistant", "tool_calls": [call]}]}
+    assert CODEC.decode(await chat_prompt(ChatBody.model_validate(body), CODEC, 9000)) == text
+
+
+@pytest.mark.anyio
 async def test_arguments_of_earlier_calls_are_bounded() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "[" * 60_000}}
     body = {"model": "tiny", "messages": [{"role": "assistant", "tool_calls": [call]}]}

@@ -87,6 +87,7 @@ def test_an_earlier_answer_keeps_its_calls_and_its_reasoning() -> None:
         "thinking": "Hm.",
         "tool_calls": [{**call, "function": {"name": "f", "arguments": {}}}],
     }
+    assert "tool_calls" not in Message.model_validate({"role": "assistant", "tool_calls": []}).plain()
 
 
 @pytest.mark.parametrize("text", ["[" * 30_000, "{" * 30_000, "," * 60_000])

@@ -40,7 +40,7 @@ def codec_of(template: Any, *special_tokens: str) -> TextCodec:
         (LOOP + "Environment: ipython", ("<|python_tag|>",), "llama3", None),
         (LOOP + "<tool_call>", (), "hermes", None),
         (LOOP + "<tool_call>\n<think></think>", (), "hermes", "think"),
-        (LOOP + "<tool_call>\n<function=f>", (), None, None),  # an XML that is another format
+        (LOOP + "<tool_call>\n<function=f>", (), "qwen-xml", None),
         (LOOP + "<tool_call>{name}<arg_key><arg_value> </think>", (), "glm", "think"),
         (LOOP + "[TOOL_CALLS]", (), "mistral", None),
         (LOOP + "[INST]", ("[TOOL_CALLS]",), "mistral", None),
@@ -112,7 +112,24 @@ MARKERS = sorted(
 FRAGMENTS = [
     *('{"name": "get_weather", "arguments": {"city": "Paris"}}', '{"name": "get_time", "parameters": {}}'),
     *("get_time", "function", "analysis", "final", "commentary to=functions.get_time", " to=functions.get_time"),
-    *("```tool_code", "```json", "```", "get_time()", "{", "}", "[", "]", "(", ")", '"', "\\", ",", ";"),
+    *(
+        "```tool_code",
+        "```json",
+        "```",
+        "get_time()",
+        "<function=get_time>",
+        "</function>",
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        '"',
+        "\\",
+        ",",
+        ";",
+    ),
     *(" ", "\n", " " * 40, "<", "<|", "a", "ö", "<tool", "word"),
 ]
 TEXTS = st.lists(st.sampled_from(MARKERS) | st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=20).map("".join)

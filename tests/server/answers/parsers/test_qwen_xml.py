@@ -1,0 +1,42 @@
+"""Calls as Qwen 3 Coder and Qwen 3.5 write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.answers.parsers.reading import Answer, form, read
+
+CALL = """<tool_call>
+<function=get_weather>
+<parameter=city>
+Paris
+ > "12"
+</parameter>
+<parameter=days>
+3
+</parameter>
+</function>
+</tool_call>"""
+PARIS = ("get_weather", {"city": 'Paris\n > "12"', "days": 3})
+
+
+def test_calls_with_arguments_and_without() -> None:
+    assert read(form("qwen-xml"), CALL) == Answer(calls=[PARIS])
+    several = f"I look.\n\n{CALL}\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>"
+    assert read(form("qwen-xml"), several) == Answer("I look.", calls=[PARIS, ("get_time", {})])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call><function=unknown></function></tool_call>",
+        "<tool_call><function=get_time</function></tool_call>",
+        "<tool_call><function=get_time>now</function></tool_call>",
+        "<tool_call><function=get_time><parameter=zone>CET</function></tool_call>",
+        "<tool_call><function=get_time><parameter=zone</parameter></function></tool_call>",
+        '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>',
+        "<function=get_time>\n</function>",
+    ],
+)
+def test_malformed_calls_come_back_as_text(text: str) -> None:
+    assert read(form("qwen-xml"), text) == Answer(text)
