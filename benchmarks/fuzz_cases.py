@@ -6,7 +6,7 @@ import gc
 import random
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 EXACT = "all resident, peaks predicted to the byte"
@@ -32,11 +32,14 @@ class FuzzCase:
         shapes: batch size, context length and new tokens.
         budgets: bytes by device key.
         choices: options of the plan: slots, streamed buffers, link dtype, bytes of the expert cache.
+        links: bytes per second of each accelerator's link, of a machine on which streaming over both pays; None: of the
+            nominal machine.
     """
 
     shapes: dict[str, Any]
     budgets: dict[Any, int]
     choices: dict[str, Any]
+    links: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,8 +95,9 @@ def fuzz(number: int, seed: int, plan: str | None, reserved: bool = False) -> Ou
     draw = _begin(number, seed, reserved)
     model = random_model(draw, _scale(reserved))
     case = random_case(draw, model, reserved)
-    drawn = {"model": type(model).__name__, **_values(case)}
     found = None if plan is None else Plan.from_json(plan)
+    links = "none" if found is None else str(len({part.runs_on for part in found.streamed}))
+    drawn = {"model": type(model).__name__, **_values(case), "links streamed over": links}
     kind, said = outcome_of(model, found, case)
     told = f"case {number}: {drawn['model']} {case.shapes} {case.choices}, {said}" if said else ""
     return Outcome(kind, drawn, told)
@@ -156,7 +160,30 @@ def random_case(draw: random.Random, model: Any, reserved: bool = False) -> Fuzz
         "offload_dtype": draw.choice([None, None, "int8", "int4"]),
         "expert_cache": draw.choice([None, int(draw.uniform(0.0, 0.5) * whole)]),
     }
-    return FuzzCase(shapes, budgets, choices)
+    if draw.random() < 0.5:
+        return FuzzCase(shapes, budgets, choices)
+    small = {index: int(draw.uniform(0.4, 0.65) * whole) + more for index in range(2)}
+    links = tuple(draw.choice([1e7, 3e7]) for _ in small)
+    return FuzzCase(shapes, {**small, "cpu": 10**9}, {**choices, "slots": draw.choice([1, 2, 2])}, links)
+
+
+def machine_of(case: FuzzCase) -> Any:
+    """Return the machine that a case is planned for: the nominal one, or one with slow links and a slower host."""
+    from bigmodel.profile.machine.machine import DeviceLinks, LinkSpeed, nominal_machine
+
+    nominal = nominal_machine()
+    if case.links is None:
+        return nominal
+    fast = LinkSpeed(25e9, 1e-5)
+    links = {
+        f"virtual:{index}": DeviceLinks(LinkSpeed(rate, 1e-5), fast, fast, fast, to_peer=fast)
+        for index, rate in enumerate(case.links)
+    }
+    devices = {
+        "cpu": replace(nominal.devices["cpu"], call=1.0, call_cached=1.0),
+        "virtual:0": nominal.devices["cuda:0"],
+    }
+    return replace(nominal, devices=devices, links=links)
 
 
 def _room() -> int:
@@ -178,11 +205,10 @@ def plan_of(model: Any, draw: random.Random, reserved: bool = False) -> Any:
     """
     from bigmodel.plan import plan
     from bigmodel.profile import profile_model
-    from bigmodel.profile.machine.machine import nominal_machine
 
     case = random_case(draw, model, reserved)
     profile = profile_model(model, **case.shapes, device_type="virtual")
-    return plan(profile, case.budgets, machine=nominal_machine(), **case.choices)
+    return plan(profile, case.budgets, machine=machine_of(case), **case.choices)
 
 
 def outcome_of(model: Any, found: Any, case: FuzzCase) -> tuple[str, str]:

@@ -52,8 +52,8 @@ def dispatch_model(
     """Distribute `model` over devices and return it; its calls and outputs stay the same.
 
     Modules mapped to an accelerator are stored and run there. Modules mapped to ``"cpu"`` or ``"disk"`` keep their
-    weights in host memory or in the memory-mapped checkpoint; they run on `main_device`, to which their weights are
-    streamed just in time, or, if the map has no accelerator, on the host without any copy.
+    weights in host memory or in the memory-mapped checkpoint; they run on `main_device`, or where a plan has them run,
+    to which their weights are streamed just in time, or, if the map has no accelerator, on the host without any copy.
 
     Everything that decides bytes or seconds is read from the model's plan (`get_plan`): the plan given, or one made
     here from the map and the arguments. An argument that contradicts a given plan is refused.
@@ -62,7 +62,8 @@ def dispatch_model(
         model: Any module. Weights on ``meta`` are filled from `state_dict`, `offload_index` or `offload_dir`.
         device_map: ``"auto"``, ``"balanced"``, ``"balanced_low_0"``, ``"sequential"``, one device, a mapping of module
             name to device (``""`` is the whole model), or a `Plan`.
-        main_device: Execution device of offloaded modules. None: the first accelerator of the map, else the host.
+        main_device: Execution device of offloaded modules. None: the first accelerator of the map, else the host; of a
+            plan, those that it names, which may be several accelerators in turns.
         state_dict: Weights for parameters that are on ``meta``.
         offload_dir: A folder for weights mapped to ``"disk"`` that are not in a memory-mapped file yet; also a
             checkpoint to fill parameters on ``meta`` from.

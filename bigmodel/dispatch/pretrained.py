@@ -67,7 +67,7 @@ def from_pretrained(
         dtype: ``"auto"`` for the checkpoint's dtype, or the dtype of weights on their execution device.
         revision: Branch, tag or commit on the Hub.
         trust_remote_code: Run code of the repository. Leave it off for code that you have not read.
-        main_device: Execution device of offloaded modules; None: the first accelerator of the plan, else the host.
+        main_device: Execution device of offloaded modules; None: as the plan has it.
         batch_size: Concurrent sequences that memory is planned for.
         context_length: Tokens per sequence that memory is planned for; None: the planner's default.
         no_split_module_classes: Classes whose modules are never split; None detects them.

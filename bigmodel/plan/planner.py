@@ -99,9 +99,10 @@ def plan(
     """Return a plan under which no device passes its budget. `bigmodel.make_plan` is this function.
 
     A part held on an accelerator is resident and runs there. A part held in RAM ("cpu") or viewed in the memory-mapped
-    checkpoint ("disk") is streamed to the main device through slots when its turn comes; embeddings are looked up where
+    checkpoint ("disk") is streamed to an accelerator through slots when its turn comes; embeddings are looked up where
     they are held; without accelerators everything runs on the CPU. With the strategy "auto", the search chooses what is
-    streamed: streamed parts are spread between resident ones, which compute while the next one is fetched.
+    streamed: streamed parts are spread between resident ones, which compute while the next one is fetched. It also
+    chooses where that runs: on the main device, or on several accelerators in turns, whose links then fetch at once.
 
     With an `objective` or a `machine` the plan also predicts seconds. Without either nothing is measured and no time
     is predicted: a model that fits is placed in order, and the search for one that does not uses the speeds of this
@@ -121,14 +122,15 @@ def plan(
         context_length: tokens of a sequence at its end; None: a default; 0: no KV cache and no activations.
         dtype: what floating point parameters will be cast to when loaded; None: as they are.
         no_split_module_classes: class names not to be split; None: find them.
-        main_device: device of the inputs, on which streamed parts run; None: the first accelerator on which one fits.
+        main_device: device of the inputs, on which all streamed parts run then; None: the inputs are on the first
+            accelerator on which a part fits, and streamed parts on as many as make a pass faster.
         new_tokens: number of the context's tokens that are generated; None: any number, so the prompt may fill it.
         offload_buffers: buffers of a streamed part are streamed, too, and not kept where it runs.
         offload_dtype: dtype that streamed weights are quantised to on the link, `"int8"` or `"int4"`; None: none.
         host_kernels: "packed": the host computes with quantised weights that RAM holds as they are packed, where it has
             kernels for them (int4, int8); outputs are then those kernels'. "exact", or None: it restores them bit for
             bit. A profile has its own.
-        slots: maximum number of streamed parts on the main device at once.
+        slots: maximum number of streamed parts on an accelerator at once.
         expert_cache: bytes of each device (a number, or text such as "4GiB") for experts that are fetched one by one;
             None: as many as streaming whole layers of them would take.
         pinned_memory: bytes of host memory that may be pinned for a GPU to copy from; None: half of this host's.
@@ -217,6 +219,8 @@ def plan(
     searcher = Searcher(profile, goal, offload, offload_buffers)
     if searched:
         assignment = searcher.best(capacity, assignment)
+    if searched and main_device is None:
+        assignment = searcher.best_spread(capacity, assignment)
     if searched and predicted and per_pass and offload == "auto":
         assignment = searcher.best_per_pass(capacity, assignment)
     if not predicted:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from bigmodel.dispatch import dispatch_model, get_plan
+from bigmodel.plan import Plan
 
 from ..accelerators import at
 
@@ -79,3 +83,13 @@ def resident_output(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """The slow, obvious twin: the whole model on one accelerator."""
     with torch.no_grad():
         return copy.deepcopy(model).to(at(0))(x.to(at(0))).cpu()
+
+
+def in_turns(model: nn.Module, *blocks: str) -> Plan:
+    """Return a plan by which `blocks` are streamed from RAM to accelerators 0 and 1 in turns, and the rest of
+    `model` is on 0; the model is left as it was."""
+    given: dict[str, int | str] = {"": 0, **dict.fromkeys(blocks, "cpu")}
+    made = get_plan(dispatch_model(copy.deepcopy(model), given))
+    assert made is not None
+    turns = {part.name: turn % 2 for turn, part in enumerate(made.streamed)}
+    return replace(made, parts=tuple(replace(part, runs_on=turns.get(part.name, part.runs_on)) for part in made.parts))

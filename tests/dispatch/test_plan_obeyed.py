@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
 import random
@@ -23,6 +24,7 @@ from bigmodel.benchmarks.fuzz_cases import (
     FAILED,
     VIOLATED,
     FuzzCase,
+    machine_of,
     outcome_of,
     peaks_of,
     random_case,
@@ -34,7 +36,7 @@ from bigmodel.dispatch import cpu_offload, dispatch_model, from_pretrained, get_
 from bigmodel.errors import BudgetError, DeviceMapError, PlanError
 from bigmodel.plan import Plan, plan
 from bigmodel.profile import Profile, profile_model
-from bigmodel.profile.machine.machine import nominal_machine
+from bigmodel.profile.machine.machine import DeviceLinks, LinkSpeed, nominal_machine
 from bigmodel.verify.planned_use import planned_use
 from tests.examples import few, some
 from tests.marks import slow_but
@@ -86,6 +88,45 @@ def test_the_dispatched_model_has_the_slots_of_the_plan(slots: int) -> None:
     found = planned(profile_of(small_llama), slots=slots)
     assert found.slots == slots
     assert peak(small_llama(), found) == found.devices[0].total <= 12 * MEGABYTE
+
+
+def plan_over_two_links(**arguments: Any) -> Plan:
+    """Return a plan for two accelerators, each with a link far slower than its compute."""
+    fast = LinkSpeed(1e12, 1e-7)
+    slow = DeviceLinks(LinkSpeed(1e8, 1e-6), fast, fast, fast, to_peer=fast)
+    machine = replace(nominal_machine(), links={"virtual:0": slow})
+    budgets: dict[int | str, int] = {0: 10 * MEGABYTE, 1: 10 * MEGABYTE, "cpu": 1000 * MEGABYTE}
+    return plan(profile_of(small_llama), budgets, machine=machine, **arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [{}, {"slots": 3}, {"offload_buffers": True}, {"offload_dtype": "int8"}])
+def test_devices_that_share_the_streaming_take_the_bytes_of_the_plan(arguments: dict[str, Any]) -> None:
+    if "offload_dtype" in arguments:
+        pytest.importorskip("torchao")
+    found = plan_over_two_links(**arguments)
+    assert {part.runs_on for part in found.streamed} == {0, 1}
+    peaks = peaks_of(small_llama(), Plan.from_json(found.to_json()))
+    assert {key: peak for key, (peak, _) in peaks.items()} == {key: found.devices[key].total for key in (0, 1)}
+    assert all(found.devices[key].total <= 10 * MEGABYTE for key in (0, 1))
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_blocks_streamed_over_two_links_generate_the_same_tokens() -> None:
+    model, tokens = small_llama(), torch.arange(8).view(1, 8)
+    expected = model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    logits = copy.deepcopy(model).to("virtual:0")(tokens.to("virtual:0")).logits.cpu()
+    dispatch_model(model, plan_over_two_links())
+    assert torch.equal(model(tokens).logits.cpu(), logits)
+    assert torch.equal(model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0).cpu(), expected)
+    assert {model.dispatch_stats()[name]["bytes_from_ram"] > 0 for name in ("virtual:0", "virtual:1")} == {True}
+
+
+@pytest.mark.slow
+def test_a_named_main_device_keeps_the_streaming_on_it() -> None:
+    found = plan_over_two_links(main_device=0)
+    assert {part.runs_on for part in found.streamed} == {0}
 
 
 @pytest.mark.slow
@@ -237,7 +278,7 @@ def test_a_module_without_tensors_takes_nothing_of_an_idle_device() -> None:
 def plan_of_case(model: nn.Module, case: FuzzCase) -> Plan | None:
     profile = profile_model(model, **case.shapes, device_type="virtual")
     try:
-        return plan(profile, case.budgets, machine=nominal_machine(), **case.choices)
+        return plan(profile, case.budgets, machine=machine_of(case), **case.choices)
     except BudgetError:
         return None
 

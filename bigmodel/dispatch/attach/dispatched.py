@@ -161,9 +161,10 @@ class Dispatched(NotCopied):
     def stats(self) -> dict[str, Any]:
         """Return transfer counters by target: bytes, fetches, hits, misses, seconds waited.
 
-        Targets are the accelerators; ``"cpu"``, for weights on disk that the host computes with; and ``"experts"``, for
-        experts that are fetched one by one. Where weights are quantised for the link, the counters include their
-        relative errors: `quantization_error_mean` and `quantization_error_max`. Those of accelerators include the peak
+        Targets are the accelerators, each with the counters of its own link; ``"cpu"``, for weights on disk that the
+        host computes with; and ``"experts"``, for experts that are fetched one by one. Where weights are quantised for
+        the link, the counters include the relative errors of all of them: `quantization_error_mean` and
+        `quantization_error_max`. Those of accelerators include the peak
         of the device's memory in this process: `peak_requested` by tensors, `peak_allocated` and `peak_reserved` for
         them by its allocator.
         """
@@ -178,7 +179,8 @@ class Dispatched(NotCopied):
         errors = [error.relative for error in self.quantization_errors.values()]
         if errors:
             mean = {"quantization_error_mean": sum(errors) / len(errors), "quantization_error_max": max(errors)}
-            counters[str(self.streamers[0].device)].update(mean)
+            for streamer in self.streamers:
+                counters[str(streamer.device)].update(mean)
         if self.expert_caches:
             counters["experts"] = expert_stats(self.expert_caches)
         return counters

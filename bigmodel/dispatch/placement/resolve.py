@@ -12,6 +12,7 @@ from torch import nn
 from ...devices import DISK, HOST, DeviceLike, check_present, device_key
 from ...errors import DeviceError, PlanError
 from ...plan import STRATEGIES, Plan, check_device_map, plan
+from ...plan.result.budgets import is_accelerator
 from ...profile import find_no_split_classes, profile_units
 from ...profile.model.quantized import refuse_twice
 from ...profile.model.units import is_lookup
@@ -32,7 +33,7 @@ class ResolvedMap:
         devices: Storage device of each module.
         plan: The plan that the map was taken from, or that was made of it.
         main_device: Execution device of offloaded modules; None: the first accelerator of the map, else the host.
-        execution: Offloaded modules that run on the host instead, by name.
+        execution: Offloaded modules that run on the host or another accelerator instead, by name.
         computed_below: Streamed modules whose calls of fewer than so many tokens the host computes, by name.
         arguments: What to plan with again once activations are measured, if the plan is guarded.
         aligned: Weights on disk that are copied to memory, since their file does not align them, by name.
@@ -185,16 +186,21 @@ def map_of_plan(model: nn.Module, made: Plan, arguments: PlanArguments) -> Resol
     check_device_map(model, made.device_map)
     # Lookup tables run on their storage device in any case, so they need no entry.
     modules = dict(model.named_modules())
-    on_host = [name for name, key in made.execution.items() if key == HOST != made.main_device]
-    execution = {name: HOST for name in on_host if not (name in modules and is_lookup(modules[name]))}
+    execution = {
+        part.name: part.runs_on
+        for part in made.parts
+        if not is_accelerator(part.device)
+        and part.runs_on != made.main_device != HOST
+        and not (part.name in modules and is_lookup(modules[part.name]))
+    }
     resolved = ResolvedMap(dict(made.device_map), made, made.main_device, execution, made.computed_below, arguments)
     _check_present(resolved.placement)
     return resolved
 
 
 def _check_present(placement: DeviceMapLookup) -> None:
-    """Raise DeviceError if this machine lacks a device of the map, or the main device."""
-    for device in (*placement.devices.values(), placement.main_device):
+    """Raise DeviceError if this machine lacks a device of the map, one that a part runs on, or the main device."""
+    for device in (*placement.devices.values(), *placement.execution.values(), placement.main_device):
         check_present(device)
 
 

@@ -51,7 +51,7 @@ class DeviceMapLookup:
         device_map: Device by module name; ``""`` is the whole model. The longest matching name decides.
         main_device: Execution device of offloaded modules; None: the accelerator with the lowest index in the map, or
             the host if there is none.
-        execution: Offloaded modules, by name, that run on the host instead of the main device.
+        execution: Offloaded modules, by name, that run elsewhere: on the host, or on another accelerator.
         computed_below: Tokens by module name, for streamed modules: the host computes calls with fewer.
     """
 
@@ -64,7 +64,7 @@ class DeviceMapLookup:
     ) -> None:
         self.devices = {name: normalize_device(device) for name, device in device_map.items()}
         self.main_device = self._main(main_device)
-        self._execution = {name: normalize_device(device) for name, device in (execution or {}).items()}
+        self.execution = {name: normalize_device(device) for name, device in (execution or {}).items()}
         self._computed_below = dict(computed_below or {})
 
     def storage_device(self, name: str) -> str:
@@ -85,7 +85,7 @@ class DeviceMapLookup:
         device = self.storage_device(name)
         if device not in (HOST, DISK):
             return device
-        return HOST if _nearest(name, self._execution) == HOST else self.main_device
+        return _nearest(name, self.execution) or self.main_device
 
     def computed_below(self, name: str) -> int:
         """Return the number of tokens below which the host computes a call of the streamed module `name`; 0: never."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ...devices import DISK, HOST, total_host_bytes
 from ...devices.memory import CachingMemory
@@ -42,14 +43,14 @@ class Assignment:
     Attributes:
         storage: device key on which each unit lies.
         execution: device key on which each unit runs.
-        main: device of the inputs, on which streamed units run.
-        slots: number of slots on `main`.
-        slot_bytes: bytes of one slot.
+        main: device of the inputs, of operations between units, and of experts that are fetched one by one.
+        slots: number of slots of each accelerator that units are streamed to, at most.
+        slot_bytes: bytes of the largest slot.
         stream_buffers: buffers of a unit are stored with its weights, and not where it runs.
         expert_cache: bytes of each device for experts that are fetched one by one; None: as many as streaming whole
             units of them would take.
-        staging_bytes: bytes of the host through which units on disk reach an accelerator, at most.
-        readers: number of threads that read from disk.
+        staging_bytes: bytes of the host through which units on disk reach one accelerator, at most.
+        readers: number of threads that read from disk for one accelerator.
         computed_below: for units that are streamed to `main` for prompts and computed on the host in steps of
             generation, by position: calls of fewer tokens than this are computed. Their buffers are stored with their
             weights.
@@ -80,6 +81,11 @@ class Assignment:
     def packed(self, index: int) -> bool:
         """Whether RAM holds unit `index` and the host computes it in every call, packed if that is asked for."""
         return self.storage[index] == self.execution[index] == HOST
+
+    @cached_property
+    def is_spread(self) -> bool:
+        """Whether units are streamed to several accelerators."""
+        return len({key for index, key in enumerate(self.execution) if self.streamed(index)}) > 1
 
     def streamed(self, index: int) -> bool:
         """Whether unit `index` is copied to an accelerator each time it runs."""
@@ -363,7 +369,8 @@ def reason(assignment: Assignment, index: int, profile: Profile) -> str:
     if index in assignment.computed_below:
         return "does not fit beside the rest: streamed from RAM for a prompt, computed on the CPU in steps"
     if is_accelerator(execution):
-        return f"does not fit beside the rest: streamed from {source}"
+        turns = ", in turns over several links" if assignment.is_spread else ""
+        return f"does not fit beside the rest: streamed from {source}{turns}"
     if not is_accelerator(assignment.main):
         return "runs on the CPU" if storage == HOST else "runs on the CPU, viewed in the checkpoint: RAM is full"
     if profile.units[index].is_lookup:

@@ -1,13 +1,14 @@
 """`MemoryUsage`: the bytes that a placement takes on each device, by purpose.
 
 The search, the exact evaluation, the cost model, training plans and reports all count with it. Units that are not
-stored where they run pass through memory that they share: slots, restore buffers and expert caches of the main device,
-the read-ahead window, staging and expert caches of the host. `dispatch` reserves exactly these bytes.
+stored where they run pass through memory that they share: slots and restore buffers of each accelerator that streams,
+expert caches of the main device, the read-ahead window, staging and expert caches of the host. `dispatch` reserves
+exactly these bytes. Experts that are fetched one by one go to the main device or the host, and to no other accelerator.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -126,9 +127,9 @@ class MemoryUsage:
     The memory that passing units share depends on all of them, so it is computed from those present.
 
     Args:
-        main: the device that units are streamed to.
-        slots: maximum number of slots.
-        staging_bytes: bytes of the host through which units on disk reach an accelerator, at most.
+        main: the device of the inputs, to which experts are fetched one by one.
+        slots: maximum number of slots of each device that units are streamed to.
+        staging_bytes: bytes of the host through which units on disk reach one accelerator, at most.
         expert_cache: bytes of each device for experts that are fetched one by one; None: those of slots for whole units
             with all their experts, less those of slots without experts.
 
@@ -144,8 +145,9 @@ class MemoryUsage:
         self._most_staging = staging_bytes
         self._expert_cache = expert_cache
         self._bytes: dict[Key, dict[str, int]] = {}
-        self._streamed: Counter[PassingUnit] = Counter()
-        self._staged: Counter[PassingUnit] = Counter()
+        # By the device that they are streamed to.
+        self._streamed: dict[Key, Counter[PassingUnit]] = defaultdict(Counter, {main: Counter()})
+        self._staged: dict[Key, Counter[PassingUnit]] = defaultdict(Counter)
         self._viewed: Counter[PassingUnit] = Counter()
         self._shared: dict[Key, int] = {}
         self.limited: set[Key] = set()
@@ -171,30 +173,38 @@ class MemoryUsage:
 
     def _passed(self, storage: Key, execution: Key) -> list[Counter[PassingUnit]]:
         if is_accelerator(execution) and not is_accelerator(storage):
-            return [self._streamed, self._staged] if storage == DISK else [self._streamed]
+            streamed = self._streamed[execution]
+            return [streamed, self._staged[execution]] if storage == DISK else [streamed]
         return [self._viewed] if storage == DISK and execution == HOST else []
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of a slot for any of the streamed units with all its experts."""
-        return max((unit.whole_slot for unit in self._streamed), default=0)
+        return max(map(self._slot_bytes_on, self._streamed))
 
     @property
     def slots(self) -> int:
-        """Number of slots that the streamed units need."""
-        return min(sum(count for unit, count in self._streamed.items() if unit.whole_slot), self._most_slots)
+        """Number of slots that the streamed units need, on the device that needs most."""
+        return max(map(self._slots_on, self._streamed))
+
+    def _slot_bytes_on(self, device: Key) -> int:
+        return max((unit.whole_slot for unit in self._streamed[device]), default=0)
+
+    def _slots_on(self, device: Key) -> int:
+        turns = sum(count for unit, count in self._streamed[device].items() if unit.whole_slot)
+        return min(turns, self._most_slots)
 
     @property
     def expert_cache(self) -> dict[Key, int]:
         """Bytes that experts may take on each device to which they are fetched one by one."""
-        fetched = {self.main: self._streamed, HOST: self._viewed}
+        fetched = {self.main: self._streamed[self.main], HOST: self._viewed}
         cached = [device for device, units in fetched.items() if any(unit.experts for unit in units)]
         return dict.fromkeys(cached, self._expert_bytes)
 
     def expert_capacities(self, device: Key) -> dict[ExpertKind, ExpertCapacity]:
         """Return the capacity of a device's cache for each kind of experts."""
         counts: Counter[ExpertKind] = Counter()
-        for fetched_to, units in ((self.main, self._streamed), (HOST, self._viewed)):
+        for fetched_to, units in ((self.main, self._streamed[self.main]), (HOST, self._viewed)):
             for unit, number in units.items() if fetched_to == device else ():
                 for kind, count in unit.experts:
                     counts[kind] += number * count
@@ -210,8 +220,9 @@ class MemoryUsage:
     @property
     def devices(self) -> list[Key]:
         """Devices that take any bytes, in the order these were added."""
-        passing = [HOST] if self._viewed or self._staged else []
-        return list(dict.fromkeys([*self._bytes, *passing]))
+        streaming = [device for device, units in self._streamed.items() if units]
+        passing = [HOST] if self._viewed or any(self._staged.values()) else []
+        return list(dict.fromkeys([*self._bytes, *streaming, *passing]))
 
     def of(self, device: Key, purpose: str) -> int:
         """Return the bytes of a device for one purpose."""
@@ -244,16 +255,16 @@ class MemoryUsage:
         what quantised weights are restored in."""
         caches = self.expert_capacities(device).values() if device == self.main else ()
         found = [cache.slots * cache.expert_bytes for cache in caches]
-        if device != self.main or not self._streamed:
+        streamed = self._streamed.get(device)
+        if not streamed:
             return found
-        restored = RESTORE_BUFFERS * max(unit.arriving for unit in self._streamed)
-        restored += max(unit.scratch for unit in self._streamed)
-        largest, turns = self._slots_for_whole_units
+        restored = RESTORE_BUFFERS * max(unit.arriving for unit in streamed) + max(unit.scratch for unit in streamed)
+        largest, turns = self._slots_for_whole_units(device)
         return [*[largest] * turns, *found, *([restored] if restored else [])]
 
     def over(self, budgets: Mapping[Key, int]) -> dict[Key, int]:
         """Return the bytes by which devices exceed their budgets, without devices that keep to theirs."""
-        devices = dict.fromkeys([*self._bytes, self.main, HOST])
+        devices = dict.fromkeys([*self._bytes, *self._streamed, HOST])
         excess = {device: self.excess(device, budgets) for device in devices}
         return {device: nbytes for device, nbytes in excess.items() if nbytes > 0}
 
@@ -277,27 +288,27 @@ class MemoryUsage:
     def _new_passing(self, device: Key) -> int:
         caches = self.expert_capacities(device).values() if device in (self.main, HOST) else ()
         nbytes = sum(cache.slots * cache.expert_bytes for cache in caches)
-        if device == self.main and self._streamed:
-            arriving = max(unit.arriving for unit in self._streamed)
-            scratch = max(unit.scratch for unit in self._streamed)
-            nbytes += self._slots_without_experts + RESTORE_BUFFERS * arriving + scratch
+        streamed = self._streamed.get(device)
+        if streamed:
+            arriving, scratch = max(unit.arriving for unit in streamed), max(unit.scratch for unit in streamed)
+            nbytes += self._slots_without_experts(device) + RESTORE_BUFFERS * arriving + scratch
         if device == HOST and self._viewed:
             nbytes += read_ahead_window([unit.viewed for unit in self._viewed.elements()])
-        if device == HOST and self._staged:
-            nbytes += staging([unit.staged for unit in self._staged.elements()], self._most_staging)
+        if device == HOST:  # each accelerator has its own, as no link waits for another
+            for units in self._staged.values():
+                nbytes += staging([unit.staged for unit in units.elements()], self._most_staging)
         return nbytes
 
-    @property
-    def _slots_without_experts(self) -> int:
-        """Bytes of the slots for what is streamed as a whole."""
-        largest, turns = self._slots_for_whole_units
+    def _slots_without_experts(self, device: Key) -> int:
+        """Bytes of a device's slots for what is streamed as a whole."""
+        largest, turns = self._slots_for_whole_units(device)
         return turns * largest
 
-    @property
-    def _slots_for_whole_units(self) -> tuple[int, int]:
-        """The bytes of a slot for what is streamed as a whole, and how many there are."""
-        turns = sum(count for unit, count in self._streamed.items() if unit.slot)
-        return max((unit.slot for unit in self._streamed), default=0), min(self._most_slots, turns)
+    def _slots_for_whole_units(self, device: Key) -> tuple[int, int]:
+        """The bytes of a device's slot for what is streamed as a whole, and how many there are."""
+        streamed = self._streamed[device]
+        turns = sum(count for unit, count in streamed.items() if unit.slot)
+        return max((unit.slot for unit in streamed), default=0), min(self._most_slots, turns)
 
     @property
     def _expert_bytes(self) -> int:
@@ -305,7 +316,8 @@ class MemoryUsage:
         if self._expert_cache is not None:
             return self._expert_cache
         computed = max((unit.expert_bytes for unit in self._viewed), default=0)
-        return (self.slots or DEFAULT_SLOTS) * max(self.slot_bytes, computed) - self._slots_without_experts
+        slots, slot_bytes = self._slots_on(self.main) or DEFAULT_SLOTS, self._slot_bytes_on(self.main)
+        return slots * max(slot_bytes, computed) - self._slots_without_experts(self.main)
 
 
 def _bytes_of(kind: ExpertKind) -> int:

@@ -127,11 +127,13 @@ class Plan:
     Attributes:
         model: class of the model.
         strategy: name of the strategy or objective that made it.
-        main_device: key of the device that takes the inputs and runs what is streamed.
+        main_device: key of the device that takes the inputs, and runs operations between parts and experts that are
+            fetched one by one. What else is streamed may run on other accelerators, too: see `Part.runs_on`.
         devices: by key, in the order of the budgets.
         parts: in the order they run.
-        slots: number of slots on the main device, in which streamed parts take turns.
-        slot_bytes: bytes of one slot.
+        slots: number of slots on each accelerator that parts are streamed to, in which these take turns; one that fewer
+            parts are streamed to has as many as these.
+        slot_bytes: bytes of the largest slot.
         offload_dtype: dtype that streamed weights are quantised to on the link, `"int8"` or `"int4"`; None: not at all.
         host_kernels: `"packed"`: of parts that RAM holds and the host computes in every call, weights that its kernels
             take are computed as they are packed; what is copied for that counts as weights instead of stored tensors,
@@ -143,8 +145,8 @@ class Plan:
         resident_limit: upper bound of the process's resident set in bytes; pages of parts on disk that the host
             computes with are dropped after use to keep it. None: free memory is the bound.
         read_ahead_bytes: bytes of the next part on disk that are paged in while one computes.
-        staging_bytes: bytes of host memory through which parts on disk reach an accelerator, at most.
-        readers: number of threads that read from disk.
+        staging_bytes: bytes of host memory through which parts on disk reach one accelerator, at most.
+        readers: number of threads that read from disk for one accelerator.
         batch_size: planned number of sequences.
         context_length: planned tokens of a sequence.
         new_tokens: number of these that are generated; None: any number.

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...devices import HOST, format_size
+from .budgets import Key, is_accelerator
 from .plan import Part, Plan
 
 PLAIN_WIDTH = 110
@@ -53,14 +54,15 @@ def _parts(plan: Plan) -> Table:
     drawn.add_column("reason")
     for run in runs_of(plan.parts):
         nbytes = sum(part.bytes for part in run)
-        drawn.add_row(label_of(run), str(run[0].device), _where(run[0]), format_size(nbytes), run[0].reason)
+        drawn.add_row(label_of(run), str(run[0].device), _where(run), format_size(nbytes), run[0].reason)
     return drawn
 
 
-def _where(part: Part) -> str:
-    if not part.computed_below:
-        return str(part.runs_on)
-    return f"{part.runs_on}; {HOST} below {part.computed_below} tokens"
+def _where(run: Sequence[Part]) -> str:
+    devices = ", ".join(dict.fromkeys(str(part.runs_on) for part in run))
+    if not run[0].computed_below:
+        return devices
+    return f"{devices}; {HOST} below {run[0].computed_below} tokens"
 
 
 def _devices(plan: Plan) -> Table:
@@ -101,7 +103,7 @@ def _device_sentences(plan: Plan) -> Iterator[str]:
             "KV cache": device.kv_cache,
             "activations": device.activations,
             "workspace of kernels": device.workspace,
-            f"{plan.slots} slots for streamed parts": device.slots,
+            f"{_slots_on(plan, device.device)} slots for streamed parts": device.slots,
             "gradients and optimizer state": device.training,
             "that the allocator reserves beyond tensors": device.unused,
         }
@@ -114,6 +116,12 @@ def _device_sentences(plan: Plan) -> Iterator[str]:
             yield f"Near its budget, the allocator of device {device.device} gives cached memory back."
 
 
+def _slots_on(plan: Plan, device: Key) -> int:
+    """Return the number of slots on an accelerator; on the host, where parts are staged, that of those they go to."""
+    streamed = sum(part.runs_on == device for part in plan.streamed)
+    return min(plan.slots, streamed) if streamed else plan.slots
+
+
 def _time_sentences(plan: Plan) -> Iterator[str]:
     if plan.prediction is None:
         return
@@ -123,7 +131,8 @@ def _time_sentences(plan: Plan) -> Iterator[str]:
 
 
 def runs_of(parts: Sequence[Part]) -> Iterator[list[Part]]:
-    """Yield runs of consecutive parts with the same class, devices and reason."""
+    """Yield runs of consecutive parts with the same class, devices and reason; streamed parts may take turns on several
+    accelerators."""
     run: list[Part] = []
     for part in parts:
         if run and _likeness(part) != _likeness(run[0]):
@@ -147,4 +156,5 @@ def label_of(run: Sequence[Part]) -> str:
 
 
 def _likeness(part: Part) -> tuple[object, ...]:
-    return part.kind, part.device, part.runs_on, part.computed_below, part.reason
+    streamed = is_accelerator(part.runs_on) and part.runs_on != part.device
+    return part.kind, part.device, None if streamed else part.runs_on, part.computed_below, part.reason

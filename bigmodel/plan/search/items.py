@@ -216,8 +216,9 @@ class Capacity:
     Attributes:
         budgets: bytes by device key, in the order to be filled; `"disk"` missing means unlimited.
         activations: bytes of activations to keep free on each device that runs something.
-        slots: number of slots if more than one unit is streamed.
-        main_device: device on which streamed units run; None: the first accelerator with a budget.
+        slots: number of slots of a device if more than one unit is streamed to it.
+        main_device: device of the inputs; None: the first accelerator with a budget. Groups are placed with all that is
+            streamed on it; `spread` moves streamed units from there.
         host_compute: units may run on the CPU although accelerators run others.
         expert_cache: bytes of each device for experts that are fetched one by one; None: as many as slots for whole
             units with all their experts would take.

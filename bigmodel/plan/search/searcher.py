@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 from ...arguments import check_choice
@@ -26,6 +27,7 @@ from ..time.per_pass import per_pass
 from .filling import Option, balanced_caps, place_away, place_greedily
 from .items import Capacity, GroupPlacement, Item, assignment_of, item_of, tie_groups
 from .search import search
+from .spread import spread
 
 OFFLOADS = ("stream", "compute", "auto")
 """Ways to run parts that do not fit the accelerators."""
@@ -67,6 +69,33 @@ class Searcher:
         best = min([known, *variants], key=self.goal.seconds)
         return self._best(capacity, best, lambda found: self._per_pass(capacity, found))
 
+    def best_spread(self, capacity: Capacity, known: Assignment) -> Assignment:
+        """Return the best assignment that streams over the links of several accelerators; `known` if none is worth it.
+
+        Slots take memory on each of them. So the placement of the others is repeated under lower budgets until the
+        spread one fits; if it never does, the accelerator with the smallest budget is left out.
+        """
+        others = [key for key in capacity.accelerators if key != known.main]
+        others.sort(key=capacity.budgets.__getitem__)
+        if not any(map(known.streamed, range(len(known.storage)))):
+            return known
+        for left_out in range(len(others)):
+            found = self._best_over((known.main, *others[left_out:]), capacity, known)
+            if self.goal.seconds(found) < WORTHWHILE * self.goal.seconds(known):
+                return found
+        return known
+
+    def _best_over(self, accelerators: Sequence[Key], capacity: Capacity, known: Assignment) -> Assignment:
+        def over_links(base: Assignment) -> list[Assignment]:
+            others = [key for key in accelerators if key != base.main]
+            found = spread(self.goal.cost.units, base, others, capacity.slots)
+            return [found] if found.is_spread else []
+
+        def seconds(placement: GroupPlacement) -> float:
+            return min(map(self.goal.seconds, over_links(self._assignment(placement, capacity))), default=inf)
+
+        return self._best(capacity, known, over_links, False, seconds)
+
     def _per_pass(self, capacity: Capacity, found: Assignment) -> list[Assignment]:
         return list(per_pass(self.goal.cost, found, capacity.slots))
 
@@ -79,14 +108,18 @@ class Searcher:
         known: Assignment,
         variants: Callable[[Assignment], Sequence[Assignment]],
         thorough: bool = True,
+        seconds: Callable[[GroupPlacement], float] | None = None,
     ) -> Assignment:
-        """Return the best of `known` and the variants of each search result, under budgets lowered until one fits."""
+        """Return the best of `known` and the variants of each search result, under budgets lowered until one fits.
+
+        The search minimises `seconds`; None: those of its result itself.
+        """
         best = known
+        minimised = seconds or partial(self._seconds, capacity=capacity)
 
         def attempt(budgets: Mapping[Key, int]) -> Attempt | None:
             nonlocal best
-            seconds = partial(self._seconds, capacity=capacity)
-            placement = search(self.items, replace(capacity, budgets=budgets), seconds, self._least, thorough)
+            placement = search(self.items, replace(capacity, budgets=budgets), minimised, self._least, thorough)
             if placement is None:
                 return None
             base = self._assignment(placement, capacity)
@@ -107,7 +140,8 @@ class Searcher:
             if key == DISK or (capacity.budgets[key] <= 0 and is_accelerator(key)):
                 continue
             more = replace(capacity, budgets={**capacity.budgets, key: capacity.budgets[key] + GIB})
-            then = self.goal.seconds(self.best(more, assignment, thorough=False))
+            found = self.best(more, assignment, thorough=False)
+            then = self.goal.seconds(self.best_spread(more, found) if assignment.is_spread else found)
             saved[key] = max(0.0, now - then) / max(sum(self.goal.weights.values()), 1.0)
         prefill = steps[0].seconds if len(steps) > 1 else None
         return Prediction(prefill, steps[-1].seconds, steps[-1].binds, saved)
@@ -133,6 +167,10 @@ class Searcher:
             bounds.append((weight * compute, weight * fetch))
         return bounds
 
+
+WORTHWHILE = 0.99
+"""Streaming over several links must take less than this share of the seconds over one: their hops also take what no
+prediction counts."""
 
 ATTEMPTS = 4
 """Maximum number of attempts with ever lower budgets."""

@@ -1,10 +1,10 @@
 """Predicted seconds of an assignment: of one pass (`CostModel`), and of a plan's objective (`Objective`).
 
-In a pass the link fetches some units while others compute. Units compute one after another, in order; meanwhile the
-link fetches streamed units into slots, one after another. With two slots or more, the fetch of the next streamed unit
-is queued when the one before it is entered; with one slot, when the unit itself is entered. The link serves requests in
-order: a unit's inputs, however few bytes, wait for the weights queued before them. The streamer of `dispatch` does the
-same, pass after pass.
+In a pass links fetch some units while others compute. Units compute one after another, in order; meanwhile the link of
+each accelerator fetches those that are streamed to it into slots, one after another. With two slots or more, the fetch
+of a device's next streamed unit is queued when its one before is entered; with one slot, when the unit itself is
+entered. A link serves requests in order: a unit's inputs, however few bytes, wait for the weights queued before them.
+Links do not wait for each other, but share the disk. The streamers of `dispatch` do the same, pass after pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ UNKNOWN_NEW_TOKENS = 128
 
 
 PASSES = 3
-"""Passes to simulate; later passes take as long as the last one."""
+"""Passes to simulate with one link; later passes take as long as the last one. Where several links wait for each other,
+passes differ: then the mean of as many from the last one on counts."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,20 @@ class Visit:
     """One unit in a pass.
 
     Attributes:
-        compute: seconds of its compute, and of transfers of its inputs over other links than the main device's.
+        compute: seconds of its compute, and of transfers of its inputs over links of other devices.
         fetch: seconds in which the link fetches its weights; 0 if it is not streamed.
         on_demand: seconds in which the link fetches the experts that its router has chosen, while the unit waits.
         inputs: seconds in which the link transfers its inputs, before it computes.
+        device: the device that it runs on, whose link this is.
+        read: the part of `fetch` in which its weights are read from disk.
     """
 
     compute: float
     fetch: float = 0.0
     on_demand: float = 0.0
     inputs: float = 0.0
+    device: Key = 0
+    read: float = 0.0
 
 
 def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
@@ -54,34 +59,52 @@ def seconds_of_pass(visits: Sequence[Visit], slots: int) -> float:
 
     Args:
         visits: in the order of execution.
-        slots: maximum number of fetched units on the device at once.
+        slots: maximum number of fetched units on one device at once.
     """
     total = sum(visit.compute + visit.on_demand + visit.inputs for visit in visits)
-    streamed = [position for position, visit in enumerate(visits) if visit.fetch]
-    if len(streamed) <= max(slots, 1):
-        return total  # they stay in their slots from one pass to the next
+    fetched: dict[Key, list[int]] = {}
+    for position, visit in enumerate(visits):
+        if visit.fetch:
+            fetched.setdefault(visit.device, []).append(position)
+    # As many as there are slots stay there from one pass to the next.
+    turns = [positions for positions in fetched.values() if len(positions) > max(slots, 1)]
+    if not turns:
+        return total
     if slots < 2:
-        return total + sum(visits[position].fetch for position in streamed)
-    return _simulated(visits, streamed)
+        return total + sum(visits[position].fetch for positions in turns for position in positions)
+    busy = [sum(visits[position].fetch for position in positions) for positions in turns]
+    read = sum(visits[position].read for positions in turns for position in positions)
+    return max(_simulated(visits, turns), read, *busy)
 
 
-def _simulated(visits: Sequence[Visit], streamed: Sequence[int]) -> float:
-    following = {position: streamed[(turn + 1) % len(streamed)] for turn, position in enumerate(streamed)}
+def _simulated(visits: Sequence[Visit], turns: Sequence[Sequence[int]]) -> float:
+    """Return the seconds of a pass, of which each link fetches the positions in one member of `turns`."""
+    following = {
+        position: positions[(turn + 1) % len(positions)]
+        for positions in turns
+        for turn, position in enumerate(positions)
+    }
+    link_free = dict.fromkeys((visit.device for visit in visits), 0.0)
+    arrived = {visits[positions[0]].device: visits[positions[0]].fetch for positions in turns}
+    link_free.update(arrived)
+    counted = 1 if len(turns) == 1 else PASSES
     now = started = 0.0
-    arrived = link_free = visits[streamed[0]].fetch
-    for _ in range(PASSES):
-        started = now
+    for turn in range(PASSES - 1 + counted):
+        if turn == PASSES - 1:
+            started = now
         for position, visit in enumerate(visits):
+            free = link_free[visit.device]
             if visit.inputs:
-                link_free = now = max(now, link_free) + visit.inputs
-            if visit.fetch:
-                # Its own fetch was queued before; the next one's is queued now.
-                link_free = max(now, link_free) + visits[following[position]].fetch
-                now, arrived = max(now, arrived), link_free
+                free = now = max(now, free) + visit.inputs
+            if position in following:
+                # Its own fetch was queued before; the device's next one is queued now.
+                free = max(now, free) + visits[following[position]].fetch
+                now, arrived[visit.device] = max(now, arrived[visit.device]), free
             if visit.on_demand:
-                link_free = now = max(now, link_free) + visit.on_demand
+                free = now = max(now, free) + visit.on_demand
+            link_free[visit.device] = free
             now += visit.compute
-    return now - started
+    return (now - started) / counted
 
 
 @dataclass(frozen=True)
@@ -91,20 +114,25 @@ class StepTime:
     Attributes:
         seconds: the whole pass; less than the sum of the others if they overlap.
         compute: seconds of computing by device key.
-        link: seconds in which the main device's link transfers weights.
+        links: seconds in which the link of each accelerator transfers weights.
         disk: seconds in which weights are read from disk.
     """
 
     seconds: float
     compute: Mapping[Key, float] = field(default_factory=dict)
-    link: float = 0.0
+    links: Mapping[Key, float] = field(default_factory=dict)
     disk: float = 0.0
+
+    @property
+    def link(self) -> float:
+        """Seconds in which the busiest link transfers weights."""
+        return max(self.links.values(), default=0.0)
 
     @property
     def binds(self) -> str:
         """The bottleneck: the resource that is busy longest."""
         parts = {f"computing on {key}": seconds for key, seconds in self.compute.items()}
-        parts["the link to the main device"] = self.link
+        parts.update({f"the link to device {key}": seconds for key, seconds in self.links.items()})
         parts["reading from disk"] = self.disk
         return max(parts, key=lambda name: parts[name])
 
@@ -154,7 +182,8 @@ class CostModel:
         main = assignment.main
         between = self.units.compute(phase, OUTSIDE, main, shared.from_host)
         compute: dict[Key, float] = {main: between}
-        link = disk = 0.0
+        links: dict[Key, float] = {}
+        disk = 0.0
         visits: list[Visit] = []
         for unit, (storage, execution) in enumerate(zip(assignment.storage, assignment.execution, strict=True)):
             time = self._unit_time(phase, unit, storage, execution, shared)
@@ -163,15 +192,15 @@ class CostModel:
             if self.units.works[phase].get(unit):
                 visit = self._with_inputs(visit, phase, unit, assignment)
             if is_accelerator(execution):
-                link += visit.fetch + visit.on_demand
+                links[execution] = links.get(execution, 0.0) + visit.fetch + visit.on_demand
             disk += time.disk
             visits.append(visit)
-        visits.append(Visit(between))
+        visits.append(Visit(between, device=main))
         seconds = seconds_of_pass(visits, assignment.slots)
         if is_accelerator(main):
-            return StepTime(seconds, compute, link, disk)
+            return StepTime(seconds, compute, links, disk)
         cached = self.units.fits_page_cache(shared.on_disk)
-        return StepTime(seconds if cached else max(seconds, disk), compute, link, 0.0 if cached else disk)
+        return StepTime(seconds if cached else max(seconds, disk), compute, links, 0.0 if cached else disk)
 
     def _with_inputs(self, visit: Visit, phase: int, unit: int, assignment: Assignment) -> Visit:
         """Return a visit that begins with the transfer of the unit's inputs from other devices."""
@@ -183,10 +212,10 @@ class CostModel:
         if key not in self._transfer_times:
             crossings = [self.units.crossings(inputs, source, execution) for source, inputs in transfers]
             leaving, arriving = (sum(seconds) for seconds in zip(*crossings, strict=True))
-            # Inputs of the main device share its link with streamed weights.
-            self._transfer_times[key] = (leaving, arriving) if execution == main else (leaving + arriving, 0.0)
+            # What arrives shares the device's link with its streamed weights.
+            self._transfer_times[key] = leaving, arriving
         before, behind = self._transfer_times[key]
-        return Visit(visit.compute + before, visit.fetch, visit.on_demand, behind)
+        return Visit(visit.compute + before, visit.fetch, visit.on_demand, behind, visit.device, visit.read)
 
     def _shared_state(self, assignment: Assignment) -> _SharedState:
         """Return the properties of an assignment that all its phases and units share."""
@@ -232,7 +261,8 @@ class CostModel:
         if caches:
             taken += units.expert_overhead(phase, unit)
         disk = self.profile.units[unit].weights / units.disk_rate(on_disk) if storage == DISK else 0.0
-        return _UnitTime(compute, Visit(taken, fetch, units.fetch_on_demand(on_demand, option, on_disk)), disk)
+        asked = units.fetch_on_demand(on_demand, option, on_disk)
+        return _UnitTime(compute, Visit(taken, fetch, asked, device=execution, read=min(fetch, disk)), disk)
 
 
 class Objective:

@@ -15,7 +15,7 @@ from ...profile.trace.work import scale_work
 from ..memory.assignment import Assignment
 from ..result.budgets import Key, is_accelerator
 from .cost import CostModel
-from .unit_cost import UnitCost
+from .unit_cost import UnitCost, separate_units
 
 
 def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignment]:
@@ -31,27 +31,13 @@ def per_pass(cost: CostModel, known: Assignment, slots: int) -> Iterator[Assignm
     """
     if not is_accelerator(known.main) or cost.profile.offload_dtype is not None:
         return
-    below = {index: streamed_from(cost.units, index, known.main) for index in _movable(cost, known)}
+    separate = (index for index in sorted(separate_units(cost.profile.units)) if known.storage[index] == HOST)
+    below = {index: streamed_from(cost.units, index, known.main) for index in separate}
     found = {index: tokens for index, tokens in below.items() if tokens is not None}
     computed = [index for index in found if known.execution[index] == HOST]
     streamed = [index for index in found if known.execution[index] == known.main]
     for chosen in {frozenset(computed), frozenset(streamed), frozenset((*computed, *streamed))} - {frozenset()}:
         yield _switching(cost, known, {index: found[index] for index in sorted(chosen)}, slots)
-
-
-def _movable(cost: CostModel, known: Assignment) -> Iterator[int]:
-    """Yield the units in host memory that share no tensor with others and are fetched whole, unlike lookups and
-    experts."""
-    units = cost.profile.units
-    holders: dict[int, int] = {}
-    for unit in units:
-        for storage in unit.storages:
-            holders[storage] = holders.get(storage, 0) + 1
-    for index, unit in enumerate(units):
-        alone = all(holders[storage] == 1 for storage in unit.storages)
-        whole = not (unit.is_lookup or unit.is_tensor or unit.experts)
-        if known.storage[index] == HOST and unit.weights and alone and whole:
-            yield index
 
 
 def _switching(cost: CostModel, known: Assignment, below: dict[int, int], slots: int) -> Assignment:

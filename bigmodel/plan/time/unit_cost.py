@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ...devices import DISK, HOST
 from ...limits import CACHED_SHARE
-from ...profile import Profile
+from ...profile import Profile, UnitProfile
 from ...profile.machine.machine import MachineProfile
 from ...profile.model.quantized import offloaded_bytes
 from ...profile.trace.trace import OUTSIDE, Allocate, Enter, Leave, Trace
@@ -178,6 +179,19 @@ class UnitCost:
         if key not in self._names:
             self._names[key] = device_name(key)
         return self._names[key]
+
+
+def separate_units(units: Sequence[UnitProfile]) -> set[int]:
+    """Return the units that share no tensor with others and are fetched whole, unlike lookups and experts: each of them
+    may run on a device of its own."""
+    holders = Counter(storage for unit in units for storage in unit.storages)
+    return {
+        index
+        for index, unit in enumerate(units)
+        if unit.weights
+        and not (unit.is_lookup or unit.is_tensor or unit.experts)
+        and all(holders[storage] == 1 for storage in unit.storages)
+    }
 
 
 Producer = tuple[int, bool]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from bigmodel.plan import plan
 from bigmodel.profile.machine.machine import nominal_machine
 
 from ...accelerators import at, exact
-from ..models import llama, stack
+from ..models import in_turns, llama, stack
 
 TOKENS = torch.arange(8).view(2, 4)
 
@@ -46,6 +48,18 @@ def test_a_named_strategy_becomes_a_plan() -> None:
     found = resolve_device_map(stack(), "auto", PlanArguments.read(max_memory={0: "1GB", "cpu": "1GB"}))
     assert found.keys == found.plan.device_map
     assert found.placement.main_device == at(0)
+
+
+@pytest.mark.usefixtures("accelerators")
+def test_a_plan_says_to_which_accelerator_each_part_is_streamed() -> None:
+    model = stack()
+    made = in_turns(model, "blocks")
+    placement = resolve_device_map(model, made).placement
+    assert [placement.execution_device(f"blocks.{turn}") for turn in range(4)] == ["virtual:0", "virtual:1"] * 2
+    assert {placement.storage_device(f"blocks.{turn}") for turn in range(4)} == {"cpu"}
+    missing = replace(made, parts=tuple(replace(p, runs_on=7 if p.runs_on == 1 else p.runs_on) for p in made.parts))
+    with pytest.raises(DeviceError, match=r"device (7|'virtual:7')"):
+        resolve_device_map(model, missing)
 
 
 @pytest.mark.usefixtures("every_accelerator")

@@ -48,6 +48,14 @@ def test_offloaded_modules_may_run_on_the_host_beside_an_accelerator() -> None:
     assert placement.execution_device("c.weight") == "virtual:0"
 
 
+def test_offloaded_modules_may_run_on_another_accelerator_than_the_main_device() -> None:
+    placement = DeviceMapLookup({"a": 0, "b": "cpu", "c": "disk"}, execution={"a": 1, "b": 1})
+    assert placement.main_device == "virtual:0"
+    assert placement.execution_device("a.weight") == "virtual:0", "resident"
+    assert placement.execution_device("b.weight") == "virtual:1"
+    assert placement.execution_device("c.weight") == "virtual:0"
+
+
 def test_a_tied_tensor_is_seen_in_every_place() -> None:
     places = {p.name: p for p in DeviceMapLookup({"": "cpu"}).tensors(stack())}
     assert places["embed.weight"].tensor is places["head.weight"].tensor

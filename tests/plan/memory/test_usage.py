@@ -116,6 +116,31 @@ def test_a_given_expert_cache_counts_on_each_device_that_experts_are_fetched_to(
     assert (usage.total(0), usage.total("cpu")) == (5 + 40, 3 + 40)
 
 
+def test_each_accelerator_has_slots_and_staging_for_what_is_streamed_to_it() -> None:
+    usage = MemoryUsage(0, slots=2)
+    sizes = ((5, 0), (7, 1), (3, 0), (4, 0))
+    units = [PassingUnit(slot=size, arriving=arriving, staged=size) for size, arriving in sizes]
+    for unit, device in zip(units, (0, 1, 1, 1), strict=True):
+        usage.add_unit(unit, "disk", device)
+    assert (usage.total(0), usage.total(1)) == (5, 2 * 7 + 2 * 1)
+    assert (usage.shared_tensors(0), usage.shared_tensors(1)) == ([5], [7, 7, 2])
+    assert usage.total("cpu") == staging([5]) + staging([7, 3, 4])
+    assert (usage.slots, usage.slot_bytes) == (2, 7)
+    assert usage.over({0: 4, 1: 100, "cpu": 100}) == {0: 1}
+    usage.remove_unit(units[1], "disk", 1)
+    assert (usage.total(0), usage.total(1)) == (5, 2 * 4)
+
+
+def test_experts_that_are_fetched_one_by_one_are_cached_on_the_main_device_alone() -> None:
+    unit = PassingUnit(slot=5, experts=(((("up", 10),), 8),))
+    usage = MemoryUsage(0, slots=2)
+    usage.add_unit(unit, "cpu", 0)
+    before = usage.total(0), usage.expert_cache
+    usage.add_unit(PassingUnit(slot=50), "cpu", 1)
+    assert (usage.total(0), usage.expert_cache) == before
+    assert usage.expert_capacities(1) == {}
+
+
 def test_a_resident_unit_takes_no_shared_memory() -> None:
     usage = MemoryUsage(0, slots=2)
     usage.add_unit(PassingUnit(slot=5, staged=5, viewed=5), 0, 0)

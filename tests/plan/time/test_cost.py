@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 
@@ -20,6 +21,7 @@ from bigmodel.plan.time.cost import (
     seconds_of_pass,
 )
 from bigmodel.profile import Profile, profile_model
+from bigmodel.profile.machine.machine import DeviceLinks, LinkSpeed
 
 from ...profile.models import tiny_llama
 from ..machines import machine
@@ -44,9 +46,9 @@ RESIDENT, STREAMED, COMPUTED = (0, 0), ("cpu", 0), ("cpu", "cpu")
 
 
 def test_the_bottleneck_of_a_pass_is_its_longest_component() -> None:
-    assert StepTime(1.0, {0: 0.5, "cpu": 0.2}, link=0.4, disk=0.1).binds == "computing on 0"
-    assert StepTime(1.0, {0: 0.3}, link=0.4, disk=0.1).binds == "the link to the main device"
-    assert StepTime(1.0, {0: 0.3}, link=0.4, disk=0.5).binds == "reading from disk"
+    assert StepTime(1.0, {0: 0.5, "cpu": 0.2}, {0: 0.4}, disk=0.1).binds == "computing on 0"
+    assert StepTime(1.0, {0: 0.3}, {0: 0.35, 1: 0.4}, disk=0.1).binds == "the link to device 1"
+    assert StepTime(1.0, {0: 0.3}, {0: 0.4}, disk=0.5).binds == "reading from disk"
 
 
 @pytest.mark.slow
@@ -62,7 +64,7 @@ def test_a_slow_link_is_the_bottleneck_of_a_step_with_streamed_blocks() -> None:
     cost = CostModel(profile(), machine(link=1e6))
     step, blocks = cost.seconds(1, blocks_at(*STREAMED)), [unit for unit in profile().units if unit.is_block]
     assert step.link == pytest.approx(sum(1e-6 + unit.weights / 1e6 for unit in blocks))
-    assert step.binds == "the link to the main device"
+    assert step.binds == "the link to device 0"
     assert step.link <= step.seconds <= step.link + step.compute[0] + 1e-9
 
 
@@ -100,6 +102,37 @@ def test_blocks_that_a_step_computes_on_the_host_are_streamed_in_the_prompt() ->
     )
     assert cost.seconds(0, both) == cost.seconds(0, streamed)
     assert cost.seconds(1, both) == cost.seconds(1, blocks_at(*COMPUTED))
+
+
+def in_turns(storage: object) -> Assignment:
+    """The blocks streamed to two accelerators in turns, the rest on the first one."""
+    found = blocks_at(storage, 0)
+    blocks = [index for index, unit in enumerate(profile().units) if unit.is_block]
+    others = set(blocks[1::2])
+    return replace(found, execution=tuple(1 if index in others else key for index, key in enumerate(found.execution)))
+
+
+def test_each_link_transfers_what_is_streamed_to_its_device() -> None:
+    cost = CostModel(profile(), replace(machine(), links=two_links(1e6, 2e6)))
+    one, both = cost.seconds(1, blocks_at(*STREAMED)), cost.seconds(1, in_turns("cpu"))
+    assert both.links[0] == pytest.approx(one.links[0] / 2)
+    assert both.links[1] == pytest.approx(one.links[0] / 4, rel=1e-3)
+    assert both.link == both.links[0]
+
+
+def test_inputs_of_a_block_on_another_accelerator_cross_its_link() -> None:
+    slow = CostModel(profile(), replace(machine(), links=two_links(1e8, 1e4)))
+    fast = CostModel(profile(), replace(machine(), links=two_links(1e8, 1e8)))
+    found = in_turns("cpu")
+    resident = replace(found, storage=found.execution)
+    assert slow.seconds(1, resident).seconds > fast.seconds(1, resident).seconds + 1e-3
+    assert slow.seconds(1, resident).link == 0
+
+
+def two_links(first: float, second: float) -> dict[str, DeviceLinks]:
+    """Return links of so many bytes per second."""
+    speeds = [LinkSpeed(rate, 1e-6) for rate in (first, second)]
+    return {f"virtual:{index}": DeviceLinks(each, each, each, each) for index, each in enumerate(speeds)}
 
 
 def test_weights_on_disk_take_the_time_of_the_disk() -> None:
@@ -196,6 +229,53 @@ def test_inputs_wait_for_weights_in_transfer() -> None:
     assert seconds_of_pass(beside, slots=2) == pytest.approx(3 * 4.0)
     # All three are fetched, the inputs come then, and one part computes with the link idle before the next is wanted.
     assert seconds_of_pass(behind, slots=2) == pytest.approx(3 * 4.0 + 0.5 + 1.0)
+
+
+def test_two_links_fetch_at_once() -> None:
+    in_turns = [Visit(0.1, 1.0, device=turn % 2) for turn in range(6)]
+    assert seconds_of_pass(in_turns, slots=2) == pytest.approx(3.0, rel=0.01)
+    assert seconds_of_pass([replace(visit, device=0) for visit in in_turns], slots=2) == pytest.approx(6.0)
+
+
+def test_each_device_has_its_own_slots() -> None:
+    alternating = [Visit(1.0, 9.0, device=turn % 2) for turn in range(4)]
+    assert seconds_of_pass(alternating, slots=2) == 4.0, "two stay on each device"
+    assert seconds_of_pass(alternating, slots=1) == 4.0 + 4 * 9.0
+
+
+def test_several_links_share_the_disk() -> None:
+    alternating = [Visit(0.1, 2.0, device=turn % 2, read=2.0) for turn in range(6)]
+    assert seconds_of_pass(alternating, slots=2) == pytest.approx(6 * 2.0)
+
+
+def test_a_fetch_that_hides_behind_other_devices_takes_no_time() -> None:
+    visits = [Visit(2.0, 1.0), Visit(2.0, 3.0, device=1)] * 3
+    assert seconds_of_pass(visits, slots=2) == pytest.approx(12.0)
+
+
+def long_run(visits: list[Visit], slots: int, passes: int = 60) -> float:
+    """The slow, obvious twin: the mean seconds of many passes, in which a device's next fetch begins when its last
+    fetched block is entered."""
+    counts = Counter(visit.device for visit in visits)
+    entered = dict.fromkeys(counts, 0.0)
+    now = half = 0.0
+    for turn in range(passes):
+        half = now if turn == passes // 2 else half
+        for visit in visits:
+            if counts[visit.device] > slots:
+                now = entered[visit.device] = max(now, entered[visit.device] + visit.fetch)
+            now += visit.compute
+    return (now - half) / (passes - passes // 2)
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 5), st.floats(0.1, 5), st.integers(0, 2)), min_size=1, max_size=12))
+def test_passes_over_several_links_take_what_many_of_them_take_in_the_mean(
+    parts: list[tuple[float, float, int]],
+) -> None:
+    visits = [Visit(compute, fetch, device=device) for compute, fetch, device in parts]
+    found, expected = seconds_of_pass(visits, slots=2), long_run(visits, slots=2)
+    assert found == pytest.approx(expected, rel=0.1)
+    assert found >= sum(visit.compute for visit in visits) - 1e-9
 
 
 def test_transfers_on_demand_wait_for_transfers_in_progress() -> None:
