@@ -169,7 +169,7 @@ class AcceleratorState(SharedState, RankOperations):
     @property
     def use_distributed(self) -> bool:
         """Whether there is more than one process."""
-        return bool(self._partial.use_distributed)
+        return PartialState().use_distributed
 
     @property
     def is_fsdp2(self) -> bool:
@@ -193,11 +193,11 @@ class AcceleratorState(SharedState, RankOperations):
 
     def wait_for_everyone(self) -> None:
         """Wait until every process has called this."""
-        self._partial.wait_for_everyone()
+        PartialState().wait_for_everyone()
 
     def destroy_process_group(self, group: Any = None) -> None:
         """Leave a process group; by default that of the run, and with it every other."""
-        self._partial.destroy_process_group(group)
+        PartialState().destroy_process_group(group)
 
     @classmethod
     def _reset_state(cls, reset_partial_state: bool = False) -> None:

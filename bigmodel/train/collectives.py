@@ -31,14 +31,19 @@ def verify_operation(function: F) -> F:
     def verified(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         state = PartialState()
         if state.debug and state.use_distributed:
-            _compare(function.__name__, tensor, state)
+            _compare(function.__name__, tensor, state, _kind)
         return function(tensor, *args, **kwargs)
 
     return verified  # type: ignore[return-value]
 
 
-def _compare(name: str, tensor: Any, state: PartialState) -> None:
-    mine = repr(recursively_apply(lambda leaf: (list(leaf.shape), str(leaf.dtype), leaf.device.type), tensor))
+def _kind(tensor: Tensor) -> Any:
+    """Return what the tensors of all processes must have in common."""
+    return list(tensor.shape), str(tensor.dtype), tensor.device.type
+
+
+def _compare(name: str, tensor: Any, state: PartialState, kind: Callable[[Tensor], Any]) -> None:
+    mine = repr(recursively_apply(kind, tensor))
     everyone: list[Any] = [None] * state.num_processes
     dist.all_gather_object(everyone, mine)
     if len(set(everyone)) > 1:
@@ -58,8 +63,11 @@ def pad_across_processes(tensor: Any, dim: int = 0, pad_index: int = 0, pad_firs
         pad_index: the value to pad with.
         pad_first: pad at the beginning.
     """
-    if not PartialState().use_distributed:
+    state = PartialState()
+    if not state.use_distributed:
         return tensor
+    if state.debug:
+        _compare("pad_across_processes", tensor, state, lambda leaf: (leaf.ndim, str(leaf.dtype)))
     return recursively_apply(_pad_one, tensor, dim, pad_index, pad_first, error_on_other_type=True)
 
 

@@ -28,7 +28,7 @@ def test_a_backward_pass_with_device_threads_rules_out_forks(forked: Forked) -> 
 @pytest.mark.slow
 def test_a_function_without_a_name_needs_a_fork(forked: Forked) -> None:
     message = forked.outcomes["lambda"]
-    assert message.startswith("A backward pass already ran in this process")
+    assert message.startswith("LaunchError: A backward pass already ran in this process")
     assert "cannot be pickled" in message
     assert "bigmodel launch" in message
 

@@ -23,9 +23,11 @@ def test_it_has_what_partial_state_has_and_more() -> None:
     assert "bf16" in repr(state)
 
 
-def test_ranks_are_known_after_a_reset() -> None:
+def test_ranks_and_their_group_are_known_after_a_reset() -> None:
     state = AcceleratorState()
     AcceleratorState._reset_state()
+    state.wait_for_everyone()
+    state.destroy_process_group()
     assert (state.is_local_main_process, state.is_last_process, state.num_processes) == (True, True, 1)
     with pytest.raises(AttributeError, match="no attribute `device`"):
         _ = state.device

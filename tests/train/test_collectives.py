@@ -135,6 +135,9 @@ def test_different_shapes_are_reported_for_each_process() -> None:
         with pytest.raises(DistributedOperationException, match=r"(?s)gather.*process 0.*\[1\].*process 1.*\[2\]"):
             gather(torch.ones(state.process_index + 1))
         assert gather(torch.ones(2)).shape == (4,)
+        with pytest.raises(DistributedOperationException, match=r"(?s)pad_across_processes.*process 0: \(1,"):
+            pad_across_processes(torch.ones(1) if state.is_main_process else torch.ones(1, 1))
+        assert pad_across_processes(torch.ones(state.process_index + 1)).shape == (2,)
     finally:
         state.debug = False
 
