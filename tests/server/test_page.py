@@ -18,6 +18,7 @@ from bigmodel.server.http.status import view
 from bigmodel.server.loading import load
 from bigmodel.server.replicas.fleet import Fleet, ReplicaReport, ReportBoard
 from tests.server.live import MODEL, serving, tiny_app
+from tests.server.scripted import scripted_app
 from tests.server.serve_tiny import Gated, SlowOrBroken
 from tests.server.tiny import tiny_model, tiny_tokenizer
 
@@ -94,6 +95,19 @@ def test_a_message_is_sent_and_its_tokens_appear(browser: Any) -> None:
         page.wait_for_selector(".message.assistant small")
         assert page.text_content(".message.user") == "the cat"
         assert re.search(r"30 tokens in .* the first after", page.text_content(".message.assistant small"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "shown"), [([], "Well, so"), (["</think>", "Yes", "."], "Yes.")])
+def test_the_reasoning_is_shown_until_the_answer_begins(browser: Any, end: list[str], shown: str) -> None:
+    app = scripted_app(["<think>", "Well", ", so", *end], template="</think>")
+    with serving(app) as url, open_page(browser, url) as page:
+        page.wait_for_selector("#status.ready")
+        page.fill("#temperature", "0")
+        page.fill("#prompt", "really?")
+        page.press("#prompt", "Enter")
+        page.wait_for_selector(".message.assistant small")
+        assert page.text_content(".message.assistant .text") == shown
 
 
 @pytest.mark.slow

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from bigmodel.server.answers.openai import ChatAnswer, CompletionAnswer
 from bigmodel.server.engine import Delta, Done, TokenLogprob
+from tests.server.answers.parsers.reading import form
 from tests.server.answers.reading import CODEC, read
 
 DONE = Done(prompt_tokens=3, completion_tokens=2, cached_tokens=1)
@@ -113,3 +116,33 @@ def test_a_whole_chat_answer_equals_its_chunks() -> None:
             "content"
         ]
         assert own[-1]["finish_reason"] == choice["finish_reason"]
+
+
+def test_calls_and_reasoning_are_the_same_in_chunks_and_whole() -> None:
+    text = '<think>Hm.</think>Look:<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
+    deltas = [Delta(0, text[:40]), Delta(0, text[40:]), Delta(0, "", finish_reason="stop")]
+    parsed = form("hermes", "think")
+    whole = ChatAnswer("1", 7, "tiny", 1, CODEC, logprobs=False, usage=False, answer_format=parsed)
+    streamed = ChatAnswer("1", 7, "tiny", 1, CODEC, logprobs=False, usage=False, answer_format=parsed)
+    found: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
+    for delta in deltas:
+        whole.add(0, delta)
+        for chunk in read(streamed.chunk(0, delta)):
+            for name, value in chunk["choices"][0]["delta"].items():
+                found[name] += value
+    (choice,) = whole.whole(DONE)["choices"]
+    message = choice["message"]
+    assert (choice["finish_reason"], chunk["choices"][0]["finish_reason"]) == ("tool_calls", "tool_calls")
+    assert (found["content"], found["reasoning_content"]) == (message["content"], message["reasoning_content"])
+    for one in found["tool_calls"] + message["tool_calls"]:
+        assert one["function"] == {"name": "get_time", "arguments": "{}"}
+        assert one["id"].startswith("call_")
+    assert [one["index"] for one in found["tool_calls"]] == [0]
+
+
+def test_an_answer_that_is_nothing_but_calls_has_no_content() -> None:
+    made = ChatAnswer("1", 7, "tiny", 1, CODEC, logprobs=False, usage=False, answer_format=form("hermes"))
+    call = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
+    made.add(0, Delta(0, call, finish_reason="length"))
+    (choice,) = made.whole(DONE)["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "length")
