@@ -1,16 +1,29 @@
-"""Bodies of POST requests. Unknown fields are refused, not ignored.
+"""Bodies of chats, and what all bodies are made of. Unknown fields are refused, not ignored.
 
 Validation ends at the first item of a list that is wrong: an error for each of a million items would take minutes.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
-from bigmodel.server.http.body_types import Body, FreeObject, Number, Text, TokenId, disagrees
-from bigmodel.server.http.tool_bodies import Function, NamedTool, ToolChoice, ToolList, with_object
+from bigmodel.server.answers.parsers.schema_check import unchecked_keyword
+from bigmodel.server.http.call_arguments import with_object
+from bigmodel.server.http.errors import DISAGREES
 
 MAX_STOP_LENGTH = 256
 MAX_STOPS = 16
@@ -18,6 +31,61 @@ MAX_BIASES = 4096
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 64
 MAX_TOP_LOGPROBS = 20
+MAX_TOOLS = 512
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"not valid Unicode: a lone surrogate at character {error.start}") from None
+    return text
+
+
+def _all_encodable(value: Any) -> Any:
+    """``value`` as parsed from JSON, when every text in it, names of members included, is valid Unicode."""
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str):
+            _encodable(part)
+        elif isinstance(part, dict):
+            pending += (*part.keys(), *part.values())
+        elif isinstance(part, list):
+            pending += part
+    return value
+
+
+Text = Annotated[str, AfterValidator(_encodable)]
+FreeObject = Annotated[dict[str, Any], AfterValidator(_all_encodable)]
+"""An object with arbitrary members: a tool, a schema, arguments of a template."""
+Number = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def disagrees(field: str, why: str) -> PydanticCustomError:
+    """The validation error of a ``field`` that contradicts another one."""
+    return PydanticCustomError(DISAGREES, why, {"field": field})
+
+
+class Body(BaseModel):
+    """Strict types, no unknown fields. A field that is null counts as not given, known or not."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        """Drop fields that are null, and all unknown ones but the first: one is enough to refuse the body."""
+        if not isinstance(given, dict):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        found = {name: given[name] for name in known & given.keys() if given[name] is not None}
+        unknown = next((name for name in given if name not in known and given[name] is not None), None)
+        return found if unknown is None else {**found, unknown: given[unknown]}
+
+
+# --- sampling -----------------------------------------------------------------------------------------
 
 
 def _short(text: str) -> str:
@@ -108,30 +176,92 @@ class Sampling(Body):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-Tokens = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+# --- tools --------------------------------------------------------------------------------------------
 
 
-class CompletionBody(Sampling):
-    """POST /v1/completions."""
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 
-    prompt: (
-        Text
-        | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
-        | Annotated[list[Text], Field(min_length=1, fail_fast=True)]
-        | Annotated[
-            list[Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]], Field(min_length=1, fail_fast=True)
-        ]
-    )
-    echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
-    add_special_tokens: bool = True
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text):
+        raise ValueError("a function's name has 1 to 64 letters, digits and characters of _ - . : /")
+    return text
+
+
+FunctionName = Annotated[
+    Text, AfterValidator(_name), WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"})
+]
+
+
+class Function(Body):
+    name: FunctionName
+    description: Text | None = None
+    parameters: FreeObject | None = None
+    strict: bool | None = None
 
     @model_validator(mode="after")
-    def _best_of_is_n(self) -> CompletionBody:
-        if self.best_of is not None and self.best_of != (self.n or 1):
-            raise disagrees("best_of", "is not supported where it is not n")
+    def _takes_an_object(self) -> Function:
+        if (self.parameters or {}).get("type", "object") != "object":
+            raise disagrees("parameters.type", "must be 'object': a function's arguments have names")
+        unchecked = unchecked_keyword(self.parameters) if self.strict else None
+        if unchecked is not None:
+            raise disagrees("parameters", f"'{unchecked}' is not supported for a strict function")
         return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The schema of the arguments."""
+        return {"type": "object", **(self.parameters or {"properties": {}})}
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+    def plain(self) -> dict[str, Any]:
+        """The tool as chat templates expect it."""
+        function = self.function.model_dump(include={"name", "description"}, exclude_none=True)
+        return {"type": self.type, "function": {**function, "parameters": self.function.arguments}}
+
+
+def _few(given: Any) -> Any:
+    if isinstance(given, list) and len(given) > MAX_TOOLS:
+        raise ValueError(f"has {len(given)} tools; at most {MAX_TOOLS} are accepted")
+    return given
+
+
+def _distinct(tools: list[Tool]) -> list[Tool]:
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.function.name in names:
+            raise disagrees(f"{index}.function.name", f"'{tool.function.name}' is the name of another tool too")
+        names.add(tool.function.name)
+    return tools
+
+
+ToolList = Annotated[list[Tool], Field(fail_fast=True), BeforeValidator(_few), AfterValidator(_distinct)]
+
+
+class FunctionChoice(Body):
+    name: Text
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: FunctionChoice
+
+
+def _shape(given: Any) -> str:
+    return "an object" if isinstance(given, dict | NamedTool) else "a string"
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("a string")] | Annotated[NamedTool, Tag("an object")],
+    Discriminator(_shape),
+]
+
+
+# --- chats --------------------------------------------------------------------------------------------
 
 
 class TextPart(Body):
@@ -230,26 +360,3 @@ class ChatBody(Sampling):
         """As for completions; ``max_completion_tokens`` is the newer name."""
         newer = self.max_completion_tokens
         return super().limit if newer is None else ("max_completion_tokens", newer)
-
-
-class TokenizeBody(Body):
-    """POST /tokenize: a text, or the messages of a chat."""
-
-    model: Text | None = None
-    prompt: Text | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise disagrees("prompt", "give either it or messages")
-        return self
-
-
-class DetokenizeBody(Body):
-    """POST /detokenize."""
-
-    model: Text | None = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

@@ -15,12 +15,13 @@ from bigmodel.server.engine.engine import Engine, EngineStoppedError, QueueFullE
 from bigmodel.server.engine.sampling.grammar import Grammar, GrammarError, available
 from bigmodel.server.engine.sampling.tool_schema import calls_schema
 from bigmodel.server.engine.scheduling.request import Request, SamplingParams, Sink
-from bigmodel.server.http.bodies import ChatBody, CompletionBody, Message, Sampling
+from bigmodel.server.http.bodies import ChatBody, Message, Sampling
+from bigmodel.server.http.call_arguments import check_arguments
 from bigmodel.server.http.errors import APIError, bad_value
 from bigmodel.server.http.json_bounds import JSONBoundsError
 from bigmodel.server.http.parsing import ANY_SIZE, OffLoop, in_thread, in_turn, off_loop, turn
 from bigmodel.server.http.state import ServerState
-from bigmodel.server.http.tool_bodies import check_arguments
+from bigmodel.server.http.text_bodies import CompletionBody
 from bigmodel.server.text.codec import TemplateError, TextCodec, TooManyTokensError
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -81,7 +82,8 @@ async def render(
 
     def text_of_any_template() -> str:
         calls = [call for message in messages for call in message.tool_calls or ()]
-        check_arguments(calls)
+        if calls:
+            check_arguments(calls)
         try:
             return text(arguments_as_objects=True)
         except TemplateError:

@@ -11,7 +11,7 @@ from fastapi import Request as HTTPRequest
 from starlette.responses import Response
 
 from bigmodel.server.answers.openai import ChatAnswer, CompletionAnswer
-from bigmodel.server.http.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from bigmodel.server.http.bodies import ChatBody
 from bigmodel.server.http.engine_requests import (
     DEFAULT_COMPLETION_TOKENS,
     answer_format,
@@ -30,6 +30,7 @@ from bigmodel.server.http.errors import bad_value
 from bigmodel.server.http.parsing import JSONRoute, end_turn, in_turn
 from bigmodel.server.http.respond import JoinedRequests, respond
 from bigmodel.server.http.state import state_of
+from bigmodel.server.http.text_bodies import CompletionBody, DetokenizeBody, TokenizeBody
 
 router = APIRouter(route_class=JSONRoute)
 

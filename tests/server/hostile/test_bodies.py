@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from bigmodel.server.http.bodies import ChatBody, CompletionBody, DetokenizeBody
+from bigmodel.server.http.bodies import ChatBody
 from bigmodel.server.http.errors import APIError, from_validation
+from bigmodel.server.http.text_bodies import CompletionBody, DetokenizeBody
 
 MANY = 200_000
 USER = {"role": "user", "content": "x"}

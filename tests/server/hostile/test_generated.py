@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from bigmodel.benchmarks.hostile import ALLOWED, Attack, send
 from bigmodel.benchmarks.hostile_requests import CHAT, COMPLETIONS, KINDS, draw, largest_bodies, post
-from bigmodel.server.http.bodies import ChatBody, CompletionBody
+from bigmodel.server.http.bodies import ChatBody
+from bigmodel.server.http.text_bodies import CompletionBody
 from tests.cli.test_serve_process import serving
 from tests.server.tiny import tiny_model, tiny_tokenizer
 

@@ -12,7 +12,17 @@ import httpx
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from bigmodel.server.http.bodies import MAX_STOP_LENGTH, StopString
+from bigmodel.server.http.bodies import (
+    MAX_STOP_LENGTH,
+    ChatBody,
+    FreeObject,
+    Message,
+    Number,
+    StopString,
+    Text,
+    TokenId,
+    Tool,
+)
 from tests.server.live import MODEL
 
 
@@ -164,3 +174,91 @@ def test_deeply_nested_objects_are_a_client_error(url: str, fields: dict[str, An
 
 def post(url: str, path: str, text: str) -> httpx.Response:
     return httpx.post(f"{url}{path}", content=text, headers={"content-type": "application/json"}, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (Text, "ö\U0001f600"),
+        (FreeObject, {"a": [{"b": "c"}, 1, None]}),
+        (Number, -0.5),
+        (TokenId, 0),
+        (TokenId, 2**31 - 1),
+    ],
+)
+def test_valid_values_are_unchanged(field: Any, value: Any) -> None:
+    assert TypeAdapter(field).validate_python(value) == value
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (Text, "a\ud800"),
+        (FreeObject, {"a": [{"b": "\ud800"}]}),
+        (FreeObject, {"a": {"\ud800": 1}}),
+        (Number, float("nan")),
+        (Number, float("inf")),
+        (TokenId, -1),
+        (TokenId, 2**31),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(field: Any, value: Any) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(field).validate_python(value)
+
+
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+
+
+def chat(**fields: Any) -> ChatBody:
+    return ChatBody.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields})
+
+
+def test_templates_see_an_object_of_parameters_and_not_how_strict_it_is() -> None:
+    given = {"type": "function", "function": {"name": "f", "description": "d", "strict": True}}
+    assert Tool.model_validate(given).plain() == {
+        "type": "function",
+        "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
+    }
+    parameters = {"properties": {"a": {"type": "string"}}, "required": ["a"]}
+    given = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert Tool.model_validate(given).plain()["function"]["parameters"] == {"type": "object", **parameters}
+
+
+@pytest.mark.parametrize(
+    ("choice", "functions", "required", "single"),
+    [
+        (None, ["f", "g"], False, False),
+        ("auto", ["f", "g"], False, False),
+        ("none", [], False, False),
+        ("required", ["f", "g"], True, False),
+        ({"type": "function", "function": {"name": "g"}}, ["g"], True, True),
+    ],
+)
+def test_the_choice_says_which_functions_may_be_called(
+    choice: Any, functions: list[str], required: bool, single: bool
+) -> None:
+    body = chat(tools=TOOLS, tool_choice=choice)
+    assert (list(body.functions), body.call_required, body.single_call) == (functions, required, single)
+    assert chat(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False).single_call
+
+
+def test_what_is_not_checked_is_refused_in_a_strict_function() -> None:
+    parameters = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": "a"}}}
+    function = {"name": "f", "parameters": parameters}
+    chat(tools=[{"type": "function", "function": function}])
+    with pytest.raises(ValidationError, match="'pattern' is not supported for a strict function"):
+        chat(tools=[{"type": "function", "function": {**function, "strict": True}}])
+
+
+def test_an_earlier_answer_keeps_its_calls_and_its_reasoning() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "Hm."}
+    assert Message.model_validate(said).plain() == {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "Hm.",
+        "thinking": "Hm.",
+        "tool_calls": [{**call, "function": {"name": "f", "arguments": {}}}],
+    }
+    assert "tool_calls" not in Message.model_validate({"role": "assistant", "tool_calls": []}).plain()

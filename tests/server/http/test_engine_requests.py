@@ -9,7 +9,7 @@ import pytest
 
 from bigmodel.server import Settings
 from bigmodel.server.engine import Engine, Failed, SamplingParams
-from bigmodel.server.http.bodies import ChatBody, CompletionBody
+from bigmodel.server.http.bodies import ChatBody
 from bigmodel.server.http.engine_requests import (
     chat_prompt,
     check_number,
@@ -21,6 +21,7 @@ from bigmodel.server.http.engine_requests import (
 )
 from bigmodel.server.http.errors import APIError
 from bigmodel.server.http.state import ServerState
+from bigmodel.server.http.text_bodies import CompletionBody
 from bigmodel.server.text.codec import TextCodec
 from tests.server.tiny import Collector, tiny_engine, tiny_tokenizer
 from tests.server.tiny import make_request as engine_request
