@@ -133,6 +133,7 @@ class AcceleratorState(SharedState, RankOperations):
         self.device_mesh = _device_mesh(kind.parallelism_config, partial)
         self._partial = partial
         self.distributed_type = kind.distributed_type
+        self._tell_transformers()
 
     @property
     def initialized(self) -> bool:
@@ -190,6 +191,12 @@ class AcceleratorState(SharedState, RankOperations):
     def select_deepspeed_plugin(self, name: str) -> None:
         """Make the plugin given under `name` the active one."""
         self.plugin = self.get_deepspeed_plugin(name)
+        self._tell_transformers()
+
+    def _tell_transformers(self) -> None:
+        """Of several DeepSpeed plugins, have the active one say whether models are sharded while they are loaded."""
+        if self._named_plugins:
+            self.plugin.set_deepspeed_weakref()
 
     def wait_for_everyone(self) -> None:
         """Wait until every process has called this."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bigmodel.errors import TrainError
-from bigmodel.train import AcceleratorState, DistributedType, PartialState
+from bigmodel.train import AcceleratorState, DeepSpeedPlugin, DistributedType, PartialState
 from bigmodel.train.accelerator_state import Plugins, choose_kind
 
 
@@ -66,13 +66,21 @@ def test_a_state_that_was_forgotten_says_what_to_do() -> None:
         _ = state.device
 
 
-def test_deepspeed_plugins_are_chosen_by_name() -> None:
-    state = AcceleratorState()
-    state._named_plugins = {"student": 1, "teacher": 2}
-    state.select_deepspeed_plugin("teacher")
-    assert state.plugin == 2
-    with pytest.raises(TrainError, match=r"no DeepSpeed plugin named 'x'; there are \['student', 'teacher'\]"):
-        state.select_deepspeed_plugin("x")
+def test_the_deepspeed_plugin_chosen_by_name_is_the_one_transformers_loads_by() -> None:
+    integration = pytest.importorskip("transformers.integrations.deepspeed", reason="transformers is not installed")
+    plugins = {"student": DeepSpeedPlugin(zero_stage=2), "teacher": DeepSpeedPlugin(zero_stage=3, zero3_init_flag=True)}
+    state = AcceleratorState(plugins=Plugins(deepspeed=plugins))
+    try:
+        assert state.plugin is plugins["student"]
+        assert not integration.is_deepspeed_zero3_enabled()
+        state.select_deepspeed_plugin("teacher")
+        assert state.plugin is plugins["teacher"]
+        assert integration.is_deepspeed_zero3_enabled()
+        with pytest.raises(TrainError, match=r"no DeepSpeed plugin named 'x'; there are \['student', 'teacher'\]"):
+            state.select_deepspeed_plugin("x")
+    finally:
+        integration.unset_hf_deepspeed_config()
+        state.destroy_process_group()
 
 
 def kind(**plugins: object) -> DistributedType:

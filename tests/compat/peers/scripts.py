@@ -97,6 +97,7 @@ def outcome(run: Run, folder: Path) -> str:
         "ACCELERATE_NUM_PROCESSES": "2",
         "HF_HOME": str(folder / "hub"),
         "HF_HUB_OFFLINE": "1",
+        "TORCH_EXTENSIONS_DIR": str(folder / "extensions"),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
     }
