@@ -14,6 +14,8 @@ import torch
 from tests.compat.programs.example import classifier, pairs, tokenizer
 
 CLASSIFIERS = ("bert-base-cased", "hf-internal-testing/mrpc-bert-base-cased")
+UNDECIDED = "undecided"
+"""A classifier that takes the rarer class for all rows, by so little that a few steps at 2e-5 change its mind."""
 ROWS = {"train": 96, "validation": 45}
 """Pairs of sentences by split; those for validation do not divide among two processes."""
 
@@ -70,12 +72,19 @@ def lay_out(folder: Path) -> None:
     for name in CLASSIFIERS:
         model.save_pretrained(folder / name)
         tokenizer().save_pretrained(folder / name)
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.tensor([1e-3, 0.0]))
+    model.save_pretrained(folder / UNDECIDED)
+    tokenizer().save_pretrained(folder / UNDECIDED)
     glue = folder / "nyu-mll" / "glue"
     glue.mkdir(parents=True)
     (glue / "README.md").write_text(DATASET)
     for seed, (split, count) in enumerate(ROWS.items()):
-        columns = pairs(count, seed).columns
+        columns = pairs(3 * count, seed).columns
         rows = [dict(zip(columns, values)) for values in zip(*columns.values())]
+        # Two of three are labelled 1, as in MRPC.
+        rows = [row for row in rows if row["label"] or row["idx"] % 2][:count]
         (glue / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (folder / "glue").mkdir()
     (folder / "glue" / "glue.py").write_text(METRIC)

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .accelerate import ROOT, VERSION, source
-from .offline_hub import lay_out
+from .offline_hub import UNDECIDED, lay_out
 from .reasons import REASON_OF
 
 PROGRAM = ROOT / "tests" / "compat" / "programs" / "accelerate_script.py"
@@ -77,7 +77,11 @@ RUNS = (
     Run("external_deps/test_peak_memory_usage", needs=HUB),
     Run("external_deps/test_pippy", call=("test_gpt2", "test_bert")),
     Run("external_deps/test_zero3_integration", needs=("deepspeed",)),
-    Run("external_deps/test_ds_multiple_model", needs=("deepspeed", *HUB)),
+    Run(
+        "external_deps/test_ds_multiple_model",
+        (f"--model_name_or_path={UNDECIDED}", "--num_epochs=12"),
+        needs=("deepspeed", *HUB),
+    ),
     Run("external_deps/test_ds_alst_ulysses_sp", needs=("deepspeed",)),
 )
 
