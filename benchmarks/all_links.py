@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> Report:
     from bigmodel.devices import virtual
 
     torch.set_num_threads(options.threads or 1)
-    sizes = Sizes(16, 256, 5e7, 1) if options.quick else Sizes(24, 1024, 4e8, options.steps)
+    sizes = Sizes(16, 256, 2.5e7, 1) if options.quick else Sizes(24, 1024, 2e8, options.steps)
     counts = (1, *LIMITS)
     virtual.enable(max(counts), bandwidth=sizes.rate)
     try:

@@ -35,6 +35,7 @@ from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_
 from bigmodel.dispatch import cpu_offload, dispatch_model, from_pretrained, get_plan, load_checkpoint_and_dispatch
 from bigmodel.errors import BudgetError, DeviceMapError, PlanError
 from bigmodel.plan import Plan, plan
+from bigmodel.plan.memory.assignment import Assignment, assemble
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.machine import DeviceLinks, LinkSpeed, nominal_machine
 from bigmodel.verify.planned_use import planned_use
@@ -230,6 +231,26 @@ def test_random_plans_never_pass_their_predicted_peak(draw: random.Random) -> No
     kind, said = outcome_of(model, found, case)
     # A run that measures less than planned counts as failed, but for mixtures: the plan is for the worst routing.
     assert kind not in (ABOVE, VIOLATED, FAILED), f"{case}: {said}"
+
+
+PLACES: list[tuple[int | str, int | str]] = [(0, 0), (1, 1), ("cpu", 0), ("cpu", 1), ("cpu", 1)]
+
+
+@pytest.mark.slow
+@given(st.lists(st.sampled_from(PLACES), min_size=8, max_size=8), st.integers(1, 3))
+@settings(max_examples=few(6))
+def test_however_blocks_are_spread_over_two_accelerators_their_peaks_are_the_predicted_ones(
+    places: list[tuple[int | str, int | str]], slots: int
+) -> None:
+    virtual.enable(2)
+    of, left = profile_of(small_llama), iter(places)
+    where = [next(left) if unit.is_block else (0, 0) for unit in of.units]
+    storage, execution = tuple(one for one, _ in where), tuple(other for _, other in where)
+    slot_bytes = max(unit.slot_bytes() for unit in of.units if unit.is_block)
+    assignment = Assignment(storage, execution, 0, slots, slot_bytes)
+    found = assemble(of, assignment, {0: 10**9, 1: 10**9, "cpu": 10**9}, "auto")
+    peaks = peaks_of(small_llama(), found)
+    assert {key: peak for key, (peak, _) in peaks.items()} == {key: found.devices[key].total for key in (0, 1)}
 
 
 def tied_llama() -> nn.Module:
