@@ -69,6 +69,7 @@ def run(options: argparse.Namespace) -> Report:
     importing = measure(
         [Variant(name, partial(_import_seconds, begin + IMPORT)) for name, begin in BEGIN.items()],
         options.rounds,
+        warmup=0 if options.quick else 1,
         seed=options.seed,
     )
     return _report(options, folder, decoding, importing, tokens[OURS] == tokens[ACCELERATE])
