@@ -11,10 +11,10 @@ previous one is still being copied, even if the next block must wait for its slo
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -39,7 +39,7 @@ class DiskReader:
 
     Args:
         link: Copy stream to the device.
-        policy: Decides whether reads bypass the page cache, and how many run at once.
+        policy: Decides whether reads bypass the page cache.
         stats: Counters of bytes and seconds.
         pin: Stage in pinned memory, from which a GPU copies asynchronously at full speed.
         chunk_bytes: Bytes of one read and of one staging slot; a multiple of `FILE_ALIGNMENT`.
@@ -178,9 +178,13 @@ class DiskReader:
         slot.empty()
         cached = is_cached(chunk.address, chunk.needed)
         bypass = self._policy.bypasses(cached) and chunk.file.can_bypass
-        turn = nullcontext() if cached else self._policy.cold_read(chunk.needed, bypass)
-        with turn, self._stats.reading():
-            return slot.fill(chunk, bypass)
+        with self._stats.reading():
+            started = time.perf_counter()
+            staged = slot.fill(chunk, bypass)
+            seconds = time.perf_counter() - started
+        if not cached:
+            self._policy.record(bypass, chunk.needed, seconds)
+        return staged
 
     def _drain(self, stage: Stage) -> None:
         """Wait until a chunk is read, and submit its copy."""

@@ -99,7 +99,7 @@ class Fetcher:
     def _reader(self) -> DiskReader:
         if self._disk is None:
             staging_bytes, readers = self._reading
-            policy = ReadPolicy(sum(self._on_disk), readers)
+            policy = ReadPolicy(sum(self._on_disk))
             chunk_bytes = chunk_of(staging(self._on_disk, staging_bytes), slots_of(readers))
             self._disk = DiskReader(self._link, policy, self._stats, self._is_pinning, chunk_bytes, readers)
         return self._disk

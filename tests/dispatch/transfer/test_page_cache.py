@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -89,55 +88,3 @@ def test_checkpoints_that_do_not_fit_are_read_the_faster_way(
         large.record(bypass, 100, 1.0 if bypass == direct_is_faster else 2.0)
     later = chosen[2 * ReadPolicy.RETRY :]
     assert later.count(direct_is_faster) == len(later) - 8
-
-
-@pytest.mark.parametrize(("together", "faster"), [(4.0, 1), (1.5, 2)])
-def test_as_many_cold_reads_run_at_once_as_are_faster(together: float, faster: int) -> None:
-    measured = ReadPolicy(1000, readers=2)
-    chosen = []
-    for _ in range(ReadPolicy.TURNS * ReadPolicy.TURN):
-        number = measured.at_once
-        chosen.append(number)
-        measured.record(False, 100, together if number == 2 else 1.0, number, number)
-    begun = 2 * ReadPolicy.TURN
-    assert set(chosen[:begun]) == {1, 2}
-    assert set(chosen[begun:]) == {faster}
-    assert measured.at_once != faster  # measured again
-
-
-def test_a_single_reader_has_nothing_to_choose() -> None:
-    alone = ReadPolicy(1000)
-    for _ in range(3 * ReadPolicy.TURN):
-        assert alone.at_once == 1
-        alone.record(False, 100, 1.0)
-
-
-def test_no_more_cold_reads_run_at_once_than_is_faster() -> None:
-    measured = ReadPolicy(1000, readers=2)
-    for _ in range(2 * ReadPolicy.TURN):
-        measured.record(False, 100, 4.0 if measured.at_once == 2 else 1.0, measured.at_once, measured.at_once)
-    running: list[int] = []
-    most: list[int] = []
-
-    def read() -> None:
-        for _ in range(20):
-            with measured.cold_read(1, bypassed=False):
-                running.append(1)
-                most.append(len(running))
-                running.pop()
-
-    threads = [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(most) == 40
-    assert set(most) == {1}
-
-
-def test_a_cold_read_that_fails_lets_others_run_and_is_not_measured() -> None:
-    measured = ReadPolicy(1000)
-    with pytest.raises(OSError, match="gone"), measured.cold_read(1, bypassed=False):
-        raise OSError("gone")
-    with measured.cold_read(1, bypassed=False):
-        pass
