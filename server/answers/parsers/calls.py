@@ -95,19 +95,19 @@ def _written(arguments: dict[str, Any]) -> str | None:
     return text
 
 
+def read_object(reader: TextReader, tools: Tools, before: str) -> Reading[bool]:
+    """Read the calls of a JSON object, and return whether it is any; what is none is given back with ``before``."""
+    before += yield from reader.space()
+    text = yield from reader.value("{")
+    return reader.calls_or_text(tools.read(text), before + text)
+
+
 def read_list(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
     """Read the calls of a JSON list, each as soon as it is complete.
 
     ``before``: what of the list has been read, its bracket included; given back if the first value is no call.
     """
-    while True:
-        before += yield from reader.space()
-        text = yield from reader.value("{")
-        calls = tools.read(text)
-        if calls is None:
-            reader.content(before + text)
-            return
-        reader.calls(calls)
+    while (yield from read_object(reader, tools, before)):
         before = yield from reader.space()
         comma = yield from reader.starts(",", "]")
         before += comma

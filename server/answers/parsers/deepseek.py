@@ -37,11 +37,7 @@ def _block(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
             body, end = yield from reader.collect(CALL_END)
             rest = body + end.text
         call = _call(tools, head.strip(), body)
-        if call is None:
-            reader.content(before + found.text + head + middle.text + rest)
-        else:
-            reader.calls([call])
-            called = True
+        called |= reader.calls_or_text(call, before + found.text + head + middle.text + rest)
         before = ""
 
 

@@ -27,20 +27,12 @@ def _first(reader: TextReader, tools: Tools) -> Reading[None]:
         yield from _fenced(reader, tools, space + fence)
         return
     text = yield from reader.value("{[")
-    calls = _calls(text, tools)
-    if calls is None:
-        reader.content(space + text)
-    else:
-        reader.calls(calls)
+    reader.calls_or_text(_calls(text, tools), space + text)
 
 
 def _fenced(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
     text, end = yield from reader.collect(END)
-    calls = _calls(text, tools)
-    if calls is None:
-        reader.content(before + text + end.text)
-    else:
-        reader.calls(calls)
+    reader.calls_or_text(_calls(text, tools), before + text + end.text)
 
 
 def _calls(text: str, tools: Tools) -> list[ToolCall] | None:

@@ -35,10 +35,7 @@ def read(reader: TextReader, tools: Tools, analysis: Sink) -> Reading[None]:
         if function is not None:
             arguments, end = yield from reader.collect(*ends)
             call = tools.call(function[1], arguments)
-            if call is None:
-                reader.content(header + arguments + (end.text if end.marker in ENDS else end.gap))
-            else:
-                reader.calls([call])
+            reader.calls_or_text(call, header + arguments + (end.text if end.marker in ENDS else end.gap))
         else:
             hidden = channel is not None and channel[1] == "analysis"
             end = yield from reader.until(ends, analysis if hidden else reader.content)

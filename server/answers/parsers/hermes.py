@@ -22,8 +22,4 @@ def read_tagged(reader: TextReader, calls_in: Callable[[str], list[ToolCall] | N
         if not begin.marker:
             return
         text, end = yield from reader.collect(END)
-        calls = calls_in(text)
-        if calls is None:
-            reader.content(begin.text + text + end.text)
-        else:
-            reader.calls(calls)
+        reader.calls_or_text(calls_in(text), begin.text + text + end.text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bigmodel.server.answers.parsers.calls import Tools
+from bigmodel.server.answers.parsers.calls import Tools, read_object
 from bigmodel.server.answers.parsers.reader import Reading, TextReader
 
 TAG = "<|python_tag|>"
@@ -20,13 +20,6 @@ def read(reader: TextReader, tools: Tools) -> Reading[None]:
 
 def _calls(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
     """Read calls up to something else; ``before`` is given back if there is none."""
-    while True:
-        before += yield from reader.space()
-        text = yield from reader.value("{")
-        calls = tools.read(text)
-        if calls is None:
-            reader.content(before + text)
-            return
-        reader.calls(calls)
+    while (yield from read_object(reader, tools, before)):
         before = yield from reader.space()
         before += yield from reader.starts(";")

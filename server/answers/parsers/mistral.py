@@ -38,10 +38,7 @@ def _named(reader: TextReader, tools: Tools, before: str) -> Reading[None]:
     space = yield from reader.space()
     arguments = yield from reader.value("{")
     call = tools.call(name.strip(), arguments)
-    if call is None:
-        reader.content(before + space + arguments)
-    else:
-        reader.calls([call])
+    reader.calls_or_text(call, before + space + arguments)
 
 
 def new_id() -> str:

@@ -1,4 +1,7 @@
-"""Calls written as Python: `f(a="x", b=[1, 2])`. Nothing is evaluated."""
+"""Calls written as Python: `f(a="x", b=[1, 2])`. Nothing is evaluated.
+
+Python's own parser is not used: a deeply nested text, which a client can have a model write, may overflow its stack.
+"""
 
 from __future__ import annotations
 

@@ -94,6 +94,14 @@ class TextReader:
                 self._parts.append(call)
                 self._closed = self._single
 
+    def calls_or_text(self, calls: ToolCall | Iterable[ToolCall] | None, written: str) -> bool:
+        """Give calls, or the text as it was written where there are none; return whether there are."""
+        if calls is None:
+            self.content(written)
+        else:
+            self.calls([calls] if isinstance(calls, ToolCall) else calls)
+        return calls is not None
+
     def _show(self, kind: type[Content] | type[Reasoning], text: str) -> None:
         for marker in self._hidden:
             text = text.replace(marker, "")
