@@ -1,10 +1,11 @@
 """Takes out one piece of synchronisation at a time, and looks whether a test fails.
 
-    python -m tests.tools.mutants [--only TEXT ...] [--list]
+    python -m tests.tools.mutants [--only TEXT ...] [--shard I/N] [--results FILE] [--list]
 
 A mutant lacks one wait, one event that is recorded or waited for, one thing said to the allocator, or one lock, in the
 modules that move weights. Each runs in a forked process, in which the mutant is imported in the place of the module.
-Survivors are printed with their line; the last line is the score.
+A line is printed for each, with the test that fails; the last line is the score. A run that ends early goes on where it
+ended if it is given the same file of results; several shards may share one.
 """
 
 from __future__ import annotations
@@ -25,8 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = (
     "bigmodel.checkpoint.upload",
     "bigmodel.devices.streams",
+    "bigmodel.dispatch.attach.host_or_device",
+    "bigmodel.dispatch.mapped.readahead",
     "bigmodel.dispatch.transfer.disk_reader",
     "bigmodel.dispatch.transfer.fetcher",
+    "bigmodel.dispatch.transfer.files",
+    "bigmodel.dispatch.transfer.page_cache",
     "bigmodel.dispatch.transfer.quantized_transfer",
     "bigmodel.dispatch.transfer.read_job",
     "bigmodel.dispatch.transfer.speculative_reads",
@@ -36,17 +41,18 @@ MODULES = (
     "bigmodel.dispatch.streaming.streamer",
     "bigmodel.dispatch.experts.cache",
     "bigmodel.dispatch.experts.lazy_tensors",
+    "bigmodel.dispatch.weights.visits",
 )
-TESTS = (
+TESTS: tuple[tuple[str, ...], ...] = (
     ("tests/checkpoint/test_upload.py", "tests/dispatch/transfer/test_to_host.py"),
     ("tests/dispatch/test_locks.py", "tests/dispatch/test_strict.py"),
     ("-m", "not slow", *(f"tests/dispatch/{room}" for room in ("streaming", "transfer", "experts"))),
     ("-m", "not slow", "tests/devices/test_streams.py", "tests/dispatch/test_dispatch.py"),
 )
-"""Arguments of pytest, one call after another until one fails."""
+"""Arguments of pytest, one call after another until one fails; the tests of the mutant's own module come before."""
 
-SECONDS = 120
-"""After so long a mutant counts as caught: it hangs."""
+SECONDS = 240
+"""After so long a mutant counts as caught: it hangs. The tests take half a minute on an idle machine."""
 
 _CALLS = {
     *("wait", "synchronize", "wait_event", "uses", "record_stream", "record", "mark", "notify_all"),
@@ -140,8 +146,22 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self._mutant.source, f"mutant of {self._mutant.module}", "exec"), module.__dict__)
 
 
-def is_caught(mutant: Mutant | None, tests: Sequence[Sequence[str]] = TESTS) -> bool:
-    """Whether a test fails with a mutant (None: the code as it is), or never ends."""
+class _FirstFailure:
+    """Writes the name of the first test that fails to a file; a plugin of pytest."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._written = False
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and not self._written:
+            self._written = True
+            os.write(self._file, report.nodeid.encode())
+
+
+def fails(mutant: Mutant | None) -> str | None:
+    """Return what fails with a mutant (None: the code as it is): a test's name, "hangs" or "ends"; None if all pass."""
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -151,17 +171,36 @@ def is_caught(mutant: Mutant | None, tests: Sequence[Sequence[str]] = TESTS) -> 
             sys.meta_path.insert(0, _Finder(mutant))
         import pytest
 
-        fails = any(pytest.main(["-x", "-n", "0", "-p", "no:cacheprovider", *each]) for each in tests)
-        os._exit(int(fails))
+        options = ("-x", "-n", "0", "-p", "no:cacheprovider")
+        failed = any(pytest.main([*options, *each], [_FirstFailure(writer)]) for each in _tests(mutant))
+        os._exit(int(failed))
+    os.close(writer)
+    with open(reader) as failures:
+        how = _await(child)
+        return (failures.read() or how) if how == "ends" else how
+
+
+def _tests(mutant: Mutant | None) -> Iterator[Sequence[str]]:
+    """Yield arguments of pytest: the file of tests that mirrors the mutant's module first."""
+    if mutant is not None:
+        *rooms, name = mutant.module.split(".")[1:]
+        mirror = Path("tests", *rooms, f"test_{name}.py")
+        if mirror.exists():
+            yield "-m", "not slow", str(mirror)
+    yield from TESTS
+
+
+def _await(child: int) -> str | None:
+    """Wait for a process: None if it exits with 0, "ends" with another status, "hangs" if it had to be killed."""
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return status != 0
+            return "ends" if status else None
         time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return True
+    return "hangs"
 
 
 def main() -> None:
@@ -169,32 +208,38 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", default=[""], help="only mutants whose module, line or text has one of these"
     )
+    parser.add_argument("--shard", default="1/1", help="which part of how many, such as 2/4")
+    parser.add_argument("--results", type=Path, help="file to add lines to; mutants that are in it are not tried again")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     arguments = parser.parse_args()
-    found = [
-        mutant
-        for module in MODULES
-        for mutant in mutants(module)
-        if any(text in f"{mutant.module}:{mutant.line} {mutant.what}" for text in arguments.only)
-    ]
-    if not arguments.list:
-        # What every child needs is imported once; nothing of the library may be, so that mutants are.
-        import hypothesis  # noqa: F401
-        import numpy  # noqa: F401
-        import torch
-        import transformers  # noqa: F401
+    shard, shards = map(int, arguments.shard.split("/"))
+    names = {f"{mutant.module}:{mutant.line} {mutant.what}": mutant for module in MODULES for mutant in mutants(module)}
+    chosen = [name for name in names if any(text in name for text in arguments.only)][shard - 1 :: shards]
+    if arguments.list:
+        print("\n".join(chosen))
+        return
+    kept = arguments.results.read_text().splitlines() if arguments.results and arguments.results.exists() else []
+    lines = [line for line in kept if line.split("\t")[1] in chosen]
+    waiting = [name for name in chosen if name not in {line.split("\t")[1] for line in lines}]
+    # What every child needs is imported once; nothing of the library may be, so that mutants are.
+    import hypothesis  # noqa: F401
+    import numpy  # noqa: F401
+    import torch
+    import transformers  # noqa: F401
 
-        torch.set_num_threads(1)
-        os.chdir(ROOT)
-        if is_caught(None):
-            sys.exit("the tests fail without any change")
-    caught = 0
-    for mutant in found:
-        verdict = "" if arguments.list else "caught " if is_caught(mutant) else "SURVIVES "
-        caught += verdict == "caught "
-        print(f"{verdict}{mutant.module}:{mutant.line} {mutant.what}", flush=True)
-    if not arguments.list:
-        print(f"{caught} of {len(found)} mutants are caught")
+    torch.set_num_threads(1)
+    os.chdir(ROOT)
+    if waiting and (failed := fails(None)):
+        sys.exit(f"the tests fail without any change: {failed}")
+    for name in waiting:
+        failed = fails(names[name])
+        lines.append("\t".join(("caught" if failed else "SURVIVES", name, failed or "")))
+        print(lines[-1], flush=True)
+        if arguments.results:
+            with arguments.results.open("a") as results:
+                results.write(lines[-1] + "\n")
+    caught = sum(line.startswith("caught") for line in lines)
+    print(f"{caught} of {len(chosen)} mutants are caught")
 
 
 if __name__ == "__main__":

@@ -97,6 +97,9 @@ class ExactAllocator:
     def free(self, block: Block, used_until: Sequence[Callable[[], bool]] = ()) -> None:
         self.allocated.add(-block.nbytes)
 
+    def recount(self, in_use: Sequence[Block]) -> None:
+        self.allocated.now = sum(block.nbytes for block in in_use)
+
     def empty_cache(self) -> None:
         """Do nothing: nothing is cached."""
 
@@ -127,6 +130,7 @@ class CachingAllocator:
     def __post_init__(self) -> None:
         self.limit: int | None = None
         """Most bytes to be reserved, context not counted; None: as the capacity allows."""
+        self._segments: dict[int, tuple[int, tuple[int, bool]]] = {}
         self._free: dict[tuple[int, bool], list[tuple[int, int, Block]]] = {}
         self._waiting: list[tuple[Block, list[Callable[[], bool]]]] = []
         self._end = 0
@@ -167,8 +171,44 @@ class CachingAllocator:
         self._collect()
         for pool in self._free.values():
             kept = [entry for entry in pool if not entry[2].is_segment]
-            self.reserved.add(-sum(entry[0] for entry in pool if entry[2].is_segment))
+            for nbytes, address, block in pool:
+                if block.is_segment:
+                    self.reserved.add(-nbytes)
+                    del self._segments[address]
             pool[:] = kept
+
+    def recount(self, in_use: Sequence[Block]) -> None:
+        """Make all books anew, after a call that did not come to its end.
+
+        Args:
+            in_use: All blocks that were returned by `allocate` and not given to `free`.
+        """
+        taken = sorted((*in_use, *(block for block, _ in self._waiting)), key=lambda block: block.address)
+        self._free = {}
+        for begin, (nbytes, pool) in self._segments.items():
+            last, at = None, begin
+            for block in [each for each in taken if begin <= each.address < begin + nbytes]:
+                last = self._chained(last, at, block.address, pool)
+                block.before, block.in_use = last, True
+                if last is not None:
+                    last.after = block
+                last, at = block, block.address + block.nbytes
+            last = self._chained(last, at, begin + nbytes, pool)
+            if last is not None:
+                last.after = None
+        self.requested.now = sum(block.requested for block in in_use)
+        self.allocated.now = sum(block.nbytes for block in in_use)
+        self.reserved.now = sum(nbytes for nbytes, _ in self._segments.values())
+
+    def _chained(self, last: Block | None, begin: int, end: int, pool: tuple[int, bool]) -> Block | None:
+        """Return the last block before `end`: a new, free one after `last` if anything is left, else `last`."""
+        if begin == end:
+            return last
+        rest = Block(begin, end - begin, pool, before=last)
+        if last is not None:
+            last.after = rest
+        self._insert(rest)
+        return rest
 
     def reset_peaks(self) -> None:
         """Reset all peaks to what is in use now."""
@@ -188,6 +228,7 @@ class CachingAllocator:
                 raise NoRoom
         block = Block(self._end, nbytes, pool)
         self._end += nbytes
+        self._segments[block.address] = nbytes, pool
         self.reserved.add(nbytes, beyond)
         return block
 
@@ -231,12 +272,11 @@ class CachingAllocator:
 
     def _collect(self) -> None:
         """Release blocks whose users have finished."""
-        waiting, self._waiting = self._waiting, []
-        for block, unfinished in waiting:
-            unfinished = [done for done in unfinished if not done()]
-            if unfinished:
-                self._waiting.append((block, unfinished))
-            else:
+        for entry in list(self._waiting):
+            block, unfinished = entry
+            unfinished[:] = [done for done in unfinished if not done()]
+            if not unfinished:
+                self._waiting.remove(entry)
                 self._release(block)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from functools import partial
+from collections import deque
 from typing import NamedTuple
 
 import torch
@@ -46,8 +46,31 @@ class Allocation:
         self.history = history
 
 
+class _Entry(weakref.ref[Allocation]):
+    """An allocation in the books of its arena: what is to be done when it is gone.
+
+    Attributes:
+        address: Where its storage lies.
+        block: Its block in the device's memory.
+        history: The accesses to it, on a strict accelerator.
+        storage: The storage, to be poisoned; None if the accelerator is not strict.
+        then: Frees it at once when it is gone.
+    """
+
+    address: int
+    block: Block
+    history: History | None
+    storage: torch.UntypedStorage | None
+    then: weakref.ref[Allocation]
+
+
 class Arena:
     """Counted memory with a capacity, shared by all tensors of one virtual accelerator.
+
+    An interrupt at any moment loses no count, as CUDA's allocator is not interrupted. What is in use stands in two
+    dictionaries, which change in one step each; if one came between that and the allocator's own books, these are
+    made anew from them. An allocation that ends is queued without running Python code, and freed right after it; or,
+    if that is interrupted or the arena is at work in the same thread, before the next look at the books.
 
     Args:
         index: Index of the virtual accelerator.
@@ -56,7 +79,6 @@ class Arena:
 
     Attributes:
         strict: Whether accesses to its memory are checked for their order.
-        memory: Counts its bytes.
         workspace: Bytes that matrix products allocate once for each stream.
         is_caching: Whether memory is given out by a caching allocator.
     """
@@ -66,12 +88,22 @@ class Arena:
         self.strict = False
         self.is_caching = caching is not None
         self.workspace = 0 if caching is None else caching.workspace
-        self.memory: ExactAllocator | CachingAllocator = (
+        self._memory: ExactAllocator | CachingAllocator = (
             ExactAllocator(capacity) if caching is None else CachingAllocator(capacity, caching.context)
         )
-        self._workspaces: dict[int, Block] = {}
         self._lock = detector.lock  # freeing memory, at any time, locks both
-        self._by_address: dict[int, weakref.ref[Allocation]] = {}
+        self._by_address: dict[int, _Entry] = {}
+        self._workspaces: dict[int, Block] = {}
+        self._ended: deque[weakref.ref[Allocation]] = deque()
+        self._is_at_work = False
+        self._is_torn = False
+
+    @property
+    def memory(self) -> ExactAllocator | CachingAllocator:
+        """Counts its bytes."""
+        if self._ended or self._is_torn:
+            self._free_ended()
+        return self._memory
 
     @property
     def capacity(self) -> int | None:
@@ -112,17 +144,29 @@ class Arena:
             return None
         address = storage.data_ptr()
         with self._lock:
+            self._free_ended()
             known = self._by_address.get(address)
-            allocation = known() if known is not None else None
-            if allocation is not None:
-                return allocation
+            if known is not None:
+                allocation = known()
+                if allocation is not None:
+                    return allocation
+                self._free(known)  # it ends in another thread just now
             stream = current_stream(self.index)
-            block = self._allocate(nbytes, stream.number)
-            history = detector.allocated(nbytes, stream) if self.strict else None
-            allocation = Allocation(nbytes, history)
-            # What is freed is poisoned, if the device is strict: the storage outlives the tensors until then.
-            freed = partial(self._release, address, block, history, storage if self.strict else None)
-            self._by_address[address] = weakref.ref(allocation, freed)
+            self._is_at_work = self._is_torn = True
+            try:
+                block = self._allocate(nbytes, stream.number)
+                history = detector.allocated(nbytes, stream) if self.strict else None
+                allocation = Allocation(nbytes, history)
+                # The last reference is called first. It only queues, in C: nothing can interrupt that.
+                then = weakref.ref(allocation, self._free_ended)
+                entry = _Entry(allocation, self._ended.append)
+                entry.address, entry.block, entry.history, entry.then = address, block, history, then
+                # What is freed is poisoned, if the device is strict: the storage outlives the tensors until then.
+                entry.storage = storage if self.strict else None
+                self._by_address[address] = entry
+                self._is_torn = False
+            finally:
+                self._is_at_work = False
             return allocation
 
     def need_workspace(self) -> None:
@@ -130,7 +174,13 @@ class Arena:
         with self._lock:
             number = current_stream(self.index).number
             if self.workspace and number not in self._workspaces:
-                self._workspaces[number] = self._allocate(self.workspace, number)
+                self._free_ended()
+                self._is_at_work = self._is_torn = True
+                try:
+                    self._workspaces[number] = self._allocate(self.workspace, number)
+                    self._is_torn = False
+                finally:
+                    self._is_at_work = False
 
     def reset_peak(self) -> None:
         """Reset all peaks to what is in use now."""
@@ -140,10 +190,16 @@ class Arena:
     def empty_cache(self) -> None:
         """Give back what is cached."""
         with self._lock:
-            self.memory.empty_cache()
+            self._free_ended()
+            self._is_at_work = self._is_torn = True
+            try:
+                self._memory.empty_cache()
+                self._is_torn = False
+            finally:
+                self._is_at_work = False
 
     def _allocate(self, nbytes: int, stream: int) -> Block:
-        memory = self.memory
+        memory = self._memory
         try:
             return memory.allocate(nbytes, stream)
         except NoRoom:
@@ -155,23 +211,40 @@ class Arena:
             raise error
         return memory.allocate(nbytes, stream, beyond=True)
 
-    def _release(
-        self,
-        address: int,
-        block: Block,
-        history: History | None,
-        storage: torch.UntypedStorage | None,
-        reference: weakref.ref[Allocation],
-    ) -> None:
-        if storage is not None and _is_read_still(storage, address):
-            ctypes.memset(address, POISON, storage.nbytes())
+    def _free_ended(self, _: object = None) -> None:
+        """Free allocations that have ended; before, make the allocator's books anew if they are torn."""
+        if not (self._ended or self._is_torn):
+            return
         with self._lock:
-            if history is not None:
-                detector.freed(history)
-            users = () if history is None else history.users.values()
-            self.memory.free(block, [user.record_event().query for user in users])
-            if self._by_address.get(address) is reference:
-                del self._by_address[address]
+            if self._is_at_work:  # a garbage collection has called this in the middle of it
+                return
+            self._is_at_work = True
+            try:
+                if self._is_torn:
+                    self._memory.recount(
+                        [*(entry.block for entry in self._by_address.values()), *self._workspaces.values()]
+                    )
+                    self._is_torn = False
+                while self._ended:
+                    self._free(self._ended[0])
+                    self._ended.popleft()
+            finally:
+                self._is_at_work = False
+
+    def _free(self, entry: weakref.ref[Allocation]) -> None:
+        """Free an allocation that has ended, unless it is freed or was never entered."""
+        if not isinstance(entry, _Entry) or self._by_address.get(getattr(entry, "address", 0)) is not entry:
+            return
+        if entry.storage is not None and _is_read_still(entry.storage, entry.address):
+            ctypes.memset(entry.address, POISON, entry.storage.nbytes())
+        if entry.history is not None:
+            detector.freed(entry.history)
+        users = () if entry.history is None else entry.history.users.values()
+        unfinished = [user.record_event().query for user in users]
+        self._is_torn = True
+        del self._by_address[entry.address]
+        self._memory.free(entry.block, unfinished)
+        self._is_torn = False
 
 
 def _is_read_still(storage: torch.UntypedStorage, address: int) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import bisect
 import weakref
+from collections import deque
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,49 +18,82 @@ from ..forks import new_rlock
 PAGE = 4096
 
 
+class _Pinned(weakref.ref[Any]):
+    """Refers to the memory of one tensor that is pinned.
+
+    Attributes:
+        begin: Its first address.
+        nbytes: Bytes that the tensor asked for.
+    """
+
+    begin: int
+    nbytes: int
+
+
 class PinnedMemory:
     """The pinned memory of this process.
 
-    Attributes:
-        requested: Bytes of the tensors that are alive.
-        reserved: Bytes that were pinned for them: each tensor takes a power of two.
+    An interrupt at any moment loses no count: memory that is gone is queued without running Python code, and what is
+    counted is what one dictionary holds.
     """
 
     def __init__(self) -> None:
-        self.requested = 0
-        self.reserved = 0
         self._lock = new_rlock()
+        self._alive: dict[int, _Pinned] = {}
         self._begins: list[int] = []
-        self._ends: dict[int, int] = {}
+        self._gone: deque[weakref.ref[Any]] = deque()
+
+    @property
+    def requested(self) -> int:
+        """Bytes of the tensors that are alive."""
+        with self._lock:
+            self._forget_gone()
+            return sum(each.nbytes for each in self._alive.values())
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that were pinned for them: each tensor takes a power of two."""
+        with self._lock:
+            self._forget_gone()
+            return sum(pinned_bytes(each.nbytes) for each in self._alive.values())
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """Return a new pinned tensor of `nbytes` uint8, aligned to pages."""
         memory = np.empty(max(nbytes, 1) + PAGE, dtype=np.uint8)
         whole = torch.from_numpy(memory)
-        begin = whole.data_ptr() + -whole.data_ptr() % PAGE
         with self._lock:
-            bisect.insort(self._begins, begin)
-            self._ends[begin] = begin + nbytes
-            self.requested += nbytes
-            self.reserved += pinned_bytes(nbytes)
-        weakref.finalize(memory, self._release, begin, nbytes).atexit = False
-        return whole[begin - whole.data_ptr() :][:nbytes]
+            self._forget_gone()
+            pinned = _Pinned(memory, self._gone.append)
+            pinned.begin, pinned.nbytes = whole.data_ptr() + -whole.data_ptr() % PAGE, nbytes
+            self._begins = []  # wrong until it is made anew
+            self._alive[pinned.begin] = pinned
+            self._begins = sorted(self._alive)
+        return whole[pinned.begin - whole.data_ptr() :][:nbytes]
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether `tensor` lies in pinned memory."""
-        if not self._begins:
+        if not self._alive:
             return False
         address = tensor.data_ptr()
         with self._lock:
+            self._forget_gone()
             index = bisect.bisect_right(self._begins, address) - 1
-            return index >= 0 and address < self._ends[self._begins[index]]
+            if index < 0:
+                return False
+            pinned = self._alive[self._begins[index]]
+            return address < pinned.begin + pinned.nbytes
 
-    def _release(self, begin: int, nbytes: int) -> None:
-        with self._lock:
-            self._begins.remove(begin)
-            del self._ends[begin]
-            self.requested -= nbytes
-            self.reserved -= pinned_bytes(nbytes)
+    def _forget_gone(self) -> None:
+        """Forget memory that is gone; an interrupted call is made up for by the next one."""
+        if len(self._begins) == len(self._alive) and not self._gone:
+            return
+        self._begins = []
+        while self._gone:
+            pinned = self._gone[0]
+            if isinstance(pinned, _Pinned) and self._alive.get(getattr(pinned, "begin", 0)) is pinned:
+                del self._alive[pinned.begin]
+            self._gone.popleft()
+        self._begins = sorted(self._alive)
 
 
 def pinned_bytes(nbytes: int) -> int:

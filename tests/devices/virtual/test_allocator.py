@@ -145,10 +145,18 @@ def test_blocks_in_use_never_overlap_and_counters_add_up(data: st.DataObject) ->
             nbytes = data.draw(sizes)
             held.append((allocator.allocate(nbytes, stream=data.draw(st.integers(0, 1))), nbytes))
         check(allocator, held)
+        before = books(allocator)
+        allocator.recount([block for block, _ in held])
+        assert books(allocator) == before
     for block, _ in held:
         allocator.free(block)
     allocator.empty_cache()
     assert (allocator.requested.now, allocator.allocated.now, allocator.reserved.now) == (0, 0, 0)
+
+
+def books(allocator: CachingAllocator) -> Any:
+    counters = allocator.requested.now, allocator.allocated.now, allocator.reserved.now
+    return counters, {pool: [entry[:2] for entry in free] for pool, free in allocator._free.items() if free}
 
 
 def check(allocator: Any, held: list[tuple[Block, int]]) -> None:

@@ -1,8 +1,12 @@
+import sys
+
 import pytest
 import torch
 
 from bigmodel.devices import virtual
 from bigmodel.devices.virtual.arena import Arena, Caching
+
+from ...dispatch.interrupting import interrupted_at
 
 
 def test_views_share_the_booking_of_their_storage() -> None:
@@ -71,3 +75,36 @@ def test_freed_memory_of_a_strict_accelerator_is_poisoned(strict: bool) -> None:
     del view
     assert bool(whole.isnan().all()) == strict
     virtual.disable()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("caching", [None, Caching(), Caching(workspace=2**20)])
+def test_an_interrupt_loses_no_count(caching: Caching | None, strict: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's allocators are not interrupted: what was allocated is freed, and what was freed can be had again."""
+    # Python cannot raise what interrupts the end of an object. pytest would keep its frames, and what they refer to.
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    sizes = (600, 3 * 2**20, 200, 12 * 2**20)
+    storages = [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+    number, interrupted = 0, True
+    while interrupted:
+        arena = Arena(0, caching=caching)
+        arena.strict = strict
+
+        def use(arena: Arena = arena) -> None:
+            held = [arena.claim(each) for each in storages]
+            arena.need_workspace()
+            del held[1::2]
+            held += [arena.claim(each) for each in storages]
+
+        interrupted = interrupted_at(number, use)
+        workspace = arena.memory.allocated.now
+        assert workspace in (0, arena.workspace), number
+        arena.empty_cache()
+        if not workspace:
+            assert (arena.memory.requested.now, arena.memory.reserved.now) == (0, 0), number
+        kept = [arena.claim(each) for each in storages]
+        assert arena.memory.requested.now == sum(sizes) + workspace, number
+        del kept
+        number += 1
+    assert number > 50

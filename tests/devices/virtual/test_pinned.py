@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from bigmodel.devices import virtual
 from bigmodel.devices.pinned import empty_host, is_pinned, pinned_copy
-from bigmodel.devices.virtual.pinned import pinned_bytes
+from bigmodel.devices.virtual.pinned import PinnedMemory, pinned_bytes
+
+from ...dispatch.interrupting import interrupted_at
 
 pytestmark = pytest.mark.usefixtures("accelerators")
 
@@ -35,3 +39,26 @@ def test_a_copy_in_pinned_memory_is_contiguous_and_equal() -> None:
     assert is_pinned(copied)
     assert copied.is_contiguous()
     assert torch.equal(copied, tensor)
+
+
+def test_an_interrupt_loses_no_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's allocator is not interrupted."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    number, interrupted = 0, True
+    while interrupted:
+        memory = PinnedMemory()
+        number += 1
+
+        def use(memory: PinnedMemory = memory) -> None:
+            held = [memory.empty(100 * size) for size in range(3)]
+            assert memory.holds(held[1])
+            del held[1]
+            held.append(memory.empty(700))
+
+        interrupted = interrupted_at(number - 1, use)
+        assert (memory.requested, memory.reserved) == (0, 0), number
+        kept = memory.empty(5)
+        assert memory.holds(kept)
+        assert (memory.requested, memory.reserved) == (5, 8), number
+        del kept
+    assert number > 20
