@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import typer
 from typer.testing import CliRunner
 
 import bigmodel.server.http.run
+import bigmodel.server.loading
 from bigmodel.cli.serve import serve
 from bigmodel.errors import ServeError
-from bigmodel.server import EngineOptions, Settings
+from bigmodel.server import EngineOptions, Loaded, Loading, Settings
+from tests.server.tiny import tiny_model, tiny_tokenizer
 
 command = typer.Typer()
 command.command()(serve)
@@ -66,6 +69,27 @@ def test_options_become_settings(served: dict[str, Any], tmp_path: Path) -> None
     assert (engine.max_sequences, engine.max_queue, engine.max_length) == (3, 5, 99)
     assert (engine.kv_bytes, engine.max_batch_tokens) == (2 << 30, 256)
     assert (engine.row_multiple, engine.prefix_cache) == (1, False)
+
+
+def test_the_model_is_loaded_with_the_options_of_placing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def load(model: str, **options: Any) -> Loaded:
+        asked.append({**options, "model": model})
+        return Loaded(tiny_model(), tiny_tokenizer())
+
+    def run(loader: Callable[[Loading], Loaded], *_: Any) -> int:
+        loader(Loading())
+        return 0
+
+    monkeypatch.setattr(bigmodel.server.loading, "load", load)
+    monkeypatch.setattr("bigmodel.cli.serve._serve", run)
+    for options in ((), ("--offload", "compute", "--host-kernels", "packed")):
+        assert invoke(*options).exit_code == 0
+    assert [(one["model"], one["offload"], one["host_kernels"]) for one in asked] == [
+        ("some/model", "stream", "exact"),
+        ("some/model", "compute", "packed"),
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\n", b"\xff\xfe"])

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bigmodel.dispatch.attach.dispatched import dispatched
 from bigmodel.errors import CheckpointNotFoundError, ServeError, SizeError
+from bigmodel.quantized.host_kernels import HOST_KERNELS
 from bigmodel.server import Loaded, Loading
 from bigmodel.server.loading import (
     LoadingCancelledError,
@@ -17,6 +19,8 @@ from bigmodel.server.loading import (
     parse_max_memory,
     with_draft,
 )
+from tests.quantized.checkpoints import published
+from tests.quantized.twins import packed
 from tests.server.tiny import ask, tiny_engine, tiny_model, tiny_tokenizer
 
 
@@ -73,6 +77,24 @@ def test_a_model_partly_on_disk_is_served_with_the_same_tokens(tmp_path: Path) -
         assert streamed.events == resident.events
     whole.stop()
     parts.stop()
+
+
+def test_quantised_weights_may_be_computed_as_they_are_packed(tmp_path: Path) -> None:
+    folder = tmp_path / "q"
+    published(folder, packed(), vocab_size=512)
+    tiny_tokenizer().save_pretrained(folder)
+    for kernels in HOST_KERNELS:
+        loaded = load(str(folder), device_map="cpu", host_kernels=kernels, context_length=64)
+        assert loaded.plan.host_kernels == kernels
+        assert bool(dispatched(loaded.model).packed) == (kernels == "packed")
+        engine = tiny_engine(loaded.model)
+        answer = ask(engine, prompt="the cat", temperature=0.0, max_tokens=8, ignore_eos=True)
+        answer.wait()
+        with torch.no_grad():
+            first = loaded.model(torch.tensor([tiny_tokenizer().encode("the cat")])).logits[0, -1].argmax()
+        assert len(answer.tokens()) == 8
+        assert answer.tokens()[0] == first
+        engine.stop()
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
