@@ -205,9 +205,11 @@ def _run_after(events: Sequence[Event], work: Callable[[], None], queued: float 
 
 
 def _run_in_caller(events: Sequence[Event], work: Callable[[], None]) -> PastEvent:
-    """Run `work` after `events` in the calling thread; return an event with its error, if any."""
+    """Run `work` in the calling thread, as `events` have passed; return an event with its error, or theirs, if any."""
     try:
-        _run_after(events, work)
+        for event in events:
+            event.synchronize()
+        work()
     except Exception as error:
         return PastEvent(error)
     return PAST
@@ -241,7 +243,7 @@ class ThreadCopyStream:
 
     def _is_idle(self, after: Sequence[Event]) -> bool:
         """Whether all queued work is done and all events in `after` have passed."""
-        return (self._last is None or self._last.done()) and all(event.done() for event in after)
+        return (self._last is None or self._last.done()) and (not after or all(event.done() for event in after))
 
 
 class TimedCopyStream:

@@ -321,31 +321,39 @@ class Parts:
 
     def are_current(self) -> bool:
         """Whether no part was added or replaced since."""
-        for reference, members in self.found:
+        for reference, names, members, keys in self.found:
             part = reference()
-            if part is None or _members(part) != members:
+            if part is None or [*part._modules] != names or _children(part) != members:
+                return False
+            if keys is not None and _keys(part) != keys:
                 return False
         return True
 
 
-_Members = tuple[tuple[object, ...], ...]
-"""The names in a module, each with what it refers to."""
+_Part = tuple["weakref.ref[nn.Module]", list[str], "list[weakref.ref[nn.Module]]", "list[str] | None"]
+"""A module, the names in it, the modules of these names, and the keys of a dictionary of parameters."""
 
 
-def parts_of(module: nn.Module) -> list[tuple[weakref.ref[nn.Module], _Members]]:
+def parts_of(module: nn.Module) -> list[_Part]:
     """Return the parts of `module` that change when something is added to it, each with what it holds now.
 
     A layer without modules in it, such as a linear one, is replaced and not extended, which its parent shows.
     """
     return [
-        (weakref.ref(part), _members(part))
+        (
+            weakref.ref(part),
+            [*part._modules],
+            _children(part),
+            _keys(part),
+        )
         for part in module.modules()
         if part._modules or not part._parameters or isinstance(part, nn.ParameterDict)
     ]
 
 
-def _members(module: nn.Module) -> _Members:
-    """Return the names in a module, each with a weak reference to the module of that name."""
-    keys = module._keys if isinstance(module, nn.ParameterDict) else ()
-    modules = ((name, None if child is None else weakref.ref(child)) for name, child in module._modules.items())
-    return (*modules, *((key,) for key in keys))
+def _keys(module: nn.Module) -> list[str] | None:
+    return [*module._keys] if isinstance(module, nn.ParameterDict) else None
+
+
+def _children(module: nn.Module) -> list[weakref.ref[nn.Module]]:
+    return [weakref.ref(child) for child in module._modules.values() if child is not None]

@@ -91,7 +91,8 @@ class SlotCache(ABC, Generic[K, S]):
             version: Version of the host's tensors, to detect later changes.
             fetch: Starts the copy into the given memory after the given events; returns the event of its arrival.
         """
-        self.forget(slot)
+        if slot.content is not None:
+            self.forget(slot)
         slot.ready = fetch(slot.memory, slot.marks)
         # The marks stay until they have passed: the fetch may fail or be cancelled before its copies wait for them.
         slot.content, slot.version = content, version
@@ -179,10 +180,9 @@ class BlockSlot(Slot[Block]):
         A module may return one of its weights or a view of it, as position embeddings do.
         """
 
-        def copied(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor.clone() if storage_of(tensor) == self.storage else tensor
-
-        return copied(value) if isinstance(value, torch.Tensor) else map_tensors(copied, value)
+        if isinstance(value, torch.Tensor):
+            return value.clone() if storage_of(value) == self.storage else value
+        return map_tensors(self.copied_out, value)
 
 
 class BlockSlots(SlotCache[Block, BlockSlot]):

@@ -44,7 +44,7 @@ class Fetcher:
     ) -> None:
         self._is_pinning = copies_from_pinned(device)
         self._stats = stats
-        self._link = TimedCopyStream(stream, device, lambda seconds: stats.add(on_link=seconds))
+        self._link = TimedCopyStream(stream, device, stats.add_link_seconds)
         self._on_disk = [block.nbytes for block in map(_carried, blocks) if block.on_disk]
         self._reading = staging_bytes, readers
         self._disk: DiskReader | None = None
@@ -80,12 +80,12 @@ class Fetcher:
         transfer = self._quantized.start(block, memory) if isinstance(block, QuantizedBlock) else None
         if block.on_disk or self._holds_host(block) or (self._disk is not None and self._disk.is_busy):
             # Queued behind running reads, so that an older fetch never overwrites a newer one.
-            self._stats.add(fetches=1)
+            self._stats.add_fetch()
             return self._reader().fetch(transfer or Transfer(block, memory), after)
         if transfer is not None:
-            self._stats.add(fetches=1, from_ram=transfer.block.nbytes)
+            self._stats.add_fetch(transfer.block.nbytes)
             return transfer.run(self._link, after)
-        self._stats.add(fetches=1, from_ram=block.nbytes)
+        self._stats.add_fetch(block.nbytes)
         return self._link.submit(partial(block.fetch, memory), after, block.nbytes)
 
     def _holds_host(self, block: Block) -> bool:
@@ -93,8 +93,10 @@ class Fetcher:
 
         The reader's thread then submits it, so that the forward goes on to launch its compute.
         """
+        if not self._is_pinning:
+            return False
         packed = _carried(block).packed
-        return self._is_pinning and not (packed is not None and is_pinned(packed))
+        return packed is None or not is_pinned(packed)
 
     def _reader(self) -> DiskReader:
         if self._disk is None:

@@ -153,6 +153,14 @@ class Block:
         Raises:
             DispatchError: A replacement has another shape or dtype, or lies on another device.
         """
+        for tensor in self.tensors:
+            registry, key = tensor.owners[0]
+            value = tensor.value
+            if registry.get(key) is not value or getattr(value, EXPOSURES, 0) != tensor.exposures:
+                return self._adopt_replaced()
+        return False
+
+    def _adopt_replaced(self) -> bool:
         replaced = False
         for tensor in self.tensors:
             registry, key = tensor.owners[0]
@@ -222,8 +230,9 @@ class Block:
         for tensor, shown in zip(self.tensors, tensors):
             for registry, name in tensor.owners:  # as `HostTensor.show`; this is hot
                 registry[name] = shown
-            for weights, place in tensor.second_places:
-                weights[place] = shown
+            if tensor.second_places:
+                for weights, place in tensor.second_places:
+                    weights[place] = shown
 
     def keep_state(self, views: list[torch.Tensor], written: bool) -> bool:
         """Copy buffers, and parameters that a forward has written or replaced, to the host.

@@ -114,8 +114,10 @@ class VisitOrder(Generic[B]):
 
     def after(self, block: B, most: int) -> list[B]:
         """Return the predicted successors of `block`, at most `most`, each once and without `block` itself."""
-        found: dict[B, None] = {}
         following = self._next.get(block)
+        if most == 1:
+            return [] if following is None or following is block else [following]
+        found: dict[B, None] = {}
         while len(found) < most and following is not None and following is not block and following not in found:
             found[following] = None
             following = self._next.get(following)
@@ -163,18 +165,25 @@ class StreamStats:
         from_ram: int = 0,
         from_disk: int = 0,
         dropped: int = 0,
-        fetches: int = 0,
         waited: float = 0.0,
-        on_link: float = 0.0,
     ) -> None:
-        """Increase counters: bytes from RAM, from disk and dropped, blocks fetched, seconds waited and on the link."""
+        """Increase counters: bytes from RAM, from disk and dropped, and seconds waited."""
         with self._lock:
             self.bytes_from_ram += from_ram
             self.bytes_from_disk += from_disk
             self.bytes_dropped += dropped
-            self.fetches += fetches
             self.seconds_waited += waited
-            self.seconds_on_link += on_link
+
+    def add_fetch(self, from_ram: int = 0) -> None:
+        """Count a fetch of so many bytes from RAM."""
+        with self._lock:
+            self.fetches += 1
+            self.bytes_from_ram += from_ram
+
+    def add_link_seconds(self, seconds: float) -> None:
+        """Count seconds on the link."""
+        with self._lock:
+            self.seconds_on_link += seconds
 
     @contextmanager
     def reading(self) -> Iterator[None]:

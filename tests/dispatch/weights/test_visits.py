@@ -155,7 +155,7 @@ def test_rates_are_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     stats = StreamStats()
     assert (stats.hit_rate, stats.link_busy) == (0, 0)
     stats.hits, stats.misses = 3, 1
-    stats.add(on_link=2.0)
+    stats.add_link_seconds(2.0)
     clock.now = 8
     assert stats.as_dict()["hit_rate"] == 0.75
     assert stats.as_dict()["link_busy"] == 0.25
@@ -168,7 +168,8 @@ def test_threads_may_count_together() -> None:
 
     def count() -> None:
         for _ in range(1000):
-            stats.add(from_disk=1, fetches=1)
+            stats.add(from_disk=1)
+            stats.add_fetch()
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
@@ -180,9 +181,11 @@ def test_threads_may_count_together() -> None:
 
 def test_bytes_that_reach_one_device_in_several_ways_are_added_up() -> None:
     one, other = StreamStats(), StreamStats()
-    one.add(from_ram=3, fetches=1)
+    one.add_fetch(3)
     one.hits, one.misses = 1, 1
-    other.add(from_disk=5, fetches=2)
+    other.add(from_disk=5)
+    other.add_fetch()
+    other.add_fetch()
     other.hits, other.misses = 2, 0
     total = together([one, other])
     assert (total["bytes_from_ram"], total["bytes_from_disk"], total["fetches"]) == (3, 5, 3)
