@@ -73,7 +73,7 @@ SPECS: dict[str, Spec] = {
     "llama-8b": Spec("llama", _llama(4096, 32, 14336, 32, 8, 128256), dtype="bfloat16", shard_bytes=5 * 10**9),
     "mixtral": Spec("mixtral", _mixtral(1024, 8, 3584, 16, 8192)),
     "llama-half": Spec("llama", _llama(1024, 8, 2816, 16, 8, 4096), dtype="bfloat16"),
-    "mixtral-half": Spec("mixtral", _mixtral(1024, 4, 2048, 16, 4096), dtype="bfloat16"),
+    "mixtral-small-half": Spec("mixtral", _mixtral(512, 4, 1024, 8, 4096), dtype="bfloat16"),
     "llama-400m": Spec("llama", _llama(2048, 8, 5632, 32, 4, 8192), dtype="bfloat16"),
     "tiny-half": Spec("llama", _llama(64, 4, 128, 4, 2, 256), dtype="bfloat16"),
     "tiny-mixtral-half": Spec("mixtral", _mixtral(64, 2, 96, 4, 256), dtype="bfloat16"),

@@ -1,15 +1,23 @@
 """How much sooner does a step end when the weights that cross the link are quantised as published?
 
 Layers of a model in bfloat16 and of the same model quantised by `bigmodel quantize` lie in host memory and are streamed
-over a virtual link. The bound of a step is the link's time for the stored bytes; restoring should hide behind it. Of a
-mixture only the chosen experts cross the link, through a cache of the same bytes for both. Last, the resident set of a
-process that loads and runs each model on the host is compared with its file.
+over a virtual link. The bound of a step is the link's time for the stored bytes; restoring should hide behind it.
+
+Of a mixture only the chosen experts cross the link, through a cache of the same bytes for both, and a step waits for
+them. The virtual accelerator restores and computes on the host's processor, many times slower than an accelerator does;
+so the mixture's link is slow enough that it bounds the step of bfloat16, as PCIe does beside a GPU. The seconds of the
+link, of computing alone, and of the step that is made of them, are apart.
+
+Last, the resident set of a process that loads and runs a larger model on the host is compared with its plan: the file,
+and what a layer is restored in. Code that a process reads when it first runs a kernel is in memory before: a tiny model
+of the same format has run. What malloc keeps of freed memory is apart, as it is for `bigmodel verify`.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +27,8 @@ from .harness.report import Cell
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from bigmodel.plan import Plan
 
 WHOLE = "bfloat16"
 SHARES = {"fp8": 0.54, "int4": 0.30, "mxfp4": 0.28}
@@ -39,6 +49,7 @@ ONLY = "its marks are for one set speed of the link; `quantized` measures links 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--link", type=float, default=0.25, help="GB/s of the virtual link")
+    parser.add_argument("--experts-link", type=float, default=0.02, help="GB/s of the virtual link of the mixture")
     parser.add_argument("--steps", type=int, default=3, help="decode steps behind each value")
     parser.set_defaults(device="virtual")
 
@@ -51,30 +62,58 @@ def run(options: argparse.Namespace) -> Report:
 
     torch.set_num_threads(options.threads or 1)
     dense = quantised("tiny-half" if options.quick else "llama-half", list(SHARES), options.workdir)
-    mixture = quantised("tiny-mixtral-half" if options.quick else "mixtral-half", [MIXTURE], options.workdir)
+    mixture = quantised("tiny-mixtral-half" if options.quick else "mixtral-small-half", [MIXTURE], options.workdir)
     rate = options.link * 1e9
     virtual.enable(count=1, bandwidth=rate)
     streamed, moved = _streamed(dense, options)
-    experts, capacities = _mixture(mixture, options)
+    experts_rate = options.experts_link * 1e9
+    experts = _mixture(mixture, options, experts_rate)
     virtual.disable()
-    grown = {name: run_isolated(grown_by, folder=str(folder)) for name, folder in dense.items()}
+    tiny = quantised("tiny-half", list(SHARES), options.workdir)
+    large = dense if options.quick else quantised("llama-400m", list(SHARES), options.workdir)
+    grown = {
+        name: [
+            run_isolated(grown_by, folder=str(folder), tiny=str(tiny[name]), keeps_freed=kept) for kept in (False, True)
+        ]
+        for name, folder in large.items()
+    }
     rows = [_row(name, streamed, moved, rate) for name in dense]
     columns = [Column("weights"), Column("bytes moved", "bytes"), Column("share of bfloat16", "ratio")]
     columns += [Column("step", "seconds"), Column("step over its transfer", "ratio")]
-    of_experts = [Column("experts"), Column("experts in the cache", "count"), Column("step", "seconds")]
-    kept: list[list[Cell]] = [[name, capacities[name], experts.median(name)] for name in mixture]
-    memory = [Column("weights"), Column("planned", "bytes"), Column("resident set", "bytes")]
+    of_experts = [Column("experts"), Column("experts in the cache", "count"), Column("bytes moved", "bytes")]
+    of_experts += [Column("link", "seconds"), Column("compute", "seconds"), Column("step", "seconds")]
+    of_experts += [Column("step over link and compute", "ratio"), Column("bfloat16 over this", "ratio")]
+    memory = [Column("weights"), Column("file", "bytes"), Column("planned", "bytes"), Column("resident set", "bytes")]
+    memory.append(Column("resident set with freed memory that malloc keeps", "bytes"))
     return Report(
         "packed",
         options.device,
-        settings={"link": rate, "steps": options.steps, "threads": torch.get_num_threads()},
+        settings={
+            "link": rate,
+            "link of the mixture": experts_rate,
+            "steps": options.steps,
+            "threads": torch.get_num_threads(),
+        },
         tables=[
             Table("A step with all layers streamed", columns, rows),
-            Table("A step of a mixture, with caches of the same bytes", of_experts, kept),
-            Table("Loading and running on the host", memory, [[name, *found] for name, found in grown.items()]),
+            Table(
+                "A step of a mixture, with caches of the same bytes",
+                of_experts,
+                [experts.row(name, experts_rate) for name in mixture],
+            ),
+            Table(
+                "Loading and running on the host",
+                memory,
+                [[name, *found[0], found[1][-1]] for name, found in grown.items()],
+            ),
         ],
-        limits=limits(rows, experts.ratio(WHOLE, MIXTURE).median, capacities, grown),
-        samples={"streamed": streamed, "experts": experts},
+        limits=limits(
+            rows,
+            experts.steps.ratio(WHOLE, MIXTURE).median,
+            experts.capacities,
+            {name: found[0][1:] for name, found in grown.items()},
+        ),
+        samples={"streamed": streamed, "experts": experts.steps, "experts, link of no time": experts.computed},
     )
 
 
@@ -94,6 +133,30 @@ def limits(
     for name, (planned, measured) in grown.items():
         found.append(Limit(f"{name}: resident set over its plan", measured / planned, "<=", RSS))
     return found
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Decoding with a mixture, by weights.
+
+    Attributes:
+        steps: seconds of a step.
+        computed: seconds of the same step over a link that takes no time: to compute, restore, and look up experts.
+        moved: bytes that a step moves over the link.
+        capacities: experts that the cache holds.
+    """
+
+    steps: Samples
+    computed: Samples
+    moved: dict[str, float]
+    capacities: dict[str, int]
+
+    def row(self, name: str, rate: float) -> list[Cell]:
+        """Return the row of one kind of weights, over a link of `rate` bytes per second."""
+        on_link, computed, step = self.moved[name] / rate, self.computed.median(name), self.steps.median(name)
+        both = step / (on_link + computed)
+        over = self.steps.ratio(WHOLE, name).median
+        return [name, self.capacities[name], self.moved[name], on_link, computed, step, both, over]
 
 
 def quantised(name: str, targets: Sequence[str], workdir: Path) -> dict[str, Path]:
@@ -125,8 +188,15 @@ def _streamed(folders: dict[str, Path], options: argparse.Namespace) -> tuple[Sa
     return samples, {name: _moved(models[name], decoder) for name, decoder in decoders.items()}
 
 
-def _mixture(folders: dict[str, Path], options: argparse.Namespace) -> tuple[Samples, dict[str, int]]:
-    """Return samples of a step with chosen experts fetched into a cache, and the experts that the cache holds."""
+def _mixture(folders: dict[str, Path], options: argparse.Namespace, rate: float) -> Mixture:
+    """Return what decoding with chosen experts takes that are fetched into a cache.
+
+    Args:
+        folders: the mixture, and its quantised self.
+        options: of the command.
+        rate: bytes per second of the link.
+    """
+    from bigmodel.devices import virtual
     from bigmodel.profile import profile_source
 
     from .steps import Decoder
@@ -137,12 +207,26 @@ def _mixture(folders: dict[str, Path], options: argparse.Namespace) -> tuple[Sam
         name: next(unit.experts[0].nbytes for unit in found.units if unit.experts) for name, found in profiles.items()
     }
     decoders = {name: Decoder(_offloaded(folder, expert_cache=cache), "virtual:0") for name, folder in folders.items()}
-    samples = measure(
-        [Variant(name, partial(_seconds, decoder, options.steps)) for name, decoder in decoders.items()],
-        options.rounds,
-        seed=options.seed,
-    )
-    return samples, {name: cache // nbytes for name, nbytes in slot.items()}
+    variants = [Variant(name, partial(_seconds, decoder, options.steps)) for name, decoder in decoders.items()]
+    virtual.enable(count=1, bandwidth=rate)
+    steps = measure(variants, options.rounds, seed=options.seed)
+    virtual.enable(count=1)
+    computed = measure(variants, options.rounds, seed=options.seed)
+    moved = {name: _over_link(decoder, options.steps) for name, decoder in decoders.items()}
+    return Mixture(steps, computed, moved, {name: cache // nbytes for name, nbytes in slot.items()})
+
+
+def _over_link(decoder: Any, steps: int) -> float:
+    """Return the bytes that a step of those behind a value moves over the link to the device, on average."""
+    from bigmodel.devices import virtual
+
+    link = virtual.link(0)
+    decoder.start()
+    decoder.step()
+    before = link.bytes_to_device
+    for _ in range(steps):
+        decoder.step()
+    return (link.bytes_to_device - before) / steps
 
 
 def _seconds(decoder: Any, steps: int) -> float:
@@ -176,23 +260,36 @@ def _row(name: str, samples: Samples, moved: dict[str, int], rate: float) -> lis
     return [name, moved[name], moved[name] / moved[WHOLE], step, step * rate / moved[name]]
 
 
-def grown_by(folder: str) -> list[int]:
-    """Return the bytes that the plan has on the host, and those by which the resident set grows as the model is loaded
-    and run. Called in a fresh process."""
-    import torch
+def grown_by(folder: str, tiny: str, keeps_freed: bool) -> list[int]:
+    """Return the bytes of a model's file, those of its plan, and those by which the resident set grows as it is loaded
+    and run. Called in a fresh process.
 
-    from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_memory
+    Args:
+        folder: the model.
+        tiny: a small model of the same format, which runs before.
+        keeps_freed: malloc keeps freed memory resident, as it does by default.
+    """
+    from bigmodel.devices import HOST, max_memory_allocated, memory_allocated, reset_peak_memory
+    from bigmodel.verify.peak_rss import return_freed_memory_at_once
+
+    _loaded_and_run(tiny)
+    if not keeps_freed:
+        return_freed_memory_at_once()
+    reset_peak_memory(HOST)
+    before = memory_allocated(HOST)
+    plan = _loaded_and_run(folder)
+    grown = max_memory_allocated(HOST) - before
+    return [sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")), plan.devices[HOST].total, grown]
+
+
+def _loaded_and_run(folder: str) -> Plan:
+    """Load a model to the host, run a prompt, and return its plan."""
     from bigmodel.dispatch import from_pretrained, get_plan
 
-    from . import models
     from .steps import Decoder
 
-    models.warm_up()
-    reset_peak_memory("cpu")
-    before = memory_allocated("cpu")
-    model = from_pretrained(folder, {"": "cpu"}, context_length=32)
-    with torch.inference_mode():
-        Decoder(model).start()
+    model = from_pretrained(folder, max_memory={"cpu": "64GB"}, context_length=32)
+    Decoder(model).start()
     plan = get_plan(model)
     assert plan is not None
-    return [plan.devices["cpu"].total, max_memory_allocated("cpu") - before]
+    return plan

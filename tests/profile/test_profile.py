@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,24 @@ def test_no_device_has_a_higher_peak_than_one_that_runs_everything() -> None:
     for devices in (2, 3):
         spread = {index: index % devices for index in range(len(profile.units))}
         assert all(peak <= bound for peak in profile.dynamic_peaks(spread, 0).values())
+
+
+def test_peaks_that_are_asked_for_again_are_those_of_a_new_replay() -> None:
+    profile = profile_model(tiny_llama(), batch_size=2, context_length=64)
+    split = {index: index % 2 for index in range(len(profile.units))}
+    asked: list[dict[str, Any]] = [
+        {"execution_devices": split, "main": 0},
+        {"execution_devices": split, "main": 1},
+        {"execution_devices": {}, "main": 0},
+        {"execution_devices": split, "main": 0, "rounding": {0: lambda nbytes: 2 * nbytes}},
+        {"execution_devices": split, "main": 0, "input_device": "cpu"},
+        {"execution_devices": split, "main": 0, "offloaded": {1: "cpu"}},
+    ]
+    for _ in range(2):
+        for one in asked:
+            found = profile.dynamic_peaks(**one)
+            assert found == replace(profile).dynamic_peaks(**one)
+            found.clear()  # what a caller does with its own is its own
 
 
 @pytest.mark.slow

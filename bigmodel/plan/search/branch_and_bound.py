@@ -19,8 +19,8 @@ from ..result.budgets import is_accelerator
 from .filling import Filling, Option, options_of
 from .items import Capacity, GroupPlacement, Item
 
-Seconds = Callable[[GroupPlacement], float]
-"""What the search minimises."""
+Seconds = Callable[[GroupPlacement, float], float]
+"""What the search minimises. It may return infinity where it is no less than the second argument."""
 
 Least = Callable[[int, Option], Sequence[tuple[float, float]]]
 """Lower bounds of a group's seconds under an option, for each phase: of computing, and on the link."""
@@ -110,7 +110,7 @@ class BranchAndBound:
         placement = self._filling.placement()
         if placement is not None:
             self.left -= 30
-            taken = self.seconds(placement)
+            taken = self.seconds(placement, self.shortest)
             if taken < self.shortest:
                 self.best, self.shortest = placement, taken
 

@@ -38,7 +38,7 @@ def search(
     best: GroupPlacement | None = None
     shortest = float("inf")
     for placement in _candidates(items, capacity):
-        taken = seconds(placement)
+        taken = seconds(placement, shortest)
         if taken < shortest:
             best, shortest = placement, taken
     if not thorough:
@@ -123,8 +123,9 @@ def _improved(
             placement = filling.placement()
             if placement is not None:
                 tries -= 1
-                taken = seconds(placement)
-                if taken < shortest * (1 - 1e-9):
+                better = shortest * (1 - 1e-9)
+                taken = seconds(placement, better)
+                if taken < better:
                     best, shortest, going = placement, taken, True
                     break
             _change(filling, before)

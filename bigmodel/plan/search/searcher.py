@@ -24,6 +24,7 @@ from ..result.budgets import Key, budget_error, is_accelerator
 from ..result.plan import Prediction
 from ..time.cost import Objective
 from ..time.per_pass import per_pass
+from .branch_and_bound import Seconds
 from .filling import Option, balanced_caps, place_away, place_greedily
 from .items import Capacity, GroupPlacement, Item, assignment_of, item_of, tie_groups
 from .search import search
@@ -54,6 +55,7 @@ class Searcher:
         self.stream_buffers = stream_buffers
         self.groups = tie_groups(profile.units)
         self.items = [item_of(group, profile, stream_buffers, offload != "compute") for group in self.groups]
+        self._last: tuple[Assignment, MemoryUsage] | None = None
 
     def best(self, capacity: Capacity, known: Assignment, thorough: bool = True) -> Assignment:
         """Return the assignment of least time under the budgets, `known` if none is better.
@@ -91,8 +93,9 @@ class Searcher:
             found = spread(self.goal.cost.units, base, others, capacity.slots)
             return [found] if found.is_spread else []
 
-        def seconds(placement: GroupPlacement) -> float:
-            return min(map(self.goal.seconds, over_links(self._assignment(placement, capacity))), default=inf)
+        def seconds(placement: GroupPlacement, below: float) -> float:
+            found = over_links(self._assignment(placement, capacity))
+            return min((self.goal.seconds(one, below) for one in found), default=inf)
 
         return self._best(capacity, known, over_links, False, seconds)
 
@@ -100,7 +103,13 @@ class Searcher:
         return list(per_pass(self.goal.cost, found, capacity.slots))
 
     def _over(self, found: Assignment, capacity: Capacity) -> dict[Key, int]:
-        return memory_usage(self.profile, found).over(capacity.budgets)
+        return self._usage(found).over(capacity.budgets)
+
+    def _usage(self, found: Assignment) -> MemoryUsage:
+        """Return the memory of an assignment; a replay takes long, so the last one is kept."""
+        if self._last is None or self._last[0] is not found:
+            self._last = found, memory_usage(self.profile, found)
+        return self._last[1]
 
     def _best(
         self,
@@ -108,7 +117,7 @@ class Searcher:
         known: Assignment,
         variants: Callable[[Assignment], Sequence[Assignment]],
         thorough: bool = True,
-        seconds: Callable[[GroupPlacement], float] | None = None,
+        seconds: Seconds | None = None,
     ) -> Assignment:
         """Return the best of `known` and the variants of each search result, under budgets lowered until one fits.
 
@@ -126,7 +135,7 @@ class Searcher:
             found = [(one, self._over(one, capacity)) for one in variants(base)]
             best = min([best, *(one for one, over in found if not over)], key=self.goal.seconds)
             least_over = min((over for _, over in found), key=lambda over: sum(over.values()), default={})
-            return Attempt(memory_usage(self.profile, base), least_over)
+            return Attempt(self._usage(base) if least_over else None, least_over)
 
         repeat_until_within(capacity.budgets, attempt, _attempts(capacity))
         return best
@@ -141,7 +150,9 @@ class Searcher:
                 continue
             more = replace(capacity, budgets={**capacity.budgets, key: capacity.budgets[key] + GIB})
             found = self.best(more, assignment, thorough=False)
-            then = self.goal.seconds(self.best_spread(more, found) if assignment.is_spread else found)
+            if assignment.is_spread:
+                found = self._best_over(_links_of(assignment), more, found)
+            then = self.goal.seconds(found)
             saved[key] = max(0.0, now - then) / max(sum(self.goal.weights.values()), 1.0)
         prefill = steps[0].seconds if len(steps) > 1 else None
         return Prediction(prefill, steps[-1].seconds, steps[-1].binds, saved)
@@ -149,8 +160,8 @@ class Searcher:
     def _assignment(self, placement: GroupPlacement, capacity: Capacity) -> Assignment:
         return assignment_of(self.profile, self.groups, placement, self.stream_buffers, capacity)
 
-    def _seconds(self, placement: GroupPlacement, capacity: Capacity) -> float:
-        return self.goal.seconds(self._assignment(placement, capacity))
+    def _seconds(self, placement: GroupPlacement, below: float, capacity: Capacity) -> float:
+        return self.goal.seconds(self._assignment(placement, capacity), below)
 
     def _least(self, index: int, option: Option) -> list[tuple[float, float]]:
         """Return lower bounds of the weighted seconds of a group, for each phase: of computing, and on the link."""
@@ -168,6 +179,12 @@ class Searcher:
         return bounds
 
 
+def _links_of(assignment: Assignment) -> tuple[Key, ...]:
+    """Return the accelerators that units are streamed to."""
+    streamed = filter(assignment.streamed, range(len(assignment.storage)))
+    return tuple(dict.fromkeys(assignment.execution[index] for index in streamed))
+
+
 WORTHWHILE = 0.99
 """Streaming over several links must take less than this share of the seconds over one: their hops also take what no
 prediction counts."""
@@ -180,9 +197,9 @@ ATTEMPTS_IN_SEGMENTS = 6
 
 
 class Attempt(NamedTuple):
-    """The memory usage of an attempted placement, and the bytes by which it is over the budgets."""
+    """The memory usage of an attempted placement, if it is over budgets, and the bytes by which it is."""
 
-    usage: MemoryUsage
+    usage: MemoryUsage | None
     over: Mapping[Key, int]
 
 
@@ -203,6 +220,7 @@ def repeat_until_within(
             return False
         if not made.over:
             return True
+        assert made.usage is not None
         for key, excess in made.over.items():
             lowered[key] = max(min(lowered.get(key, 0), made.usage.tensors(key)) - _step(made.usage, key, excess), 0)
             if turn == attempts - 2 and made.usage.of(key, UNUSED):

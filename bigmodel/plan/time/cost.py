@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
 
 from ...devices import DISK, HOST
 from ...profile import Profile
@@ -170,7 +172,7 @@ class CostModel:
     def __init__(self, profile: Profile, machine: MachineProfile) -> None:
         self.profile = profile
         self.units = UnitCost(profile, machine)
-        self._unit_times: dict[object, _UnitTime] = {}
+        self._unit_times: dict[object, dict[object, _UnitTime]] = {}
         self._transfer_times: dict[object, tuple[float, float]] = {}
         self._last: tuple[Assignment, _SharedState] | None = None
 
@@ -185,11 +187,15 @@ class CostModel:
         links: dict[Key, float] = {}
         disk = 0.0
         visits: list[Visit] = []
+        works, known = self.units.works[phase], self._known_times(phase, shared)
         for unit, (storage, execution) in enumerate(zip(assignment.storage, assignment.execution, strict=True)):
-            time = self._unit_time(phase, unit, storage, execution, shared)
+            option = unit, storage, execution, shared.caches.get(unit, ())
+            time = known.get(option)
+            if time is None:
+                time = known[option] = self._new_unit_time(phase, unit, storage, execution, shared)
             visit = time.visit
             compute[execution] = compute.get(execution, 0.0) + time.compute
-            if self.units.works[phase].get(unit):
+            if works.get(unit):
                 visit = self._with_inputs(visit, phase, unit, assignment)
             if is_accelerator(execution):
                 links[execution] = links.get(execution, 0.0) + visit.fetch + visit.on_demand
@@ -236,13 +242,10 @@ class CostModel:
             self._last = assignment, found
         return self._last[1]
 
-    def _unit_time(self, phase: int, unit: int, storage: Key, execution: Key, shared: _SharedState) -> _UnitTime:
-        caches = shared.caches.get(unit, ())
+    def _known_times(self, phase: int, shared: _SharedState) -> dict[object, _UnitTime]:
+        """Return the times of units in a phase that are known, by unit, its devices and its caches."""
         cached = self.units.fits_page_cache(shared.on_disk)
-        key = phase, unit, storage, execution, shared.from_host, shared.stream_buffers, cached, caches
-        if key not in self._unit_times:
-            self._unit_times[key] = self._new_unit_time(phase, unit, storage, execution, shared)
-        return self._unit_times[key]
+        return self._unit_times.setdefault((phase, shared.from_host, shared.stream_buffers, cached), {})
 
     def _new_unit_time(self, phase: int, unit: int, storage: Key, execution: Key, shared: _SharedState) -> _UnitTime:
         units, option, on_disk = self.units, (storage, execution), shared.on_disk
@@ -288,11 +291,18 @@ class Objective:
             return {0: 1.0, 1: float(UNKNOWN_NEW_TOKENS if asked is None else max(asked - 1, 1))}
         return {0: PROMPT_SHARE, 1: 1.0}
 
-    def seconds(self, assignment: Assignment) -> float:
-        """Return the weighted seconds."""
-        return sum(
-            weight * self.cost.seconds(phase, assignment).seconds for phase, weight in self.weights.items() if weight
-        )
+    def seconds(self, assignment: Assignment, below: float = inf) -> float:
+        """Return the weighted seconds; infinity as soon as some phases alone take `below` or longer."""
+        of_phases: dict[int, float] = {}
+        for phase in self._longest_first:
+            of_phases[phase] = self.weights[phase] * self.cost.seconds(phase, assignment).seconds
+            if of_phases[phase] >= below:
+                return inf
+        return sum(of_phases[phase] for phase in self.weights if phase in of_phases)
+
+    @cached_property
+    def _longest_first(self) -> list[int]:
+        return sorted(filter(self.weights.__getitem__, self.weights), key=self.weights.__getitem__, reverse=True)
 
     def steps(self, assignment: Assignment) -> list[StepTime]:
         """Return the time of one pass of each phase."""

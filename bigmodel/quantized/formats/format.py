@@ -30,8 +30,8 @@ Read = Callable[[TensorEntry], torch.Tensor]
 CHUNK = 2**22
 """Elements of a weight that are restored at once on an accelerator. It bounds the memory of intermediate results."""
 
-HOST_CHUNK = 2**20
-"""As `CHUNK`, on the host: intermediate results stay in the processor's caches."""
+HOST_CHUNK = 2**18
+"""As `CHUNK`, on the host: intermediate results, of up to 4 bytes an element, stay in a core's own caches."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ ITEMS = [group(30 + 7 * number) for number in range(5)]
 CAPACITY = Capacity({0: 150, HOST: 1000}, slots=1)
 
 
-def seconds(placement: GroupPlacement) -> float:
+def seconds(placement: GroupPlacement, below: float = float("inf")) -> float:
     """Streamed groups take seconds in proportion to their bytes, later ones more."""
     return sum(
         item.weights * (number + 1)
@@ -45,7 +45,7 @@ def test_placements_that_cannot_be_better_are_not_evaluated() -> None:
     known = GroupPlacement((0, HOST) * 6, (0,) * 12, 0, 2, 1)
     evaluated: list[GroupPlacement] = []
 
-    def evaluate(placement: GroupPlacement) -> float:
+    def evaluate(placement: GroupPlacement, _below: float) -> float:
         evaluated.append(placement)
         return 24.0
 

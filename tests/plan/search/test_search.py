@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -29,15 +30,15 @@ def option_costs(costs: Costs, index: int, option: Option) -> tuple[float, float
     return on_accelerator, 0.0 if is_accelerator(storage) else link * (5 if storage == "disk" else 1)
 
 
-def seconds_with(costs: Costs) -> Callable[[GroupPlacement], float]:
-    def seconds(placement: GroupPlacement) -> float:
+def seconds_with(costs: Costs) -> Callable[..., float]:
+    def seconds(placement: GroupPlacement, below: float = inf) -> float:
         options = zip(placement.storage, placement.execution, strict=True)
         return seconds_of_pass([Visit(*option_costs(costs, i, o)) for i, o in enumerate(options)], placement.slots)
 
     return seconds
 
 
-def brute_force(items: Sequence[Item], capacity: Capacity, seconds: Callable[[GroupPlacement], float]) -> float | None:
+def brute_force(items: Sequence[Item], capacity: Capacity, seconds: Callable[..., float]) -> float | None:
     """Every option of every item: the slow, obvious way."""
     placements = (
         placement_of(items, capacity, chosen) for chosen in itertools.product(*(options_of(i, capacity) for i in items))

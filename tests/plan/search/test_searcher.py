@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from math import inf
 
 import pytest
 
@@ -38,6 +39,22 @@ def searcher(offload: str = "stream", link: float = 1e9, host: float = 1e-9) -> 
 
 def greedy(given: Capacity, streams: bool = True) -> Assignment:
     return greedy_assignment(profile(), given, "auto", stream_buffers=False, streams=streams)
+
+
+def test_seconds_are_infinite_as_soon_as_they_are_no_less_than_a_bound() -> None:
+    goal = searcher().goal
+    known = greedy(capacity(0.5))
+    taken = goal.seconds(known)
+    alone = max(weight * step.seconds for weight, step in zip(goal.weights.values(), goal.steps(known), strict=True))
+    assert goal.seconds(known, taken * 1.001) == taken
+    assert goal.seconds(known, alone) == inf
+
+
+def test_searching_with_bounds_finds_what_searching_without_them_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, bounded, twin = capacity(0.6), searcher(link=1.5e10), searcher(link=1.5e10)
+    whole = twin.goal.seconds
+    monkeypatch.setattr(twin.goal, "seconds", lambda found, below=inf: whole(found))
+    assert bounded.best(given, greedy(given)) == twin.best(given, greedy(given))
 
 
 @pytest.mark.slow

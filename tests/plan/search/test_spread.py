@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from bigmodel.plan import Plan, plan
 from bigmodel.plan.memory.assignment import Assignment, memory_usage
+from bigmodel.plan.search import searcher
+from bigmodel.plan.search.items import Capacity
+from bigmodel.plan.search.searcher import Searcher, greedy_assignment
 from bigmodel.plan.search.spread import spread
-from bigmodel.plan.time.cost import CostModel
+from bigmodel.plan.time.cost import CostModel, Objective
 from bigmodel.profile import Profile, profile_model
 from bigmodel.profile.machine.machine import DeviceLinks, LinkSpeed, MachineProfile
 from tests.examples import few
@@ -130,6 +133,21 @@ def test_a_plan_streams_over_two_links_where_that_is_faster() -> None:
     assert all(device.free is None or device.free >= 0 for device in found.devices.values())
     assert found.devices[1].slots == 2 * found.slot_bytes
     assert Plan.from_json(found.to_json()) == found
+
+
+def test_the_prediction_counts_what_memory_saves_over_the_same_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However little it is; what one link more must save to be worth its hops is another question."""
+    of = deep()
+    given = Capacity({0: budget(0.3), 1: budget(0.3), "cpu": 10**9}, of.activations)
+    search = Searcher(of, Objective(CostModel(of, linked(SLOW, SLOW))))
+    known = search.best_spread(given, search.best(given, greedy_assignment(of, given, "auto", False)))
+    assert known.is_spread
+    monkeypatch.setattr(searcher, "WORTHWHILE", 0.5)
+    monkeypatch.setattr(searcher, "GIB", 2 * max(unit.nbytes for unit in of.units if unit.is_block))
+    saved = search.predict(given, known).seconds_saved_per_gib
+    assert saved[0] > 0
+    assert saved[1] > 0
+    assert saved["cpu"] == 0
 
 
 @pytest.mark.slow
