@@ -22,7 +22,7 @@ from ..dispatch.dispatch import place_and_attach
 from ..dispatch.load import load_checkpoint_and_dispatch as load_and_dispatch
 from ..dispatch.placement.offload_files import fill_meta
 from ..dispatch.placement.options import Options, PlanArguments
-from ..dispatch.placement.resolve import DeviceMap, resolve_device_map, whole_classes
+from ..dispatch.placement.resolve import DeviceMap, ResolvedMap, resolve_device_map, whole_classes
 from ..dispatch.weights.parameters import like
 from ..errors import PlanError
 from .hooks.dispatched import show_hooks
@@ -56,24 +56,23 @@ def dispatch_model(
         public.check_device_map(model, device_map)
     dtype = cast_on_device(model, offload_index)
     fill_from_index(model, offload_index, offload_dir, leave_uncast=dtype is not None)
-    if dtype is not None:
+    if offload_index:
         classes = whole_classes(model, arguments.pop("no_split_module_classes", None), preload_module_classes)
-        resolved = resolve_device_map(
-            model,
-            device_map,
-            PlanArguments.read(
-                main_device=main_device,
-                no_split_module_classes=classes,
-                offload_buffers=offload_buffers,
-                dtype=dtype,
-                **arguments,
-            ),
-        )
-        options = Options(
-            skip_keys=skip_keys, no_split_module_classes=classes, force_hooks=force_hooks, align_memory=False
+        sample_inputs = arguments.pop("sample_inputs", None)
+        plan_arguments = PlanArguments.read(
+            main_device=main_device,
+            no_split_module_classes=classes,
+            offload_buffers=offload_buffers,
+            dtype=dtype,
+            **arguments,
         )
         fill_meta(model, state_dict)
-        place_and_attach(model, resolved, options, offload_dir)
+        dispatch_as_stored(
+            model,
+            resolve_device_map(model, device_map, plan_arguments, sample_inputs=sample_inputs),
+            Options(skip_keys=skip_keys, no_split_module_classes=classes, force_hooks=force_hooks),
+            offload_dir,
+        )
     else:
         dispatch.dispatch_model(
             model,
@@ -90,6 +89,17 @@ def dispatch_model(
     if isinstance(device_map, Mapping):
         model.__dict__["hf_device_map"] = dict(device_map)
     return with_hooks(model)
+
+
+def dispatch_as_stored(
+    model: nn.Module, resolved: ResolvedMap, options: Options, offload_dir: str | Path | None = None
+) -> None:
+    """Dispatch a model whose weights view the files of an offload index; the host computes with them where they lie.
+
+    transformers' own models compute with weights as their files align them. Aligned copies would give other last bits
+    than those, and take the host's memory a second time.
+    """
+    place_and_attach(model, resolved, replace(options, align_memory=False), offload_dir)
 
 
 def cpu_offload(

@@ -18,11 +18,12 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from ..devices import DISK, HOST, format_size
-from ..dispatch import dispatch_model
+from ..dispatch.placement.options import Options, PlanArguments
+from ..dispatch.placement.resolve import resolve_device_map
 from ..errors import BigModelError
 from ..plan import STRATEGIES, Plan, plan
 from ..profile.model.tensors import dtype_name, owner_of
-from .big_modeling import cast_on_device, fill_from_index, with_hooks
+from .big_modeling import cast_on_device, dispatch_as_stored, fill_from_index, with_hooks
 from .record import RECORD
 
 BATCH_SIZE = "BIGMODEL_BATCH_SIZE"
@@ -111,8 +112,8 @@ def dispatch(
     fill_from_index(model, offload_index, None, leave_uncast=dtype is not None)
     if dtype is not None:
         made = replace(made, dtype=dtype_name(dtype))
-    skipped = getattr(model, "_skip_keys_device_placement", None)
-    dispatch_model(model, made, offload_dir=offload_folder, skip_keys=skipped)
+    options = Options(skip_keys=getattr(model, "_skip_keys_device_placement", None))
+    dispatch_as_stored(model, resolve_device_map(model, made, PlanArguments()), options, offload_folder)
     with_hooks(model)
 
 

@@ -33,6 +33,14 @@ def test_host_weights_are_views_of_the_checkpoint() -> None:
     assert found()["host weights are mapped"]
 
 
+@pytest.mark.parametrize("place", ["disk", "cpu"])
+def test_weights_that_the_host_computes_with_view_the_file_however_it_aligns_them(place: str) -> None:
+    assert found()[f"{place}: misaligned"]
+    assert found()[f"{place}: views of the file"]
+    assert found()[f"{place}: views after a forward"]
+    assert found()[f"{place}: logits"]
+
+
 def test_the_budget_holds_and_tokens_are_those_of_the_whole_model() -> None:
     assert found()["peak"]
     assert found()["tokens"]

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import tempfile
+from pathlib import Path
 
 import torch
 
@@ -12,6 +13,7 @@ from bigmodel.checkpoint import mapped_region
 from bigmodel.devices import virtual
 from bigmodel.devices.memory import max_memory_allocated
 from bigmodel.errors import DispatchError
+from bigmodel.limits import VECTOR_BYTES
 
 bigmodel.compat.install()
 virtual.enable(count=1)
@@ -66,6 +68,29 @@ def loading(folder: str, whole: LlamaForCausalLM) -> None:
     say("disk keeps its dtype", str(model.model.layers[0].mlp.up_proj.weight.dtype))
     say("cast where it runs", str(model(IDS).logits.dtype))
     say("tokens in bfloat16", generated(model) == generated(load(folder, dtype=torch.bfloat16)))
+
+
+def on_the_host(folder: str) -> None:
+    """Load a file whose tensors are misaligned for the host, which computes with them: by transformers alone, by maps
+    without an accelerator, and by a map that has the host's part in memory."""
+    misalign(f"{folder}/model.safetensors")
+    expected = load(folder)(IDS).logits
+    for place in ("disk", "cpu"):
+        model = load(folder, device_map={"model": place, "lm_head": "disk"}, offload_folder=folder)
+        weights = [p for name, p in model.named_parameters() if place == "disk" or "lm_head" in name]
+        say(f"{place}: misaligned", all(p.data_ptr() % VECTOR_BYTES for p in weights))
+        say(f"{place}: views of the file", all(mapped_region(p) is not None for p in weights))
+        say(f"{place}: logits", torch.equal(model(IDS).logits, expected))
+        say(f"{place}: views after a forward", all(mapped_region(p) is not None for p in weights))
+
+
+def misalign(path: str) -> None:
+    """Lengthen the header of a safetensors file so that its tensors begin at odd multiples of 8 bytes."""
+    data = Path(path).read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = data[8 : 8 + size].rstrip()
+    header += b" " * (-len(header) % VECTOR_BYTES)  # behind its length, a number of 8 bytes
+    Path(path).write_bytes(len(header).to_bytes(8, "little") + header + data[8 + size :])
 
 
 def pipelines(folder: str, whole: LlamaForCausalLM) -> None:
@@ -133,6 +158,7 @@ def main() -> None:
         loading(folder, whole)
         pipelines(folder, whole)
         quantised(folder)
+        on_the_host(folder)
     with tempfile.TemporaryDirectory() as folder:
         training(folder)
     say("report", bigmodel.compat.report())
