@@ -1,6 +1,10 @@
-"""The names of ``accelerate.big_modeling``: dispatching a model whose modules show hooks (`bigmodel.compat`)."""
+"""The names of ``accelerate.big_modeling``: dispatching a model whose modules show hooks (`bigmodel.compat`).
 
-from bigmodel.checkpoint import load_checkpoint_in_model as load_checkpoint_in_model
+Libraries import this module long before they call it: planning and loading are imported with their first use.
+"""
+
+from typing import TYPE_CHECKING
+
 from bigmodel.compat.big_modeling import cpu_offload as cpu_offload
 from bigmodel.compat.big_modeling import disk_offload as disk_offload
 from bigmodel.compat.big_modeling import dispatch_model as dispatch_model
@@ -17,7 +21,20 @@ from bigmodel.compat.hooks.whole_model import cpu_offload_with_hook as cpu_offlo
 from bigmodel.compat.modeling import check_device_map as check_device_map
 from bigmodel.devices.empty import init_empty_weights as init_empty_weights
 from bigmodel.devices.empty import init_on_device as init_on_device
-from bigmodel.plan import get_balanced_memory as get_balanced_memory
-from bigmodel.plan import infer_auto_device_map as infer_auto_device_map
+from bigmodel.lazy_names import names_used_later
 
 _refuse_recurrent_layers_under_sequence_parallelism = refuse_recurrent_layers
+
+if TYPE_CHECKING:
+    from bigmodel.checkpoint import load_checkpoint_in_model as load_checkpoint_in_model
+    from bigmodel.plan import get_balanced_memory as get_balanced_memory
+    from bigmodel.plan import infer_auto_device_map as infer_auto_device_map
+
+__getattr__, __dir__ = names_used_later(
+    __name__,
+    {
+        "get_balanced_memory": "bigmodel.plan",
+        "infer_auto_device_map": "bigmodel.plan",
+        "load_checkpoint_in_model": "bigmodel.checkpoint",
+    },
+)

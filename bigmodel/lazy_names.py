@@ -14,7 +14,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as of `typing`, which would be most of what importing a package costs
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
 
@@ -43,6 +43,27 @@ def lazy_names(package: str) -> tuple[Callable[[str], Any], Callable[[], list[st
 
     def names() -> list[str]:
         return sorted(listed())
+
+    return get, names
+
+
+def names_used_later(module: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and the `__dir__` of a module that imports some of its names when they are first used.
+
+    Args:
+        module: Its dotted name.
+        homes: The module that each of these names is imported from.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        value = getattr(import_module(homes[name]), name)
+        setattr(sys.modules[module], name, value)
+        return value
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[module]), *homes})
 
     return get, names
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ..devices import DeviceLike, torch_device
 from ..devices import get_max_memory as budgets_of
-from ..dispatch.attach.dispatched import ATTRIBUTE
+from ..dispatch.attach.mark import is_dispatched
 from ..errors import DeviceMapError
-from ..plan import check_device_map as check_coverage
-from ..plan.accelerate_api import whole_bytes
-from ..profile import find_tied_parameters
-from ..profile.model.tensors import owner_of
-from ..train.accelerator_state import AcceleratorState
-from ..train.handlers import AutocastKwargs
-from ..utils.models import set_module_tensor_to_device
 from .hooks.align import AlignDevicesHook
 from .hooks.model_hook import HOOK
+
+if TYPE_CHECKING:
+    from ..train.handlers import AutocastKwargs
 
 
 def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
@@ -31,6 +27,8 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Any]) -> None:
     Raises:
         DeviceMapError: Tensors have no device; the message names them.
     """
+    from ..plan import check_device_map as check_coverage
+
     known = {name for name, _ in model.named_modules(remove_duplicate=False)}
     known |= {name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())}
     unknown = sorted(key for key in device_map if key not in known)
@@ -46,6 +44,8 @@ def get_max_memory(max_memory: Mapping[DeviceLike, int | str] | None = None) -> 
 
     Sizes given as text become numbers in `max_memory` itself, too: transformers relies on that.
     """
+    from ..plan.accelerate_api import whole_bytes
+
     budgets = budgets_of(whole_bytes(max_memory))
     if isinstance(max_memory, MutableMapping):
         sizes = {key: budgets_of({key: size}) for key, size in max_memory.items() if isinstance(size, str)}
@@ -62,6 +62,8 @@ def check_device_same(first_device: torch.device, second_device: torch.device) -
 
 def check_tied_parameters_in_config(model: nn.Module) -> bool:
     """Whether a model of transformers, by its configuration, ties parameters."""
+    from ..profile import find_tied_parameters
+
     config: Any = getattr(model, "config", None)
     text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
     ties_words = bool(getattr(text, "tie_word_embeddings", False))
@@ -75,6 +77,8 @@ def check_tied_parameters_on_same_device(tied_params: Sequence[Sequence[str]], d
     Raises:
         DeviceMapError: A tied parameter has no device.
     """
+    from ..profile.model.tensors import owner_of
+
     for names in tied_params:
         devices = {}
         for name in names:
@@ -141,6 +145,8 @@ def align_module_device(module: nn.Module, execution_device: DeviceLike | None =
             hook.post_forward(module, None)
             hook.execution_device = device
         return
+    from ..utils.models import set_module_tensor_to_device
+
     stored = dict(module.named_parameters(recurse=False))
     try:
         if execution_device is not None:
@@ -176,7 +182,7 @@ def get_state_dict_from_offload(
         device_to_put_offload: Where weights go that are offloaded; others stay.
     """
     root = module_name.rpartition(".")[0]
-    offloaded = has_offloaded_params(module) or ATTRIBUTE in module.__dict__
+    offloaded = has_offloaded_params(module) or is_dispatched(module)
     with align_module_device(module, device_to_put_offload if offloaded else None):
         for key, value in module.state_dict().items():
             if f"{root}.{key}" in state_dict:
@@ -190,6 +196,8 @@ def get_mixed_precision_context_manager(
     """Return the autocast of the run's precision; one that does nothing unless `native_amp`."""
     if not native_amp:
         return nullcontext()
+    from ..train.accelerator_state import AcceleratorState
+
     state = AcceleratorState()
     arguments = {} if autocast_kwargs is None else autocast_kwargs.to_kwargs()
     dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
@@ -204,4 +212,6 @@ def get_grad_scaler(distributed_type: Any = None, **kwargs: Any) -> torch.amp.Gr
         from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
         return ShardedGradScaler(**kwargs)
+    from ..train.accelerator_state import AcceleratorState
+
     return torch.amp.GradScaler(AcceleratorState().device.type if AcceleratorState._shared_state else "cuda", **kwargs)

@@ -21,7 +21,7 @@ from typing import Any
 import bigmodel
 
 from ..errors import CompatError
-from ..launch.job import INHERIT
+from ..train.environment import STANDS_IN
 from . import children
 from .seams import SEAMS, SeamFinder
 
@@ -86,7 +86,7 @@ def install() -> None:
         )
     sys.meta_path.insert(0, SeamFinder())
     sys.meta_path.insert(0, StandIn())
-    os.environ[INHERIT] = "1"
+    os.environ[STANDS_IN] = "1"
     children.inherit()
 
 

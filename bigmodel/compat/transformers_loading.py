@@ -23,7 +23,7 @@ from ..dispatch.placement.resolve import resolve_device_map
 from ..errors import BigModelError
 from ..plan import STRATEGIES, Plan, plan
 from ..profile.model.tensors import dtype_name, owner_of
-from .big_modeling import cast_on_device, dispatch_as_stored, fill_from_index, with_hooks
+from .dispatching import cast_on_device, dispatch_as_stored, fill_from_index, with_hooks
 from .record import RECORD
 
 BATCH_SIZE = "BIGMODEL_BATCH_SIZE"
@@ -91,7 +91,20 @@ def index_of(
         if name not in index or any(pattern.search(name) for pattern in converted):
             index.pop(name, None)
             device_map[name] = HOST
+    read_ties_from_one_place(model, device_map, index)
     return index
+
+
+def read_ties_from_one_place(model: Any, device_map: MutableMapping[str, Any], index: MutableMapping[str, Any]) -> None:
+    """Leave both names of a tied weight on disk where one is: transformers compares their values otherwise."""
+    for names in getattr(model, "all_tied_weights_keys", {}).items():
+        owners = [owner_of(name, device_map) for name in names]
+        places = {device_map[owner] for owner in owners if owner is not None}
+        if DISK in places and len(places) > 1:
+            device_map.update(dict.fromkeys(names, DISK))
+            entry = next((index[name] for name in names if name in index), None)
+            if entry is not None:
+                index.update(dict.fromkeys(names, entry))
 
 
 def dispatch(

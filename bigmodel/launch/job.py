@@ -16,14 +16,11 @@ from typing import Any
 import psutil
 
 from ..errors import LaunchError
-from ..train.environment import changed_environment
+from ..train.environment import STANDS_IN, changed_environment
 from .environment import launch_environment
 from .flags import Launch
 from .processes import Processes, plan_processes
 from .settings import LaunchConfig
-
-INHERIT = "BIGMODEL_COMPAT"
-"""Set in a process in which this project stands in for accelerate: scripts that it launches run in the same way."""
 
 # DeepSpeed and FSDP need a process group even for a single process.
 _NEEDS_GROUP = ("DEEPSPEED", "FSDP")
@@ -69,7 +66,7 @@ def _check_script(launch: Launch) -> None:
 
 def inheriting(launch: Launch) -> Launch:
     """Return the launch that runs the same script through `bigmodel run`, if this process stands in for accelerate."""
-    if launch.no_python or os.environ.get(INHERIT) != "1":
+    if launch.no_python or os.environ.get(STANDS_IN) != "1":
         return launch
     given = (*(["-m"] if launch.module else []), launch.script, *launch.script_arguments)
     return replace(launch, module=True, script="bigmodel", script_arguments=("run", *given))

@@ -23,6 +23,8 @@ USE_PARALLELISM_CONFIG = "ACCELERATE_USE_PARALLELISM_CONFIG"
 DEBUG_MODE = "ACCELERATE_DEBUG_MODE"
 DYNAMO_PREFIX = "ACCELERATE_DYNAMO_"
 BYPASS_DEVICE_MAP = "ACCELERATE_BYPASS_DEVICE_MAP"
+STANDS_IN = "BIGMODEL_COMPAT"
+"""Set in a process in which this project stands in for accelerate: scripts that it launches run in the same way."""
 TORCH_DEVICE = "ACCELERATE_TORCH_DEVICE"
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})

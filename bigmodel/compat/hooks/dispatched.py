@@ -7,16 +7,17 @@ weights on the device before they use these outside of forward. Dispatching itse
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ...devices import DeviceLike, device_key, torch_device
-from ...dispatch.attach.attached_forward import AttachedForward
-from ...dispatch.attach.dispatched import dispatched
 from .align import AlignDevicesHook
 from .model_hook import HOOK
+
+if TYPE_CHECKING:
+    from ...dispatch.attach.attached_forward import AttachedForward
 
 
 class DispatchedHook(AlignDevicesHook):
@@ -98,6 +99,8 @@ def show_hooks(model: nn.Module) -> Callable[[], None]:
 
     Modules that have a hook keep it.
     """
+    from ...dispatch.attach.dispatched import dispatched
+
     found = dispatched(model)
     assert found is not None, "the model is not dispatched"
     main = device_key(found.main_device)

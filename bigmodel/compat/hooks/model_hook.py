@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ...dispatch import undispatch
-from ...dispatch.attach.attached_forward import AttachedForward
-from ...dispatch.attach.dispatched import dispatched
+from ...dispatch.attach.mark import is_dispatched
 from ...dispatch.attach.untraced import leave_untraced
 
 HOOK = "_hf_hook"
@@ -148,7 +146,9 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
     if hook is not None:
         hook.detach_hook(module)
     _restore_forward(module)
-    if dispatched(module) is not None:
+    if is_dispatched(module):
+        from ...dispatch import undispatch
+
         undispatch(module)
     for name in _MOVES:
         module.__dict__.pop(name, None)
@@ -170,6 +170,8 @@ def _restore_forward(module: nn.Module) -> None:
     if isinstance(module, fx.GraphModule):
         type(module).forward = replaced.__func__
         return
+    from ...dispatch.attach.attached_forward import AttachedForward
+
     of_class = getattr(replaced, "__self__", None) is module
     present = module.__dict__.get("forward")
     if isinstance(present, AttachedForward):  # dispatched after the hook was added

@@ -30,9 +30,9 @@ from ..weights.visits import StreamStats, together
 from .additions import Additions
 from .attached_forward import AttachedForward, Parts
 from .decoding import METHOD, DecodeAsResident
+from .mark import ATTRIBUTE as ATTRIBUTE
 from .refusals import NotCopied, RefuseConversion
 
-ATTRIBUTE = "_bigmodel_dispatched"
 DISPATCH_ATTRIBUTES = (ATTRIBUTE, METHOD, "hf_device_map", "dispatch_stats", "__deepcopy__")
 """What a dispatched model has in its own attributes."""
 
