@@ -70,11 +70,16 @@ def _policy(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> Callabl
         return lambda module: False
     if policy == "SIZE_BASED_WRAP":
         return _by_size(model, plugin.min_num_params or 0)
-    names = _class_names(model, plugin)
+    names = class_names(model, plugin)
     return lambda module: type(module).__name__ in names
 
 
-def _class_names(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> set[str]:
+def class_names(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> set[str]:
+    """Return the class names of the blocks of `model`: those that the plugin names, else those found.
+
+    Raises:
+        TrainError: The model has no module of a named class; transformer_based_wrap is asked for and no block is found.
+    """
     asked = set(plugin.transformer_cls_names_to_wrap or ())
     if not asked:
         found = block_classes(model)

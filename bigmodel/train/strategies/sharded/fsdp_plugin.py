@@ -109,6 +109,22 @@ class FullyShardedDataParallelPlugin:
             raise TrainError(f"state_dict_type is {chosen!r}; one of: {', '.join(_STATE_DICT_TYPES)}")
         self.state_dict_type = name
 
+    def set_auto_wrap_policy(self, model: nn.Module) -> None:
+        """Decide for `model` what `auto_wrap_policy` leaves open, as preparing it does; scripts may ask for it before.
+
+        With transformer_based_wrap the names of the blocks' classes are those given, else the blocks of the model. With
+        size_based_wrap and no `min_num_params` there is nothing to go by, and the policy becomes None.
+
+        Raises:
+            TrainError: The model has no module of a class that is named, or its blocks are unknown.
+        """
+        from .fsdp import class_names
+
+        if self.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":
+            self.transformer_cls_names_to_wrap = sorted(class_names(model, self))
+        elif self.auto_wrap_policy == "SIZE_BASED_WRAP" and not self.min_num_params:
+            self.auto_wrap_policy = None
+
     def set_mixed_precision(self, mixed_precision: str, override: bool = False) -> None:
         """Set the policy that corresponds to the Accelerator's `mixed_precision`, unless one was given.
 

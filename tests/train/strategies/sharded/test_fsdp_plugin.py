@@ -114,3 +114,21 @@ def test_strategies_of_fsdp1_may_be_given_by_their_numbers(given: object, reshar
 def test_a_number_to_reshard_to_counts_ranks(ranks: int) -> None:
     plugin = Plugin(reshard_after_forward=ranks)
     assert (plugin.reshard_after_forward, plugin.hybrid) == (ranks, False)
+
+
+def test_a_policy_is_settled_for_a_model() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+    model._no_split_modules = ["ReLU"]  # type: ignore[assignment]
+
+    def settled(**arguments: object) -> Plugin:
+        plugin = Plugin(**arguments)
+        plugin.set_auto_wrap_policy(model)
+        return plugin
+
+    assert settled(auto_wrap_policy="transformer_based_wrap").transformer_cls_names_to_wrap == ["ReLU"]
+    named = settled(auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Linear"])
+    assert named.transformer_cls_names_to_wrap == ["Linear"]
+    assert settled(auto_wrap_policy="size_based_wrap").auto_wrap_policy is None
+    assert settled(auto_wrap_policy="size_based_wrap", min_num_params=4).auto_wrap_policy == "SIZE_BASED_WRAP"
+    with pytest.raises(TrainError, match="no module of class Conv1d"):
+        settled(auto_wrap_policy="transformer_based_wrap", transformer_cls_names_to_wrap=["Conv1d"])
