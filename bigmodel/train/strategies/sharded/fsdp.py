@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
@@ -19,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bigmodel.errors import TrainError
 from bigmodel.train.strategies.base import StrategySettings
+from bigmodel.train.strategies.sharded.blocks import class_names
 from bigmodel.train.strategies.sharded.fsdp_plugin import FullyShardedDataParallelPlugin
 from bigmodel.train.strategies.sharded.placing import WeightBroadcaster, groups_of
 from bigmodel.train.strategies.sharded.strategy import ShardedStrategy
@@ -50,18 +50,6 @@ def ignored_parameters(model: nn.Module, plugin: FullyShardedDataParallelPlugin)
     return {parameter for module in modules for parameter in module.parameters()}
 
 
-def block_classes(model: nn.Module) -> set[str]:
-    """Return class names of the blocks: the model's `_no_split_modules`, else the repeated members of its lists."""
-    named = {name for module in model.modules() for name in (getattr(module, "_no_split_modules", None) or ())}
-    if named:
-        return named & {type(module).__name__ for module in model.modules()}
-    repeated: Counter[str] = Counter()
-    for module in model.modules():
-        if isinstance(module, (nn.ModuleList, nn.Sequential)):
-            repeated.update(type(child).__name__ for child in module if any(True for _ in child.children()))
-    return {name for name, count in repeated.items() if count > 1}
-
-
 def _policy(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> Callable[[nn.Module], bool]:
     policy = plugin.auto_wrap_policy
     if callable(policy):
@@ -70,28 +58,9 @@ def _policy(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> Callabl
         return lambda module: False
     if policy == "SIZE_BASED_WRAP":
         return _by_size(model, plugin.min_num_params or 0)
-    names = class_names(model, plugin)
+    must = policy == "TRANSFORMER_BASED_WRAP"
+    names = class_names(model, plugin.transformer_cls_names_to_wrap or (), must)
     return lambda module: type(module).__name__ in names
-
-
-def class_names(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> set[str]:
-    """Return the class names of the blocks of `model`: those that the plugin names, else those found.
-
-    Raises:
-        TrainError: The model has no module of a named class; transformer_based_wrap is asked for and no block is found.
-    """
-    asked = set(plugin.transformer_cls_names_to_wrap or ())
-    if not asked:
-        found = block_classes(model)
-        if not found and plugin.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":
-            raise TrainError(
-                f"the blocks of {type(model).__name__} are unknown; name their classes in transformer_cls_names_to_wrap"
-            )
-        return found
-    missing = asked - {type(module).__name__ for module in model.modules()}
-    if missing:
-        raise TrainError(f"{type(model).__name__} has no module of class {', '.join(sorted(missing))}")
-    return asked
 
 
 def _by_size(model: nn.Module, minimum: int) -> Callable[[nn.Module], bool]:

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from bigmodel.errors import TrainError
 from bigmodel.train import environment
+from bigmodel.train.strategies.sharded.blocks import class_names
 
 _PREFIX = "FSDP_"
 _POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
@@ -118,10 +119,10 @@ class FullyShardedDataParallelPlugin:
         Raises:
             TrainError: The model has no module of a class that is named, or its blocks are unknown.
         """
-        from .fsdp import class_names
-
         if self.auto_wrap_policy == "TRANSFORMER_BASED_WRAP":
-            self.transformer_cls_names_to_wrap = sorted(class_names(model, self))
+            self.transformer_cls_names_to_wrap = sorted(
+                class_names(model, self.transformer_cls_names_to_wrap or (), must=True)
+            )
         elif self.auto_wrap_policy == "SIZE_BASED_WRAP" and not self.min_num_params:
             self.auto_wrap_policy = None
 
