@@ -42,9 +42,16 @@ READ_AHEAD_BYTES = 64 * 2**20
 """Bytes of the next part on disk that are paged in while one computes: one large request, so that the time between two
 requests is negligible."""
 
-STAGING_BYTES = 48 * 2**20
-"""Upper bound of the host memory through which parts on disk reach an accelerator: six chunks of 8 MiB. Two are being
-filled, two are full, and two are being copied."""
+CHUNK_BYTES = 8 * 2**20
+"""Bytes of one read at most: enough for the full bandwidth of disk and link; a power of two, of which pinned memory
+takes multiples only."""
+
+MIN_CHUNK_BYTES = 64 * 2**10
+"""Smallest size of a read in bytes, for models with small blocks; of still smaller ones, a whole block."""
+
+STAGING_BYTES = 6 * CHUNK_BYTES
+"""Upper bound of the host memory through which parts on disk reach an accelerator: six chunks. Two are being filled,
+two are full, and two are being copied."""
 
 READERS = 2
 """Threads that read from disk at once: a single one leaves the disk idle whenever compute takes its core. The speed of

@@ -2,8 +2,10 @@ from .accelerate_api import check_device_map as check_device_map
 from .accelerate_api import clean_device_map as clean_device_map
 from .accelerate_api import get_balanced_memory as get_balanced_memory
 from .accelerate_api import infer_auto_device_map as infer_auto_device_map
+from .memory.staging import StagingMemory as StagingMemory
+from .memory.staging import staging as staging
+from .memory.staging import staging_memory as staging_memory
 from .memory.usage import read_ahead_window as read_ahead_window
-from .memory.usage import staging as staging
 from .planner import OBJECTIVES as OBJECTIVES
 from .planner import STRATEGIES as STRATEGIES
 from .planner import make_plan as make_plan

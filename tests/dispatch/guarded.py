@@ -10,15 +10,21 @@ import pytest
 
 
 class OwnedLock:
-    """A lock that knows which thread holds it."""
+    """A lock that knows which thread holds it.
+
+    Attributes:
+        entered: How often it was taken.
+    """
 
     def __init__(self) -> None:
+        self.entered = 0
         self._lock = threading.Lock()
         self._owner: int | None = None
 
     def __enter__(self) -> None:
         self._lock.acquire()
         self._owner = threading.get_ident()
+        self.entered += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -11,21 +12,26 @@ import torch
 
 from bigmodel.devices import copy_stream
 from bigmodel.devices.streams import PastEvent, TimedCopyStream
+from bigmodel.dispatch.attach.host_or_device import HostOrDevice
 from bigmodel.dispatch.experts.cache import ExpertCache
+from bigmodel.dispatch.mapped import readahead
+from bigmodel.dispatch.mapped.readahead import ReadAhead
 from bigmodel.dispatch.streaming.slots import BlockSlot
 from bigmodel.dispatch.streaming.streamer import Streamer
 from bigmodel.dispatch.transfer import staging
 from bigmodel.dispatch.transfer.disk_reader import DiskReader
+from bigmodel.dispatch.transfer.files import SourceFile
 from bigmodel.dispatch.transfer.page_cache import ReadPolicy
 from bigmodel.dispatch.transfer.quantized_transfer import Transfer
 from bigmodel.dispatch.transfer.read_job import ReadJob
 from bigmodel.dispatch.transfer.speculative_reads import SpeculativeReads
 from bigmodel.dispatch.transfer.staging import StagingSlots
 from bigmodel.dispatch.weights.visits import StreamStats
+from bigmodel.plan import StagingMemory
 
 from .experts.test_cache import acquired, layers
 from .guarded import OwnedLock, guard, guard_method
-from .mapped_files import streamed_blocks
+from .mapped_files import checkpoint_file, mapped_blocks, streamed_blocks
 from .streaming.test_slots import blocks
 
 HOST = torch.device("cpu")
@@ -108,7 +114,7 @@ def test_who_waits_for_a_slot_is_woken_when_the_fetch_into_it_fails() -> None:
 
 def test_jobs_of_a_reader_are_used_under_its_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     noted = guard(monkeypatch, DiskReader, "_jobs")
-    reader = DiskReader(copy_stream(HOST), ReadPolicy(0), StreamStats(), chunk_bytes=8192)
+    reader = DiskReader(copy_stream(HOST), ReadPolicy(0), StreamStats(), StagingMemory(8192, 6))
     reader._lock = OwnedLock()  # type: ignore[assignment]
     finished = guard_method(monkeypatch, ReadJob, "set_outcome", reader._lock)
     made, _ = streamed_blocks(tmp_path, count=2, elements=4096)
@@ -134,7 +140,7 @@ def test_expected_blocks_are_used_under_their_lock(monkeypatch: pytest.MonkeyPat
 
 def test_staging_memory_is_allocated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = guard(monkeypatch, staging._Memory, "_whole")
-    slots = StagingSlots(4096, pin=False)
+    slots = StagingSlots(StagingMemory(4096, 6), pin=False)
     memory = slots.free[0]._memory
     memory._lock = OwnedLock()  # type: ignore[assignment]
     assert memory.part(1).data_ptr() == memory.part(0).data_ptr() + 4096
@@ -151,3 +157,94 @@ def test_copies_that_are_timed_are_counted_under_a_lock(monkeypatch: pytest.Monk
         stream.submit(lambda: None)
     assert noted == []
     assert seconds
+
+
+COUNTERS = ("bytes_from_ram", "fetches", "seconds_on_link", "_readers", "seconds_reading")
+
+
+def test_counters_are_used_under_their_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = [guard(monkeypatch, StreamStats, name) for name in COUNTERS]
+    stats = StreamStats()
+    stats._lock = lock = OwnedLock()  # type: ignore[assignment]
+    stats.reset()
+    stats.add(from_ram=1)
+    stats.add_fetch()
+    stats.add_link_seconds(1.0)
+    with stats.reading():
+        pass
+    assert noted == [[]] * len(COUNTERS)
+    taken = lock.entered
+    assert stats.as_dict()["fetches"] == 1
+    assert lock.entered == taken + 1, "all counters are read while none of them changes"
+
+
+def test_the_choice_to_bypass_the_page_cache_is_made_under_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = [guard(monkeypatch, ReadPolicy, name) for name in ("_cold", "_pace")]
+    policy = ReadPolicy(2**60)
+    policy._lock = OwnedLock()  # type: ignore[assignment]
+    assert policy.bypasses(cached=False)
+    policy.record(bypassed=True, nbytes=1000, seconds=1.0)
+    assert noted == [[], []]
+
+
+def test_a_file_is_mapped_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    noted = guard(monkeypatch, SourceFile, "_map")
+    path = checkpoint_file(tmp_path, 1, 2**10)
+    file = SourceFile(path, os.open(path, os.O_RDONLY))
+    file._lock = OwnedLock()  # type: ignore[assignment]
+    assert file._whole() is file._whole()
+    assert noted == []
+
+
+def test_a_reader_ahead_is_left_under_its_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    noted = guard(monkeypatch, ReadAhead, "_inside")
+    made, _ = mapped_blocks(tmp_path, 2, elements=2**14)
+    reader = ReadAhead(made, 2**14)
+    for block in made * 2:
+        reader.visit(block, lambda _: None)
+    assert noted == []
+
+
+def test_who_waits_for_a_reader_ahead_is_woken_when_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The reader counts itself as gone under the lock."""
+
+    def fail(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(readahead, "page_in", fail)
+    noted = guard(monkeypatch, ReadAhead, "_working")
+    made, _ = mapped_blocks(tmp_path, 1, elements=2**14)
+    reader = ReadAhead(made, None)
+    raised: list[str] = []
+
+    def wait() -> None:
+        with pytest.raises(RuntimeError, match="paging in the weights of '0' failed") as error:
+            reader.visit(made[0], lambda _: None)
+        raised.append(str(error.value))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert raised
+    reader._pool.shutdown()
+    assert noted == []
+
+
+def test_a_block_is_computed_on_one_device_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who wants the other device waits until all have left, and is woken then."""
+    noted = guard(monkeypatch, HostOrDevice, "_users")
+    turns = HostOrDevice(8, ())
+    on_host: list[bool] = []
+    other = threading.Thread(target=lambda: turns.visit(False, on_host.append), daemon=True)
+
+    def compute(held: list[bool]) -> list[bool]:
+        other.start()
+        while not turns._changed._waiters:  # type: ignore[attr-defined]
+            time.sleep(0.001)
+        assert on_host == []
+        return list(held)
+
+    assert turns.visit(True, compute) == [True]
+    other.join(30)
+    assert on_host == [[False]] or not other.is_alive()
+    assert noted == []

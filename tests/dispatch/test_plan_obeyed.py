@@ -383,3 +383,25 @@ def test_weights_are_loaded_in_the_dtype_of_the_plan(tmp_path: Path) -> None:
 def test_a_plan_of_another_model_is_refused() -> None:
     with pytest.raises(DeviceMapError):
         dispatch_model(stack(), planned(profile_of(small_llama)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("readers", slow_but([2], [2, 4]))
+@pytest.mark.parametrize("make", [small_llama, deep_mixtral])
+def test_pinned_memory_that_stages_files_takes_the_bytes_of_the_plan(
+    make: Callable[..., nn.Module], readers: int, tmp_path: Path
+) -> None:
+    """A power of two is pinned for each chunk; blocks and experts have staging memory of their own."""
+    save_model(make(), tmp_path)
+    profile = profile_of(make)
+    found = plan(
+        profile, {0: int(0.8 * profile.weights), "cpu": 0}, machine=replace(nominal_machine(), readers=readers)
+    )
+    assert {part.device for part in found.streamed if "layers" in part.name} == {"disk"}
+    assert found.readers == readers
+    before = virtual.pinned_memory.reserved
+    model = load_checkpoint_and_dispatch(make(), tmp_path, found)
+    with torch.inference_mode():
+        for _ in range(3):
+            model(torch.arange(64).view(1, 64))
+    assert virtual.pinned_memory.reserved - before == found.devices["cpu"].slots > 0

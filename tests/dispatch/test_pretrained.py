@@ -157,7 +157,8 @@ def test_a_model_comes_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         model = from_pretrained("owner/tiny", cache_dir=tmp_path / "cache")
-    assert torch.equal(model(TOKENS.to(model.device)).logits.cpu(), llama()(TOKENS).logits)
+    tokens = TOKENS.to(model.device)
+    assert torch.equal(model(tokens).logits, llama().to(model.device)(tokens).logits)
 
 
 def test_a_path_without_a_model_is_refused_in_one_line(tmp_path: Path) -> None:

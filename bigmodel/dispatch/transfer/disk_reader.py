@@ -21,15 +21,16 @@ import torch
 
 from ...devices import CopyStream, Event
 from ...limits import READERS
+from ...plan import StagingMemory
 from ..weights.block import Block
 from ..weights.visits import StreamStats
 from .files import SourceFiles
 from .page_cache import ReadPolicy, is_cached
 from .quantized_transfer import Transfer
 from .read_job import Read, ReadEvent, ReadJob, Stage
-from .read_plan import CHUNK_BYTES, Chunk, ReadPlan, plan_reads
+from .read_plan import Chunk, ReadPlan, plan_reads
 from .speculative_reads import SpeculativeReads
-from .staging import StagingSlot, StagingSlots, slots_of
+from .staging import StagingSlot, StagingSlots
 
 
 class DiskReader:
@@ -41,8 +42,8 @@ class DiskReader:
         link: Copy stream to the device.
         policy: Decides whether reads bypass the page cache.
         stats: Counters of bytes and seconds.
+        staging: Staging slots: their number, and their bytes, which one read fills.
         pin: Stage in pinned memory, from which a GPU copies asynchronously at full speed.
-        chunk_bytes: Bytes of one read and of one staging slot; a multiple of `FILE_ALIGNMENT`.
         readers: Number of reader threads.
     """
 
@@ -51,17 +52,17 @@ class DiskReader:
         link: CopyStream,
         policy: ReadPolicy,
         stats: StreamStats,
+        staging: StagingMemory,
         pin: bool = False,
-        chunk_bytes: int = CHUNK_BYTES,
         readers: int = READERS,
     ) -> None:
         self._link = link
         self._policy = policy
         self._stats = stats
         self._pin = pin
-        self._chunk_bytes = chunk_bytes
+        self._planned = staging
         self._files = SourceFiles()
-        self._staging = StagingSlots(chunk_bytes, pin, slots_of(readers))
+        self._staging = StagingSlots(staging, pin)
         self._lock = threading.Lock()
         self._jobs: deque[ReadJob] = deque()
         self._stages: deque[Stage] = deque()
@@ -113,7 +114,7 @@ class DiskReader:
                 self._jobs.clear()
                 self._stages.clear()
                 self._speculative = SpeculativeReads()
-                self._staging, self._pumping = StagingSlots(self._chunk_bytes, self._pin), False
+                self._staging, self._pumping = StagingSlots(self._planned, self._pin), False
             raise
 
     def _fill(self) -> None:
@@ -134,7 +135,7 @@ class DiskReader:
         return Read(chunk, slot, self._readers.submit(self._read, chunk, slot))
 
     def _plan(self, block: Block) -> ReadPlan:
-        return plan_reads(block, self._files, self._chunk_bytes)
+        return plan_reads(block, self._files, self._planned.chunk_bytes)
 
     def _current_job(self) -> ReadJob | None:
         """Return the first job with reads left to start, after planning its reads."""

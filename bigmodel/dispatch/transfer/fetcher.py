@@ -11,14 +11,13 @@ from ...devices import CopyStream, Event
 from ...devices.pinned import copies_from_pinned, is_pinned
 from ...devices.streams import TimedCopyStream
 from ...limits import READERS, STAGING_BYTES
-from ...plan import staging
+from ...plan import staging_memory
 from ..weights.block import Block
 from ..weights.quantized_block import QuantizedBlock
 from ..weights.visits import StreamStats
 from .disk_reader import DiskReader
 from .page_cache import ReadPolicy
 from .quantized_transfer import QuantizedTransfers, Transfer
-from .staging import chunk_of, slots_of
 
 
 class Fetcher:
@@ -102,8 +101,8 @@ class Fetcher:
         if self._disk is None:
             staging_bytes, readers = self._reading
             policy = ReadPolicy(sum(self._on_disk))
-            chunk_bytes = chunk_of(staging(self._on_disk, staging_bytes), slots_of(readers))
-            self._disk = DiskReader(self._link, policy, self._stats, self._is_pinning, chunk_bytes, readers)
+            staging = staging_memory(self._on_disk, staging_bytes, readers)
+            self._disk = DiskReader(self._link, policy, self._stats, staging, self._is_pinning, readers)
         return self._disk
 
 

@@ -11,9 +11,6 @@ from ...limits import FILE_ALIGNMENT
 from ..weights.block import Block
 from .files import SourceFile, SourceFiles
 
-CHUNK_BYTES = 8 * 2**20
-"""Bytes of one read: enough for the full bandwidth of disk and link; a multiple of `FILE_ALIGNMENT`."""
-
 GAP_BYTES = 64 * 2**10
 """Tensors with a gap of at most so many bytes in a file share a read: a second read would cost more than the gap."""
 

@@ -14,32 +14,13 @@ import torch
 from ...checkpoint import release
 from ...devices import HOST, Event
 from ...devices.pinned import empty_host
-from ...limits import FILE_ALIGNMENT, READERS, STAGING_BYTES
+from ...limits import FILE_ALIGNMENT
+from ...plan import StagingMemory
 from .page_cache import is_cached
-from .read_plan import CHUNK_BYTES, Chunk
-
-SLOTS = STAGING_BYTES // CHUNK_BYTES
-"""Number of slots for `READERS` threads: some being filled, some full, some being drained."""
-
-MIN_CHUNK_BYTES = 64 * 2**10
-"""Smallest size of a read in bytes, for models with very small blocks."""
+from .read_plan import Chunk
 
 VIEW_BYTES = 2**20
 """Chunks of at least so many bytes are viewed in the page cache: mapping a smaller one takes longer than copying it."""
-
-
-def slots_of(readers: int) -> int:
-    """Return the number of slots for so many threads: as many for each as `READERS` have, and no fewer."""
-    return max(SLOTS, SLOTS // READERS * readers)
-
-
-def chunk_of(staging_bytes: int, slots: int = SLOTS) -> int:
-    """Return the bytes of one read such that all slots together take `staging_bytes`, within the limits of a read.
-
-    It is one or two pages more, so that a block that does not begin on a page boundary needs no extra read for its end.
-    """
-    share = staging_bytes // slots
-    return min(max(share + -share % FILE_ALIGNMENT + FILE_ALIGNMENT, MIN_CHUNK_BYTES), CHUNK_BYTES)
 
 
 class StagingSlot:
@@ -103,29 +84,28 @@ class StagingSlots:
     """All slots of one reader.
 
     Args:
-        chunk_bytes: Bytes of a chunk; a multiple of `FILE_ALIGNMENT`.
+        planned: Number and bytes of the slots; these are a multiple of `FILE_ALIGNMENT`.
         pin: Read chunks into pinned memory, instead of viewing them in the page cache.
-        count: Number of slots.
 
     Attributes:
         free: Slots that can be filled once they are drained, in the order of their release.
     """
 
-    def __init__(self, chunk_bytes: int, pin: bool, count: int = SLOTS) -> None:
-        memory = _Memory(count, chunk_bytes, pin)
-        self.free = deque(StagingSlot(memory, number) for number in range(count))
+    def __init__(self, planned: StagingMemory, pin: bool) -> None:
+        memory = _Memory(planned, pin)
+        self.free = deque(StagingSlot(memory, number) for number in range(planned.chunks))
 
 
 class _Memory:
     """Memory of all slots, allocated on first use and aligned for reads that bypass the page cache.
 
-    Pinned memory is allocated for each slot: it is rounded up to a power of two, which the largest chunk is.
+    Pinned memory is allocated for each slot: it is rounded up to a power of two, which a planned chunk is.
     """
 
-    def __init__(self, parts: int, chunk_bytes: int, pin: bool) -> None:
+    def __init__(self, planned: StagingMemory, pin: bool) -> None:
         self.pin = pin
-        self._parts = parts
-        self._chunk_bytes = chunk_bytes
+        self._chunk_bytes = planned.chunk_bytes
+        self._nbytes = planned.nbytes
         self._lock = threading.Lock()
         self._whole: torch.Tensor | None = None
         self._pinned: dict[int, torch.Tensor] = {}
@@ -141,6 +121,5 @@ class _Memory:
         return self._whole[number * self._chunk_bytes : (number + 1) * self._chunk_bytes]
 
     def _allocate(self) -> torch.Tensor:
-        nbytes = self._parts * self._chunk_bytes
-        memory = torch.empty(nbytes + FILE_ALIGNMENT, dtype=torch.uint8, device=HOST)
+        memory = torch.empty(self._nbytes + FILE_ALIGNMENT, dtype=torch.uint8, device=HOST)
         return memory[-memory.data_ptr() % FILE_ALIGNMENT :]

@@ -140,7 +140,9 @@ def passing_usage(
         offload_dtype: as for `passing_unit`.
         reads: as for `passing_unit`; expert caches and slots do not depend on these two.
     """
-    usage = MemoryUsage(assignment.main, assignment.slots, assignment.staging_bytes, assignment.expert_cache)
+    usage = MemoryUsage(
+        assignment.main, assignment.slots, assignment.staging_bytes, assignment.expert_cache, assignment.readers
+    )
     for index, unit in enumerate(units):
         storage, execution = assignment.storage[index], assignment.execution[index]
         if storage != execution and not unit.is_lookup:

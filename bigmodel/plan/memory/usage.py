@@ -9,17 +9,18 @@ exactly these bytes. Experts that are fetched one by one go to the main device o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from ...devices import DISK, HOST
-from ...limits import DEFAULT_SLOTS, NEARLY_ALL_EXPERTS, READ_AHEAD_BYTES, RESTORE_BUFFERS, STAGING_BYTES
+from ...limits import DEFAULT_SLOTS, NEARLY_ALL_EXPERTS, READ_AHEAD_BYTES, READERS, RESTORE_BUFFERS, STAGING_BYTES
 from ...profile import UnitProfile
 from ...profile.model.experts import RouterChoice
 from ...profile.model.quantized import offloaded_bytes, restored_bytes
 from ..result.budgets import Key, is_accelerator
 from ..result.plan import DevicePlan
+from .staging import staging
 
 WEIGHTS, BUFFERS, KV_CACHE, ACTIVATIONS = "weights", "buffers", "kv_cache", "activations"
 SLOTS, TRAINING, WORKSPACE, UNUSED = "slots", "training", "workspace", "unused"
@@ -38,7 +39,7 @@ class PassingUnit:
         experts: kind and number of these experts, for each module in it that has any.
         arriving: bytes of its quantised weights in a restore buffer; 0 if they are not quantised.
         scratch: bytes of scratch memory while these are restored.
-        staged: bytes of the host through which it reaches an accelerator from disk.
+        staged: bytes of it that reach an accelerator from disk as a whole, without these experts.
         viewed: bytes of the host through which it is read where the host computes it from disk.
     """
 
@@ -78,9 +79,9 @@ def passing_unit(
         with_buffers: its buffers are streamed with it.
         reads: False if its execution is unknown, so memory for reading it from disk is not counted.
     """
-    stored, arriving, scratch = unit.weights, 0, 0
+    stored, arriving, scratch = unit.weights - unit.expert_weights, 0, 0
     if offload_dtype is not None:
-        stored = offloaded_bytes(unit, offload_dtype)
+        stored = offloaded_bytes(unit, offload_dtype, experts=False)
         arriving, scratch = (0, 0) if unit.is_tensor else restored_bytes(unit, offload_dtype)
     return PassingUnit(
         slot=0 if unit.is_tensor else unit.slot_bytes_without_experts(with_buffers),
@@ -132,17 +133,24 @@ class MemoryUsage:
         staging_bytes: bytes of the host through which units on disk reach one accelerator, at most.
         expert_cache: bytes of each device for experts that are fetched one by one; None: those of slots for whole units
             with all their experts, less those of slots without experts.
+        readers: number of threads that read from disk for one accelerator.
 
     Attributes:
         limited: devices that keep to their budgets only if their allocators give cached memory back.
     """
 
     def __init__(
-        self, main: Key, slots: int = 0, staging_bytes: int = STAGING_BYTES, expert_cache: int | None = None
+        self,
+        main: Key,
+        slots: int = 0,
+        staging_bytes: int = STAGING_BYTES,
+        expert_cache: int | None = None,
+        readers: int = READERS,
     ) -> None:
         self.main = main
         self._most_slots = slots
         self._most_staging = staging_bytes
+        self._readers = readers
         self._expert_cache = expert_cache
         self._bytes: dict[Key, dict[str, int]] = {}
         # By the device that they are streamed to.
@@ -294,10 +302,22 @@ class MemoryUsage:
             nbytes += self._slots_without_experts(device) + RESTORE_BUFFERS * arriving + scratch
         if device == HOST and self._viewed:
             nbytes += read_ahead_window([unit.viewed for unit in self._viewed.elements()])
-        if device == HOST:  # each accelerator has its own, as no link waits for another
-            for units in self._staged.values():
-                nbytes += staging([unit.staged for unit in units.elements()], self._most_staging)
+        if device == HOST:
+            nbytes += sum(staging(blocks, self._most_staging, self._readers) for blocks in self._read_blocks())
         return nbytes
+
+    def _read_blocks(self) -> Iterator[list[int]]:
+        """Yield the bytes of the blocks that each reader of files reads: each accelerator has one, as no link waits for
+        another, and so has each cache of experts."""
+        for units in self._staged.values():
+            yield [unit.staged for unit in units.elements()]
+        for fetched in ([self._viewed], self._staged.values()):
+            layers: defaultdict[ExpertKind, list[int]] = defaultdict(list)
+            for units in fetched:
+                for unit in units.elements():
+                    for kind, count in unit.experts:
+                        layers[kind].append(count * _bytes_of(kind))
+            yield from layers.values()
 
     def _slots_without_experts(self, device: Key) -> int:
         """Bytes of a device's slots for what is streamed as a whole."""
@@ -345,13 +365,3 @@ def read_ahead_window(blocks: Collection[int], ahead: int = READ_AHEAD_BYTES) ->
     """
     largest = max(blocks, default=0)
     return min(sum(blocks), largest + min(largest, ahead))
-
-
-def staging(blocks: Collection[int], most: int = STAGING_BYTES) -> int:
-    """Return the bytes of host memory in which weights on disk are staged on their way to an accelerator.
-
-    Args:
-        blocks: bytes of each block that is streamed from disk.
-        most: upper bound of the result.
-    """
-    return min(sum(blocks), 2 * max(blocks, default=0), most)

@@ -51,7 +51,9 @@ class Filling:
     def __init__(self, items: Sequence[Item], capacity: Capacity) -> None:
         self.items = items
         self.capacity = capacity
-        self.usage = MemoryUsage(capacity.main, capacity.slots, capacity.staging_bytes, capacity.expert_cache)
+        self.usage = MemoryUsage(
+            capacity.main, capacity.slots, capacity.staging_bytes, capacity.expert_cache, capacity.readers
+        )
         self.options: dict[int, Option] = {}
         self._running: Counter[Key] = Counter()
 

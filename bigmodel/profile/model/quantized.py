@@ -72,9 +72,10 @@ def scratch_bytes(groups: int, offload_dtype: str) -> int:
     return min(groups, UNPACK_GROUPS) * GROUP // 2 if offload_dtype == "int4" else 0
 
 
-def offloaded_bytes(unit: UnitProfile, offload_dtype: str) -> int:
-    """Return the bytes of a streamed unit's parameters on its storage device, quantised."""
-    return sum(quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in _parameters(unit))
+def offloaded_bytes(unit: UnitProfile, offload_dtype: str, experts: bool = True) -> int:
+    """Return the bytes of a streamed unit's parameters on its storage device, quantised, with or without experts that
+    are fetched one by one."""
+    return sum(quantized_bytes(spec.shape, spec.dtype, offload_dtype) for spec in _parameters(unit, experts))
 
 
 def restored_bytes(unit: UnitProfile, offload_dtype: str) -> tuple[int, int]:

@@ -18,15 +18,17 @@ from bigmodel.dispatch.transfer.disk_reader import DiskReader
 from bigmodel.dispatch.transfer.files import SourceFile
 from bigmodel.dispatch.transfer.page_cache import ReadPolicy
 from bigmodel.dispatch.transfer.quantized_transfer import Transfer
-from bigmodel.dispatch.transfer.staging import SLOTS
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.dispatch.weights.visits import StreamStats
 from bigmodel.errors import CheckpointFormatError
+from bigmodel.plan import StagingMemory
 
 from ..mapped_files import streamed_blocks
 
 HOST = torch.device("cpu")
 CHUNK = 8192
+SLOTS = 6
+STAGING = StagingMemory(CHUNK, SLOTS)
 
 
 class GatedStream:
@@ -56,7 +58,7 @@ def stats() -> StreamStats:
 
 @pytest.fixture
 def reader(stats: StreamStats) -> DiskReader:
-    return DiskReader(copy_stream(HOST), ReadPolicy(0), stats, chunk_bytes=CHUNK)
+    return DiskReader(copy_stream(HOST), ReadPolicy(0), stats, STAGING)
 
 
 def memory_for(block: Block) -> torch.Tensor:
@@ -119,7 +121,7 @@ def test_reading_goes_on_while_the_link_is_busy_and_no_further_than_there_are_sl
 ) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=8 * CHUNK // 4)
     stream = GatedStream()
-    reader = DiskReader(stream, ReadPolicy(0), stats, chunk_bytes=CHUNK)
+    reader = DiskReader(stream, ReadPolicy(0), stats, STAGING)
     reads = threading.Semaphore(0)
     count = 0
     read = SourceFile.read
@@ -148,7 +150,7 @@ def test_expected_blocks_wait_in_free_slots_until_they_are_fetched(
     tmp_path: Path, stats: StreamStats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=CHUNK // 8)
-    reader = DiskReader(copy_stream(HOST), ReadPolicy(0), stats, chunk_bytes=CHUNK)
+    reader = DiskReader(copy_stream(HOST), ReadPolicy(0), stats, STAGING)
     reads = threading.Semaphore(0)
     read = SourceFile.read
 
@@ -227,7 +229,7 @@ def test_the_mapped_bytes_count_when_another_file_takes_the_name(reader: DiskRea
 def test_the_later_of_two_fetches_into_one_memory_counts(tmp_path: Path, stats: StreamStats) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=3, elements=4 * CHUNK)
     stream = GatedStream()
-    reader = DiskReader(stream, ReadPolicy(0), stats, chunk_bytes=CHUNK)
+    reader = DiskReader(stream, ReadPolicy(0), stats, STAGING)
     memory = memory_for(blocks[0])
     for block in blocks[:-1]:
         reader.fetch(Transfer(block, memory), ())
@@ -255,7 +257,7 @@ def descriptors_of(folder: Path) -> int:
 def test_files_are_opened_once_and_closed_with_the_reader(tmp_path: Path, stats: StreamStats) -> None:
     blocks, _ = streamed_blocks(tmp_path, count=4, elements=CHUNK)
     before = descriptors_of(tmp_path)
-    reader = DiskReader(copy_stream(HOST), ReadPolicy(0), stats)
+    reader = DiskReader(copy_stream(HOST), ReadPolicy(0), stats, STAGING)
     fetched(reader, blocks[0])
     opened = descriptors_of(tmp_path)
     for _ in range(3):

@@ -15,6 +15,7 @@ from bigmodel.dispatch.transfer.read_job import Read, ReadEvent, ReadJob, Stage
 from bigmodel.dispatch.transfer.read_plan import Chunk, ReadPlan, plan_reads
 from bigmodel.dispatch.transfer.staging import StagingSlot, StagingSlots
 from bigmodel.dispatch.weights.block import Block, HostTensor
+from bigmodel.plan import StagingMemory
 
 from ..mapped_files import checkpoint_file, registries
 
@@ -59,7 +60,7 @@ def opened(block: Block, files: SourceFiles) -> tuple[ReadJob, ReadPlan]:
 
 
 def slot() -> StagingSlot:
-    return StagingSlots(CHUNK, pin=False).free[0]
+    return StagingSlots(StagingMemory(CHUNK, 6), pin=False).free[0]
 
 
 def staged(chunk: Chunk) -> Read:

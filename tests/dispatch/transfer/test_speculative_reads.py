@@ -15,6 +15,7 @@ from bigmodel.dispatch.transfer.read_plan import Chunk, ReadPlan, plan_reads
 from bigmodel.dispatch.transfer.speculative_reads import SpeculativeReads
 from bigmodel.dispatch.transfer.staging import StagingSlots
 from bigmodel.dispatch.weights.block import Block
+from bigmodel.plan import StagingMemory
 
 from ..mapped_files import Registry, streamed_blocks
 
@@ -25,7 +26,7 @@ def begin(chunk: Chunk) -> Read:
     """Return a read that has ended well."""
     staged: Future[torch.Tensor] = Future()
     staged.set_result(torch.zeros(chunk.nbytes, dtype=torch.uint8))
-    return Read(chunk, StagingSlots(CHUNK, pin=False).free[0], staged)
+    return Read(chunk, StagingSlots(StagingMemory(CHUNK, 6), pin=False).free[0], staged)
 
 
 @pytest.fixture

@@ -16,14 +16,15 @@ from bigmodel.devices import virtual
 from bigmodel.devices.streams import HostEvent
 from bigmodel.dispatch.transfer import staging as staging_slots
 from bigmodel.dispatch.transfer.files import SourceFile, SourceFiles
-from bigmodel.dispatch.transfer.read_plan import CHUNK_BYTES, Chunk, plan_reads
-from bigmodel.dispatch.transfer.staging import MIN_CHUNK_BYTES, SLOTS, StagingSlots, chunk_of, slots_of
+from bigmodel.dispatch.transfer.read_plan import Chunk, plan_reads
+from bigmodel.dispatch.transfer.staging import StagingSlots
 from bigmodel.dispatch.weights.block import Block, HostTensor
 from bigmodel.errors import CheckpointFormatError
-from bigmodel.limits import FILE_ALIGNMENT, STAGING_BYTES
-from bigmodel.plan import staging
+from bigmodel.limits import STAGING_BYTES
+from bigmodel.plan import StagingMemory, staging_memory
 
 CHUNK = 2**16
+SLOTS = StagingMemory(CHUNK, 6)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_a_chunk_is_staged_bit_by_bit_each_way(
     chunks: list[Chunk], shown: int, bypass: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging_slots, "VIEW_BYTES", shown)
-    slots = StagingSlots(CHUNK, pin=False).free
+    slots = StagingSlots(SLOTS, pin=False).free
     for chunk, slot in zip(chunks, slots):
         start = chunk.segments[0].start
         expected = [n % 256 for n in range(start, start + chunk.segments[0].nbytes)]
@@ -65,7 +66,7 @@ def test_a_large_chunk_is_shown_where_it_lies_and_nothing_is_copied(
     chunks: list[Chunk], every_chunk_is_shown: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(SourceFile, "read")
-    slot = StagingSlots(CHUNK, pin=False).free[0]
+    slot = StagingSlots(SLOTS, pin=False).free[0]
     assert slot.fill(chunks[0], bypass=False).nbytes == chunks[0].nbytes
 
 
@@ -73,7 +74,7 @@ def test_bytes_that_cannot_be_mapped_are_read_and_the_error_names_the_cause(
     chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
 ) -> None:
     os.truncate(tmp_path / "model.safetensors", 3 * CHUNK)
-    slot = StagingSlots(CHUNK, pin=False).free[0]
+    slot = StagingSlots(SLOTS, pin=False).free[0]
     with pytest.raises(CheckpointFormatError, match="cut short"):
         slot.fill(chunks[-1], bypass=False)
 
@@ -81,7 +82,7 @@ def test_bytes_that_cannot_be_mapped_are_read_and_the_error_names_the_cause(
 def test_mapped_bytes_are_not_touched_once_their_file_was_cut_short(
     chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
 ) -> None:
-    slot = StagingSlots(CHUNK, pin=False).free[0]
+    slot = StagingSlots(SLOTS, pin=False).free[0]
     slot.fill(chunks[-1], bypass=False)
     os.truncate(tmp_path / "model.safetensors", 3 * CHUNK)
     with pytest.raises(CheckpointFormatError, match="cut short"):
@@ -93,7 +94,7 @@ def test_mapped_bytes_are_not_touched_once_their_file_was_cut_short(
 def test_mapped_bytes_are_lost_once_the_page_cache_has_dropped_them(
     chunks: list[Chunk], every_chunk_is_shown: None, tmp_path: Path
 ) -> None:
-    slot = StagingSlots(CHUNK, pin=False).free[0]
+    slot = StagingSlots(SLOTS, pin=False).free[0]
     slot.fill(chunks[0], bypass=False)
     assert not slot.is_lost
     evict([tmp_path / "model.safetensors"])
@@ -104,39 +105,18 @@ def test_mapped_bytes_are_lost_once_the_page_cache_has_dropped_them(
 
 def test_a_slot_is_emptied_only_after_its_content_was_copied(chunks: list[Chunk]) -> None:
     copied: Future[None] = Future()
-    slot = StagingSlots(CHUNK, pin=False).free[0]
+    slot = StagingSlots(SLOTS, pin=False).free[0]
     slot.drained = HostEvent(copied)
     copied.set_exception(RuntimeError("the copy"))
     with pytest.raises(RuntimeError, match="the copy"):
         slot.empty()
 
 
-@pytest.mark.parametrize("staging_bytes", [0, 10**6, 10**7, STAGING_BYTES])
-def test_chunks_fill_the_planned_staging_memory(staging_bytes: int) -> None:
-    chunk = chunk_of(staging_bytes)
-    assert chunk % FILE_ALIGNMENT == 0
-    assert MIN_CHUNK_BYTES <= chunk <= CHUNK_BYTES
-    assert SLOTS * (chunk - 2 * FILE_ALIGNMENT) <= max(staging_bytes, SLOTS * MIN_CHUNK_BYTES)
-
-
-@pytest.mark.parametrize("nbytes", [3 * 2**20, 16 * 2**20, 10**7])
-def test_two_blocks_that_fill_the_staging_memory_fill_its_slots(nbytes: int) -> None:
-    chunk = chunk_of(staging([nbytes, nbytes]))
-    furthest = nbytes + FILE_ALIGNMENT - 1
-    assert -(-furthest // chunk) == SLOTS // 2
-
-
-def test_more_readers_have_more_slots_of_the_same_size() -> None:
-    assert [slots_of(readers) for readers in (1, 2, 4, 8)] == [SLOTS, SLOTS, 2 * SLOTS, 4 * SLOTS]
-    assert chunk_of(4 * STAGING_BYTES, slots_of(8)) == chunk_of(STAGING_BYTES) == CHUNK_BYTES
-    assert len(StagingSlots(CHUNK_BYTES, pin=False, count=slots_of(4)).free) == 2 * SLOTS
-
-
 @pytest.mark.usefixtures("accelerators")
-def test_pinned_slots_of_the_largest_chunks_take_no_more_than_is_planned() -> None:
-    """As one piece of 48 MiB they would be rounded up to 64."""
+@pytest.mark.parametrize("planned", [staging_memory([10**7]), staging_memory([STAGING_BYTES] * 2)])
+def test_pinned_slots_take_what_is_planned(planned: StagingMemory) -> None:
     before = virtual.pinned_memory.reserved
-    slots = StagingSlots(CHUNK_BYTES, pin=True)
+    slots = StagingSlots(planned, pin=True)
     kept = [slot._memory.part(number) for number, slot in enumerate(slots.free)]
-    assert virtual.pinned_memory.reserved - before == STAGING_BYTES
+    assert virtual.pinned_memory.reserved - before == planned.nbytes
     del kept

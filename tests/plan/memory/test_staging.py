@@ -1,0 +1,49 @@
+"""Staging memory: how much is planned, and in which chunks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bigmodel.devices.pinned import pinned_bytes
+from bigmodel.limits import CHUNK_BYTES, FILE_ALIGNMENT, MIN_CHUNK_BYTES, STAGING_BYTES
+from bigmodel.plan.memory.staging import StagingMemory, staging, staging_memory
+
+MiB = 2**20
+
+
+def test_two_blocks_are_staged_at_most() -> None:
+    assert staging([]) == 0
+    assert staging([10, 30]) == 40
+    assert staging([10, 30, 30]) == 60
+    assert staging([STAGING_BYTES, STAGING_BYTES]) == STAGING_BYTES
+    assert staging_memory([16 * MiB] * 9) == StagingMemory(4 * MiB, 8)
+
+
+def test_the_largest_blocks_are_staged_in_six_chunks() -> None:
+    assert staging_memory([STAGING_BYTES] * 2) == StagingMemory(CHUNK_BYTES, 6)
+
+
+def test_more_readers_have_more_chunks_of_the_same_size() -> None:
+    blocks = [2**30] * 2
+    chunks = [staging_memory(blocks, STAGING_BYTES // 2 * readers, readers) for readers in (2, 4, 8)]
+    assert chunks == [StagingMemory(CHUNK_BYTES, number) for number in (6, 12, 24)]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, FILE_ALIGNMENT])
+def test_what_is_smallest_takes_two_pages(nbytes: int) -> None:
+    assert staging_memory([nbytes]) == StagingMemory(FILE_ALIGNMENT, 2)
+
+
+@given(st.lists(st.integers(1, 2**28), max_size=5), st.integers(1, 10**8), st.integers(1, 8))
+def test_chunks_take_what_is_planned_also_when_they_are_pinned(blocks: list[int], most: int, readers: int) -> None:
+    found = staging_memory(blocks, most, readers)
+    pages = 2 * FILE_ALIGNMENT
+    wanted = min(sum(blocks), 2 * max(blocks, default=0), most)
+    assert found.chunk_bytes % FILE_ALIGNMENT == 0
+    assert found.chunks * pinned_bytes(found.chunk_bytes) == found.nbytes <= max(wanted, pages)
+    assert found.nbytes == staging(blocks, most, readers) or wanted < pages
+    assert found.nbytes > max(wanted, pages) - found.chunk_bytes
+    assert found.chunks >= 2
+    assert found.chunk_bytes >= MIN_CHUNK_BYTES or found.chunks <= 3
