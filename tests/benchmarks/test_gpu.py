@@ -113,6 +113,18 @@ def test_every_benchmark_that_runs_on_cuda_is_in_the_list() -> None:
     assert {name for name, module in modules.items() if "cuda" in module.DEVICES} == listed | {"gpu"}
 
 
+@pytest.mark.parametrize(("described", "device"), [(None, "cuda"), ("1x512MiB@8GB", "virtual")])
+def test_virtual_accelerators_of_the_environment_are_taken(
+    described: str | None, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BIGMODEL_VIRTUAL", raising=False)
+    if described is not None:
+        monkeypatch.setenv("BIGMODEL_VIRTUAL", described)
+    parser = argparse.ArgumentParser()
+    gpu.add_arguments(parser)
+    assert parser.get_default("device") == device
+
+
 def test_a_name_that_is_not_in_the_list_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gpu", "--device", "virtual", "--quick", "--only", "threads,decode"]) == 2
     assert "--only decode" in capsys.readouterr().err
