@@ -31,6 +31,9 @@ def plan(
             "input_ids=1x128:int64; may be repeated.",
         ),
     ] = None,
+    padded: Annotated[
+        bool, typer.Option(help="Budgets hold for padded sequences too; --no-padded: none is ever padded.")
+    ] = True,
     strict: Annotated[bool, typer.Option(help="Fail if the memory of any input of the model is unknown.")] = False,
     strategy: Annotated[
         str, typer.Option(help="How devices are filled without a search: auto, balanced, balanced_low_0 or sequential.")
@@ -101,6 +104,7 @@ def plan(
         sample_inputs=parse_inputs(inputs) if inputs else None,
         device_type=device_type_of(read_budgets(budgets)),
         host_kernels=host_kernels,
+        padded=padded,
     )
     found = make_plan(
         profile,

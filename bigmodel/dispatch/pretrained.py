@@ -54,6 +54,7 @@ def from_pretrained(
     local_files_only: bool = False,
     per_pass: bool = True,
     sample_inputs: SampleInputs | None = None,
+    padded: bool = True,
 ) -> PreTrainedModel:
     """Load a transformers model from a folder or the Hub, placed by plan and dispatched.
 
@@ -85,6 +86,7 @@ def from_pretrained(
             generation; its keys and values then move between the two. False for callers that manage keys and values
             themselves, as the server does.
         sample_inputs: As for `dispatch_model`.
+        padded: Memory is planned for padded sequences too; False: no sequence is ever padded.
 
     Returns:
         The model in eval mode, with `hf_device_map`; `get_plan(model)` returns its plan.
@@ -119,6 +121,7 @@ def from_pretrained(
         batch_size=batch_size,
         context_length=context_length,
         sample_inputs=sample_inputs,
+        padded=padded,
     )
     if offload_folder is None and checkpoint.suffix == GGUF_SUFFIX:
         offload_folder = tempfile.gettempdir()  # norms and biases that are computed when they are read

@@ -95,6 +95,7 @@ def plan(
     per_pass: bool = True,
     sample_inputs: SampleInputs | None = None,
     strict: bool = False,
+    padded: bool = True,
 ) -> Plan:
     """Return a plan under which no device passes its budget. `bigmodel.make_plan` is this function.
 
@@ -146,6 +147,8 @@ def plan(
         sample_inputs: arguments of forward for a model whose inputs follow no known convention, as `profile_model`
             takes them; they fix batch size and shapes.
         strict: raise PlanError if the memory of any input of the model is unknown, instead of noting it.
+        padded: budgets hold for padded sequences, too, also for a single one: a mask that leaves tokens out takes up to
+            a few times the square of the context in bytes. False: no sequence is ever padded, which saves that.
 
     Raises:
         BudgetError: nothing fits; the message names budgets that would do.
@@ -171,6 +174,7 @@ def plan(
         new_tokens=new_tokens,
         sample_inputs=sample_inputs,
         host_kernels=host_kernels,
+        padded=padded,
     )
     if strict and profile.unknown:
         raise PlanError(f"{profile.name}: {profile.unknown}; give sample_inputs, the arguments of its forward")

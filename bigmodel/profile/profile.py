@@ -171,6 +171,7 @@ def profile_model(
     sample_inputs: SampleInputs | None = None,
     measured: MeasuredForward | None = None,
     host_kernels: str = EXACT,
+    padded: bool = True,
 ) -> Profile:
     """Return the profile of `model`, without reading or allocating a weight.
 
@@ -191,6 +192,7 @@ def profile_model(
         measured: the activations of a forward that has run; then there is no dry run.
         host_kernels: "packed": the host computes with quantised weights as they are packed, where it has kernels for
             them; "exact": it restores them.
+        padded: memory is enough for padded sequences, too, whose mask takes some; False: for those without padding.
 
     Raises:
         PlanError: the context is longer than the model allows, or an argument is invalid.
@@ -208,6 +210,7 @@ def profile_model(
         None if generated is None else min(generated, length),
         cache,
         all_logits,
+        padded,
     )
     check_choice("host_kernels", host_kernels, HOST_KERNELS)
     packed = host_kernels == PACKED

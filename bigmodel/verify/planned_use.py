@@ -71,7 +71,7 @@ def _generate(model: Any, found: Plan) -> PlannedUse:
 
     def whole() -> None:
         # `generate` does not feed the last token to the model.
-        _generate_with(model, new_tokens + 1, attention_mask=_mask(ids), input_ids=ids)
+        _generate_with(model, new_tokens + 1, attention_mask=_mask(found, ids), input_ids=ids)
 
     def forward(tokens: torch.Tensor, cache: Any = None) -> Any:
         return model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
@@ -91,7 +91,7 @@ def _seq2seq(model: Any, found: Plan, source: dict[str, torch.Tensor]) -> Planne
     count = found.new_tokens or 1
 
     def whole() -> None:
-        mask = {"attention_mask": _mask(source["input_ids"])} if "input_ids" in source else {}
+        mask = {"attention_mask": _mask(found, source["input_ids"])} if "input_ids" in source else {}
         _generate_with(model, count, **source, **mask)
 
     def begin() -> Any:
@@ -129,9 +129,9 @@ def _generate_with(model: Any, new_tokens: int, **inputs: Any) -> None:
         model.generate(**inputs, **asked)
 
 
-def _mask(ids: torch.Tensor) -> torch.Tensor:
-    """Return the mask of token ids; a batch of several texts is padded, as it was planned."""
-    return padding_mask(*ids.shape).to(ids.device)
+def _mask(found: Plan, ids: torch.Tensor) -> torch.Tensor:
+    """Return the mask of token ids, with padding if it was planned."""
+    return padding_mask(*ids.shape, None if found.padded else 0).to(ids.device)
 
 
 def _tokens(model: Any, found: Plan, length: int) -> torch.Tensor:

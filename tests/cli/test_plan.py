@@ -53,6 +53,19 @@ def test_inputs_are_given_as_shapes(folder: Path, capsys: pytest.CaptureFixture[
     assert activations[0] < activations[1]
 
 
+@pytest.mark.slow
+def test_sequences_are_planned_with_padding_unless_none_is_padded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans = []
+    for options in ([], ["--no-padded"]):
+        assert run(["plan", str(folder), "--max-memory", "cpu=1GB", "--context", "512", "--json", *options]) == 0
+        plans.append(Plan.from_json(capsys.readouterr().out))
+    padded, whole = (plan.devices["cpu"].activations for plan in plans)
+    assert [plan.padded for plan in plans] == [True, False]
+    assert whole < padded
+
+
 def test_an_input_that_is_no_shape_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(folder), "--input", "input_ids=long"]) != 0
     assert "NAME=SHAPE" in capsys.readouterr().err

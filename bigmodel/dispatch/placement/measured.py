@@ -42,6 +42,7 @@ def plan_measured(model: nn.Module, guarded: ResolvedMap, measured: MeasuredForw
         device_type=device_type_of(budgets),
         measured=measured,
         host_kernels=before.host_kernels,
+        padded=before.padded,
     )
     for allowed, slots in _from_roomy_to_tight(budgets):
         try:

@@ -324,6 +324,7 @@ def assemble(
         batch_size=profile.workload.batch_size,
         context_length=profile.workload.context_length,
         new_tokens=profile.workload.new_tokens,
+        padded=profile.workload.padded,
         dtype=profile.dtype,
         prediction=prediction,
         guarded=guarded,

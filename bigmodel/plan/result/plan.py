@@ -150,6 +150,7 @@ class Plan:
         batch_size: planned number of sequences.
         context_length: planned tokens of a sequence.
         new_tokens: number of these that are generated; None: any number.
+        padded: whether sequences may be padded.
         dtype: dtype that weights are cast to; None: they keep theirs.
         prediction: predicted time; None if no time was predicted.
         guarded: whether nothing is known of its activations. Then nothing is resident on the accelerators that can be
@@ -176,6 +177,7 @@ class Plan:
     batch_size: int = 1
     context_length: int = 0
     new_tokens: int | None = 0
+    padded: bool = True
     dtype: str | None = None
     prediction: Prediction | None = None
     guarded: bool = False

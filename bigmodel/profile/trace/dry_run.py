@@ -64,7 +64,7 @@ class Phase:
         tokens: tokens of each sequence that it processes.
         from_host: the trace of a model that runs on the host: transformers chooses kernels by its device. None: the
             same as `trace`.
-        also: further forwards of this kind that may take more memory: of a padded batch, or the step before a sliding
+        also: further forwards of this kind that may take more memory: of padded sequences, or the step before a sliding
             window is full.
         packed: the same forward on the host, which computes weights packed where it can. None: it restores them.
         without: as `Use.without`.

@@ -27,7 +27,7 @@ FURTHER = "further forwards"
 """Name of forwards that belong to the phase after them, such as the decode step before a window is full."""
 
 ALTERNATIVE = "the same forward, with padding"
-"""Name of forwards that belong to the phase before them: of a padded batch, whose mask may take more memory."""
+"""Name of forwards that belong to the phase before them: of padded sequences, whose mask may take more memory."""
 
 CACHES = ("past_key_values", "cache_params")
 """Argument names of a forward's cache: of keys and values, or of recurrent states."""
@@ -37,8 +37,7 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     """Record the prefill, and the last decoding step, at which the cache holds all tokens but one.
 
     Once a sliding window is full, kernels receive a mask and may take less memory than in the step before, so that step
-    is recorded too. A batch of several sequences may be padded, which is recorded too; one sequence is not, unless a
-    mask is given that says so.
+    is recorded too. So are the same forwards with padding, if the workload is padded or a mask is given that says so.
 
     Args:
         session: the fake model.
@@ -50,7 +49,7 @@ def generate(session: Session, config: Any, media: Mapping[str, torch.Tensor] | 
     given = None if media is None else Prompt.with_media(session, config, media, work.prompt_length)
     prompt = max(work.prompt_length, 1) if given is None else given.ids.shape[1]
     has_mask = given is not None and given.mask is not None
-    pads = (work.may_be_padded or has_mask) and session.accepts(MASK)
+    pads = (work.padded or has_mask) and session.accepts(MASK)
     if pads:
         session.phase(FURTHER, prompt, _Loop(session, config, prompt, given, is_padded=True).prefill)
     loop = _Loop(session, config, prompt, given)

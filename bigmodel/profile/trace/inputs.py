@@ -6,9 +6,9 @@ fields of its config; timm and torchvision models by a default size; diffusers m
 Integer inputs and masks have values, because control flow depends on them; floating point samples lie on meta. Images,
 sounds and time series of transformers models are in `media_inputs`.
 
-Shorter sequences of a batch are filled up, and a mask says where. Without padding, models of transformers leave the
-mask out, and kernels that need none take less memory. A plan has to hold for both, so forwards of a batch of several
-sequences are recorded with padding, too.
+Shorter sequences of a batch are filled up, and a mask says where; so may be a single one, to a length that is common to
+all calls. Without padding, models of transformers leave the mask out, and kernels that need none take less memory. A
+plan has to hold for both, so forwards are recorded with padding, too.
 """
 
 from __future__ import annotations
@@ -168,15 +168,13 @@ def image_model_inputs(model: nn.Module, batch_size: int) -> Iterator[tuple[torc
 def padding_mask(batch_size: int, length: int, prompt: int | None = None) -> torch.Tensor:
     """Return the mask of a batch whose last sequence begins with one token of padding: int64, (batch, length).
 
-    One sequence has no padding.
-
     Args:
         batch_size: sequences.
         length: tokens of each.
         prompt: tokens of the prompt within; None: all. Generated tokens are no padding.
     """
     mask = torch.ones(batch_size, length, dtype=torch.long)
-    if batch_size > 1 and (length if prompt is None else prompt) > 1:
+    if (length if prompt is None else prompt) > 1:
         mask[-1, 0] = 0
     return mask
 
@@ -198,7 +196,7 @@ def padding_of(inputs: Mapping[str, Any], accepted: Collection[str]) -> dict[str
 def _with_padding(name: str, mask: Any) -> torch.Tensor | None:
     """Return a mask of ones with a zero at the end of its last sequence; None for any other input."""
     known = name.endswith("_mask") and isinstance(mask, torch.Tensor) and mask.device.type != "meta"
-    if not known or mask.dim() < 2 or min(mask.shape[0], mask.shape[-1]) < 2 or not bool(mask.all()):
+    if not known or mask.dim() < 2 or mask.shape[-1] < 2 or not bool(mask.all()):
         return None
     changed = mask.clone()
     changed[-1, ..., -1] = 0

@@ -18,7 +18,7 @@ def generate_seq2seq(session: Session, config: Any, source: dict[str, torch.Tens
 
     If any share of the context may be generated, a source text fills the context and two tokens follow (a token takes
     the same bytes of the cache on either side). Images and sounds take none of it, so the whole context is generated.
-    A batch of several texts may be padded, which is recorded too.
+    If the workload is padded, the same forwards with padding of a text are recorded too.
 
     Args:
         session: the fake model.
@@ -29,7 +29,7 @@ def generate_seq2seq(session: Session, config: Any, source: dict[str, torch.Tens
     if new_tokens is None:
         new_tokens = 2 if "input_ids" in source else session.workload.context_length
     length = max(session.workload.prompt_length, 1)
-    pads = "input_ids" in source and session.workload.may_be_padded and session.accepts(MASK)
+    pads = "input_ids" in source and session.workload.padded and session.accepts(MASK)
     if pads:
         session.phase(FURTHER, length, _Loop(session, config, source, is_padded=True).begin)
     loop = _Loop(session, config, source)

@@ -169,7 +169,7 @@ def _use_forward(session: Session, inputs: Inputs | tuple[torch.Tensor, ...], to
     texts = {name: kwargs[name] for name in kwargs if name == "input_ids"}  # with placeholders
     with real_tensors():
         masks = padding_of({**inputs, **texts}, parameters_of(session.model))
-    if masks and session.workload.may_be_padded:
+    if masks and session.workload.padded:
         session.attempt(FURTHER, tokens, lambda: run(session.fake(masks, session.dtype)))
     session.phase("forward", tokens, lambda: run({}))
 

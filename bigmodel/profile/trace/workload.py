@@ -23,6 +23,7 @@ class Workload:
         cache: kind of KV cache: "dynamic", "static", or None for a forward without cache.
         all_logits: the prefill returns logits for every token, as a plain `model(input_ids)` does; in generation only
             those of the last.
+        padded: sequences may be padded, so that the model gets a mask and may take more memory; False: none ever is.
     """
 
     batch_size: int = 1
@@ -30,6 +31,7 @@ class Workload:
     new_tokens: int | None = 0
     cache: str | None = "dynamic"
     all_logits: bool = False
+    padded: bool = True
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, least=1)
@@ -40,12 +42,7 @@ class Workload:
                 f"new_tokens is {self.new_tokens}; it is part of context_length, which is {self.context_length}"
             )
         check_choice("cache", self.cache, ("dynamic", "static", None))
-        check_flags(all_logits=self.all_logits)
-
-    @property
-    def may_be_padded(self) -> bool:
-        """Whether a batch has several sequences, whose lengths may differ."""
-        return self.batch_size > 1
+        check_flags(all_logits=self.all_logits, padded=self.padded)
 
     @property
     def prompt_length(self) -> int:

@@ -70,7 +70,7 @@ FURTHER_WINDOWED = ["qwen2", "gemma3", "cohere2", "gpt_oss", "phi3"]
 def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int) -> int:
     """Return the peak bytes of the device while `generate` feeds `new_tokens` tokens, with ids and mask.
 
-    A batch of several texts is run with and without padding: it depends on the kernels which takes more.
+    Texts are run with and without padding: it depends on the kernels which takes more.
     """
     gc.collect()
     reset_peak_memory(DEVICE)
@@ -80,7 +80,7 @@ def peak_of_generating(model: Any, batch_size: int, prompt: int, new_tokens: int
     asked = {"max_new_tokens": new_tokens + 1, "eos_token_id": 10**6, "pad_token_id": 0}
     whole, padded = torch.ones(batch_size, prompt, dtype=torch.long), padding_mask(batch_size, prompt)
     with torch.inference_mode():
-        for mask in [whole] if batch_size == 1 else [whole, padded]:
+        for mask in (whole, padded):
             model.generate(ids, attention_mask=mask.to(DEVICE), do_sample=False, **asked)
     return max_memory_allocated(DEVICE)
 

@@ -15,7 +15,6 @@ from bigmodel.devices import max_memory_allocated, memory_allocated, reset_peak_
 from bigmodel.errors import PlanError
 from bigmodel.profile import profile_model
 from bigmodel.profile.trace.inputs import padding_mask, padding_of, parse_inputs, plain_token
-from bigmodel.profile.trace.workload import Workload
 
 from ..models import Flat
 
@@ -92,14 +91,15 @@ SIZES: dict[str, Any] = {
 DECODING: dict[str, Any] = {"decoder_start_token_id": 0}
 
 
-def test_only_a_batch_of_several_sequences_may_be_padded() -> None:
-    assert [Workload(batch_size=count).may_be_padded for count in (1, 2)] == [False, True]
-    assert padding_mask(1, 3).tolist() == [[1, 1, 1]]
+def test_the_last_sequence_is_padded() -> None:
+    assert padding_mask(1, 3).tolist() == [[0, 1, 1]]
     assert padding_mask(2, 3).tolist() == [[1, 1, 1], [0, 1, 1]]
+    assert padding_mask(1, 1).tolist() == [[1]]
 
 
 def test_generated_tokens_are_no_padding() -> None:
     assert padding_mask(2, 3, prompt=1).tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert padding_mask(1, 3, prompt=2).tolist() == [[0, 1, 1]]
 
 
 def test_a_forward_gets_the_masks_that_it_takes() -> None:
@@ -137,11 +137,22 @@ def peak(model: Any, mask: torch.Tensor, new_tokens: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-@pytest.mark.parametrize("family", ["llama", "t5", "bert", "mamba"])
-def test_a_batch_is_planned_at_what_it_takes_with_or_without_padding(family: str) -> None:
-    """Kernels of grouped heads take more without a mask, most others with one; Mamba's steps are given none."""
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "grouped", "gpt2", "gemma", "mistral", "t5", "bert", "mamba"])
+def test_sequences_are_planned_at_what_they_take_with_or_without_padding(family: str, batch_size: int) -> None:
+    """Kernels of grouped heads take more without a mask, most others with one; layers with a sliding window have
+    a mask in any case, Mamba's steps none."""
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     models: dict[str, Any] = {
-        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SIZES, num_key_value_heads=1)),
+        "llama": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SIZES)),
+        "grouped": lambda: t.LlamaForCausalLM(t.LlamaConfig(**SIZES, num_key_value_heads=1)),
+        "gpt2": lambda: t.GPT2LMHeadModel(
+            t.GPT2Config(n_embd=64, n_layer=2, n_head=8, vocab_size=160, n_positions=128, **special)
+        ),
+        "gemma": lambda: t.GemmaForCausalLM(t.GemmaConfig(**SIZES, **special, num_key_value_heads=8, head_dim=16)),
+        "mistral": lambda: t.MistralForCausalLM(
+            t.MistralConfig(**SIZES, **special, num_key_value_heads=8, sliding_window=16)
+        ),
         "t5": lambda: t.T5ForConditionalGeneration(
             t.T5Config(
                 d_model=64, d_ff=96, d_kv=16, num_heads=4, num_layers=2, vocab_size=160, decoder_start_token_id=0
@@ -152,27 +163,38 @@ def test_a_batch_is_planned_at_what_it_takes_with_or_without_padding(family: str
     }
     model = models[family]().eval()
     new_tokens = 0 if family == "bert" else 3
-    shapes = {"batch_size": 2, "context_length": 24, "new_tokens": new_tokens}
-    profile = profile_model(model, **shapes, device_type="virtual")
-    planned = profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
-    prompt, fed = 24 - new_tokens, new_tokens + (family in ("llama", "mamba"))  # the last token is not fed
+    shapes = {"batch_size": batch_size, "context_length": 64, "new_tokens": new_tokens, "device_type": "virtual"}
+    planned = planned_peak(model, **shapes)
+    planned_whole = planned_peak(model, **shapes, padded=False)
+    prompt, fed = 64 - new_tokens, new_tokens + (family not in ("bert", "t5"))  # the last token is not fed
     model.to(DEVICE)
-    masks = padding_mask(2, prompt), torch.ones(2, prompt, dtype=torch.long)
-    taken = [peak(model, mask, fed) for mask in masks]
-    assert max(taken) == planned
-    assert (taken[1] > taken[0]) is (family == "llama")
+    padded, whole = (
+        peak(model, mask, fed)
+        for mask in (padding_mask(batch_size, prompt), torch.ones(batch_size, prompt, dtype=torch.long))
+    )
+    assert planned == max(padded, whole)
+    not_planned = whole - planned_whole if family == "bert" else 0  # its mask of ones, and what it is turned into
+    assert 0 <= not_planned <= 2 * 8 * batch_size * prompt
+    assert planned_whole + not_planned == whole
+    if family != "mistral":
+        assert (padded > whole) is (family != "grouped")
+
+
+def planned_peak(model: Any, **shapes: Any) -> int:
+    """Return the peak bytes planned for a model on one device."""
+    profile = profile_model(model, **shapes)
+    return profile.weights + profile.buffers + profile.dynamic_peaks({}, main=0)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("accelerators")
-def test_one_sequence_is_planned_without_padding_unless_a_mask_says_otherwise() -> None:
+def test_a_sequence_that_is_not_padded_is_planned_with_padding_only_if_a_mask_says_so() -> None:
     model: Any = t.LlamaForCausalLM(t.LlamaConfig(**SIZES)).eval()
     prompt, new_tokens = 64, 3
     masks = torch.ones(1, prompt, dtype=torch.long), torch.tensor([[0] * 20 + [1] * 44])
     shapes = {"context_length": prompt + new_tokens, "new_tokens": new_tokens, "device_type": "virtual"}
     samples = [{"input_ids": torch.full((1, prompt), 5), "attention_mask": mask} for mask in masks]
-    profiles = [profile_model(model, **shapes, sample_inputs=sample) for sample in [None, *samples]]
-    planned = [each.weights + each.buffers + each.dynamic_peaks({}, main=0)[0] for each in profiles]
+    planned = [planned_peak(model, **shapes, padded=False, sample_inputs=sample) for sample in [None, *samples]]
     model.to(DEVICE)
     without, padded = (peak(model, mask, new_tokens + 1) for mask in masks)
     assert planned == [without, without, max(without, padded)]

@@ -22,6 +22,7 @@ def test_the_prompt_is_the_context_less_new_tokens() -> None:
         ("context_length", {"context_length": -1}),
         ("new_tokens", {"context_length": 4, "new_tokens": 5}),
         ("cache", {"context_length": 4, "cache": "paged"}),
+        ("padded", {"padded": "left"}),
     ],
 )
 def test_invalid_shapes_are_refused_by_name(field: str, settings: dict[str, object]) -> None:
