@@ -26,7 +26,8 @@ class PlannedUse:
     """The workload of a plan, as callables.
 
     Attributes:
-        whole: runs the whole workload once; its peak memory is the predicted one.
+        whole: runs the whole workload, with and without padding if both are planned; its peak memory is the predicted
+            one.
         passes: the passes whose time the plan predicts, by name, in its order: prompt and step, or a single forward.
         inputs: bytes of the input tensors, which exist before the run.
     """
@@ -71,7 +72,8 @@ def _generate(model: Any, found: Plan) -> PlannedUse:
 
     def whole() -> None:
         # `generate` does not feed the last token to the model.
-        _generate_with(model, new_tokens + 1, attention_mask=_mask(found, ids), input_ids=ids)
+        for mask in _masks(found, ids):
+            _generate_with(model, new_tokens + 1, attention_mask=mask, input_ids=ids)
 
     def forward(tokens: torch.Tensor, cache: Any = None) -> Any:
         return model(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).past_key_values
@@ -91,8 +93,9 @@ def _seq2seq(model: Any, found: Plan, source: dict[str, torch.Tensor]) -> Planne
     count = found.new_tokens or 1
 
     def whole() -> None:
-        mask = {"attention_mask": _mask(found, source["input_ids"])} if "input_ids" in source else {}
-        _generate_with(model, count, **source, **mask)
+        masks = [{"attention_mask": mask} for mask in _masks(found, source.get("input_ids"))]
+        for mask in masks or [{}]:
+            _generate_with(model, count, **source, **mask)
 
     def begin() -> Any:
         output = model(**source, decoder_input_ids=_tokens(model, found, 1), use_cache=True)
@@ -129,9 +132,12 @@ def _generate_with(model: Any, new_tokens: int, **inputs: Any) -> None:
         model.generate(**inputs, **asked)
 
 
-def _mask(found: Plan, ids: torch.Tensor) -> torch.Tensor:
-    """Return the mask of token ids, with padding if it was planned."""
-    return padding_mask(*ids.shape, None if found.padded else 0).to(ids.device)
+def _masks(found: Plan, ids: torch.Tensor | None) -> list[torch.Tensor]:
+    """Return the masks of token ids that were planned: of ones, and with padding. None for models that take none."""
+    if ids is None:
+        return []
+    prompts = (0, None) if found.padded else (0,)
+    return [padding_mask(*ids.shape, prompt).to(ids.device) for prompt in prompts]
 
 
 def _tokens(model: Any, found: Plan, length: int) -> torch.Tensor:

@@ -102,7 +102,7 @@ def test_new_tokens_are_limited_by_the_context() -> None:
         ("new_tokens", -1),
         ("cache", []),
         ("all_logits", "yes"),
-        ("padded", 1),
+        ("padded", "no"),
         ("no_split_module_classes", 3),
         ("no_split_module_classes", [nn.Linear]),
         ("special_dtypes", {3: "int8"}),

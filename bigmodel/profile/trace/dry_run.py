@@ -31,6 +31,7 @@ from ...quantized.packable import plan_products
 from ..model.units import UnitProfile
 from .extrapolate import LayerSample, extrapolate, find_layer_samples
 from .generation import ALTERNATIVE, FROM_HOST, FURTHER
+from .reading import read_as_real, reading
 from .recorder import Recorder
 from .session import (
     BroughtToWeights,
@@ -42,7 +43,7 @@ from .session import (
 )
 from .trace import Trace, cut
 from .uses import Use, use_sample, uses_of
-from .values import Values, read_as_real
+from .values import Values
 from .workload import Workload
 
 logger = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ def _dry_run(
         return []
     samples = [] if every_layer else find_layer_samples(model, units)
     given = None if example is None else Use(partial(use_sample, args=example[0], kwargs=example[1]))
-    clones = [_Clone(model, units, device, dtypes, chosen, packed) for chosen in ([samples, []] if samples else [[]])]
+    clones = [_Clone(model, units, device, dtypes, chosen, packed) for chosen in _choices(samples)]
     attempts = _Attempts(clones, workload)
     found: list[Phase] = []
     known: dict[str, bool] = {}  # by kind of media: whether a use with it has been recorded
@@ -207,6 +208,17 @@ def _dry_run(
         )
     left_out = sorted(media for media, recorded in known.items() if media and not recorded)
     return [replace(phase, without=" or ".join(filter(None, [phase.without, *left_out]))) for phase in found]
+
+
+def _choices(samples: Sequence[LayerSample]) -> list[list[LayerSample]]:
+    """Return the samples of layers to try, one after the other: all, that of the longest list, none.
+
+    An encoder whose outputs between layers are read by their positions, as those of images often are, must run whole.
+    """
+    if not samples:
+        return [[]]
+    longest = max(samples, key=lambda sample: len(sample.units) - sample.count)
+    return [list(samples), *([[longest]] if len(samples) > 1 else []), []]
 
 
 def joined(phases: Sequence[Phase], others: Sequence[Phase]) -> list[Phase]:
@@ -240,10 +252,13 @@ class _Attempts:
     def record(self, use: Use) -> list[Phase]:
         """Return the phases of a use; none if it raises an error, which is kept."""
         first = len(self.errors)
-        for clone in self._clones:  # where a sample of the layers cannot run or be extrapolated, the whole model runs
-            raised = self.errors[first:]
-            if raised and (str(raised[-1]) in self._not_sampling or self._clones[0].fails_as_whole(raised[-1])):
-                break
+        tried = None
+        for clone in self._clones:  # where a sample of the layers cannot run or be extrapolated, more layers run
+            if tried is not None:
+                raised = self.errors[-1]
+                if str(raised) in self._not_sampling or tried.fails_as_whole(raised):
+                    break
+            tried = clone
             for values in (Values(assumed=True), Values(assumed=False)):
                 try:
                     return clone.record(use, self._workload, values)
@@ -312,7 +327,8 @@ class _Clone:
         missing = self._watch_ends()
         session = Session(clone, recorder, workload, self._device)
         try:
-            with self._mode, recorder, ConstantsThroughHost(), BroughtToWeights(recorder, clone), torch.no_grad():
+            brought = BroughtToWeights(recorder, clone)
+            with self._mode, recorder, reading(values), ConstantsThroughHost(), brought, torch.no_grad():
                 use.record(session)
         finally:
             recorder.unfollow()

@@ -13,10 +13,8 @@ taken, so that the upper bound of memory is planned for:
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -65,38 +63,6 @@ Call = Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any]
 def real_tensors() -> AbstractContextManager[None]:
     """Return the context in which operations run for real within a dry run, and are not recorded."""
     return _disable_current_modes()
-
-
-@contextmanager
-def read_as_real() -> Iterator[None]:
-    """Let models of transformers read the values of fake tensors, as they read those of real ones: by default they take
-    fake tensors for those of a compiler, and make masks also where nothing is masked."""
-    global _reading
-    library: Any = sys.modules.get("transformers.utils.import_utils")
-    if library is None or not hasattr(library, "is_fake_tensor"):
-        yield
-        return
-    with _lock:
-        _reading += 1
-        if _reading == 1:
-            _asked.append(library.is_fake_tensor)
-            library.is_fake_tensor = _is_not_read
-    try:
-        yield
-    finally:
-        with _lock:
-            _reading -= 1
-            if not _reading:
-                library.is_fake_tensor = _asked.pop()
-
-
-_lock = threading.Lock()
-_reading = 0
-_asked: list[Callable[[Any], bool]] = []
-
-
-def _is_not_read(_tensor: Any) -> bool:
-    return False
 
 
 def _all_choose_the_first(chosen: torch.Tensor, dim: int) -> torch.Tensor:

@@ -86,6 +86,42 @@ def test_only_inputs_that_may_pass_the_whole_model_are_given_to_it(early: bool, 
     assert Choosy.layers_run == runs
 
 
+class TwoTowers(nn.Module):
+    """Reads the output of a layer of its encoder by position, and that of the last layer of its decoder; notes how many
+    layers run in each forward of any copy."""
+
+    layers_run: ClassVar[list[list[int]]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Stack(depth=7), Stack(depth=9)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.layers_run.append([0, 0])
+        states = [self.encoder.embed(ids)]
+        for block in self.encoder.blocks:
+            self.layers_run[-1][0] += 1
+            states.append(block(states[-1]))
+        x = states[6]
+        for block in self.decoder.blocks:
+            self.layers_run[-1][1] += 1
+            x = block(x)
+        return x
+
+
+def test_where_one_list_of_layers_must_run_whole_the_longest_is_sampled() -> None:
+    model, ids = TwoTowers(), torch.zeros(2, 3, dtype=torch.long)
+    units = profile_units(model)
+    TwoTowers.layers_run.clear()
+    few, every = (
+        dry_run(model, units, Workload(), CPU, example=((ids,), {}), every_layer=every_layer)
+        for every_layer in (False, True)
+    )
+    assert TwoTowers.layers_run == [[4, 0], [7, 4], [7, 9]]
+    for placing in ({}, {index: index % 3 for index in range(len(units))}):
+        assert replay(few[0].trace, placing, 0).peak == replay(every[0].trace, placing, 0).peak
+
+
 class Sensing(nn.Module):
     """Reads an image or a sound, as models of several media do: the sound takes more."""
 

@@ -151,7 +151,7 @@ def test_a_prompt_may_fill_the_context_if_new_tokens_are_not_given() -> None:
     from bigmodel.dispatch import dispatch_model
 
     model = small("llama")
-    plan = planned(model, 0.8, batch_size=1, context_length=128)
+    plan = planned(model, 0.8, batch_size=1, context_length=128, padded=False)
     dispatch_model(model, plan.device_map, main_device=plan.main_device)
     gc.collect()
     reset_peak_memory(DEVICE)
