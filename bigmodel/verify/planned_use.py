@@ -137,7 +137,7 @@ def _masks(found: Plan, ids: torch.Tensor | None) -> list[torch.Tensor]:
     if ids is None:
         return []
     prompts = (0, None) if found.padded else (0,)
-    return [padding_mask(*ids.shape, prompt).to(ids.device) for prompt in prompts]
+    return [padding_mask(ids.shape[0], ids.shape[1], prompt).to(ids.device) for prompt in prompts]
 
 
 def _tokens(model: Any, found: Plan, length: int) -> torch.Tensor:

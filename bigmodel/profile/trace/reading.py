@@ -24,7 +24,7 @@ def read_as_real() -> Iterator[None]:
     """
     global _reading
     library: Any = sys.modules.get("transformers.utils.import_utils")
-    replaced = [(FakeTensor, "tolist", _listed)]
+    replaced: list[tuple[Any, str, Any]] = [(FakeTensor, "tolist", _listed)]
     if library is not None and hasattr(library, "is_fake_tensor"):
         replaced.append((library, "is_fake_tensor", _is_not_read))
     with _lock:
