@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,9 +93,11 @@ def _seq2seq(model: Any, found: Plan, source: dict[str, torch.Tensor]) -> Planne
     count = found.new_tokens or 1
 
     def whole() -> None:
-        masks = [{"attention_mask": mask} for mask in _masks(found, source.get("input_ids"))]
-        for mask in masks or [{}]:
-            _generate_with(model, count, **source, **mask)
+        if "input_ids" not in source:
+            _generate_with(model, count, **source)
+            return
+        for mask in _masks(found, source["input_ids"]):
+            _generate_with(model, count, **source, attention_mask=mask)
 
     def begin() -> Any:
         output = model(**source, decoder_input_ids=_tokens(model, found, 1), use_cache=True)
@@ -132,12 +134,10 @@ def _generate_with(model: Any, new_tokens: int, **inputs: Any) -> None:
         model.generate(**inputs, **asked)
 
 
-def _masks(found: Plan, ids: torch.Tensor | None) -> list[torch.Tensor]:
-    """Return the masks of token ids that were planned: of ones, and with padding. None for models that take none."""
-    if ids is None:
-        return []
-    prompts = (0, None) if found.padded else (0,)
-    return [padding_mask(ids.shape[0], ids.shape[1], prompt).to(ids.device) for prompt in prompts]
+def _masks(found: Plan, ids: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the masks of token ids that were planned: of ones, and with padding."""
+    for prompt in (0, None) if found.padded else (0,):
+        yield padding_mask(ids.shape[0], ids.shape[1], prompt).to(ids.device)
 
 
 def _tokens(model: Any, found: Plan, length: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ import transformers as t
 from bigmodel.errors import PlanError
 from bigmodel.plan import Plan, plan
 from bigmodel.profile.machine.machine import nominal_machine
+from bigmodel.profile.trace.generation import keeps_mask
 from bigmodel.verify.planned_use import planned_use
 
 SIZES: dict[str, Any] = {
@@ -16,10 +17,9 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def planned(model: Any, new_tokens: int = 2) -> Plan:
-    return plan(
-        model, {"cpu": "1GB"}, batch_size=2, context_length=12, new_tokens=new_tokens, machine=nominal_machine()
-    )
+def planned(model: Any, new_tokens: int = 2, padded: bool = True) -> Plan:
+    shape: dict[str, Any] = {"batch_size": 2, "context_length": 12, "new_tokens": new_tokens, "padded": padded}
+    return plan(model, {"cpu": "1GB"}, **shape, machine=nominal_machine())
 
 
 def llama() -> Any:
@@ -59,16 +59,19 @@ def test_the_passes_of_a_model_are_those_of_its_plan(make: Any, passes: list[str
 
 
 @pytest.mark.slow
-def test_generation_continues_to_the_last_planned_token() -> None:
+@pytest.mark.parametrize("padded", [False, True])
+def test_generation_continues_to_the_last_planned_token_with_padding_too_if_that_is_planned(padded: bool) -> None:
     model = llama()
-    use = planned_use(model, planned(model, new_tokens=3))
-    seen: list[int] = []
+    use = planned_use(model, planned(model, new_tokens=3, padded=padded))
+    seen: list[tuple[int, bool]] = []
     hook = model.model.register_forward_pre_hook(
-        lambda _module, _args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+        lambda _module, _args, given: seen.append((given["input_ids"].shape[1], given["attention_mask"] is not None)),
+        with_kwargs=True,
     )
     use.whole()
     hook.remove()
-    assert seen == [9, 1, 1, 1]
+    whole = [(9, keeps_mask()), *[(1, keeps_mask())] * 3]
+    assert seen == whole + ([(9, True), *[(1, True)] * 3] if padded else [])
 
 
 @pytest.mark.slow

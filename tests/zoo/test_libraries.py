@@ -5,10 +5,8 @@ The packages are optional: `pip install -e ".[zoo]"`. Tests of one that is missi
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +16,17 @@ from torch import nn
 
 from bigmodel import dispatch_model, make_plan
 from bigmodel.profile import profile_model
+from tests.torchvision_wheel import import_torchvision
 
 from .placements import Subject, examine_everywhere
 from .tiny import BATCH, Tiny, call_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.zoo, pytest.mark.timeout(600), pytest.mark.usefixtures("accelerators")]
 
-_DECLARED = torch.library.Library("torchvision", "FRAGMENT")
-
 
 def package(name: str) -> Any:
     """Return an optional package; the test is skipped without it."""
-    try:
-        import_module("torchvision")
-    except ImportError:
-        pass
-    except RuntimeError:  # a wheel for another build of PyTorch: without these two compiled operators no import works
-        for module in [module for module in sys.modules if module.partition(".")[0] == "torchvision"]:
-            del sys.modules[module]
-        for operator in ("nms", "qnms"):
-            _DECLARED.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import_torchvision()
     return pytest.importorskip(name)
 
 

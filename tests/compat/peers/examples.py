@@ -9,12 +9,17 @@ must repeat the losses of the uninterrupted one, which accelerate's does not. Ex
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
+import random
 import re
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
+
+from PIL import Image
 
 from tests.ports import free_port
 
@@ -24,6 +29,10 @@ LIBRARIES = ("accelerate", "bigmodel")
 EXAMPLES: dict[str, list[str]] = {
     "nlp_example.py": [],
     "complete_nlp_example.py": ["--checkpointing_steps", "epoch", "--output_dir", "OUT", "--project_dir", "OUT"],
+    "cv_example.py": ["--data_dir", "PETS"],
+    "complete_cv_example.py": [
+        "--data_dir", "PETS", "--checkpointing_steps", "epoch", "--output_dir", "OUT", "--project_dir", "OUT",
+    ],
     "by_feature/early_stopping.py": [],
     "by_feature/gradient_accumulation.py": ["--gradient_accumulation_steps", "3"],
     "by_feature/automatic_gradient_accumulation.py": [],
@@ -35,10 +44,23 @@ EXAMPLES: dict[str, list[str]] = {
     "by_feature/checkpointing.py": ["--checkpointing_steps", "3", "--output_dir", "OUT"],
     "by_feature/profiler.py": [],
     "by_feature/tracking.py": ["--project_dir", "OUT"],
-}
-"""Examples that need no packages beside transformers, with their arguments; OUT is a folder of the run's own."""
+}  # fmt: skip
+"""Examples with their arguments; OUT is a folder of the run's own, PETS one of small images. Those of images need
+timm and torchvision, the others no packages beside transformers."""
 
 RESUMED = "by_feature/checkpointing.py"
+
+
+@cache
+def pets() -> Path:
+    """Return a folder of small images of two kinds, whose names begin with their label; removed at exit."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    for number in range(30):
+        name, shade = ("cat", 90) if number % 2 else ("dog", 160)
+        pixels = random.Random(number).choices(range(shade), k=40 * 40 * 3)
+        Image.frombytes("RGB", (40, 40), bytes(pixels)).save(Path(folder.name) / f"{name}_{number}.jpg")
+    return Path(folder.name)
 
 
 def losses(library: str, example: Path, arguments: list[str], processes: int, out: Path) -> list[str]:
@@ -49,7 +71,8 @@ def losses(library: str, example: Path, arguments: list[str], processes: int, ou
     """
     out.mkdir(parents=True, exist_ok=True)
     script = [str(ROOT / "tests/compat/programs/example.py"), library, str(example), str(processes)]
-    command = [sys.executable, *script, *[each.replace("OUT", str(out)) for each in arguments], "--cpu"]
+    folders = {"OUT": str(out), "PETS": str(pets())}
+    command = [sys.executable, *script, *[folders.get(each, each) for each in arguments], "--cpu"]
     if processes > 1:
         launch = ["-m", "torch.distributed.run", "--nproc_per_node", str(processes), "--master_port", str(free_port())]
         command[1:1] = launch

@@ -65,16 +65,18 @@ def test_one_device_holds_everything_once() -> None:
 
 
 @pytest.mark.slow
-def test_weights_count_on_storage_devices_and_the_rest_on_execution_devices() -> None:
-    profile = profile_model(tiny_llama(), context_length=32)
+@pytest.mark.parametrize("padded", [False, True])
+def test_weights_count_on_storage_devices_and_the_rest_on_execution_devices(padded: bool) -> None:
+    profile = profile_model(tiny_llama(), context_length=32, padded=padded)
+    mask = padded or keeps_mask()
     count = len(profile.units)
     uses = device_uses(profile, Assignment(("cpu",) * count, (0,) * count, 0, slots=2))
     assert uses["cpu"].weights == profile.weights
-    # Ids and positions are brought to the first weights, and the mask if `generate` keeps it; scores come back there.
-    assert uses["cpu"].total == profile.weights + (2 + keeps_mask()) * 32 * 8 + 96 * 4
+    # Ids and positions are brought to the first weights, and the mask if there is one; scores come back there.
+    assert uses["cpu"].total == profile.weights + (2 + mask) * 32 * 8 + 96 * 4
     assert uses[0].buffers == profile.buffers
     assert uses[0].kv_cache == sum(profile.kv_cache)
-    assert uses[0].activations == profile.activations + (1 + keeps_mask()) * 32 * 8  # but ids they came back
+    assert uses[0].activations == profile.activations + (1 + mask) * 32 * 8  # but ids they came back
     assert uses[0].slots == 2 * max(unit.slot_bytes() for unit in profile.units if not unit.is_lookup)
 
 
