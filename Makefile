@@ -1,7 +1,7 @@
 # make demo          the main job from start to end, offline, in a few minutes
 # make test          the whole test suite
 # make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
-# make zoo ONLY=kept  only those whose table the guide keeps
+# make zoo ONLY=kept  only those whose table the guide keeps; ended runs are taken up where they were
 # make compat        accelerate's own tests and scripts, fetched, with bigmodel standing in for accelerate
 # make lint          ruff, mypy --strict, import-linter
 # make docs          the guide and the API, built strictly into site/
@@ -28,10 +28,12 @@ demo: $(VENV)/.ready
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
+# What a commit has kept is not run again, so that a run may be ended and taken up later; changed files begin anew.
+zoo: COMMIT := $(shell git describe --always --exclude '*' --abbrev=40 --dirty)
 zoo: $(VENV)/.ready-test
-	rm -rf build/zoo
-	BIGMODEL_ZOO=build/zoo $(BIN)/python -m pytest tests/zoo -m "$(ONLY)" -n $(WORKERS) --dist worksteal; found=$$?; \
-	$(BIN)/python -m tests.zoo.table build/zoo benchmarks/results/zoo-virtual.json; exit $$found
+	rm -rf build/zoo/*-dirty
+	BIGMODEL_ZOO=build/zoo/$(COMMIT) $(BIN)/python -m pytest tests/zoo -m "$(ONLY)" -n $(WORKERS) --dist worksteal; found=$$?; \
+	test $$found -gt 1 || $(BIN)/python -m tests.zoo.table build/zoo/$(COMMIT) benchmarks/results/zoo-virtual.json; exit $$found
 
 compat: $(VENV)/.ready-test
 	$(PIP) install --quiet --constraint constraints.txt parameterized datasets evaluate

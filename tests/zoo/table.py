@@ -42,7 +42,24 @@ def keep(folder: str | None, name: str, dtype: str, found: Mapping[str, Examined
             for placement, each in found.items()
         }
     )
-    (Path(folder) / f"{name}-{dtype}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    path = Path(folder) / f"{name}-{dtype}.json"
+    unfinished = path.with_suffix(".part")  # a run may be ended at any time
+    unfinished.write_text(json.dumps(kept, indent=1) + "\n")
+    unfinished.replace(path)
+
+
+def problems_kept(folder: str | None, name: str, dtype: str) -> dict[str, Any] | str | None:
+    """Return the problems of one architecture by placement, as an earlier run kept them, or why it was skipped.
+
+    None without a folder, or if no run has tried it.
+    """
+    path = None if folder is None else Path(folder) / f"{name}-{dtype}.json"
+    if path is None or not path.exists():
+        return None
+    kept = json.loads(path.read_text())
+    if "skipped" in kept:
+        return str(kept["skipped"])
+    return {placement: each["problems"] for placement, each in kept.items() if each["problems"]}
 
 
 def result_of(folder: Path) -> dict[str, Any]:
