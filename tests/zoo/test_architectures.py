@@ -36,17 +36,21 @@ INCONSISTENT = "its default config is not one that its forward accepts"
 DATA = "the shapes of its forward depend on what its weights compute"
 OTHER_INPUTS = "its inputs follow no convention: sample_inputs are needed"
 NO_FORWARD = "a model of several that has no forward of its own, or one that takes a session"
+RAISES = "transformers' own forward of it raises with a cache: its config has no num_hidden_layers"
+OWN_STATE = "its steps of generation take outputs of the image encoder under other names: its plan is guarded"
 META = "its forward decides by buffers, which have no values on meta"
 
 EXCEPTIONS = {
     **dict.fromkeys(
         [
-            "bamba", "blenderbot", "blip-2", "blt", "deepseek_v2", "glm46v", "glm4v", "glm4v_moe",
+            "bamba", "blenderbot", "blip-2", "deepseek_v2", "glm46v", "glm4v", "glm4v_moe",
             "glm4v_moe_text", "glm4v_text", "glm_image", "glm_image_text", "glmga", "granitemoehybrid", "hrm_text",
             "instructblip", "instructblipvideo", "qwen3_omni_moe_thinker", "step3p7", "xmod",
         ],
         INCONSISTENT,
     ),
+    "blt": RAISES,
+    "idefics": OWN_STATE,
     **dict.fromkeys(["fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "vits"], DATA),
     **dict.fromkeys(
         ["bark", "edgetam_video", "sam2_video", "sam3_tracker_video", "sam3_video"], NO_FORWARD
@@ -61,7 +65,7 @@ EXCEPTIONS = {
     **dict.fromkeys(
         [
             "blip_2_qformer", "decision_transformer", "fun_asr_nano_encoder", "gemma3n_audio",
-            "gemma4_vision", "glm_image_vqmodel", "granite_speech5_ctc", "granite_speech5_encoder", "idefics",
+            "gemma4_vision", "glm_image_vqmodel", "granite_speech5_ctc", "granite_speech5_encoder",
             "inkling2_vision", "kyutai_speech_to_text", "lw_detr", "lxmert", "minicpm_ocr_vision", "minicpmv4_7_vision",
             "muse_glimmer_assistant", "muse_spark_audio", "nemotron3_5_asr", "nemotron3_5_transcribe_word_timestamp",
             "nemotron_asr_streaming", "neucodec", "oneformer", "parakeet_rnnt", "parakeet_tdt", "perceiver",
