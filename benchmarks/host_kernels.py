@@ -117,6 +117,15 @@ def _plain(name: str) -> Make:
     return make
 
 
+def _columns(width: int, height: int, count: int, rows: int = 1) -> Products:
+    """The products of `torch.nn.functional.linear`, transposed: libraries choose other kernels for one column."""
+    import torch
+
+    columns = torch.randn(rows, width, dtype=torch.bfloat16).t()
+    weights = [torch.randn(height, width, dtype=torch.bfloat16) for _ in range(count)]
+    return _nbytes(weights), [lambda weight=weight: torch.mm(weight, columns) for weight in weights]
+
+
 def _int8(width: int, height: int, count: int, rows: int = 1) -> Products:
     import torch
 
@@ -229,6 +238,7 @@ VARIANTS: dict[str, Make] = {
     READ: _read,
     "float32": _plain("float32"),
     "bfloat16": _plain("bfloat16"),
+    "bfloat16, transposed": _columns,
     **PACKED,
     "int8, restored": _integers("int8"),
     f"int4 in groups of {GROUP}, restored": _integers("int4"),
