@@ -94,6 +94,7 @@ class LoadOptions(TypedDict, total=False):
     offload_folder: str | None
     batch_size: int
     context_length: int | None
+    padded: bool
 
 
 def load(model: str, *, progress: Loading | None = None, **options: Unpack[LoadOptions]) -> Loaded:

@@ -61,6 +61,7 @@ def generate(
         host_kernels=host_kernels,
         offload_folder=offload_folder,
         context_length=None if context is None else -(-context // GROWTH) * GROWTH,  # keys and values grow by so many
+        padded=False,  # the one prompt is not
     )
     codec = TextCodec(loaded.tokenizer)
     if chat:

@@ -55,6 +55,7 @@ def test_memory_is_planned_for_the_given_context(loaded: dict[str, Any]) -> None
     assert loaded["context_length"] is None
     run("the cat", "--max-tokens", "2", "--context", str(2 * GROWTH))
     assert loaded["context_length"] == 2 * GROWTH
+    assert loaded["padded"] is False
 
 
 def test_memory_is_planned_for_whole_steps_of_the_cache(loaded: dict[str, Any]) -> None:
