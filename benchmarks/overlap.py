@@ -1,13 +1,16 @@
 """Does streaming hide behind compute, and compute behind streaming, over a grid of their ratios?
 
 Streamed blocks alternate with resident ones, so the lower bound of a step is max(compute, transfer). Compute is
-measured on the same model with all blocks resident. Transfer is the link's time for the bytes: on a virtual accelerator
-the bandwidth is set; on a real one it is measured in the same rounds, and the number of rows sets the ratio.
+measured on the same model with all blocks resident, right before or after each step; all ratios take turns in each
+round, since a machine's speed drifts by more than what is looked for. Transfer is the link's time for the bytes: on a
+virtual accelerator the bandwidth is set; on a real one it is measured, and the number of rows sets the ratio.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import statistics
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -85,13 +88,18 @@ def virtual_grid(grid: Grid, options: argparse.Namespace) -> tuple[list[list[Cel
         x = inputs(grid, "virtual:0")
         nbytes = count * 4 * grid.width**2
         compute = min(_seconds(resident, x, grid.steps, "virtual:0") for _ in range(3))
-        for wanted in grid.ratios:
-            virtual.configure(0, bandwidth=nbytes / (wanted * compute))
-            samples = _measured(resident, streamed, x, grid, options, "virtual:0")
-            transfer = virtual.link(0).seconds(nbytes)
-            rows.append(_row(count, samples, transfer))
-            kept[f"{count} streamed, {wanted}"] = samples
-        del resident, streamed, x
+        both = partial(_both, resident, streamed, x, grid.steps, "virtual:0", random.Random(options.seed))
+        bandwidths = {f"{wanted}": nbytes / (wanted * compute) for wanted in grid.ratios}
+        variants = [
+            Variant(name, both, prepare=partial(virtual.configure, 0, bandwidth=bandwidth))
+            for name, bandwidth in bandwidths.items()
+        ]
+        samples = measure(variants, options.rounds, seed=options.seed)
+        for name, bandwidth in bandwidths.items():
+            virtual.configure(0, bandwidth=bandwidth)
+            rows.append(_row(count, samples, name, virtual.link(0).seconds(nbytes)))
+        kept[f"{count} streamed"] = samples
+        del resident, streamed, x, both, variants
         virtual.disable()
     return rows, kept
 
@@ -107,12 +115,15 @@ def accelerator_grid(grid: Grid, options: argparse.Namespace) -> tuple[list[list
         resident, streamed = models(large, count, device)
         nbytes = count * 4 * large.width**2
         rate = pinned_rate(nbytes // count, device)
+        draw = random.Random(options.seed)
+        variants = []
         for wanted in grid.ratios:
             number = _rows_for(resident, large, nbytes / rate / wanted, device)
             x = inputs(Grid(large.blocks, large.width, number, 1, (), ()), device)
-            samples = _measured(resident, streamed, x, large, options, device)
-            rows.append(_row(count, samples, nbytes / rate))
-            kept[f"{count} streamed, {wanted}"] = samples
+            variants.append(Variant(f"{wanted}", partial(_both, resident, streamed, x, large.steps, device, draw)))
+        samples = measure(variants, options.rounds, seed=options.seed)
+        rows += [_row(count, samples, variant.name, nbytes / rate) for variant in variants]
+        kept[f"{count} streamed"] = samples
     return rows, kept
 
 
@@ -142,14 +153,14 @@ def _rows_for(model: nn.Module, grid: Grid, seconds: float, device: str) -> int:
     return max(1, round(probe * seconds / taken))
 
 
-def _measured(
-    resident: nn.Module, streamed: nn.Module, x: torch.Tensor, grid: Grid, options: argparse.Namespace, device: str
-) -> Samples:
-    variants = [
-        Variant("compute", partial(_seconds, resident, x, grid.steps, device)),
-        Variant("step", partial(_seconds, streamed, x, grid.steps, device)),
-    ]
-    return measure(variants, options.rounds, seed=options.seed)
+def _both(
+    resident: nn.Module, streamed: nn.Module, x: torch.Tensor, steps: int, device: str, draw: random.Random
+) -> dict[str, float]:
+    """Return the seconds of a step of both models, measured one right after the other in an order that is drawn: both
+    have the machine as it is just then."""
+    models = {"compute": resident, "step": streamed}
+    order = draw.sample(list(models), 2)
+    return {name: _seconds(models[name], x, steps, device) for name in order}
 
 
 def _seconds(model: Any, x: torch.Tensor, steps: int, device: str) -> float:
@@ -161,15 +172,12 @@ def _seconds(model: Any, x: torch.Tensor, steps: int, device: str) -> float:
         return elapsed(lambda: [model(x) for _ in range(steps)], device) / steps
 
 
-def _row(count: int, samples: Samples, transfer: float) -> list[Cell]:
-    compute, step = samples.median("compute"), samples.summary("step")
-    longer = max(compute, transfer)
-    cells: list[Cell] = [count, transfer / compute, compute, transfer]
-    return [
-        *cells,
-        step.median,
-        step.first_quartile,
-        step.third_quartile,
-        step.median / longer,
-        step.median / (compute + transfer),
-    ]
+def _row(count: int, samples: Samples, cell: str, transfer: float) -> list[Cell]:
+    """Return the table's row of one cell. A step is held against the compute of the same round: the median is of the
+    ratios of all rounds."""
+    compute, step = samples.median(cell, "compute"), samples.summary(cell, "step")
+    pairs = list(zip(samples.of(cell, "compute"), samples.of(cell, "step"), strict=True))
+    over_max = statistics.median(taken / max(alone, transfer) for alone, taken in pairs)
+    over_sum = statistics.median(taken / (alone + transfer) for alone, taken in pairs)
+    timed: list[Cell] = [compute, transfer, step.median, step.first_quartile, step.third_quartile]
+    return [count, transfer / compute, *timed, over_max, over_sum]
