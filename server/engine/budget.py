@@ -99,8 +99,13 @@ def tokens_of_a_step(plan: Any, options: EngineOptions) -> int:
     return max(wanted, sequences_at_once(plan, options) + PROMPT_BLOCK)
 
 
-def kv_budget(holders: Seq[KVOwner], plan: Any, options: EngineOptions) -> KVBudget:
+def kv_budget(
+    holders: Seq[KVOwner], plan: Any, options: EngineOptions, gathered: Mapping[str, int] | None = None
+) -> KVBudget:
     """Bytes for keys and values by device: the options' number, else the plan's, else a share of what is free.
+
+    Where attention gathers keys and values from pages, ``gathered`` has the bytes of one position of one layer: for
+    each position beyond those of the plan, whose activations count as many, these are left free, too.
 
     Raises ServeError when the options ask for more than the plan leaves on a device.
     """
@@ -110,7 +115,11 @@ def kv_budget(holders: Seq[KVOwner], plan: Any, options: EngineOptions) -> KVBud
             per_token[device] = per_token.get(device, 0) + size
     entries = plan_devices(plan)
     share = _share(plan, options)
-    return KVBudget(per_token, {device: _kv_bytes(device, entries.get(device), share, options) for device in per_token})
+    found = {}
+    for device, nbytes in per_token.items():
+        part = nbytes / (nbytes + (gathered or {}).get(device, 0)) if nbytes else 1.0
+        found[device] = _kv_bytes(device, entries.get(device), share, options, part)
+    return KVBudget(per_token, found)
 
 
 def plan_devices(plan: Any) -> dict[str, Any]:
@@ -130,15 +139,27 @@ def _share(plan: Any, options: EngineOptions) -> float:
     return max(plan.batch_size, min(room, sequences_at_once(plan, options))) / plan.batch_size
 
 
-def _kv_bytes(device: str, entry: Any, share: float, options: EngineOptions) -> int:
-    """Bytes for keys and values on ``device``; ``entry`` is the plan's entry of it, if any."""
+def _kv_bytes(device: str, entry: Any, share: float, options: EngineOptions, part: float) -> int:
+    """Bytes for keys and values on ``device``.
+
+    Args:
+        device: Its name.
+        entry: The plan's entry of it, if any.
+        share: As `_share` returns it.
+        options: Of the engine.
+        part: Part of the plan's free bytes that they may take.
+    """
     planned = 0 if entry is None else int(entry.kv_cache)
+    most = None if entry is None or entry.free is None else max(0, planned + int(entry.free * part))
     if options.kv_bytes is None:
-        return int(planned * share) or int(free_memory_bytes(device) * KV_SHARE)
-    if entry is not None and entry.free is not None and options.kv_bytes > planned + entry.free:
+        wanted = int(planned * share)
+        if not wanted:
+            return int(free_memory_bytes(device) * KV_SHARE)
+        return wanted if most is None else min(wanted, max(most, planned))
+    if most is not None and options.kv_bytes > most:
         raise ServeError(
             f"{format_size(options.kv_bytes)} for keys and values are more than the plan leaves on {device}: "
-            f"{format_size(max(0, planned + entry.free))} of its {format_size(entry.budget)}; ask for less, for fewer "
+            f"{format_size(most)} of its {format_size(entry.budget)}; ask for less, for fewer "
             "or shorter sequences, or give the device a larger budget"
         )
     return options.kv_bytes

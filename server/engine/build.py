@@ -13,7 +13,7 @@ from bigmodel.server.engine.budget import EngineOptions, kv_budget, sequences_at
 from bigmodel.server.engine.compute.choose_runner import choose_runner
 from bigmodel.server.engine.compute.draft import ModelDrafter
 from bigmodel.server.engine.compute.plain import PlainRunner
-from bigmodel.server.engine.compute.runner import Runner
+from bigmodel.server.engine.compute.runner import PackedRunner, Runner
 from bigmodel.server.engine.core import EngineCore
 from bigmodel.server.engine.engine import Engine
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
@@ -39,7 +39,8 @@ def build_engine(
     model.eval()
     runner = choose_runner(model, row_multiple=options.row_multiple, host_linear=options.host_linear)
     drafter = make_drafter(model, draft_model, options, runner)
-    budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options)
+    gathered = runner.gathered_per_token() if isinstance(runner, PackedRunner) else {}
+    budget = kv_budget([runner] if drafter is None else [runner, drafter], plan, options, gathered)
     pool = TokenPool(budget.tokens)
     prefix = PrefixCache(pool, enabled=options.prefix_cache and not isinstance(runner, PlainRunner))
     sequences = sequences_at_once(plan, options)

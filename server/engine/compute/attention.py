@@ -25,7 +25,7 @@ import torch
 from torch.nn import functional
 from transformers import DynamicCache
 
-from bigmodel.server.engine.compute.varlen import PagedStep, batched_kernel
+from bigmodel.server.engine.compute.varlen import PagedCalls, PagedStep, batched_kernel
 from bigmodel.server.engine.kv.arena import KVArena, PagedKV
 from bigmodel.server.engine.kv.buffers import PROMPT_BLOCK, SequenceKV
 
@@ -82,7 +82,9 @@ class RaggedCache(DynamicCache):
             written = [_paged(span.kv).rows(span.start, span.end) for span in self.spans]
             attended = [_paged(call.kv).rows(call.first(window), call.end) for call in self.calls]
             rows = [call.end - call.start for call in self.calls]
-            found = self._steps[device, window] = PagedStep.of(written, attended, rows, device)
+            assert self.arena is not None
+            most = self.arena.positions
+            found = self._steps[device, window] = PagedStep.of(written, attended, rows, device, most)
         return found
 
     def update(
@@ -251,31 +253,47 @@ def _by_sequence(
 def _in_pages(
     cache: RaggedCache, arena: KVArena, layer: int, query: torch.Tensor, options: dict[str, Any]
 ) -> torch.Tensor:
-    """Attention [tokens, heads, dim] of a step whose sequences have pages of one arena: in one call, if there is a
-    kernel, else call by call."""
-    step = cache.step(query.device, options["window"])
-    keys, values = (each.index_select(0, step.gathered) for each in arena.layer(layer))
+    """Attention [tokens, heads, dim] of a step whose sequences have pages of one arena: with one call of a kernel for
+    all that is gathered at once, if there is a kernel, else call by call."""
+    out = query.new_zeros(query.shape[2], query.shape[1], arena.layer(layer)[1].shape[-1])
     packed = query[0].transpose(0, 1)
-    count = sum(step.rows)
-    out = query.new_zeros(len(packed), query.shape[1], values.shape[-1])
+    waiting = iter(cache.calls)
+    row = 0
+    for calls in cache.step(query.device, options["window"]).calls:
+        rows = slice(row, row + sum(calls.rows))
+        own = [next(waiting) for _ in calls.rows]
+        _attend_in_pages(own, calls, arena.layer(layer), packed[rows], out[rows], options)
+        row = rows.stop
+    return out
+
+
+def _attend_in_pages(
+    own: Seq[AttentionCall],
+    calls: PagedCalls,
+    layer: tuple[torch.Tensor, torch.Tensor],
+    packed: torch.Tensor,
+    out: torch.Tensor,
+    options: dict[str, Any],
+) -> None:
+    """Write the attention of ``packed`` [tokens, heads, dim], the rows of ``own`` calls, to ``out``."""
+    keys, values = (each.index_select(0, calls.gathered) for each in layer)
     plain = options["softcap"] is None and options["sinks"] is None
     kernel = batched_kernel(packed, keys, values, attend) if plain else None
     if kernel is not None:
-        longest, scale, window = max(step.lengths), options["scale"], options["window"]
-        out[:count] = kernel(packed[:count], keys, values, step.queries, step.keys, longest, scale, window)
-        return out
-    begin = 0
-    for call, length in zip(cache.calls, step.lengths, strict=True):
-        rows, own = slice(call.row, call.row + call.end - call.start), slice(begin, begin + length)
-        begin += length
+        longest, scale, window = max(calls.lengths), options["scale"], options["window"]
+        out.copy_(kernel(packed, keys, values, calls.queries, calls.keys, longest, scale, window))
+        return
+    begin = row = 0
+    for call, length, count in zip(own, calls.lengths, calls.rows, strict=True):
+        rows, seen = slice(row, row + count), slice(begin, begin + length)
+        begin, row = begin + length, row + count
         out[rows] = attend(
-            query[0, :, rows],
-            keys[own].transpose(0, 1),
-            values[own].transpose(0, 1),
+            packed[rows].transpose(0, 1),
+            keys[seen].transpose(0, 1),
+            values[seen].transpose(0, 1),
             offset=call.start - call.first(options["window"]),
             **options,
         )
-    return out
 
 
 def _paged(kv: SequenceKV) -> PagedKV:

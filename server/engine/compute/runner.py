@@ -164,12 +164,23 @@ class PackedRunner:
 
     def bytes_per_token(self) -> dict[str, int]:
         """Bytes of keys and values per position, by device; measured by a forward of one token."""
+        total: dict[str, int] = {}
+        for device, nbytes in self._layers_per_token():
+            total[device] = total.get(device, 0) + nbytes
+        return total
+
+    def gathered_per_token(self) -> dict[str, int]:
+        """Bytes per position of the largest layer, by accelerator: attention gathers those of one layer from pages."""
+        largest: dict[str, int] = {}
+        for device, nbytes in self._layers_per_token():
+            if torch.device(device).type != "cpu":
+                largest[device] = max(largest.get(device, 0), nbytes)
+        return largest
+
+    def _layers_per_token(self) -> list[tuple[str, int]]:
+        """Device and bytes per position of each layer."""
         kv = SequenceKV()
         kv.reserve(1)
         self._forward([0], [0], RaggedCache([Span(kv, 0, 0, 1, 1)]), [0])
-        total: dict[str, int] = {}
-        for layer in kv.layers():
-            for tensor in kv.layer(layer):
-                key = str(tensor.device)
-                total[key] = total.get(key, 0) + tensor.nbytes // tensor.shape[1]
-        return total
+        layers = map(kv.layer, kv.layers())
+        return [(str(keys.device), (keys.nbytes + values.nbytes) // keys.shape[1]) for keys, values in layers]

@@ -178,11 +178,10 @@ def _begins(lengths: Seq[int], device: torch.device) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class PagedStep:
-    """Where the tokens of a packed step are in an arena, on one device, for layers of one window.
+class PagedCalls:
+    """Attention calls of a step, one after the other, whose keys and values are gathered together.
 
     Attributes:
-        written: Positions of the arena, of each token of the step.
         gathered: Positions of the arena that are attended to, of one call after the other.
         lengths: How many these are, by call.
         rows: Rows of each call.
@@ -190,7 +189,6 @@ class PagedStep:
         keys: int32 [calls + 1], where ``gathered`` of each call begins.
     """
 
-    written: torch.Tensor
     gathered: torch.Tensor
     lengths: tuple[int, ...]
     rows: tuple[int, ...]
@@ -198,10 +196,46 @@ class PagedStep:
     keys: torch.Tensor
 
     @classmethod
-    def of(
-        cls, written: Seq[torch.Tensor], attended: Seq[torch.Tensor], rows: Seq[int], device: torch.device
-    ) -> PagedStep:
-        """The step that writes to ``written``, whose calls have ``rows`` and attend to ``attended``."""
+    def of(cls, attended: Seq[torch.Tensor], rows: Seq[int], device: torch.device) -> PagedCalls:
+        """Calls that have ``rows`` and attend to ``attended``."""
         lengths = tuple(map(len, attended))
-        places = on_device(torch.cat(list(written)), device), on_device(torch.cat(list(attended)), device)
-        return cls(*places, lengths, tuple(rows), _begins(rows, device), _begins(lengths, device))
+        gathered = on_device(torch.cat(list(attended)), device)
+        return cls(gathered, lengths, tuple(rows), _begins(rows, device), _begins(lengths, device))
+
+
+@dataclass(frozen=True)
+class PagedStep:
+    """Where the tokens of a packed step are in an arena, on one device, for layers of one window.
+
+    Attributes:
+        written: Positions of the arena, of each token of the step.
+        calls: All attention calls in order, as many together as may be gathered at once.
+    """
+
+    written: torch.Tensor
+    calls: tuple[PagedCalls, ...]
+
+    @classmethod
+    def of(
+        cls, written: Seq[torch.Tensor], attended: Seq[torch.Tensor], rows: Seq[int], device: torch.device, most: int
+    ) -> PagedStep:
+        """The step that writes to ``written``, whose calls have ``rows`` and attend to ``attended``.
+
+        At most ``most`` positions are gathered at once, or those of one call: each token of a text that is computed
+        again is a call of its own, and attends to all before it.
+        """
+        calls = [
+            PagedCalls.of(attended[part], rows[part], device) for part in _parts([len(each) for each in attended], most)
+        ]
+        return cls(on_device(torch.cat(list(written)), device), tuple(calls))
+
+
+def _parts(lengths: Seq[int], most: int) -> list[slice]:
+    """Consecutive parts of ``lengths``, each as long as its sum allows, and not empty."""
+    parts, begin, total = [], 0, 0
+    for position, length in enumerate(lengths):
+        if position > begin and total + length > most:
+            parts.append(slice(begin, position))
+            begin, total = position, 0
+        total += length
+    return [*parts, slice(begin, len(lengths))]

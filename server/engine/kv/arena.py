@@ -36,6 +36,11 @@ class KVArena:
         self.free = list(range(self.pages - 1, -1, -1))
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
+    @property
+    def positions(self) -> int:
+        """Positions of all pages."""
+        return self.pages * PROMPT_BLOCK
+
     def page(self) -> Page:
         """A page that nobody holds. Raises RuntimeError when there is none: the token pool must be asked before."""
         if not self.free:

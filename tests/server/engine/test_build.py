@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
+
 import pytest
 
+from bigmodel.devices import max_memory_allocated, reset_peak_memory
 from bigmodel.errors import ServeError
 from bigmodel.server import Loaded
 from bigmodel.server.engine import Engine, EngineOptions, build_engine
@@ -57,6 +61,28 @@ def test_sequences_at_once_are_limited_by_memory(placed: Loaded) -> None:
         collector.wait()
     made.stop()
     assert most == SEQUENCES
+
+
+@pytest.mark.slow
+def test_what_attention_gathers_from_pages_keeps_to_the_budget(tmp_path: Path, accelerators: None) -> None:
+    """More sequences than planned share the memory that is left; texts that made room for others are computed again,
+    one token in a call, each of which gathers all before it."""
+    tiny_model().save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    budgets = {0: "4MiB", "cpu": "1GiB"}
+    placed = load(str(tmp_path), max_memory=budgets, batch_size=1, context_length=256)
+    assert set(placed.plan.device_map.values()) == {0}
+    made = engine(placed, max_sequences=16)
+    gc.collect()
+    reset_peak_memory(0)
+    made.start()
+    collectors = [ask(made, f"the cat {n} " * 12, max_tokens=60, ignore_eos=True) for n in range(16)]
+    for collector in collectors:
+        collector.wait()
+    made.stop()
+    entry = placed.plan.devices[0]
+    assert made.core.scheduler.pool.capacity * PER_TOKEN > 4 * entry.kv_cache
+    assert max_memory_allocated(0) <= entry.budget
 
 
 def test_without_a_plan_there_is_a_default() -> None:

@@ -87,6 +87,12 @@ def test_a_step_makes_one_attention_call_in_each_layer(kernel: LoopKernel, chang
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("most", "parts"), [(10, [(0, 3), (3, 4), (4, 6)]), (100, [(0, 6)]), (1, [(0, 1)])])
+def test_calls_are_gathered_together_as_far_as_there_is_room(most: int, parts: list[tuple[int, int]]) -> None:
+    lengths = [3, 4, 3, 20, 5, 5] if most > 1 else [7]
+    assert varlen._parts(lengths, most) == [slice(*part) for part in parts]
+
+
 def test_without_a_kernel_the_loop_goes_over_the_pages() -> None:
     assert tokens(core("virtual:0")) == tokens(core("cpu"))
 
