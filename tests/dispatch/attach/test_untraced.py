@@ -18,6 +18,8 @@ from ..models import ids, llama, stack
 pytestmark = pytest.mark.usefixtures("every_accelerator")
 
 TOKENS = torch.arange(12).view(2, 6)
+QUICK = {"compile_threads": 1, "cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}
+"""Options of torch.compile that save looking for the CPU's vector instructions, and work for later compilations."""
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +86,7 @@ def test_compiled_code_gives_the_numbers_of_eager(tmp_path: Path) -> None:
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("needs a C++ compiler, with which torch.compile makes code for the CPU")
     model = dispatch_model(stack(depth=1), {"": "cpu", "blocks": "disk"}, offload_dir=tmp_path)
-    with torch.no_grad(), torch._inductor.config.patch(compile_threads=1):
+    with torch.no_grad(), torch._inductor.config.patch(QUICK):
         compiled = torch.compile(model, dynamic=False)(ids())
         torch.testing.assert_close(compiled, model(ids()))
     assert counters["inductor"]
