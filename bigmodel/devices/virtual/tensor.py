@@ -8,7 +8,7 @@ device's link.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from typing import Any
 
@@ -82,6 +82,45 @@ _SPARSE_GRADIENTS: dict[OpOverload, int | str] = {
 """Operations with sparse gradients on request, with the position or name of the argument that requests them."""
 
 
+class _Traits:
+    """What the tables above say of an operation."""
+
+    __slots__ = (
+        "copies",
+        "func",
+        "host_outputs",
+        "is_composite",
+        "is_product",
+        "is_python",
+        "may_mix",
+        "sets",
+        "sparse",
+    )
+
+    def __init__(self, func: OpOverload) -> None:
+        self.func = func
+        self.may_mix = func in _MAY_MIX
+        self.copies = func in _COPIES
+        self.is_product = func in _PRODUCTS
+        self.sets = func in _SETS
+        self.host_outputs = _HOST_OUTPUTS.get(func, ())
+        self.sparse = func in _SPARSE_GRADIENTS
+        self.is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+            func.name(), DispatchKey.CompositeImplicitAutograd
+        )
+        """Whether ATen composes it of others."""
+        self.is_python = DispatchKey.CompositeImplicitAutograd in func.py_kernels
+        """Whether Python composes it of others."""
+
+
+_traits: dict[int, _Traits] = {}
+"""Those of the operations that have run, by identity: hashing an operation takes longer."""
+
+
+def _traits_of(func: OpOverload) -> _Traits:
+    return _traits.get(id(func)) or _traits.setdefault(id(func), _Traits(func))
+
+
 class Board:
     """The arenas and links of all virtual accelerators of this process."""
 
@@ -115,12 +154,6 @@ def keep_backward_in_this_thread() -> None:
 @cache
 def _device(index: int) -> torch.device:
     return torch.device(TYPE, index)
-
-
-@cache
-def _is_composite(func: OpOverload) -> bool:
-    """Whether ATen composes an operation of others."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), DispatchKey.CompositeImplicitAutograd)
 
 
 class VirtualTensor(torch.Tensor):
@@ -202,20 +235,21 @@ class VirtualTensor(torch.Tensor):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        traits = _traits_of(func)
         mode = mode_of(VirtualTensor, args, kwargs)
         if mode is not None:
             return run_traced(mode, VirtualTensor, func, args, kwargs)
         if torch.is_inference_mode_enabled():
             # Composite operations are not decomposed yet here, since autograd does not run. ATen's own decomposition
             # calls the kernels of a device; some of those in Python compute with many temporary tensors.
-            if _is_composite(func):
+            if traits.is_composite:
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-            if DispatchKey.CompositeImplicitAutograd in func.py_kernels:
+            if traits.is_python:
                 return func.decompose(*args, **kwargs)
-        if func in _SPARSE_GRADIENTS:
+        if traits.sparse:
             _refuse_sparse_gradients(func, args, kwargs)
-        call = _Operation(func)
-        held_args = call.unwrap(args)
+        call = _Operation(traits)
+        held_args = tuple([call.unwrap(value) for value in args])
         held_kwargs = {name: call.unwrap(value) for name, value in kwargs.items() if name != "device"}
         to_host = func is aten.copy_.default and not isinstance(args[0], VirtualTensor)
         target = None if to_host else call.target(kwargs.get("device"))
@@ -225,14 +259,17 @@ class VirtualTensor(torch.Tensor):
             held_kwargs["device"] = torch.device("cpu") if on_host else given
         kernel = KERNELS.get(func, func)
         try:
-            if func in _COPIES:
+            if traits.copies:
                 output = _over_link(func, args, kwargs, target, lambda: kernel(*held_args, **held_kwargs))
             else:
-                if func in _PRODUCTS and call.index is not None:
+                if traits.is_product and call.index is not None:
                     board.arena(call.index).need_workspace()
                 if board.strict:
                     strict.launch(func, args, kwargs, held_args, call.index)
-                with call.conjugation():
+                if call.is_complex():
+                    with _conjugation():
+                        output = kernel(*held_args, **held_kwargs)
+                else:
                     output = kernel(*held_args, **held_kwargs)
         except Exception as error:
             if target is None or not postponed(error):
@@ -244,8 +281,10 @@ class VirtualTensor(torch.Tensor):
 class _Operation:
     """One running operation: the wrappers of its CPU tensors, and their device."""
 
-    def __init__(self, func: OpOverload) -> None:
-        self.func = func
+    __slots__ = ("host", "index", "traits", "wrappers")
+
+    def __init__(self, traits: _Traits) -> None:
+        self.traits = traits
         self.wrappers: dict[int, VirtualTensor] = {}
         self.index: int | None = None
         self.host: torch.Tensor | None = None
@@ -255,34 +294,26 @@ class _Operation:
             index = value.device.index
             if self.index is None:
                 self.index = index
-            elif index != self.index and self.func not in _MAY_MIX:
+            elif index != self.index and not self.traits.may_mix:
                 self._refuse(f"{TYPE}:{self.index}", f"{TYPE}:{index}")
-            if self.host is not None and self.func not in _MAY_MIX:
+            if self.host is not None and not self.traits.may_mix:
                 self._refuse(f"{TYPE}:{index}", str(self.host.device))
-            self.wrappers[id(value.held)] = value
-            return value.held
+            held = value.held
+            self.wrappers[id(held)] = value
+            return held
         if isinstance(value, torch.Tensor):
             if value.dim() > 0:
                 self.host = value
-                if self.index is not None and self.func not in _MAY_MIX:
+                if self.index is not None and not self.traits.may_mix:
                     self._refuse(f"{TYPE}:{self.index}", str(value.device))
             return value
         if isinstance(value, (list, tuple)):
-            return type(value)(self.unwrap(item) for item in value)
+            return type(value)([self.unwrap(item) for item in value])
         return value
 
-    def conjugation(self) -> AbstractContextManager[object]:
-        """Return a context in which kernels may use conjugate and negative views of complex tensors.
-
-        PyTorch resolves these above `__torch_dispatch__`, and within it no more: a kernel that conjugates in between
-        would compute with elements that are not conjugated.
-        """
-        if not any(wrapper.dtype.is_complex for wrapper in self.wrappers.values()):
-            return nullcontext()
-        excluded = torch._C._dispatch_tls_local_exclude_set()
-        for key in (DispatchKey.Conjugate, DispatchKey.Negative):
-            excluded = excluded.remove(key)
-        return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+    def is_complex(self) -> bool:
+        """Whether any of its virtual tensors is."""
+        return True in [wrapper.dtype.is_complex for wrapper in self.wrappers.values()]  # `any` takes twice as long
 
     def target(self, device: torch.device | str | None) -> int | None:
         """Return the index of the virtual accelerator of the outputs; None if they are on another device."""
@@ -300,20 +331,20 @@ class _Operation:
             known = self.wrappers.get(id(output))
             if known is None:
                 return self._new(output, index)
-            if self.func in _SETS:
+            if self.traits.sets:
                 known._allocation = board.arena(index).claim(output)
             if known.shape != output.shape or known.stride() != output.stride():
                 known.data = VirtualTensor(output, index)  # an operation such as squeeze_
             return known
         if isinstance(output, (list, tuple)):
-            kept = _HOST_OUTPUTS.get(self.func, ())
+            kept = self.traits.host_outputs
             return type(output)(
                 item if position in kept else self.wrap(item, index) for position, item in enumerate(output)
             )
         return output
 
     def _new(self, held: torch.Tensor, index: int) -> VirtualTensor:
-        if not self.func.is_view:
+        if not self.traits.func.is_view:
             return VirtualTensor(held, index)
         # A view has its base's memory, also if the accelerator has been taken away from under it.
         shared = next((base._allocation for base in self.wrappers.values()), None)
@@ -326,8 +357,23 @@ class _Operation:
     def _refuse(self, one: str, other: str) -> None:
         raise RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {one} and {other}! "
-            f"(when running {self.func})"
+            f"(when running {self.traits.func})"
         )
+
+
+def _conjugation() -> AbstractContextManager[object]:
+    """Return a context in which kernels may use conjugate and negative views of complex tensors.
+
+    PyTorch resolves these above `__torch_dispatch__`, and within it no more: a kernel that conjugates in between would
+    compute with elements that are not conjugated.
+    """
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in (DispatchKey.Conjugate, DispatchKey.Negative):
+        excluded = excluded.remove(key)
+    guard: AbstractContextManager[object] = torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set(), excluded
+    )
+    return guard
 
 
 def _over_link(

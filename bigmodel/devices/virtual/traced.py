@@ -8,13 +8,14 @@ compiled code would bypass the memory counters and links of the virtual accelera
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ...errors import DeviceError
 
@@ -41,15 +42,24 @@ def mode_of(kind: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> F
     Raises:
         DeviceError: a compiler backend is unwrapping virtual tensors.
     """
-    for value in tree_leaves((args, kwargs)) if _begun else ():
-        held = value.held if isinstance(value, kind) else None
-        if isinstance(held, FunctionalTensor):
-            raise DeviceError(
-                "torch.compile cannot generate code for a virtual accelerator: compile with backend='eager', which "
-                "traces and runs the graphs as they are"
-            )
-        if isinstance(held, FakeTensor):
-            return held.fake_mode
+    return _mode_in(kind, (*args, *kwargs.values())) if _begun else None
+
+
+def _mode_in(kind: type[Any], values: Iterable[Any]) -> FakeTensorMode | None:
+    for value in values:
+        if isinstance(value, kind):
+            held = value.held
+            if isinstance(held, FunctionalTensor):
+                raise DeviceError(
+                    "torch.compile cannot generate code for a virtual accelerator: compile with backend='eager', which "
+                    "traces and runs the graphs as they are"
+                )
+            if isinstance(held, FakeTensor):
+                return held.fake_mode
+        elif isinstance(value, (list, tuple)):
+            mode = _mode_in(kind, value)
+            if mode is not None:
+                return mode
     return None
 
 
