@@ -4,9 +4,10 @@ Layers of a model in bfloat16 and of the same model quantised by `bigmodel quant
 over a virtual link. The bound of a step is the link's time for the stored bytes; restoring should hide behind it.
 
 Of a mixture only the chosen experts cross the link, through a cache of the same bytes for both, and a step waits for
-them. The virtual accelerator restores and computes on the host's processor, many times slower than an accelerator does;
-so the mixture's link is slow enough that it bounds the step of bfloat16, as PCIe does beside a GPU. The seconds of the
-link, of computing alone, and of the step that is made of them, are apart.
+them. Tokens are drawn at random, the same for both. The virtual accelerator restores and computes on the host's
+processor, many times slower than an accelerator does; so the mixture's link is slow enough that it bounds the step of
+bfloat16, as PCIe does beside a GPU. The seconds of the link, of computing alone, and of the step that is made of them,
+are apart.
 
 Last, the resident set of a process that loads and runs a larger model on the host is compared with its plan: the file,
 and what a layer is restored in. Code that a process reads when it first runs a kernel is in memory before: a tiny model
@@ -16,19 +17,23 @@ of the same format has run. What malloc keeps of freed memory is apart, as it is
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .harness import Column, Limit, Report, Samples, Table, Variant, measure, run_isolated
+from .harness import Column, Limit, Report, Samples, Table, Variant, elapsed, measure, run_isolated
 from .harness.report import Cell
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from bigmodel.plan import Plan
+
+    from .steps import Decoder
 
 WHOLE = "bfloat16"
 SHARES = {"fp8": 0.54, "int4": 0.30, "mxfp4": 0.28}
@@ -49,7 +54,7 @@ ONLY = "its marks are for one set speed of the link; `quantized` measures links 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--link", type=float, default=0.25, help="GB/s of the virtual link")
-    parser.add_argument("--experts-link", type=float, default=0.02, help="GB/s of the virtual link of the mixture")
+    parser.add_argument("--experts-link", type=float, default=0.003, help="GB/s of the virtual link of the mixture")
     parser.add_argument("--steps", type=int, default=3, help="decode steps behind each value")
     parser.set_defaults(device="virtual")
 
@@ -142,21 +147,22 @@ class Mixture:
     Attributes:
         steps: seconds of a step.
         computed: seconds of the same step over a link that takes no time: to compute, restore, and look up experts.
-        moved: bytes that a step moves over the link.
+        values: seconds of a step and the bytes that it moved over the link, of each value.
         capacities: experts that the cache holds.
     """
 
     steps: Samples
     computed: Samples
-    moved: dict[str, float]
+    values: dict[str, list[tuple[float, float]]]
     capacities: dict[str, int]
 
     def row(self, name: str, rate: float) -> list[Cell]:
         """Return the row of one kind of weights, over a link of `rate` bytes per second."""
-        on_link, computed, step = self.moved[name] / rate, self.computed.median(name), self.steps.median(name)
-        both = step / (on_link + computed)
+        computed, step = self.computed.median(name), self.steps.median(name)
+        moved = statistics.median(nbytes for _, nbytes in self.values[name])
+        both = statistics.median(seconds / (nbytes / rate + computed) for seconds, nbytes in self.values[name])
         over = self.steps.ratio(WHOLE, name).median
-        return [name, self.capacities[name], self.moved[name], on_link, computed, step, both, over]
+        return [name, self.capacities[name], moved, moved / rate, computed, step, both, over]
 
 
 def quantised(name: str, targets: Sequence[str], workdir: Path) -> dict[str, Path]:
@@ -207,26 +213,51 @@ def _mixture(folders: dict[str, Path], options: argparse.Namespace, rate: float)
         name: next(unit.experts[0].nbytes for unit in found.units if unit.experts) for name, found in profiles.items()
     }
     decoders = {name: Decoder(_offloaded(folder, expert_cache=cache), "virtual:0") for name, folder in folders.items()}
-    variants = [Variant(name, partial(_seconds, decoder, options.steps)) for name, decoder in decoders.items()]
-    virtual.enable(count=1, bandwidth=rate)
-    steps = measure(variants, options.rounds, seed=options.seed)
+    texts = {name: Text(decoder, options.seed) for name, decoder in decoders.items()}
+    variants = [Variant(name, partial(text.seconds_per_step, options.steps)) for name, text in texts.items()]
     virtual.enable(count=1)
     computed = measure(variants, options.rounds, seed=options.seed)
-    moved = {name: _over_link(decoder, options.steps) for name, decoder in decoders.items()}
-    return Mixture(steps, computed, moved, {name: cache // nbytes for name, nbytes in slot.items()})
+    for text in texts.values():
+        text.values.clear()
+    virtual.enable(count=1, bandwidth=rate)
+    steps = measure(variants, options.rounds, seed=options.seed)
+    values = {name: text.values for name, text in texts.items()}
+    return Mixture(steps, computed, values, {name: cache // nbytes for name, nbytes in slot.items()})
 
 
-def _over_link(decoder: Any, steps: int) -> float:
-    """Return the bytes that a step of those behind a value moves over the link to the device, on average."""
-    from bigmodel.devices import virtual
+class Text:
+    """Steps of one long text of tokens that are drawn at random: routers then choose other experts for each.
 
-    link = virtual.link(0)
-    decoder.start()
-    decoder.step()
-    before = link.bytes_to_device
-    for _ in range(steps):
-        decoder.step()
-    return (link.bytes_to_device - before) / steps
+    Args:
+        decoder: the model; it runs its prompt.
+        seed: of the tokens.
+
+    Attributes:
+        values: of each call of `seconds_per_step`: its result, and the mean bytes that a step moved over the link.
+    """
+
+    def __init__(self, decoder: Decoder, seed: int) -> None:
+        import torch
+
+        self.values: list[tuple[float, float]] = []
+        self._decoder = decoder
+        self._vocabulary = int(decoder.start().shape[-1])
+        self._drawn = torch.Generator().manual_seed(seed)
+
+    def seconds_per_step(self, steps: int) -> float:
+        """Return the mean seconds of the next steps."""
+        from bigmodel.devices import virtual
+
+        before = virtual.link(0).bytes_to_device
+        seconds = elapsed(lambda: [self._step() for _ in range(steps)], self._decoder.device) / steps
+        self.values.append((seconds, (virtual.link(0).bytes_to_device - before) / steps))
+        return seconds
+
+    def _step(self) -> torch.Tensor:
+        import torch
+
+        token = torch.randint(self._vocabulary, (1, 1), generator=self._drawn).to(self._decoder.device)
+        return self._decoder.feed(token)
 
 
 def _seconds(decoder: Any, steps: int) -> float:

@@ -41,6 +41,10 @@ class Decoder:
         """Feed the likeliest token and return the logits that follow it."""
         return self._forward(self._token)
 
+    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Feed the given token of each sequence, (batch, 1), and return the logits that follow it."""
+        return self._forward(tokens)
+
     def seconds_per_step(self, steps: int) -> float:
         """Start again, run one unmeasured step, and return the mean seconds of the next `steps`."""
         self.start()
