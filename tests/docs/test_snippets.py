@@ -25,7 +25,8 @@ MODULES = (
     "bigmodel.checkpoint",
     "bigmodel.cli.plan",
     "bigmodel.dispatch.pretrained",
-    "bigmodel.server",
+    "bigmodel.server.http.run",
+    "openai",
     "transformers.models.llama.modeling_llama",
 )
 """What most pages import: the processes that run them are forked from one that has."""
