@@ -1,8 +1,10 @@
 """How fast do other libraries' own functions load and decode with bigmodel in accelerate's place?
 
 transformers loads a checkpoint with `device_map`, all layers on disk, and decodes: once with accelerate, once with
-bigmodel standing in for it (`bigmodel.compat.install`), in a process of its own each. So are the imports measured, from
-the start of an interpreter until a class of transformers is there.
+bigmodel standing in for it (`bigmodel.compat.install`), in a process of its own each. Steps are measured twice: with
+the files in the page cache, where no step is faster than the model in memory, and with the files evicted before each
+step, as on a machine whose memory the weights exceed: there each step reads them from disk. So are the imports
+measured, from the start of an interpreter until a class of transformers is there.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ OURS, ACCELERATE = "bigmodel", "accelerate"
 FASTER = 3.0
 NO_SLOWER = 1.0
 TOKENS = 8
+CACHED, EVICTED = "cached", "evicted"
+"""Where the files are before each step: in the page cache, or on disk alone."""
 
 DEVICES = ("cpu",)
 """Devices that this benchmark supports."""
@@ -43,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("model", nargs="?", default=None, help="llama-1b, or a folder (default: llama-1b)")
     parser.add_argument("--steps", type=int, default=4, help="decode steps behind each value")
+    parser.add_argument("--files", choices=(CACHED, EVICTED), help="measure steps with the files there alone")
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -56,16 +61,15 @@ def run(options: argparse.Namespace) -> Report:
     evict(shards)
     device_map = models.layer_map(folder, layers="disk", rest="cpu")
     tokens: dict[str, list[int]] = {}
+    decoding: dict[str, Samples] = {}
     with tempfile.TemporaryDirectory(dir=options.workdir) as scratch:
-        variants = [
-            Variant(
-                name,
-                partial(_decode, name, tokens, folder=folder, device_map=device_map, scratch=scratch, options=options),
-                partial(warm, shards),
-            )
-            for name in (OURS, ACCELERATE)
-        ]
-        decoding = measure(variants, options.rounds, warmup=0, seed=options.seed)
+        for state in (CACHED, EVICTED) if options.files is None else (options.files,):
+            call = {"folder": str(folder), "device_map": device_map, "evicted": state == EVICTED}
+            variants = [
+                Variant(name, partial(_decode, name, tokens, call, scratch, options.steps), partial(warm, shards))
+                for name in (OURS, ACCELERATE)
+            ]
+            decoding[state] = measure(variants, options.rounds, warmup=0, seed=options.seed)
     importing = measure(
         [Variant(name, partial(_import_seconds, begin + IMPORT)) for name, begin in BEGIN.items()],
         options.rounds,
@@ -76,26 +80,28 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def _decode(
-    name: str,
-    tokens: dict[str, list[int]],
-    folder: Path,
-    device_map: dict[str, int | str],
-    scratch: str,
-    options: argparse.Namespace,
+    name: str, tokens: dict[str, list[int]], call: dict[str, Any], scratch: str, steps: int
 ) -> dict[str, float]:
     with tempfile.TemporaryDirectory(dir=scratch) as offload:
         answer = Path(offload) / "answer.json"
-        call = {"folder": str(folder), "device_map": device_map, "offload": offload, "answer": str(answer)}
-        _run(BEGIN[name] + DECODE, json.dumps({**call, "steps": options.steps}))
+        given = {**call, "offload": offload, "answer": str(answer), "steps": steps}
+        _run(BEGIN[name] + DECODE, json.dumps(given))
         found: dict[str, Any] = json.loads(answer.read_text())
     tokens[name] = found.pop("tokens")
     return found
 
 
-def load_and_decode(folder: str, device_map: dict[str, int | str], offload: str, answer: str, steps: int) -> None:
+def load_and_decode(
+    folder: str, device_map: dict[str, int | str], evicted: bool, offload: str, answer: str, steps: int
+) -> None:
     """Load a checkpoint through transformers and decode; write the seconds of a step and of the load, and the first
-    tokens, to the file `answer`. Called in a fresh process."""
+    tokens, to the file `answer`. Called in a fresh process.
+
+    Args:
+        evicted: Evict the files from the page cache before each step; the time of that is not counted.
+    """
     from . import models
+    from .harness.pagecache import evict
     from .steps import Decoder
 
     models.warm_up()
@@ -104,8 +110,12 @@ def load_and_decode(folder: str, device_map: dict[str, int | str], offload: str,
     loaded = time.perf_counter() - begun
     decoder = Decoder(model)
     tokens = decoder.logits(TOKENS).argmax(-1).flatten().tolist()
-    found = {"seconds": decoder.seconds_per_step(steps), "load": loaded, "tokens": tokens}
-    Path(answer).write_text(json.dumps(found))
+    if evicted:
+        shards = sorted(Path(folder).glob("*.safetensors"))
+        seconds = decoder.seconds_per_step(steps, before=lambda: evict(shards))
+    else:
+        seconds = decoder.seconds_per_step(steps)
+    Path(answer).write_text(json.dumps({"seconds": seconds, "load": loaded, "tokens": tokens}))
 
 
 def _import_seconds(program: str) -> float:
@@ -124,29 +134,41 @@ def _run(program: str, *arguments: str) -> None:
 
 
 def _report(
-    options: argparse.Namespace, folder: Path, decoding: Samples, importing: Samples, same_tokens: bool
+    options: argparse.Namespace, folder: Path, decoding: dict[str, Samples], importing: Samples, same_tokens: bool
 ) -> Report:
     name = folder.name.rpartition("-")[0]
-    rows: list[list[Cell]] = [[each, decoding.median(each, "load")] for each in decoding.values]
+    where = {CACHED: "files in the page cache", EVICTED: "files read from disk in each step"}
+    loading = next(iter(decoding.values()))
+    rows: list[list[Cell]] = [[each, loading.median(each, "load")] for each in loading.values]
     return Report(
         "stand_in",
         options.device,
         settings={"model": folder.name, "steps": options.steps},
         tables=[
-            comparison_table(f"A decode step of {name} as transformers loads it, layers on disk", decoding, ACCELERATE),
+            *(
+                comparison_table(
+                    f"A decode step of {name} as transformers loads it, layers on disk, {where[state]}",
+                    samples,
+                    ACCELERATE,
+                )
+                for state, samples in decoding.items()
+            ),
             Table("Loading it", [Column("variant"), Column("load", "seconds")], rows),
             comparison_table("An interpreter that imports transformers", importing, ACCELERATE),
         ],
         limits=[
-            Limit(
-                "a decode step, times faster than with accelerate",
-                1 / decoding.ratio(OURS, ACCELERATE).median,
-                ">=",
-                FASTER,
+            *(
+                Limit(
+                    f"a decode step, {where[state]}, times faster than with accelerate",
+                    1 / samples.ratio(OURS, ACCELERATE).median,
+                    ">=",
+                    FASTER,
+                )
+                for state, samples in decoding.items()
             ),
             Limit("importing, over accelerate", importing.ratio(OURS, ACCELERATE).median, "<=", NO_SLOWER),
             Limit("both give the same tokens", float(same_tokens), "==", 1, "count"),
         ],
         notes=["logits may differ in the last bit: accelerate copies weights to other addresses than the file has"],
-        samples={"decoding": decoding, "importing": importing},
+        samples={**{f"decoding, {state}": samples for state, samples in decoding.items()}, "importing": importing},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,11 +46,21 @@ class Decoder:
         """Feed the given token of each sequence, (batch, 1), and return the logits that follow it."""
         return self._forward(tokens)
 
-    def seconds_per_step(self, steps: int) -> float:
-        """Start again, run one unmeasured step, and return the mean seconds of the next `steps`."""
+    def seconds_per_step(self, steps: int, before: Callable[[], None] | None = None) -> float:
+        """Start again, run one unmeasured step, and return the mean seconds of the next `steps`.
+
+        Args:
+            before: Called before each of these steps; its time is not counted.
+        """
         self.start()
         self.step()
-        return elapsed(lambda: [self.step() for _ in range(steps)], self.device) / steps
+        if before is None:
+            return elapsed(lambda: [self.step() for _ in range(steps)], self.device) / steps
+        seconds = 0.0
+        for _ in range(steps):
+            before()
+            seconds += elapsed(self.step, self.device)
+        return seconds / steps
 
     def logits(self, steps: int) -> torch.Tensor:
         """Return the logits of the prompt and of each of `steps` steps, on the host."""
