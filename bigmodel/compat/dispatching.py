@@ -140,6 +140,8 @@ def fill_from_index(
 ) -> None:
     """Fill tensors on ``meta`` from the files that `index` names, or from a folder of `offload_state_dict`.
 
+    A tied weight is filled under all of its names if one of them is there.
+
     A tensor whose entry names another dtype than the file has is cast, unless `leave_uncast`: then it views the file.
     """
     stored = None
@@ -147,6 +149,8 @@ def fill_from_index(
         stored = OffloadedWeightsLoader(save_folder=folder)
     opened: dict[str, Checkpoint] = {}
     filled: dict[tuple[Any, ...], torch.Tensor] = {}
+    empty: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    values: dict[int, torch.Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         registries: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for registry in registries:
@@ -164,6 +168,12 @@ def fill_from_index(
                     registry[key] = filled[identity]
                 elif stored is not None and name in stored:
                     registry[key] = like(tensor, stored[name])
+                if registry[key] is tensor:
+                    empty.append((registry, key, tensor))
+                else:
+                    values.setdefault(id(tensor), registry[key])
+    for registry, key, tensor in empty:
+        registry[key] = values.get(id(tensor), tensor)
 
 
 def cast_on_device(model: nn.Module, index: Mapping[str, Entry] | None) -> torch.dtype | None:

@@ -61,8 +61,20 @@ def device_map_of(
     if made.main_device != HOST and len(set(places.values())) > 1:
         _plans[model] = made
         places = {key: DISK if device == HOST else device for key, device in places.items()}
+    else:
+        keep_ties_in_memory(model, places)
     RECORD.plans.append((name, summary(made)))
     return places
+
+
+def keep_ties_in_memory(model: Any, places: MutableMapping[str, Any]) -> None:
+    """Put a tied weight on the host that a map has there, or on an accelerator, and on disk: transformers makes the
+    weight of both names one, and it would lie in one of these places only."""
+    for names in getattr(model, "all_tied_weights_keys", {}).items():
+        owners = {name: owner_of(name, places) for name in names}
+        at = {name: places[owner] for name, owner in owners.items() if owner is not None}
+        if DISK in at.values() and len(set(at.values())) > 1:
+            places.update({name.rpartition(".")[0] or name: HOST for name in names if at.get(name) == DISK})
 
 
 def index_of(

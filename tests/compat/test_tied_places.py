@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bigmodel.compat.transformers_loading import read_ties_from_one_place
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from bigmodel.compat.dispatching import fill_from_index
+from bigmodel.compat.transformers_loading import keep_ties_in_memory, read_ties_from_one_place
 
 TIED = SimpleNamespace(all_tied_weights_keys={"head.weight": "embed.weight"})
 ENTRY = {"safetensors_file": "model.safetensors", "weight_name": "embed.weight"}
@@ -27,3 +33,26 @@ def test_a_tie_of_disk_and_another_place_is_left_on_disk() -> None:
 def test_ties_that_are_in_one_place_or_in_no_file_stay() -> None:
     assert read({"embed": "disk", "head": "disk"}, {}) == (["disk", "disk"], {})
     assert read({"embed": "cpu", "head": 0}, {}) == (["cpu", 0], {})
+
+
+def test_a_plan_without_an_accelerator_keeps_in_memory_what_one_name_has_there() -> None:
+    places: dict[str, Any] = {"embed": "cpu", "layers": "disk", "head": "disk"}
+    keep_ties_in_memory(TIED, places)
+    assert places == {"embed": "cpu", "layers": "disk", "head": "cpu"}
+    places = {"embed": "disk", "layers": "cpu", "head": "disk"}
+    keep_ties_in_memory(TIED, places)
+    assert places == {"embed": "disk", "layers": "cpu", "head": "disk"}
+    whole: dict[str, Any] = {"": "disk", "head": "cpu"}
+    keep_ties_in_memory(TIED, whole)
+    assert whole == {"": "disk", "embed": "cpu", "head": "cpu"}
+
+
+def test_a_tied_weight_on_meta_is_filled_under_all_of_its_names(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"stored": torch.arange(6.0).view(3, 2)}, file)
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.Embedding(3, 2))
+    model[0].weight = model[1].weight
+    fill_from_index(model, {"1.weight": {"safetensors_file": str(file), "weight_name": "stored"}}, None)
+    assert model[0].weight is model[1].weight
+    assert model[0].weight.tolist() == [[0, 1], [2, 3], [4, 5]]
