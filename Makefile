@@ -2,7 +2,8 @@
 # make test          the whole test suite
 # make zoo           every architecture of transformers on every placement: outputs, memory, weights; a table at the end
 # make zoo ONLY=kept  only those whose table the guide keeps; ended runs are taken up where they were
-# make compat        accelerate's own tests and scripts, fetched, with bigmodel standing in for accelerate
+# make compat        accelerate's own tests and scripts and peft's of offloading, fetched, with bigmodel in accelerate's place,
+#                    and transformers' own of a checkout that TRANSFORMERS_SOURCE names
 # make lint          ruff, mypy --strict, import-linter
 # make docs          the guide and the API, built strictly into site/
 # make test-oldest   the fast tests of planning and dispatching with the oldest PyTorch allowed, make test-newest the newest
@@ -36,9 +37,11 @@ zoo: $(VENV)/.ready-test
 	test $$found -gt 1 || $(BIN)/python -m tests.zoo.table build/zoo/$(COMMIT) benchmarks/results/zoo-virtual.json; exit $$found
 
 compat: $(VENV)/.ready-test
-	$(PIP) install --quiet --constraint constraints.txt parameterized datasets evaluate
+	$(PIP) install --quiet --constraint constraints.txt parameterized datasets evaluate timeout-decorator
 	$(BIN)/python -m tests.compat.peers.accelerate
 	$(BIN)/python -m tests.compat.peers.scripts
+	$(BIN)/python -m tests.compat.peers.peft
+	$(BIN)/python -m tests.compat.peers.transformers
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
